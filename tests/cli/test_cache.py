@@ -85,4 +85,4 @@ def test_the_folder_may_come_from_the_environment(
 
 def test_a_folder_that_is_no_cache_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "rm", "--all") == 1
-    assert "is no cache" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "is not a cache" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -36,7 +36,7 @@ def test_the_first_call_compiles_and_the_second_finds_everything_warm(tmp_path: 
     folder = tmp_path / "kernels"
     first = heliograph(folder, "warmup")
     assert first.returncode == 0 and first.stderr == ""
-    assert "functions compiled in" in first.stdout and f"lie in {folder}" in first.stdout
+    assert "functions compiled in" in first.stdout and f"are in {folder}" in first.stdout
     second = heliograph(folder, "warmup")
     assert second.returncode == 0 and second.stdout.startswith("all kernels are warm, loaded in ")
     found = json.loads(heliograph(folder, "warmup", "--json").stdout)

@@ -27,7 +27,7 @@ def test_a_signal_ends_a_daemon_that_compiles_its_kernels(tmp_path: Path, number
             assert any("compiling" in line for line in daemon.stderr)
             daemon.send_signal(number)
             assert daemon.wait(SECONDS) == 0
-            assert "before the devices were ready" in daemon.stderr.read()
+            assert "before the devices are ready" in daemon.stderr.read()
             assert daemon.stdout.read() == ""
         finally:
             daemon.kill()

@@ -215,7 +215,7 @@ def test_more_members_than_nodes_place_none_and_leave_nothing(pool: RayCluster) 
     done = pool.cli("up", "--name", "large", "--members", "9", "--timeout", "2", "--port", "0")
     assert done.returncode == 1
     assert "needs 9 nodes" in done.stderr and "0 members are placed" in done.stderr
-    assert "fewer --members" in done.stderr
+    assert "reduce --members" in done.stderr
     assert "no pool 'large'" in pool.cli("status", "--name", "large").stderr
 
 

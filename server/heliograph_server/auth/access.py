@@ -1,4 +1,5 @@
-"""What a daemon knows of those who may connect, from its start to its end."""
+"""Access to a daemon, from its start to its end: tokens, certificates, quotas and the
+interceptor."""
 
 from __future__ import annotations
 
@@ -33,74 +34,76 @@ from heliograph_server.runtime.host import Host
 
 logger = logging.getLogger(__name__)
 
-#: Sessions of tokens that were taken back or have expired end within twice this time.
+#: Sessions of revoked and expired tokens end within twice this time.
 SWEEP_SECONDS = 1.0
 FIRST_NAME = "first"
 
 
 class Access:
-    """Tokens, certificates and the gate, as a configuration says."""
+    """Tokens, certificates and the interceptor of a configuration."""
 
     def __init__(self, config: ServerConfig) -> None:
-        """Reads the files; makes a file of tokens that is not there. Raises ConfigurationError. On the event
-        loop of the server."""
+        """Read the files, and create a missing file of tokens. Raises ConfigurationError.
+
+        Called on the event loop of the server.
+        """
         check_together(config)
-        #: The token that was made here, to be shown once; empty if none was.
+        #: The token that was created here, to be printed once; empty if there is none.
         self.first_token = ""
         self._was_shown = False
         if config.tokens and not Path(config.tokens).exists():
             self.first_token = _make_first(Path(config.tokens))
         self.tokens = TokenFile(config.tokens) if config.tokens else None
         if config.tokens and may_be_read_by_all(config.tokens):
-            logger.warning("%s may be read by everybody; it has hashes alone, and names", config.tokens)
+            logger.warning("%s is readable by all users; it holds names and hashes only", config.tokens)
         self.certificates = _certificates(config)
         asks = self.tokens is not None or bool(config.tls_client_ca)
         self.gate = AuthInterceptor(self.tokens, config.quota) if asks else None
         self._quota = config.quota
-        #: Of tokens, by their hash, as they were told last.
+        #: The quotas of tokens by hash, as the host has them.
         self._quotas: dict[str, Quota] = {}
         self._sweeper: asyncio.Task[None] | None = None
         _warn(config)
 
     @property
     def interceptors(self) -> Sequence[aio.ServerInterceptor]:
-        """Of the server; none where nobody is asked."""
+        """The server's interceptors; none without authentication."""
         return (self.gate,) if self.gate is not None else ()
 
     def credentials(self, address: Address) -> grpc.ServerCredentials | None:
-        """With what a server listens there; None: in the clear."""
+        """The credentials of the listening port of an address, or None for plain text."""
         if not address.is_tls:
             return None
         assert self.certificates is not None, "the configuration was checked"
         return self.certificates.credentials()
 
     def shown(self, address: Address) -> str:
-        """The URL that is ready to be used; with the first token, if one was made."""
+        """The URL for clients, with the first token if one was created."""
         if not self.first_token:
             return str(address)
         self._was_shown = True
         return f"{address}?token={self.first_token}"
 
     def certificate_expiry(self) -> float | None:
-        """Until when its certificate is good, in seconds since 1970; None: it has none."""
+        """The expiry of the certificate, in seconds since 1970; None without one."""
         return self.certificates.loaded.expires if self.certificates is not None else None
 
     def why_not(self, principal: Principal) -> HeliographError | None:
-        """Why somebody who was let in once is not any more: for calls that go on for long."""
+        """The reason why a principal has lost its access, or None; for long calls."""
         return self.tokens.why_not(principal) if self.tokens is not None else None
 
     def use_quota(self, quota: Quota, host: Host | None) -> None:
-        """From now on tenants have this, unless their tokens say otherwise."""
+        """Set the quota of tenants whose tokens have none of their own."""
         self._quota = quota
         if self.gate is not None:
             self.gate.quota = quota
         if host is not None:
-            self._tell_quotas(host)
+            self._update_quotas(host)
 
-    def _tell_quotas(self, host: Host) -> None:
-        """What changed of what tenants may have; of one that has several tokens, the last one counts."""
+    def _update_quotas(self, host: Host) -> None:
+        """Pass changed quotas to the host. If a tenant has several tokens, the last one counts."""
         if self.tokens is None:
-            # Everybody, or those who were known by their certificates.
+            # The empty tenant of all callers, or the tenants of certificates.
             for tenant in {"", *(one.tenant for one in host.tenants())}:
                 host.set_quota(tenant, self._quota)
             return
@@ -111,25 +114,27 @@ class Access:
                 host.set_quota(one.tenant, quota)
 
     def watch(self, host: Host) -> None:
-        """From now on sessions end with their tokens."""
+        """Start to end sessions whose tokens are revoked or expire."""
         if self.tokens is not None:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep(host, self.tokens))
 
     async def _sweep(self, host: Host, tokens: TokenFile) -> None:
-        # Of the last look: a file may be written in several steps, and no session is to end by the first.
+        # Principals of the last check: a file may be written in several steps, and a session must
+        # not end at the first.
         doubted: set[str] = set()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 tokens.refresh(in_doubt=True)
-                self._tell_quotas(host)
+                self._update_quotas(host)
                 before, doubted = doubted, set()
                 host.end_sessions(partial(_why_ended, tokens, before, doubted))
             except Exception:
-                logger.exception("sessions of tokens that are not in force could not be ended")
+                logger.exception("cannot end the sessions of invalid tokens")
 
     async def close(self) -> None:
-        """Idempotent."""
+        """End the checks, and remove a token file whose first token was never printed.
+        Idempotent."""
         sweeper, self._sweeper = self._sweeper, None
         if sweeper is not None:
             sweeper.cancel()
@@ -142,7 +147,7 @@ class Access:
 def _why_ended(
     tokens: TokenFile, before: set[str], doubted: set[str], principal: Principal
 ) -> HeliographError | None:
-    """Why sessions of a principal end; not before this look and the one `before` it agree."""
+    """The reason to end the sessions of a principal, once this check and the one before agree."""
     if (error := tokens.why_not(principal)) is None:
         return None
     doubted.add(principal.key)
@@ -153,27 +158,28 @@ def _make_first(path: Path) -> str:
     made = new_token()
     rights = frozenset((Right.USE, Right.ADMIN))
     add_token(path, Token(FIRST_NAME, hash_of(made), rights=rights))
-    logger.info("%s was made, with a first token", path)
+    logger.info("created %s with a first token", path)
     return made
 
 
 def _forget_first(path: Path, made: str) -> None:
-    """A first token that nobody was shown would keep the next start from making another."""
+    """Remove a file with only a first token that was never printed; it would keep the next start
+    from creating another."""
     with suppress(HeliographError, OSError):
         if [one.hash for one in read_tokens(str(path))] == [hash_of(made)]:
             path.unlink()
-            logger.info("%s was taken away again: nobody was shown its token", path)
+            logger.info("removed %s: its token was never printed", path)
 
 
 def _certificates(config: ServerConfig) -> ServerCertificates | None:
     if not any(one.is_tls for one in config.addresses):
         return None
     files = CertificateFiles(config.tls_certificate, config.tls_key, config.tls_client_ca)
-    return ServerCertificates(files, partial(_say, asyncio.get_running_loop()))
+    return ServerCertificates(files, partial(_log, asyncio.get_running_loop()))
 
 
-def _say(loop: asyncio.AbstractEventLoop, level: int, text: str) -> None:
-    """Writes to the log on the loop's thread: gRPC's, which ask for certificates, are none of Python's."""
+def _log(loop: asyncio.AbstractEventLoop, level: int, text: str) -> None:
+    """Log on the loop's thread: gRPC requests certificates on threads that Python did not start."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(logger.log, level, "%s", text)
 
@@ -182,6 +188,6 @@ def _warn(config: ServerConfig) -> None:
     for address in config.addresses:
         if not address.is_loopback and not address.is_tls and config.tokens:
             logger.warning(
-                "tokens come to %s in the clear, where others may read them; grpcs:// is encrypted",
+                "tokens are sent to %s in plain text, and can be intercepted; use grpcs://",
                 address,
             )

@@ -1,7 +1,8 @@
-"""The certificate that a daemon shows, and whose certificates it takes: from files, read when they change.
+"""The certificate of a daemon and the authorities of its clients, from files that are read when
+they change.
 
-Connections live on with the certificate that they began with; new ones see the new one. What cannot be used
-then changes nothing, and is a line in the log.
+Connections keep the certificate that they started with; new ones use the new one. An unusable new
+certificate is logged, and the old one stays in use.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from heliograph_proto.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-#: Warned of when less is left.
+#: The remaining time below which a warning is logged.
 SOON_SECONDS = 14 * 86_400.0
-#: By OpenSSL's numbers (X509_V_ERR_...).
+#: Causes and advice by OpenSSL's numbers (X509_V_ERR_...).
 _UNUSABLE = {
-    9: ("is not valid yet", "is this host's clock right? else wait, or have it made anew"),
+    9: ("is not valid yet", "check this host's clock, wait, or issue a new one"),
     10: ("has expired", "renew it"),
-    26: ("is not one for servers", "have it made with the purpose serverAuth"),
+    26: ("is not a server certificate", "issue one with the purpose serverAuth"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """PEM files: a certificate with those that vouch for it behind it, its key, and authorities of clients
-    (empty: clients are asked for none)."""
+    """PEM files: a certificate followed by its chain, its key, and the authorities of clients
+    (empty: client certificates are not required)."""
 
     certificate: str
     key: str
@@ -43,7 +44,7 @@ class CertificateFiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCertificate:
-    """What was in the files, and until when it is good, in seconds since 1970."""
+    """The content of the files, and the expiry in seconds since 1970."""
 
     certificate: bytes
     key: bytes
@@ -51,17 +52,17 @@ class LoadedCertificate:
     expires: float
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """As gRPC takes it."""
+        """The configuration for gRPC."""
         pairs = [(self.key, self.certificate)]
         return grpc.ssl_server_certificate_configuration(pairs, root_certificates=self.client_ca)
 
 
 def load(files: CertificateFiles) -> LoadedCertificate:
-    """Reads and checks. Raises ConfigurationError, which names the file and what is wrong with it."""
+    """Read and check the files. Raises ConfigurationError with the file and the problem."""
     certificate = _read(files.certificate, "tls_certificate")
     key = _read(files.key, "tls_key")
     client_ca = _read(files.client_ca, "tls_client_ca") if files.client_ca else None
-    expires = _good_until(files)
+    expires = _expiry(files)
     if files.client_ca:
         _check_authorities(files.client_ca)
     return LoadedCertificate(certificate, key, client_ca, expires)
@@ -81,28 +82,32 @@ def _check_authorities(path: str) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except (ssl.SSLError, OSError):
         raise ConfigurationError(
-            f"tls_client_ca {path} has no certificate that can be read", advice="it names a PEM file"
+            f"tls_client_ca {path} has no readable certificate", advice="tls_client_ca names a PEM file"
         ) from None
 
 
-def _good_until(files: CertificateFiles) -> float:
-    """Raises ConfigurationError for a certificate or a key that no client would take."""
-    shown = _showing(files)
+def _expiry(files: CertificateFiles) -> float:
+    """Return the expiry. Raises ConfigurationError for a certificate or key that clients would
+    reject."""
+    context = _server_context(files)
     try:
-        found = _seen_by_a_client(shown, files.certificate)
+        found = _seen_by_client(context, files.certificate)
     except ssl.SSLCertVerificationError as error:
-        raise _unusable(error, files.certificate) from None
+        why, advice = _UNUSABLE.get(
+            error.verify_code, (f"is not accepted: {error.verify_message}", "issue a new one")
+        )
+        raise ConfigurationError(f"tls_certificate {files.certificate} {why}", advice=advice) from None
     except ssl.SSLError as error:
-        why = f"tls_certificate {files.certificate} cannot be shown: {error.reason or error}"
-        raise ConfigurationError(why, advice="have it made anew, with a key of RSA or ECDSA") from None
+        why = f"tls_certificate {files.certificate} cannot be used: {error.reason or error}"
+        raise ConfigurationError(why, advice="issue a new one, with an RSA or ECDSA key") from None
     return float(ssl.cert_time_to_seconds(str(found["notAfter"])))
 
 
-def _showing(files: CertificateFiles) -> ssl.SSLContext:
-    """What shows the certificate. Raises ConfigurationError."""
-    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def _server_context(files: CertificateFiles) -> ssl.SSLContext:
+    """A context with the certificate and its key. Raises ConfigurationError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        shown.load_cert_chain(files.certificate, files.key, password=_no_password)
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
     except _PasswordError:
         raise ConfigurationError(
             f"tls_key {files.key} is encrypted", advice="write it without a password, and chmod 600 it"
@@ -111,20 +116,20 @@ def _showing(files: CertificateFiles) -> ssl.SSLContext:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigurationError(
                 f"tls_key {files.key} is not the key of tls_certificate {files.certificate}",
-                advice="name the two that were made together; the certificate itself comes first in its file",
+                advice="give a matching pair; the certificate itself comes first in its file",
             ) from None
         setting, path = (
             ("tls_key", files.key) if _has_certificate(files) else ("tls_certificate", files.certificate)
         )
         what = "private key" if setting == "tls_key" else "certificate"
         raise ConfigurationError(
-            f"{setting} {path} has no {what} that can be read", advice=f"{setting} names a PEM file"
+            f"{setting} {path} has no readable {what}", advice=f"{setting} names a PEM file"
         ) from None
-    return shown
+    return context
 
 
 class _PasswordError(Exception):
-    """Somebody asks for the password of a key."""
+    """A key is encrypted."""
 
 
 def _no_password() -> str:
@@ -139,17 +144,19 @@ def _has_certificate(files: CertificateFiles) -> bool:
     return True
 
 
-def _seen_by_a_client(shown: ssl.SSLContext, certificate: str) -> dict[str, Any]:
-    """The certificate as a client finds it that trusts it, by a handshake in memory: Python reads none
-    otherwise. Raises ssl.SSLError."""
-    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    asking.check_hostname = False
-    # The certificate itself is trusted, so that what is wrong with it alone shows.
-    asking.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    asking.load_verify_locations(certificate)
+def _seen_by_client(context: ssl.SSLContext, certificate: str) -> dict[str, Any]:
+    """Return the certificate as a client that trusts it sees it, by a handshake in memory.
+
+    Python has no other way to read a certificate. Raises ssl.SSLError.
+    """
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    # The certificate itself is trusted, so that only its own problems show.
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trusting.load_verify_locations(certificate)
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = asking.wrap_bio(down, up)
-    server = shown.wrap_bio(up, down, server_side=True)
+    client = trusting.wrap_bio(down, up)
+    server = context.wrap_bio(up, down, server_side=True)
     for _ in range(4):
         for one in (client, server):
             try:
@@ -159,25 +166,18 @@ def _seen_by_a_client(shown: ssl.SSLContext, certificate: str) -> dict[str, Any]
     return dict(client.getpeercert() or {})
 
 
-def _unusable(error: ssl.SSLCertVerificationError, path: str) -> ConfigurationError:
-    why, advice = _UNUSABLE.get(
-        error.verify_code, (f"is not accepted: {error.verify_message}", "have it made anew")
-    )
-    return ConfigurationError(f"tls_certificate {path} {why}", advice=advice)
-
-
 class ServerCertificates:
-    """What a daemon shows to those who connect. gRPC's threads ask it for each connection."""
+    """The current certificate of a daemon. gRPC's threads request it for each connection."""
 
-    def __init__(self, files: CertificateFiles, say: Callable[[int, str], None] = logger.log) -> None:
-        """Raises ConfigurationError. `say` writes a line to the log, from gRPC's threads too."""
-        self._files, self._say = files, say
+    def __init__(self, files: CertificateFiles, log: Callable[[int, str], None] = logger.log) -> None:
+        """Load the files. `log` is called on gRPC's threads too. Raises ConfigurationError."""
+        self._files, self._log = files, log
         self._seen = self._signature()
         self.loaded = load(files)
         self._warn()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a server's port."""
+        """The credentials of a server's port."""
         return grpc.dynamic_ssl_server_credentials(
             self.loaded.configuration(),
             self._changed,  # type: ignore[arg-type]
@@ -189,15 +189,16 @@ class ServerCertificates:
         return tuple(_signature(path) if path else None for path in paths)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """What gRPC is to show from now on; None: what it has. Never raises."""
+        """Return a new configuration for gRPC, or None if nothing changed. Never raises."""
         try:
             return self.refresh()
         except Exception as error:
-            self._say(logging.ERROR, f"the certificate that was in force stays so: {error!r}")
+            self._log(logging.ERROR, f"the certificate in use stays in use: {error!r}")
             return None
 
     def refresh(self) -> grpc.ServerCertificateConfiguration | None:
-        """Reads the files again if they have changed; None if not, or if they cannot be used."""
+        """Read the files again if they have changed. Returns None if not, or if they are
+        unusable."""
         seen = self._signature()
         if seen == self._seen:
             return None
@@ -205,9 +206,9 @@ class ServerCertificates:
         try:
             self.loaded = load(self._files)
         except ConfigurationError as error:
-            self._say(logging.ERROR, f"the certificate that was in force stays so: {error.in_a_line()}")
+            self._log(logging.ERROR, f"the certificate in use stays in use: {error.in_a_line()}")
             return None
-        self._say(logging.INFO, f"{self._files.certificate} was read again")
+        self._log(logging.INFO, f"reloaded {self._files.certificate}")
         self._warn()
         return self.loaded.configuration()
 
@@ -215,7 +216,7 @@ class ServerCertificates:
         until = datetime.fromtimestamp(self.loaded.expires, UTC)
         if (until - datetime.now(UTC)).total_seconds() < SOON_SECONDS:
             name = self._files.certificate
-            self._say(logging.WARNING, f"tls_certificate {name} expires at {until.isoformat()}")
+            self._log(logging.WARNING, f"tls_certificate {name} expires at {until.isoformat()}")
 
 
 def _signature(path: str) -> tuple[int, int, int] | None:

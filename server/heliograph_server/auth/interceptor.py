@@ -1,7 +1,7 @@
-"""The gate: one check, of every call of every service, before anything of it is read.
+"""The check of every call of every service, before its messages are read.
 
-Who shows a token is known by it; else, where clients show certificates, by the name in its certificate. A
-method needs a right (`rights`). Health alone is answered to anybody.
+A token identifies the caller; without a file of tokens, the name in its certificate does. Every
+method needs a right (`NEEDED`); only health checks need none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from heliograph_proto.sessions import Quota
 from heliograph_server.auth.tokens import TokenFile
 from heliograph_server.resources.principals import Principal, Right, called_by
 
-#: Answers anybody, as orchestrators and load balancers ask without knowing a secret.
+#: Methods that need no right, as orchestrators and load balancers have no credentials.
 OPEN_PREFIX = "/grpc.health.v1.Health/"
 _REFLECTION = "ServerReflection/ServerReflectionInfo"
 
@@ -48,15 +48,15 @@ _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
         "CommandService": ("Execute",),
         "ModelService": ("ListModels", "DescribeModel"),
     },
-    # Values go under capabilities that are good once. That alone would do for their bytes; but whoever may
-    # call has this daemon hold, send and measure things, so that it must be of the pool.
+    # A capability that is valid once protects each value. But callers of these methods make the
+    # daemon hold, send and measure values, so they must belong to the pool.
     Right.POOL: {"PeerService": ("Exchange", "Pull", "Push", "Echo", "Probe")},
     Right.ADMIN: {
         "AdminService": ("ListSessions", "EndSession", "Drain", "UndoDrain", "SetLogLevel", "Watch"),
     },
 }
 
-#: By the method's path, as gRPC writes it.
+#: The right of each method, by its path in gRPC.
 NEEDED: dict[str, Right] = {
     f"/heliograph.v1.{service}/{method}": right
     for right, services in _NEEDED.items()
@@ -65,39 +65,33 @@ NEEDED: dict[str, Right] = {
 } | {f"/grpc.reflection.{version}.{_REFLECTION}": Right.USE for version in ("v1alpha", "v1")}
 
 
-def right_for(method: str) -> Right | None:
-    """The right that a method needs; None for one that is in no table."""
-    return NEEDED.get(method)
-
-
 logger = logging.getLogger(__name__)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], "Awaitable[Handler | None]"]
 
-#: What whoever is known by a certificate alone may do.
+#: The rights of a caller that is identified by its certificate only.
 CERTIFICATE_RIGHTS = frozenset((Right.USE, Right.POOL))
-#: At most one line in the log in so much time, however many are refused.
+#: The least time between two log lines about refused calls.
 REFUSALS_SECONDS = 10.0
-_SHOW = (
-    "show a token: hg.connect(url, token=...), $HELIOGRAPH_TOKEN, or the URL that heliograph serve printed"
-)
+_SHOW = "pass a token: hg.connect(url, token=...), $HELIOGRAPH_TOKEN, or the URL that heliograph serve prints"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class AuthInterceptor(aio.ServerInterceptor):
-    """Lets calls pass, as somebody's. `tokens`: None where certificates alone say who asks."""
+    """Identifies the caller of each call and checks its right. `tokens`: None if only certificates
+    identify callers."""
 
     def __init__(self, tokens: TokenFile | None, quota: Quota) -> None:
         self._tokens, self.quota = tokens, quota
-        #: How many calls were refused.
+        #: The number of refused calls.
         self.refused = 0
-        self._told = float("-inf")
+        self._logged_at = float("-inf")
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
-        """What answers a call: its handler, or a refusal."""
+        """Return the handler of a call, or one that refuses it."""
         method = handler_call_details.method
         if method.startswith(OPEN_PREFIX):
             return await continuation(handler_call_details)
@@ -113,59 +107,62 @@ class AuthInterceptor(aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
     def admit(self, principal: Principal, method: str) -> None:
-        """A call of this task's is somebody's. Raises PermissionDeniedError for one that may not make it."""
-        needed = right_for(method)
+        """Set the principal of a call of this task. Raises PermissionDeniedError if it lacks the
+        right."""
+        needed = NEEDED.get(method)
         if needed is None or not principal.may(needed):
             raise PermissionDeniedError(
                 f"{principal.shown!r} may not call {method.rpartition('/')[2]}",
-                advice=f"it takes the right {needed.value!r}, which the server's operator gives"
+                advice=f"it needs the right {needed.value!r}; the server's operator grants it"
                 if needed
-                else "nobody may call it",
+                else "no right allows it",
             )
         called_by(principal)
 
     def admit_certificate(self, context: aio.ServicerContext[Any, Any], method: str) -> None:
-        """As `admit`, for whoever shows a certificate. Raises UnauthenticatedError where none was shown."""
+        """Like `admit`, for a caller with a certificate. Raises UnauthenticatedError without
+        one."""
         self.admit(principal_of(context.auth_context(), self.quota), method)
 
     def count(self, error: HeliographError) -> None:
-        """A call was refused."""
+        """Count and log a refused call."""
         self.refused += 1
         now = time.monotonic()
-        if now - self._told > REFUSALS_SECONDS:
-            self._told = now
+        if now - self._logged_at > REFUSALS_SECONDS:
+            self._logged_at = now
             logger.warning("%d calls were refused so far; the last one: %s", self.refused, error.message)
 
 
 def token_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The token that goes with a call. Raises UnauthenticatedError, which does not repeat it."""
+    """Return the token of a call. Raises UnauthenticatedError, which does not repeat it."""
     found = [value for key, value in metadata or () if key == TOKEN_KEY]
     if not found:
-        raise UnauthenticatedError("the server asks for a token, and none was shown", advice=_SHOW)
-    shown = found[0]
-    if len(found) > 1 or not isinstance(shown, str) or shown[: len(BEARER)].lower() != BEARER.lower():
+        raise UnauthenticatedError("the server requires a token, and none was given", advice=_SHOW)
+    value = found[0]
+    if len(found) > 1 or not isinstance(value, str) or value[: len(BEARER)].lower() != BEARER.lower():
         raise UnauthenticatedError(
-            "what was shown is not one token", advice="one header: authorization: Bearer TOKEN"
+            "the call does not have exactly one token", advice="one header: authorization: Bearer TOKEN"
         )
-    token = shown[len(BEARER) :].strip()
+    token = value[len(BEARER) :].strip()
     if not 0 < len(token) <= MAX_TOKEN:
-        raise UnauthenticatedError("what was shown is no token", advice=_SHOW)
+        raise UnauthenticatedError("the token is malformed", advice=_SHOW)
     return token
 
 
 def principal_of(found: Mapping[str, Iterable[bytes]], quota: Quota) -> Principal:
-    """Who shows a certificate, by what gRPC says of a connection. Raises UnauthenticatedError."""
+    """Return the principal of a client certificate in gRPC's auth context. Raises
+    UnauthenticatedError."""
     names = [one.decode("utf-8", "replace") for one in found.get("x509_common_name", ())]
     if len(names) != 1 or not names[0].strip() or not names[0].isprintable():
         raise UnauthenticatedError(
-            "the server asks for a certificate with a name, and none was shown",
+            "the server requires a certificate with a common name, and none was given",
             advice="connect with grpcs://, certificate=FILE and key=FILE",
         )
     return Principal(names[0], CERTIFICATE_RIGHTS, quota, names[0])
 
 
 def refusing(error: HeliographError) -> Handler:
-    """Refuses a call of any kind at once: it needs none of its messages for that."""
+    """A handler that refuses a call of any kind at once, before its messages are read."""
 
     async def refuse(_requests: object, context: aio.ServicerContext[Any, Any]) -> None:
         await _abort(error, context)
@@ -178,7 +175,7 @@ async def _abort(error: HeliographError, context: aio.ServicerContext[Any, Any])
 
 
 def by_certificate(handler: Handler, method: str, gate: AuthInterceptor) -> Handler:
-    """The handler behind a check that needs the connection, of the same kind."""
+    """A handler of the same kind that first checks the certificate of the connection."""
 
     async def check(context: aio.ServicerContext[Any, Any]) -> None:
         try:
@@ -187,10 +184,10 @@ def by_certificate(handler: Handler, method: str, gate: AuthInterceptor) -> Hand
             gate.count(error)
             await _abort(error, context)
 
-    return _remade(handler, check)
+    return _checking(handler, check)
 
 
-def _remade(handler: Any, check: Callable[[Any], Awaitable[None]]) -> Handler:
+def _checking(handler: Any, check: Callable[[Any], Awaitable[None]]) -> Handler:
     kinds = {
         (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
         (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),

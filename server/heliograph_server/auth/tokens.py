@@ -1,4 +1,4 @@
-"""The file of tokens: who may connect, as which tenant, with which rights.
+"""The file of tokens: the clients that may connect, with their tenants and rights.
 
     [[token]]
     name = "alice-laptop"
@@ -10,8 +10,8 @@
     [token.quota]
     device_memory_bytes = "2GiB"
 
-A token is 256 random bits. The file has its hash alone: who reads it cannot connect by it. It is read again
-when it changes; one that is broken then changes nothing, and is a line in the log.
+A token is 256 random bits. The file has only its hash, which does not let a reader connect. The
+file is read again when it changes; a broken one is logged, and the tokens before it stay valid.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from heliograph_server.resources.principals import Principal, Right
 
 logger = logging.getLogger(__name__)
 
-#: What a token begins with, so that people and scanners for secrets know one.
+#: The prefix of a token, by which people and secret scanners recognize it.
 PREFIX = "hgt_"
 TOKEN_BYTES = 32
 SCHEME = "sha256:"
@@ -48,10 +48,12 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 MAX_NAME = 100
 #: The longest file: some 30,000 tokens.
 MAX_BYTES = 8 * 2**20
-#: What a file begins with.
-HEADING = "# Who may connect. It has hashes of tokens, not tokens: heliograph token new|ls|rm --file FILE\n\n"
+#: The first lines of a file.
+HEADING = (
+    "# Clients that may connect, with hashes of their tokens: heliograph token new|ls|rm --file FILE\n\n"
+)
 _KEYS = ("name", "hash", "tenant", "rights", "expires", "quota")
-_ADVICE = "make tokens with: heliograph token new --file FILE"
+_ADVICE = "create tokens with: heliograph token new --file FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,68 +64,70 @@ class Token:
     hash: str = field(repr=False)
     tenant: str = "default"
     rights: frozenset[Right] = frozenset((Right.USE,))
-    #: When it ends to be good, in seconds since 1970; None: never.
+    #: The expiry, in seconds since 1970; None: never.
     expires: float | None = None
-    #: What it says otherwise than the daemon's quota, by field.
+    #: The fields of the quota that differ from the daemon's.
     quota: Mapping[str, float] = field(default_factory=dict)
 
     def is_expired(self, now: float) -> bool:
-        """Whether it was good once."""
+        """True if the token has expired."""
         return self.expires is not None and self.expires <= now
 
     def principal(self, quota: Quota) -> Principal:
-        """Whoever shows it."""
+        """The principal that the token identifies."""
         changed: dict[str, Any] = dict(self.quota)
         return Principal(self.tenant, self.rights, replace(quota, **changed), self.name, self.hash)
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """Return a random token."""
     return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def hash_of(token: str) -> str:
-    """What of a token is kept."""
+    """The hash of a token, which the file keeps."""
     return SCHEME + hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
-    """The entries of a file's text. Raises ConfigurationError, which repeats no hash."""
+    """Parse the text of a file. Raises ConfigurationError, which repeats no hash."""
     try:
         return _entries(text, where)
     except (RecursionError, OverflowError, ValueError):
-        # Of what is nested too deeply, and of numbers that are too long to be made or to be shown.
-        raise ConfigurationError(f"{where} has what no file of tokens has", advice=_ADVICE) from None
+        # From deep nesting, and from numbers that are too long to convert or to print.
+        raise ConfigurationError(f"{where} is not a file of tokens", advice=_ADVICE) from None
 
 
 def _entries(text: str, where: str) -> tuple[Token, ...]:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{where} is no TOML: {error}", advice=_ADVICE) from None
+        raise ConfigurationError(f"{where} is not TOML: {error}", advice=_ADVICE) from None
     entries = table.pop("token", [])
     if table or not isinstance(entries, list):
         raise ConfigurationError(
-            f"{where} has something else than tokens: {', '.join(table) or 'token'}",
-            advice="each is a table: [[token]]",
+            f"{where} has entries that are not tokens: {', '.join(table) or 'token'}",
+            advice="write each token as a table: [[token]]",
         )
     found = tuple(_parsed(one, f"{where}: token {number}") for number, one in enumerate(entries, 1))
     for what, values in (("name", [one.name for one in found]), ("hash", [one.hash for one in found])):
         if len(set(values)) != len(values):
-            raise ConfigurationError(f"{where}: two tokens have one {what}", advice="take one of them out")
+            raise ConfigurationError(f"{where}: two tokens have the same {what}", advice="remove one of them")
     return found
 
 
 def _parsed(entry: Any, where: str) -> Token:
     if not isinstance(entry, dict):
-        raise ConfigurationError(f"{where} is no table", advice="write each as [[token]]")
+        raise ConfigurationError(f"{where} is not a table", advice="write each as [[token]]")
     if unknown := sorted(set(entry) - set(_KEYS)):
-        raise ConfigurationError(f"{where} has {unknown[0]!r}", advice=f"there are: {', '.join(_KEYS)}")
+        raise ConfigurationError(
+            f"{where} has the unknown key {unknown[0]!r}", advice=f"known: {', '.join(_KEYS)}"
+        )
     name = check_name(entry.get("name"), f"{where}: its name")
     where = f"{where} ({name})"
     hashed = entry.get("hash")
     if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
-        raise ConfigurationError(f"{where}: its hash is none", advice='such as "sha256:" and 64 hex digits')
+        raise ConfigurationError(f"{where}: its hash is malformed", advice='give "sha256:" and 64 hex digits')
     return Token(
         name,
         hashed,
@@ -135,17 +139,17 @@ def _parsed(entry: Any, where: str) -> Token:
 
 
 def check_name(name: Any, what: str) -> str:
-    """A name that may stand in logs and metrics. Raises ConfigurationError."""
+    """Check a name for use in logs and metrics. Raises ConfigurationError."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
-        raise ConfigurationError(f"{what} is none", advice=f"a text of 1 to {MAX_NAME} characters")
+        raise ConfigurationError(f"{what} is not valid", advice=f"give 1 to {MAX_NAME} printable characters")
     return name
 
 
 def parse_rights(names: Any, where: str) -> frozenset[Right]:
-    """Rights by their names. Raises ConfigurationError."""
+    """Parse the names of rights. Raises ConfigurationError."""
     known = [one.value for one in Right]
     if not isinstance(names, list | tuple) or not names or any(one not in known for one in names):
-        raise ConfigurationError(f"{where}: its rights are {names!r:.100}", advice=f"some of {known}")
+        raise ConfigurationError(f"{where}: its rights are {names!r:.100}", advice=f"give some of {known}")
     return frozenset(map(Right, names))
 
 
@@ -158,29 +162,29 @@ def _moment(found: Any, where: str) -> float | None:
         case date():
             return datetime(found.year, found.month, found.day, tzinfo=UTC).timestamp()
     raise ConfigurationError(
-        f"{where}: it expires {found!r:.40}", advice="a date and time: 2027-01-01T00:00:00Z"
+        f"{where}: it expires {found!r:.40}", advice="give a date and time: 2027-01-01T00:00:00Z"
     )
 
 
 def _quota(table: Any, where: str) -> dict[str, float]:
     if not isinstance(table, dict):
-        raise ConfigurationError(f"{where}: its quota is no table", advice="write [token.quota]")
+        raise ConfigurationError(f"{where}: its quota is not a table", advice="write [token.quota]")
     known = {one.name: one for one in entries(Quota)}
     found: dict[str, float] = {}
     for key, value in table.items():
         if key not in known:
             raise ConfigurationError(
-                f"{where}: no quota {key!r}", advice=f"there are: {', '.join(sorted(known))}"
+                f"{where}: unknown quota {key!r}", advice=f"known: {', '.join(sorted(known))}"
             )
         found[key] = checked(known[key], value, f"{where}: quota {key}")
     return found
 
 
 class TokenFile:
-    """The tokens that are in force: those that the file had when it could last be read. Of one thread."""
+    """The valid tokens: those of the file when it was last readable. Used by one thread."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigurationError."""
+        """Read the file. Raises ConfigurationError."""
         self.path = path
         self._seen = _signature(path)
         self._text = read_text(path)
@@ -191,8 +195,8 @@ class TokenFile:
         return f"<TokenFile {self.path}: {len(self._tokens)} tokens>"
 
     def refresh(self, *, in_doubt: bool = False) -> None:
-        """Reads the file again if it has changed, or if it may have `in_doubt`: what a file is changed to
-        twice in a moment may look the same from outside. What is wrong with it is a line in the log."""
+        """Read the file again if its metadata has changed, or in any case if `in_doubt`: two
+        changes in quick succession may leave the metadata the same. A problem is logged."""
         seen = _signature(self.path)
         if seen == self._seen and not in_doubt:
             return
@@ -203,18 +207,18 @@ class TokenFile:
                 return
             self._tokens, self._text = parse_tokens(text, self.path), text
         except ConfigurationError as error:
-            # Not the error itself, whose traceback would keep the call that found it.
+            # The text, as the error's traceback would keep the call alive.
             before, self._problem = self._problem, error.in_a_line()
             if before != self._problem:
-                logger.error("the tokens that were in force stay so: %s", self._problem)
+                logger.error("the previous tokens stay valid: %s", self._problem)
             return
         self._problem = ""
-        logger.info("%s was read again: %d tokens", self.path, len(self._tokens))
+        logger.info("reloaded %s: %d tokens", self.path, len(self._tokens))
 
-    def find(self, shown: str) -> Token | None:
-        """The token that somebody shows. Takes as long whichever it is, and whether it is one."""
+    def find(self, secret: str) -> Token | None:
+        """Return the entry of a token, if there is one. The time it takes depends on neither."""
         self.refresh()
-        hashed = hash_of(shown).encode()
+        hashed = hash_of(secret).encode()
         found: Token | None = None
         for one in self._tokens:
             if hmac.compare_digest(one.hash.encode(), hashed):
@@ -223,15 +227,16 @@ class TokenFile:
 
     @property
     def all(self) -> Sequence[Token]:
-        """Those that are in force, and those that have expired."""
+        """All tokens, expired ones too."""
         return self._tokens
 
-    def identify(self, shown: str, quota: Quota) -> Principal:
-        """Who shows a token. Raises UnauthenticatedError."""
-        found = self.find(shown)
+    def identify(self, secret: str, quota: Quota) -> Principal:
+        """Return the principal of a token. Raises UnauthenticatedError."""
+        found = self.find(secret)
         if found is None:
             raise UnauthenticatedError(
-                "the server does not know this token", advice="ask its operator for one: heliograph token new"
+                "the server does not know this token",
+                advice="ask its operator for a new one: heliograph token new",
             )
         if found.is_expired(time.time()):
             raise UnauthenticatedError(
@@ -240,11 +245,12 @@ class TokenFile:
         return found.principal(quota)
 
     def why_not(self, principal: Principal) -> UnauthenticatedError | None:
-        """Why a principal that was identified once is not known any more, if so."""
+        """Return an error if a principal that was identified before has lost its token, else
+        None."""
         now = time.time()
         kept = next((one for one in self._tokens if one.hash == principal.key), None)
         if kept is None or kept.tenant != principal.tenant or not principal.rights <= kept.rights:
-            cause = "was taken back"
+            cause = "was revoked"
         elif kept.is_expired(now):
             cause = "has expired"
         else:
@@ -256,12 +262,13 @@ class TokenFile:
 
 
 def read_tokens(path: str) -> tuple[Token, ...]:
-    """The tokens of a file. Raises ConfigurationError."""
+    """Read the tokens of a file. Raises ConfigurationError."""
     return parse_tokens(read_text(path), path)
 
 
 def read_text(path: str) -> str:
-    """What is in a file of tokens. Raises ConfigurationError, also for one that others may write."""
+    """Read the text of a file of tokens. Raises ConfigurationError, also if other users may write
+    it."""
     try:
         text, mode = _content(path)
     except OSError as error:
@@ -269,26 +276,29 @@ def read_text(path: str) -> str:
             f"cannot read the tokens in {path}: {error.strerror}", advice=_ADVICE
         ) from None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{path} is no text", advice=_ADVICE) from None
+        raise ConfigurationError(f"{path} is not a text file", advice=_ADVICE) from None
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigurationError(
-            f"{path} may be written by others than its owner, who could let anybody in",
+            f"{path} may be written by users other than its owner, who could grant access",
             advice=f"chmod 600 {path}",
         )
     if not text.strip():
-        # One without tokens has the comment that it begins with; this one is being written.
+        # A file without tokens has its heading; an empty one is still being written.
         raise ConfigurationError(f"{path} is empty", advice=_ADVICE)
     return text
 
 
 def _content(path: str) -> tuple[str, int]:
-    """The text of a file, and its mode. Raises ConfigurationError, OSError, UnicodeDecodeError."""
-    # A pipe would keep whoever opens it waiting.
+    """Return the text and the mode of a file. Raises ConfigurationError, OSError,
+    UnicodeDecodeError."""
+    # Without O_NONBLOCK, opening a pipe blocks.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise ConfigurationError(f"cannot read the tokens in {path}: it is no file", advice=_ADVICE)
+            raise ConfigurationError(
+                f"cannot read the tokens in {path}: it is not a regular file", advice=_ADVICE
+            )
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ConfigurationError(f"{path} is longer than {MAX_BYTES:,} bytes", advice=_ADVICE)
@@ -296,12 +306,12 @@ def _content(path: str) -> tuple[str, int]:
 
 
 def may_be_read_by_all(path: str) -> bool:
-    """Whether everybody on the host may read a file."""
+    """True if all users of the host may read a file."""
     return bool(os.stat(path).st_mode & stat.S_IROTH)
 
 
 def _signature(path: str) -> tuple[int, ...]:
-    """What changes when a file does."""
+    """Metadata that changes with the file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -313,18 +323,18 @@ def _signature(path: str) -> tuple[int, ...]:
 
 
 def add_token(path: Path, token: Token) -> None:
-    """Writes a token behind those of a file, which is made if there is none: the owner's alone. Raises
+    """Append a token to a file, which is created with mode 0600 if it is missing. Raises
     ConfigurationError."""
     before = read_text(str(path)) if path.exists() and path.stat().st_size else HEADING
     if any(one.name == token.name for one in parse_tokens(before, str(path))):
         raise ConfigurationError(
-            f"{path} has a token {token.name!r}", advice="choose another name, or take that one out"
+            f"{path} already has a token {token.name!r}", advice="choose another name, or remove that one"
         )
     _replace(path, before.rstrip() + "\n\n" + _written(token))
 
 
 def remove_token(path: Path, name: str) -> None:
-    """Raises ConfigurationError for a name that the file does not have."""
+    """Remove a token from a file. Raises ConfigurationError for an unknown name."""
     kept = read_tokens(str(path))
     if all(one.name != name for one in kept):
         known = ", ".join(one.name for one in kept) or "none"
@@ -333,13 +343,12 @@ def remove_token(path: Path, name: str) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replaces a file at once: whoever reads it has all of it, or what was there before. Its owner stays.
-    Raises ConfigurationError."""
+    """Replace a file atomically, and keep its owner. Raises ConfigurationError."""
     made = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            _as_before(path, descriptor)
+            _copy_owner(path, descriptor)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -349,8 +358,11 @@ def _replace(path: Path, text: str) -> None:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _as_before(path: Path, descriptor: int) -> None:
-    """A new file is whose the one was that it replaces: root may add a token for a daemon of another user."""
+def _copy_owner(path: Path, descriptor: int) -> None:
+    """Give a new file the owner and mode of the one that it replaces.
+
+    So root can add a token for a daemon of another user.
+    """
     with suppress(OSError):
         before = os.stat(path)
         os.fchown(descriptor, before.st_uid, before.st_gid)

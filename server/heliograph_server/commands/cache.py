@@ -1,4 +1,5 @@
-"""`heliograph cache`: what a daemon keeps on disk (`serve --cache`). The daemons may run meanwhile."""
+"""`heliograph cache`: the weights that daemons keep on disk (`serve --cache`). They may be
+running."""
 
 from __future__ import annotations
 
@@ -17,24 +18,27 @@ CACHE_VARIABLE = "HELIOGRAPH_CACHE"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ls, rm and verify."""
+    """Add the actions ls, rm and verify."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("ls", help="list the contents, the most recently used first")
+    listing = actions.add_parser("ls", help="list the contents, most recently used first")
     removing = actions.add_parser("rm", help="remove contents")
-    removing.add_argument("digests", nargs="*", metavar="DIGEST", help="or its beginning, as ls shows it")
-    removing.add_argument("--all", action="store_true", help="remove everything")
-    verifying = actions.add_parser("verify", help="read every content, and remove those that are broken")
+    removing.add_argument("digests", nargs="*", metavar="DIGEST", help="digest or a prefix of it, as in ls")
+    removing.add_argument("--all", action="store_true", help="remove all contents")
+    verifying = actions.add_parser("verify", help="check every content, and remove broken ones")
     for action in (listing, removing, verifying):
         action.add_argument(
             "--cache",
             metavar="DIR",
             default=os.environ.get(CACHE_VARIABLE),
-            help=f"the folder that `heliograph serve --cache` names (default: ${CACHE_VARIABLE})",
+            help=f"folder of `heliograph serve --cache` (default: ${CACHE_VARIABLE})",
         )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """1 if `verify` found something broken. Raises ConfigurationError, InvalidArgumentError."""
+    """Run the action. Returns 1 if `verify` finds a broken content.
+
+    Raises ConfigurationError, InvalidArgumentError.
+    """
     cache = _open(arguments.cache)
     if arguments.action == "ls":
         return _list(cache)
@@ -45,10 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _open(folder: str | None) -> DiskCache:
     if not folder:
-        raise ConfigurationError("no cache is named", advice=f"say --cache DIR, or set ${CACHE_VARIABLE}")
+        raise ConfigurationError("no cache is given", advice=f"give --cache DIR, or set ${CACHE_VARIABLE}")
     if not Path(folder, "blobs").is_dir():
         raise ConfigurationError(
-            f"{folder} is no cache", advice="name the folder that `heliograph serve --cache` names"
+            f"{folder} is not a cache", advice="give the folder of `heliograph serve --cache`"
         )
     return DiskCache(Path(folder), 0)
 
@@ -72,7 +76,7 @@ def _ago(seconds: float) -> str:
 
 def _remove(cache: DiskCache, digests: list[str], everything: bool) -> int:
     if everything == bool(digests):
-        raise InvalidArgumentError("nothing to remove is named", advice="name digests, or say --all alone")
+        raise InvalidArgumentError("nothing to remove is given", advice="give digests, or only --all")
     blobs = cache.blobs()
     chosen = blobs if everything else [_named(blobs, one) for one in digests]
     try:
@@ -84,7 +88,7 @@ def _remove(cache: DiskCache, digests: list[str], everything: bool) -> int:
 
 
 def _named(blobs: list[Blob], beginning: str) -> Blob:
-    """The one content whose digest begins so."""
+    """The only content whose digest has this prefix. Raises InvalidArgumentError."""
     found = [blob for blob in blobs if blob.digest.hex().startswith(beginning.lower())]
     if len(found) != 1 or not beginning:
         what = "no content" if not found else f"{len(found)} contents"
@@ -96,7 +100,7 @@ def _named(blobs: list[Blob], beginning: str) -> Blob:
 
 def _verify(cache: DiskCache) -> int:
     blobs = cache.blobs()
-    # What went meanwhile is not broken.
+    # A content that is gone meanwhile is not broken.
     broken = [blob for blob in blobs if not cache.is_whole(blob.digest) and cache.remove(blob.digest)]
     for blob in broken:
         print(f"{blob.digest.hex()}  broken, and removed")

@@ -1,4 +1,5 @@
-"""`heliograph conformance`: whether a device computes what the op table says, here or over the wire."""
+"""`heliograph conformance`: check the results of a device against the op table, here or over the
+wire."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from string import digits
 from typing import TYPE_CHECKING
 
+from heliograph.cli.common.arguments import add_json_argument
 from heliograph.cli.common.progress import COUNTED, progress_bar
 from heliograph.cli.common.tables import print_table
 from heliograph_proto.errors import ConfigurationError
@@ -27,37 +29,46 @@ REMOTE = re.compile(r"grpcs?://|unix:|(?!(cpu|cuda|fake):)[^:#/=,]+:[0-9]+(#|$)|
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which device, which cases."""
+    """Add --device, --backend, --op, --match, --seed, --quick, --list, --json."""
     parser.add_argument(
         "--device",
         metavar="URL#DEVICE",
         default="cpu",
-        help="grpc://host:port#cpu0 or unix:///path#cpu0, by the name that `heliograph devices` has; in this "
-        "process local:#cpu0 or local:#cpu:threads=2, or just cpu:threads=2 (default: cpu)",
+        help="grpc://host:port#cpu0 or unix:///path#cpu0, as named by `heliograph devices`; or, in this "
+        "process, local:#cpu0, local:#cpu:threads=2 or cpu:threads=2 (default: cpu)",
     )
+    add_backend_argument(parser)
+    parser.add_argument(
+        "--op",
+        metavar="OP",
+        help="run only this op, or this part: graph, device, buffer type, buffer, stream, event, plan, run, "
+        "memory",
+    )
+    parser.add_argument("--match", metavar="TEXT", help="run only cases with this text in their id")
+    parser.add_argument("--seed", metavar="N", type=int, help="seed of the operands (default: a fixed one)")
+    parser.add_argument("--quick", action="store_true", help="run only the first case of each kind")
+    parser.add_argument("--list", action="store_true", help="print the ids of the cases, and run none")
+    add_json_argument(parser)
+
+
+def add_backend_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --backend."""
     parser.add_argument(
         "--backend",
         action="append",
         default=[],
         dest="backends",
         metavar="PLUGIN",
-        help="a module, a FILE.py or a DIRECTORY/ of such that has the device, whose code is run",
+        help="plugin of the device, to load and run: a module, a FILE.py or a DIRECTORY/ of such files; "
+        "repeatable",
     )
-    parser.add_argument(
-        "--op",
-        metavar="OP",
-        help="only this op, or this part: graph, device, buffer type, buffer, stream, event, plan, run, "
-        "memory",
-    )
-    parser.add_argument("--match", metavar="TEXT", help="only cases with this text in their id")
-    parser.add_argument("--seed", metavar="N", type=int, help="of the operands (default: always the same)")
-    parser.add_argument("--quick", action="store_true", help="only the first case of every kind")
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
-    parser.add_argument("--list", action="store_true", help="print the ids of the cases and run none")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the suite; 1 if a case fails. Raises InvalidArgumentError, ConfigurationError, ConnectionError."""
+    """Run the suite. Returns 1 if a case fails.
+
+    Raises InvalidArgumentError, ConfigurationError, ConnectionError.
+    """
     from heliograph_backends.conformance import SEED, run_cases, select
 
     cases = select(op=arguments.op, match=arguments.match, quick=arguments.quick)
@@ -76,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def opened(text: str, backends: Sequence[str] = ()) -> Iterator[Device]:
-    """The device that the command line names. Raises ConfigurationError, ConnectionError, HandleError."""
+    """Open the device of the command line. Raises ConfigurationError, ConnectionError,
+    HandleError."""
     if REMOTE.match(text):
         from heliograph_server.pool import open_device
 
@@ -91,7 +103,10 @@ def opened(text: str, backends: Sequence[str] = ()) -> Iterator[Device]:
 
 
 def _started(text: str, backends: Sequence[str]) -> tuple[Registry, str]:
-    """The backend that a specification names, or the name of one of its devices, such as cpu0; that name."""
+    """Open the backend of a specification, or of the name of one of its devices, such as cpu0.
+
+    Returns that name, too; empty for a specification.
+    """
     from heliograph_backends.registry import open_registry
 
     backend = text.rstrip(digits)
@@ -104,7 +119,7 @@ def _started(text: str, backends: Sequence[str]) -> tuple[Registry, str]:
 
 
 def print_report(report: Report) -> None:
-    """A table of the ops, why some are not supported, what failed, and the sum."""
+    """Print a table of the ops, the reasons of unsupported cases, the failures, and a summary."""
     from heliograph_backends.conformance import CaseOutcome
 
     largest: dict[str, float] = {}
@@ -129,8 +144,7 @@ def _error(error: float) -> str:
 
 @contextmanager
 def case_progress(total: int, console: Console | None = None) -> Iterator[Callable[[Result], None] | None]:
-    """Shows on stderr how many cases have run and failed; gives None where nobody would see it."""
-
+    """Show on stderr how many cases have run and failed. Gives None without a terminal."""
     with progress_bar("conformance", total, console, *COUNTED) as update:
         if update is None:
             yield None

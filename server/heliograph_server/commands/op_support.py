@@ -1,7 +1,8 @@
-"""`heliograph ops --device`: for each op and its data types what a device says and what it computes.
+"""`heliograph ops --device`: the support of each op and its data types by a device, and the check
+of its results.
 
-The nodes are those of the conformance suite. The device is asked about each, through its own contract, and
-then computes them.
+The nodes are those of the conformance suite. The device reports its support of each through its own
+contract, and then computes them.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ if TYPE_CHECKING:
     from heliograph_backends.conformance.harness.case import OpCase
     from heliograph_backends.contract import Device
 
-#: An op, its operands' data types, and the one that an attribute asks for.
+#: An op, the data types of its operands, and the data type of an attribute.
 _Key: TypeAlias = tuple[str, tuple[str, ...], str]
 
-#: What people call the paths.
+#: The op paths by their names for people.
 PATHS = {op_path: "BLAS" if op_path is OpPath.BLAS else op_path.name.lower() for op_path in OpPath}
 
 
 @dataclass
 class Found:
-    """An op with some data types, over all cases of it."""
+    """An op with certain data types, over all its cases."""
 
     op: str
-    #: Of the operands, each type once, in their order; of an op without any that of its result.
+    #: The types of the operands in order, each once; without operands, the type of the result.
     dtypes: tuple[str, ...]
-    #: The data type that an attribute asks for; empty where none does.
+    #: The data type of an attribute; empty without one.
     to: str = ""
-    #: How often it is supported, or not and why.
+    #: The numbers of supported and unsupported cases, and the reason.
     supported: Counter[bool] = field(default_factory=Counter)
     why_not: str = ""
     op_paths: Counter[OpPath] = field(default_factory=Counter)
-    #: How its cases ended, by the outcomes' words.
+    #: The number of cases by outcome.
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
     def ask(self, device: Device, case: OpCase) -> None:
-        """Notes what the device says of a case's node."""
+        """Record the device's support of a case's node."""
         types = [one.type for one in case.operands]
         result, attributes = infer(case.op, types, dict(case.attributes))
         why_not = device.supports_op(case.op, attributes, types, result)
@@ -59,7 +60,7 @@ class Found:
             self.op_paths[device.op_path(case.op, attributes, types, result)] += 1
 
     def note(self, result: Result) -> None:
-        """Notes how a case ended."""
+        """Record the outcome of a case."""
         from heliograph_backends.conformance import CaseOutcome
 
         self.outcomes[result.outcome.value] += 1
@@ -67,14 +68,14 @@ class Found:
             self.failures.append(str(result))
 
     def as_row(self) -> list[str]:
-        """For people. What is not supported has no other outcome, and so is said once."""
+        """The row for people. An unsupported case has no other outcome, so it is counted once."""
         ended = ((word, self.outcomes[word]) for word in ("passed", "failed"))
         words = ", ".join(f"{count} {word}" for word, count in ended if count)
         types = ", ".join(self.dtypes) + (f" to {self.to}" if self.to else "")
         return [self.op, types, self._answer(), words, _counted(self._named())]
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The row for programs."""
         return {
             "op": self.op,
             "dtypes": self.dtypes,
@@ -97,7 +98,10 @@ class Found:
 
 
 def run(arguments: argparse.Namespace, ops: Sequence[str]) -> int:
-    """Asks, computes, prints; 1 if a case fails. Raises ConfigurationError, ConnectionError, HandleError."""
+    """Query, compute and print. Returns 1 if a case fails.
+
+    Raises ConfigurationError, ConnectionError, HandleError.
+    """
     from heliograph_backends.conformance import run_cases
 
     cases = cases_of(ops, quick=arguments.quick)
@@ -115,22 +119,22 @@ def run(arguments: argparse.Namespace, ops: Sequence[str]) -> int:
         print(json.dumps([one.as_json() for one in found.values()], indent=2))
     else:
         _print(list(found.values()))
-        print(f"{report} (seed {report.seed})" if report else f"{len(cases)} cases, of which none was run")
+        print(f"{report} (seed {report.seed})" if report else f"{len(cases)} cases, none was run")
     return 1 if any(one.failures for one in found.values()) else 0
 
 
 def cases_of(ops: Sequence[str], *, quick: bool) -> list[OpCase]:
-    """The suite's cases of these ops."""
+    """The cases of the suite for these ops."""
     from heliograph_backends.conformance import all_cases
     from heliograph_backends.conformance.harness.case import OpCase
 
-    wanted = frozenset(ops)
-    cases = (case for case in all_cases() if isinstance(case, OpCase) and case.op in wanted)
+    chosen = frozenset(ops)
+    cases = (case for case in all_cases() if isinstance(case, OpCase) and case.op in chosen)
     return [case for case in cases if case.quick or not quick]
 
 
 def found_by(found: dict[_Key, Found], case: OpCase) -> Found:
-    """What is known of a case's op and data types."""
+    """The entry of a case's op and data types."""
     to = "".join(value.name for _, value in case.attributes if isinstance(value, DType))
     dtypes = tuple(dict.fromkeys(one.type.dtype.name for one in case.operands))
     if not case.operands:
@@ -139,14 +143,15 @@ def found_by(found: dict[_Key, Found], case: OpCase) -> Found:
 
 
 def _counted(words: Counter[str]) -> str:
-    """A word alone, or several with how often each was found."""
+    """A single word, or several with their counts."""
     if len(words) < 2:
         return "".join(words)
     return ", ".join(f"{word} {count}" for word, count in words.most_common())
 
 
 def _print(found: Sequence[Found]) -> None:
-    """A table, why some are not supported, what failed, and by which paths how many cases go."""
+    """Print a table, the reasons of unsupported ops, the failures, and the number of cases by op
+    path."""
     print_table(["op", "dtypes", "supported", "conformance", "path"], [one.as_row() for one in found])
     for why, count in Counter(one.why_not for one in found if one.why_not).most_common():
         print(f"not supported ({count}): {why}")

@@ -1,4 +1,4 @@
-"""`heliograph ops`: the op table; with --device what a device makes of it."""
+"""`heliograph ops`: print the op table; with --device, the support of a device for it."""
 
 from __future__ import annotations
 
@@ -8,41 +8,39 @@ import shutil
 import textwrap
 from typing import Any
 
+from heliograph.cli.common.arguments import add_json_argument
 from heliograph.ops import describe_attribute
 from heliograph_proto.ops.table import OPS, Op, op
 from heliograph_proto.types import DType
+from heliograph_server.commands.conformance import add_backend_argument
 
-#: Longer lines are hard to read, however wide the terminal is.
+#: The longest line, however wide the terminal is.
 WIDEST = 100
 INDENT = "    "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--device, --json, the ops."""
-    parser.add_argument("names", metavar="NAME", nargs="*", help="only these ops (default: all)")
+    """Add NAME ..., --device, --backend, --quick, --ask, --json."""
+    parser.add_argument("names", metavar="NAME", nargs="*", help="print only these ops (default: all)")
     parser.add_argument(
         "--device",
         metavar="URL#DEVICE",
-        help="what this device makes of each op and its data types: whether it supports them, whether what "
-        "it computes is right, and by which path; as for `heliograph conformance`",
+        help="print the device's support, results and op path for each op and its data types; the form is "
+        "that of `heliograph conformance`",
     )
+    add_backend_argument(parser)
     parser.add_argument(
-        "--backend",
-        action="append",
-        default=[],
-        dest="backends",
-        metavar="PLUGIN",
-        help="a module, a FILE.py or a DIRECTORY/ of such that has the device, whose code is run",
+        "--quick", action="store_true", help="with --device: run only the first case of each kind"
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="with --device: only the first case of each kind"
-    )
-    parser.add_argument("--ask", action="store_true", help="with --device: only ask, compute nothing")
-    parser.add_argument("--json", action="store_true", help="one JSON array, for programs")
+    parser.add_argument("--ask", action="store_true", help="with --device: query support, compute nothing")
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the ops; with --device 1 if a case fails. Raises UnknownOpError, and what the device does."""
+    """Print the ops. With --device, returns 1 if a case fails.
+
+    Raises UnknownOpError, the errors of the device.
+    """
     found = [op(name) for name in arguments.names] or list(OPS.values())
     if arguments.device:
         from heliograph_server.commands import op_support
@@ -57,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def described(row: Op, width: int) -> list[str]:
-    """An op's call and group, and under them what it gives, in lines of at most `width` characters."""
+    """The call, the group and the documentation of an op, in lines of at most `width`
+    characters."""
     words = ", ".join([*row.operands, *map(describe_attribute, row.attributes)])
     call = textwrap.wrap(f"{row.name}({words})  [{row.group}]", width, subsequent_indent=2 * INDENT)
     doc = textwrap.wrap(row.doc, width, initial_indent=INDENT, subsequent_indent=INDENT)
@@ -65,7 +64,7 @@ def described(row: Op, width: int) -> list[str]:
 
 
 def as_json(row: Op) -> dict[str, Any]:
-    """A row of the table."""
+    """A row of the table for programs."""
     return {
         "name": row.name,
         "group": row.group,

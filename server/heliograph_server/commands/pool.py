@@ -1,4 +1,5 @@
-"""`heliograph pool`: daemons that an engine places on the nodes of a cluster, and restarts."""
+"""`heliograph pool`: start, show and stop daemons on the nodes of a cluster, by an engine that
+restarts them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from heliograph.cli.common.arguments import add_json_argument
 from heliograph.cli.common.tables import print_table
 from heliograph_proto.addresses import DEFAULT_PORT
 from heliograph_proto.errors import ConfigurationError
@@ -22,65 +24,61 @@ if TYPE_CHECKING:
 
 ENGINES = ("ray",)
 DEFAULT_NAME = "heliograph"
-#: How long `up` waits for all members, and `status` for an answer.
+#: The timeouts of `up` for all members, and of `status` for an answer.
 UP_SECONDS = 120.0
 STATUS_SECONDS = 30.0
-#: How long daemons may end what runs, which is what `serve --drain-seconds` is by default, and some more.
+#: The time limit for running work: the default of `serve --drain-seconds`, and a margin.
 DOWN_SECONDS = 40.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """up, status and down."""
+    """Add the actions up, status and down."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _add_up(actions.add_parser("up", help="place a daemon on each node, and wait until all serve"))
-    status = actions.add_parser("status", help="show the members; exit status 1 unless all serve")
-    status.add_argument("--json", action="store_true", help="one JSON object with everything, for programs")
-    _add_common(status, STATUS_SECONDS, "how long to wait for an answer")
-    down = actions.add_parser("down", help="end the daemons and take everything away")
-    _add_common(down, DOWN_SECONDS, "how long daemons may end what runs, before they are killed")
+    _add_up(actions.add_parser("up", help="start a daemon on each node, and wait until all serve"))
+    status = actions.add_parser("status", help="show the members (exit status 1 unless all serve)")
+    add_json_argument(status)
+    _add_common(status, STATUS_SECONDS, "timeout for an answer")
+    down = actions.add_parser("down", help="stop the daemons, and remove the pool")
+    _add_common(down, DOWN_SECONDS, "time limit for running work, before daemons are killed")
 
 
-def _add_common(parser: argparse.ArgumentParser, seconds: float, what: str) -> None:
+def _add_common(parser: argparse.ArgumentParser, seconds: float, timeout: str) -> None:
     add = parser.add_argument
-    add("--engine", choices=ENGINES, default=ENGINES[0], help="what places the daemons (ray)")
+    add("--engine", choices=ENGINES, default=ENGINES[0], help="engine that places the daemons (default: ray)")
     add(
         "--address",
         default="auto",
-        help="of the cluster: auto, HOST:PORT on a node of it, or ray://HOST:PORT (auto)",
+        help="cluster: auto, HOST:PORT on one of its nodes, or ray://HOST:PORT (default: auto)",
     )
-    add("--name", default=DEFAULT_NAME, help=f"of the pool; a cluster may have several ({DEFAULT_NAME})")
-    add("--timeout", type=float, default=seconds, metavar="SECONDS", help=f"{what} ({seconds:.0f})")
+    add("--name", default=DEFAULT_NAME, help="name of the pool (default: %(default)s)")
+    add("--timeout", type=float, default=seconds, metavar="SECONDS", help=f"{timeout} (default: %(default)g)")
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, UP_SECONDS, "how long to wait until all serve")
+    _add_common(parser, UP_SECONDS, "timeout until all members serve")
     add = parser.add_argument
-    add("--members", type=int, default=0, metavar="N", help="how many daemons (as many as nodes have room)")
-    add(
-        "--cpus",
-        type=float,
-        default=1.0,
-        metavar="N",
-        help="processors that a member reserves of its node (1)",
-    )
-    add("--gpus", type=float, default=0.0, metavar="N", help="GPUs that it reserves; it sees no others (0)")
+    add("--members", type=int, default=0, metavar="N", help="number of daemons (default: one a node)")
+    reserved = "that each member reserves on its node (default: %(default)g)"
+    add("--cpus", type=float, default=1.0, metavar="N", help=f"processors {reserved}")
+    add("--gpus", type=float, default=0.0, metavar="N", help=f"GPUs {reserved}; it sees no others")
     add(
         "--port",
         type=int,
         default=DEFAULT_PORT,
-        help=f"where members listen; 0: any free one ({DEFAULT_PORT})",
+        help="port of each member; 0: any free one (default: %(default)d)",
     )
     add(
         "--serve",
         nargs=argparse.REMAINDER,
         default=[],
         metavar="ARGUMENTS",
-        help="all that follows is told to `heliograph serve` on each node",
+        help="pass all further arguments to `heliograph serve` on each node",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises ConfigurationError, UnavailableError, DeadlineExceededError and what `RayEngine` does."""
+    """Run the action. Raises ConfigurationError, UnavailableError, DeadlineExceededError, the
+    errors of `RayEngine`."""
     if not 0 < arguments.timeout < 1e6:
         raise ConfigurationError(f"--timeout is {arguments.timeout:g}", advice="give seconds, more than 0")
     action = {"up": _up, "status": _status, "down": _down}[arguments.action]
@@ -96,12 +94,14 @@ def _engine(arguments: argparse.Namespace) -> RayEngine:
 def _up(arguments: argparse.Namespace) -> int:
     check_serve_arguments(arguments.serve)
     serve = tuple(arguments.serve)
-    amounts = (arguments.cpus, arguments.gpus)
-    wanted = PoolSpecification(arguments.name, arguments.members, serve, *amounts, arguments.port)
-    found = _engine(arguments).up(wanted, seconds=arguments.timeout, progress=_say)
+    specification = PoolSpecification(
+        arguments.name, arguments.members, serve, arguments.cpus, arguments.gpus, arguments.port
+    )
+    found = _engine(arguments).up(specification, seconds=arguments.timeout, progress=_log)
     _print(found)
-    source = wanted.name if arguments.address == "auto" else f"{wanted.name}@{arguments.address}"
-    _say(f"a head offers these devices as one list: heliograph serve --pool ray:{source}")
+    name, address = arguments.name, arguments.address
+    source = name if address == "auto" else f"{name}@{address}"
+    _log(f"to offer all devices at one address, start a head: heliograph serve --pool ray:{source}")
     return 0
 
 
@@ -115,15 +115,15 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _down(arguments: argparse.Namespace) -> int:
-    members, killed = _engine(arguments).down(arguments.name, seconds=arguments.timeout, progress=_say)
+    members, killed = _engine(arguments).down(arguments.name, seconds=arguments.timeout, progress=_log)
     if not members:
-        _say(f"there is no pool {arguments.name!r} in this cluster: nothing to do")
+        _log(f"there is no pool {arguments.name!r} in this cluster: nothing to do")
     elif killed:
-        _say(f"{killed} of {members} daemons did not end by themselves, and were killed")
+        _log(f"{killed} of {members} daemons did not end in time, and were killed")
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -132,7 +132,7 @@ def _print(found: PoolStatus) -> None:
     header = ["member", "node", "state", "url", "pid", "starts", "last end"]
     print_table(header, [_row(one) for one in found.members])
     serve = " ".join(specification.serve) or "-"
-    _say(
+    _log(
         f"{specification.name}: {found.serving} of {len(found.members)} members serve, placement "
         f"{found.placement.lower()}, serve: {serve}"
     )

@@ -1,4 +1,4 @@
-"""`heliograph serve`: the daemon. Its arguments are those of the configuration."""
+"""`heliograph serve`: run a daemon. Its arguments are the settings of the configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["add_arguments", "run", "unknown"]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serves until SIGTERM or SIGINT. Raises ConfigurationError."""
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError."""
     sources = sources_from_arguments(arguments)
     config = sources.load()
     if arguments.print_config:

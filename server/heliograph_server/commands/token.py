@@ -1,4 +1,5 @@
-"""`heliograph token`: who may connect to a daemon (`serve --tokens`). The daemon may run meanwhile."""
+"""`heliograph token`: create, list and revoke tokens (`serve --tokens`). The daemon may be
+running."""
 
 from __future__ import annotations
 
@@ -18,41 +19,41 @@ from heliograph_server.auth import tokens
 FILE_VARIABLE = "HELIOGRAPH_TOKENS"
 RIGHTS = ("use", "admin", "pool")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 365 * 86_400}
-#: A time after which nobody asks any more.
+#: The longest lifetime of a token.
 _MOST_SECONDS = 100 * _SECONDS["y"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """new, ls and rm."""
+    """Add the actions new, ls and rm."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    making = actions.add_parser("new", help="add a token, and print it this once")
-    making.add_argument("--name", required=True, help="what logs and `ls` call it")
-    making.add_argument("--tenant", default="default", help="whose it is: tenants share nothing (default)")
+    making = actions.add_parser("new", help="create a token and print it, once")
+    making.add_argument("--name", required=True, help="name for logs and `ls`")
+    making.add_argument("--tenant", default="default", help="tenant of the token (default: %(default)s)")
     making.add_argument(
         "--right",
         action="append",
         dest="rights",
         choices=RIGHTS,
-        help="use: sessions; admin: what an operator does; pool: be a head (which "
-        "needs use, too) or a member of a pool with this daemon; repeat for several (use)",
+        help="use: open sessions; admin: operate the daemon; pool: form a pool with this daemon (a head "
+        "needs use, too); repeatable (default: use)",
     )
-    making.add_argument("--expires", metavar="TIME", help="such as 12h, 30d or 1y from now (never)")
-    listing = actions.add_parser("ls", help="list the tokens by name; nobody can list what they are")
-    removing = actions.add_parser("rm", help="take tokens back: calls at once, sessions within seconds")
-    removing.add_argument("names", nargs="+", metavar="NAME")
+    making.add_argument("--expires", metavar="TIME", help="lifetime, such as 12h, 30d or 1y (default: none)")
+    listing = actions.add_parser("ls", help="list the tokens by name, without their secrets")
+    removing = actions.add_parser("rm", help="revoke tokens: calls fail at once, sessions end in seconds")
+    removing.add_argument("names", nargs="+", metavar="NAME", help="name of a token")
     for action in (making, listing, removing):
         action.add_argument(
             "--file",
             type=Path,
             default=os.environ.get(FILE_VARIABLE),
-            help=f"the file that `heliograph serve --tokens` names (default: ${FILE_VARIABLE})",
+            help=f"file of `heliograph serve --tokens` (default: ${FILE_VARIABLE})",
         )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises ConfigurationError."""
+    """Run the action. Raises ConfigurationError."""
     if not arguments.file:
-        raise ConfigurationError("no file is named", advice=f"say --file FILE, or set ${FILE_VARIABLE}")
+        raise ConfigurationError("no file is given", advice=f"give --file FILE, or set ${FILE_VARIABLE}")
     path = Path(arguments.file)
     if arguments.action == "new":
         return _make(path, arguments)
@@ -70,16 +71,16 @@ def _make(path: Path, arguments: argparse.Namespace) -> int:
     )
     tokens.add_token(path, added)
     print(made, flush=True)
-    print("this is shown once; clients take it as token=..., or as $HELIOGRAPH_TOKEN", file=sys.stderr)
+    print("this is printed once; clients pass it as token=... or $HELIOGRAPH_TOKEN", file=sys.stderr)
     return 0
 
 
 def seconds_of(text: str) -> float:
-    """How long "30d" is. Raises ConfigurationError."""
+    """Parse a duration such as "30d" into seconds. Raises ConfigurationError."""
     found = re.fullmatch(r"(\d{1,9})([smhdy])", text.strip())
     seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
     if not 0 < seconds <= _MOST_SECONDS:
-        raise ConfigurationError(f"--expires {text!r:.40} is no time", advice="such as 12h, 30d or 1y")
+        raise ConfigurationError(f"--expires {text!r:.40} is not a time", advice="give 12h, 30d or 1y")
     return float(seconds)
 
 
@@ -103,5 +104,5 @@ def _until(expires: float | None, now: float) -> str:
 def _remove(path: Path, names: list[str]) -> int:
     for name in names:
         tokens.remove_token(path, name)
-    print(f"{len(names)} taken back", file=sys.stderr)
+    print(f"{len(names)} revoked", file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""`heliograph warmup`: compiles the CPU's kernels into the cache, so that no daemon starts with that."""
+"""`heliograph warmup`: compile the CPU kernels into the cache, so that daemons start faster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from heliograph.cli.common.arguments import add_json_argument
 from heliograph.cli.common.progress import COUNTED, progress_bar
 from heliograph_proto.errors import ConfigurationError
 
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--json."""
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    """Add --json."""
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compiles, or loads what was compiled. Raises ConfigurationError where it cannot be kept."""
+    """Compile the kernels, or load compiled ones. Raises ConfigurationError if they cannot be
+    kept."""
     began = time.monotonic()
     with kernel_progress() as progress:
         state = warm(progress)
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def warm(progress: Callable[[int, int, str], None] | None) -> CacheState:
-    """The state of a cache that has all kernels. Raises ConfigurationError."""
+    """Fill the cache with all kernels, and return its state. Raises ConfigurationError."""
     from heliograph_backends.cpu import kernels
 
     if not kernels.available():
@@ -46,27 +48,26 @@ def warm(progress: Callable[[int, int, str], None] | None) -> CacheState:
     if refusal is not None:
         raise ConfigurationError(
             f"the kernels cannot be kept: {refusal.value}",
-            advice="$HELIOGRAPH_KERNEL_CACHE names another folder, of this user's alone",
+            advice="set $HELIOGRAPH_KERNEL_CACHE to another folder that only this user can access",
         )
     return kernels.warmup(progress=progress)
 
 
 def said(state: CacheState, seconds: float) -> str:
-    """What was done, in words."""
+    """The result as a text."""
     if not state.compiled:
         return f"all kernels are warm, loaded in {seconds:.1f} s from {state.folder}"
     if state.read_only:
-        lost = f"and not kept: {state.folder} can only be read"
+        lost = f"and not kept: {state.folder} is read-only"
         return f"{state.compiled} functions compiled in {seconds:.1f} s, {lost}"
-    return f"{state.compiled} functions compiled in {seconds:.1f} s; the kernels lie in {state.folder}"
+    return f"{state.compiled} functions compiled in {seconds:.1f} s; the kernels are in {state.folder}"
 
 
 @contextmanager
 def kernel_progress(
     console: Console | None = None,
 ) -> Iterator[Callable[[int, int, str], None] | None]:
-    """Shows on stderr which function was compiled last; gives None where nobody would see it."""
-
+    """Show on stderr which function was compiled last. Gives None without a terminal."""
     with progress_bar("loading the kernels", None, console, *COUNTED) as update:
         if update is None:
             yield None

@@ -1,3 +1,2 @@
-"""Settings: every one is a field of `ServerConfig`, read from a file, the environment and the command
-line.
-"""
+"""Settings: the fields of `ServerConfig`, read from a file, the environment and the command
+line."""

@@ -1,9 +1,9 @@
-"""The server's configuration: every setting is a field here, and what is said of it is said here alone.
+"""The server's configuration: every setting is a field here, with its documentation.
 
-Keys of a TOML file, variables (HELIOGRAPH_DRAIN_SECONDS, HELIOGRAPH_LIMITS_TENSORS) and flags
-(--drain-seconds 5, --limit tensors=5) are made of the fields, as is deploy/heliograph.toml.
-Flags win over variables, those over the file, the file over defaults. Whatever is wrong raises
-ConfigurationError, with the place and advice.
+The fields give the keys of a TOML file, the variables (HELIOGRAPH_DRAIN_SECONDS,
+HELIOGRAPH_LIMITS_TENSORS), the flags (--drain-seconds 5, --limit tensors=5) and
+deploy/heliograph.toml. Flags override variables, variables override the file, and the file
+overrides defaults. A mistake raises ConfigurationError with its place and advice.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from heliograph_server.config.exposure import check_access
 from heliograph_server.config.schema import suggest
 from heliograph_server.config.values import check_all
 
-#: The variable that names the file, as --config does.
+#: The variable that names the file, like --config.
 CONFIG_VARIABLE = "HELIOGRAPH_CONFIG"
-#: Variables that begin as the daemon's do and are others' affair: the client's, and the kernel cache's.
+#: Variables with the same prefix that are not settings of the daemon: the client's, and the kernel
+#: cache's.
 OTHER_VARIABLES = frozenset(
     {
         CONFIG_VARIABLE,
@@ -42,59 +43,60 @@ OTHER_VARIABLES = frozenset(
 )
 
 EPILOG = (
-    "Each of these can be said in the file and by a variable, too: --drain-seconds 5 is drain_seconds = 5 "
-    "and HELIOGRAPH_DRAIN_SECONDS=5, --limit tensors=5 is tensors = 5 in [limits] and "
-    "HELIOGRAPH_LIMITS_TENSORS=5. Options win over variables, variables over the file."
+    "Each option is also a key of the file and a variable: --drain-seconds 5 is drain_seconds = 5 and "
+    "HELIOGRAPH_DRAIN_SECONDS=5, --limit tensors=5 is tensors = 5 in [limits] and "
+    "HELIOGRAPH_LIMITS_TENSORS=5. Options override variables, variables override the file."
 )
-#: What a file begins with that `--print-config` makes.
+#: The first lines of a file that `--print-config` prints.
 HEADING = """\
-What a daemon goes by. `heliograph serve --print-config` makes this file, and reads it back:
+Configuration of a daemon, printed by `heliograph serve --print-config`. To use it:
 
     heliograph serve --config heliograph.toml
 
-What is not said has its default. Variables win over the file, HELIOGRAPH_DRAIN_SECONDS=5 or
-HELIOGRAPH_LIMITS_TENSORS=5, with commas in lists; options of the command line win over both,
---drain-seconds 5 or --limit tensors=5. Paths begin at this file's folder.
+Missing settings have their defaults. Variables override the file (HELIOGRAPH_DRAIN_SECONDS=5,
+HELIOGRAPH_LIMITS_TENSORS=5, commas in lists), and command line options override both
+(--drain-seconds 5, --limit tensors=5). Paths are relative to the folder of this file.
 
-When the file changes, and on SIGHUP, the daemon reads it again."""
+The daemon reads the file again when it changes, and on SIGHUP."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Everything that an operator decides."""
+    """The settings of a daemon."""
 
     listen: Annotated[
         tuple[str, ...],
         Setting(
-            "Where to listen: grpc://HOST:PORT, grpcs://HOST:PORT with TLS, or unix:///PATH.",
-            "IPv6: grpc://[::1]:7070; port 0: any free one. The folder of a socket must exist; the socket "
-            "is its "
-            "owner's alone.",
+            "Addresses to listen at: grpc://HOST:PORT, grpcs://HOST:PORT with TLS, or unix:///PATH.",
+            "IPv6: grpc://[::1]:7070. Port 0 is any free port. The folder of a socket must exist; only its "
+            "owner can use the socket.",
             least=1,
             shown="URL",
-            section="where it listens",
+            section="listening",
         ),
     ] = (DEFAULT_URL,)
     insecure: Annotated[
         bool,
-        Setting("Whether other hosts may connect in the clear, without showing a token or a certificate."),
+        Setting("Allow other hosts to connect in plain text, without a token or a certificate."),
     ] = False
     tls_certificate: Annotated[
         str,
         Setting(
-            "A PEM file with the certificate that grpcs:// addresses show.",
-            "It is read again when it changes, as the key is.",
+            "PEM file with the certificate of grpcs:// addresses.",
+            "It is read again when it changes, and so is the key.",
             kind="path",
             shown="FILE",
-            section="who may connect",
+            section="access",
         ),
     ] = ""
-    tls_key: Annotated[str, Setting("A PEM file with its private key.", kind="path", shown="FILE")] = ""
+    tls_key: Annotated[
+        str, Setting("PEM file with the private key of that certificate.", kind="path", shown="FILE")
+    ] = ""
     tls_client_ca: Annotated[
         str,
         Setting(
-            "A PEM file of authorities, of which clients are to show a certificate (mutual TLS).",
-            '"" asks for none.',
+            "PEM file of authorities; clients need a certificate of one of them (mutual TLS).",
+            '"" requires none.',
             kind="path",
             shown="FILE",
         ),
@@ -102,9 +104,9 @@ class ServerConfig:
     tokens: Annotated[
         str,
         Setting(
-            "A file of the tokens that clients are to show, which `heliograph token new` makes.",
-            "It is read again when it changes. One that is not there is made, with a first token that is "
-            'printed once. "" asks for none.',
+            "File of the tokens that clients need, managed by `heliograph token`.",
+            "It is read again when it changes. A missing file is created, with a first token that is printed "
+            'once. "" requires none.',
             kind="path",
             shown="FILE",
         ),
@@ -112,71 +114,73 @@ class ServerConfig:
     pool_token: Annotated[
         str,
         Setting(
-            "A file with the one token that this daemon shows to other daemons.",
-            "Those are members of its pool, and others that it exchanges values with.",
+            "File with the token that this daemon presents to other daemons.",
+            "Those are the members of its pool, and daemons that it exchanges values with.",
             kind="path",
             shown="FILE",
-            section="what it shows to other daemons",
+            section="credentials for other daemons",
         ),
     ] = ""
     pool_ca: Annotated[
         str,
-        Setting("A PEM file of the authorities that vouch for other daemons.", kind="path", shown="FILE"),
+        Setting("PEM file of the authorities of other daemons' certificates.", kind="path", shown="FILE"),
     ] = ""
     pool_certificate: Annotated[
         str,
         Setting(
-            "A PEM file with the certificate that this daemon shows to other daemons.",
+            "PEM file with the certificate that this daemon presents to other daemons.",
             kind="path",
             shown="FILE",
         ),
     ] = ""
-    pool_key: Annotated[str, Setting("A PEM file with its private key.", kind="path", shown="FILE")] = ""
+    pool_key: Annotated[
+        str, Setting("PEM file with the private key of that certificate.", kind="path", shown="FILE")
+    ] = ""
     health_listen: Annotated[
         str,
         Setting(
-            "Where grpc.health.v1 alone is answered, in the clear, as HOST:PORT.",
-            '"": only where everything else is.',
+            "Address for grpc.health.v1 only, in plain text.",
+            '"": health is served at the other addresses only.',
             shown="HOST:PORT",
-            section="what it tells of itself",
+            section="observability",
         ),
     ] = ""
     metrics_listen: Annotated[
-        str, Setting("Where Prometheus finds metrics, as HOST:PORT.", '"": nowhere.', shown="HOST:PORT")
+        str, Setting("Address for metrics, in Prometheus' format.", '"": none.', shown="HOST:PORT")
     ] = ""
     traces: Annotated[
         str,
-        Setting("Where traces go by OTLP: http(s)://HOST:PORT of a collector.", '"": nowhere.', shown="URL"),
+        Setting("OTLP collector for traces: http(s)://HOST:PORT.", '"": none.', shown="URL"),
     ] = ""
     max_connections: Annotated[
         int,
         Setting(
-            "The most connections at once at each address; 0: what the process has descriptors for.",
+            "Maximum number of connections at each address; 0: as many as the process has descriptors for.",
             least=0,
             most=2**20,
             shown="N",
-            section="where it listens",
+            section="listening",
         ),
     ] = 0
     backends: Annotated[
         tuple[str, ...],
         Setting(
-            "Plugins with further backends: a module, a FILE.py or a DIRECTORY/ of such, whose code is run.",
-            "Paths begin at this file's folder. The code has all rights of the daemon, so only its user and "
-            "root may be able to write to it. One that cannot be loaded is reported, and the others serve; "
-            "`devices` says what is used.",
+            "Backend plugins to load and run: a module, a FILE.py or a DIRECTORY/ of such files.",
+            "The code runs with all rights of the daemon, so only its user and root may have write access to "
+            "it. A plugin that cannot be loaded is reported, and the others serve; `devices` decides which "
+            "are used.",
             kind="plugin",
             flag="--backend",
             shown="PLUGIN",
-            section="what it computes on",
+            section="devices",
         ),
     ] = ()
     devices: Annotated[
         tuple[str, ...],
         Setting(
-            "What there is to compute on, by priority: NAME[:key=value,...], such as "
-            "cpu:threads=2,memory=8GiB.",
-            "cpu: threads (all processors), memory (of tensors; most of the host's).",
+            "Devices to serve, by priority: NAME[:key=value,...], such as cpu:threads=2,memory=8GiB.",
+            "Keys of cpu: threads (default: all processors), memory (for tensors; default: most of the "
+            "host's).",
             least=1,
             kind="device",
             flag="--device",
@@ -186,8 +190,8 @@ class ServerConfig:
     cache: Annotated[
         str,
         Setting(
-            "A folder that keeps uploaded weights for later sessions, made if it is missing.",
-            "Daemons of one user may share it. `heliograph cache` lists, removes and checks what is there. "
+            "Folder that keeps uploaded weights for later sessions; created if it is missing.",
+            "Daemons of one user may share it. `heliograph cache` lists, removes and checks its contents. "
             '"" keeps none.',
             kind="path",
             shown="DIR",
@@ -197,7 +201,7 @@ class ServerConfig:
     cache_size: Annotated[
         int,
         Setting(
-            "The most bytes of that folder; what was not used for longest goes first.",
+            "Maximum size of that folder; the least recently used weights are removed first.",
             least=1,
             most=2**63 - 1,
             kind="size",
@@ -208,9 +212,8 @@ class ServerConfig:
     models: Annotated[
         str,
         Setting(
-            "A folder of safetensors and GGUF files that every client may use as weights, so that none "
-            "uploads them.",
-            '"" allows none.',
+            "Folder of safetensors and GGUF files that every client may use as weights without an upload.",
+            '"" offers none.',
             kind="path",
             shown="DIR",
         ),
@@ -218,27 +221,25 @@ class ServerConfig:
     shared_memory: Annotated[
         bool,
         Setting(
-            "Whether tensors of clients on this host, and of the same user, go through memory that both "
-            "map, instead "
-            "of sockets."
+            "Use shared memory instead of sockets for tensors of clients on this host and of the same user.",
+            section="listening",
         ),
     ] = True
     pool: Annotated[
         str,
         Setting(
-            "Other daemons whose devices are offered too, as HOST/DEVICE: "
-            "static:HOST:PORT,NAME=HOST:PORT,... or "
+            "Daemons whose devices are offered too, as HOST/DEVICE: static:HOST:PORT,NAME=HOST:PORT,... or "
             "dns:NAME:PORT for every address of a name.",
-            "One graph then runs on several of them. Members come and go.",
+            "A graph can then run on several of them. Members may join and leave at any time.",
             shown="SOURCE",
-            section="other daemons",
+            section="pool",
         ),
     ] = ""
     pool_silence_seconds: Annotated[
         float,
         Setting(
-            "How long a member may say nothing before it is lost, in seconds.",
-            "One that was killed is lost at once.",
+            "Seconds of silence after which a member is lost.",
+            "A killed member is lost at once.",
             least=0.25,
             most=3600,
             shown="N",
@@ -247,39 +248,38 @@ class ServerConfig:
     drain_seconds: Annotated[
         float,
         Setting(
-            "How long running work may go on after SIGTERM, in seconds.",
+            "Time limit for running work after SIGTERM, in seconds.",
             "A second signal ends it at once.",
             least=0,
             most=LONGEST_DRAIN_SECONDS,
             shown="N",
-            section="its end, and its log",
+            section="shutdown and log",
             live=True,
         ),
     ] = 30.0
     limits: Annotated[
         Limits,
         Setting(
-            "What one session may send and keep.",
-            "The handshake tells these numbers to every client.",
+            "Limits of each session.",
+            "The handshake sends them to the client.",
             flag="--limit",
-            section="how much",
+            section="limits",
         ),
     ] = field(default_factory=Limits)
     quota: Annotated[
         Quota,
         Setting(
-            "The most that each tenant may have at once, over all its sessions, unless its token says "
-            "otherwise; 0: as much as there is.",
+            "Limits of each tenant over all its sessions, unless its token has others; 0: no limit.",
             live=True,
         ),
     ] = field(default_factory=Quota)
     log_level: Annotated[
         str,
-        Setting("What is said on stderr.", words=LEVELS, section="its end, and its log", live=True),
+        Setting("Level of the log on stderr.", words=LEVELS, section="shutdown and log", live=True),
     ] = "info"
     log_format: Annotated[
         str,
-        Setting("How the log is written: for people, or as one JSON object a line.", words=("human", "json")),
+        Setting("Format of the log: for people, or one JSON object a line.", words=("human", "json")),
     ] = "human"
 
     def __post_init__(self) -> None:
@@ -292,8 +292,8 @@ class ServerConfig:
         return tuple(map(_listen_address, self.listen))
 
 
-#: What options that other servers have are called here.
-OTHERS_OPTIONS = {
+#: Advice for options of other servers.
+FOREIGN_OPTIONS = {
     **dict.fromkeys(("--port", "-p"), "write --listen 127.0.0.1:PORT"),
     **dict.fromkeys(("--host", "--bind", "--address"), "write --listen HOST:PORT"),
     "--threads": "write --device cpu:threads=N",
@@ -304,9 +304,9 @@ OTHERS_OPTIONS = {
 
 
 def unknown_option(word: str) -> ConfigurationError:
-    """What to say of an option that `heliograph serve` does not have."""
+    """The error for an option that `heliograph serve` does not have."""
     option = word.partition("=")[0]
-    advice = OTHERS_OPTIONS.get(option) or suggest(
+    advice = FOREIGN_OPTIONS.get(option) or suggest(
         option, ("--config", *sources.flags(ServerConfig)), sources.HELP
     )
     return ConfigurationError(f"unknown option {word!r:.200}", advice=advice)
@@ -314,35 +314,37 @@ def unknown_option(word: str) -> ConfigurationError:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where a configuration comes from: a file, which may change, and what else is said, by key."""
+    """The sources of a configuration: a file, which may change, and values that override it, by
+    key."""
 
     path: Path | None = None
     above: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> ServerConfig:
-        """The configuration as it is now. Raises ConfigurationError."""
+        """Read the configuration. Raises ConfigurationError."""
         return self.parse(b"" if self.path is None else sources.read_file(self.path))
 
     def parse(self, content: bytes) -> ServerConfig:
-        """The configuration when the file has this content. Raises ConfigurationError."""
-        said = sources.of_file(ServerConfig, content, self.path) if self.path is not None else {}
-        return sources.built(ServerConfig, {**said, **self.above})
+        """Return the configuration for this content of the file. Raises ConfigurationError."""
+        values = sources.of_file(ServerConfig, content, self.path) if self.path is not None else {}
+        return sources.built(ServerConfig, {**values, **self.above})
 
 
 def load_config(path: Path | None = None, above: Mapping[str, Any] | None = None) -> ServerConfig:
-    """The configuration of a TOML file, if any, and what is above it, by key. Raises ConfigurationError."""
+    """Read a configuration from a TOML file, if any, and values that override it, by key.
+
+    Raises ConfigurationError.
+    """
     return Sources(path, above or {}).load()
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `heliograph serve`."""
+    """Add the options of `heliograph serve`."""
     parser.usage, parser.epilog = "%(prog)s [OPTION ...]", EPILOG
-    help_text = f"a configuration file; what is said here wins [${CONFIG_VARIABLE}]"
+    help_text = f"configuration file; options override it (default: ${CONFIG_VARIABLE})"
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help=help_text)
     parser.add_argument(
-        "--print-config",
-        action="store_true",
-        help="print what the daemon would go by, as a file with comments",
+        "--print-config", action="store_true", help="print the configuration as a commented file, and exit"
     )
     sources.add_flags(ServerConfig, parser)
 
@@ -350,7 +352,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 def sources_from_arguments(
     arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
 ) -> Sources:
-    """Where the configuration of a command line, in an environment, comes from. Raises ConfigurationError."""
+    """Return the sources of a command line and an environment. Raises ConfigurationError."""
     named = environment.get(CONFIG_VARIABLE)
     path: Path | None = arguments.config or (Path(named) if named else None)
     above = sources.of_environment(ServerConfig, environment, OTHER_VARIABLES)
@@ -360,12 +362,12 @@ def sources_from_arguments(
 def config_from_arguments(
     arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
 ) -> ServerConfig:
-    """The configuration that a command line asks for, in an environment. Raises ConfigurationError."""
+    """Return the configuration of a command line and an environment. Raises ConfigurationError."""
     return sources_from_arguments(arguments, environment).load()
 
 
 def as_file(config: ServerConfig) -> str:
-    """The configuration as a file with comments, which `--config` reads."""
+    """The configuration as a commented file, which `--config` reads."""
     return example.as_file(config, HEADING)
 
 

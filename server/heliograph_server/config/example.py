@@ -1,4 +1,4 @@
-"""A configuration as a TOML file that explains itself: every setting, with what it is. Pure."""
+"""A configuration as a commented TOML file with every setting. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEL = "\x7f"
 
 
 def as_file(config: object, heading: str) -> str:
-    """The file; read again, it makes the same configuration."""
+    """The text of the file; reading it gives the same configuration."""
     top = top_entries(type(config))
     parts = [_comment(heading)]
     parts += [_explained(one, getattr(config, one.name)) for one in top if not one.is_table]
@@ -34,7 +34,7 @@ def _explained(entry: SettingEntry, value: Any) -> str:
 
 
 def _about(entry: SettingEntry) -> str:
-    """Sentences of one setting."""
+    """The comment of one setting."""
     setting = entry.setting
     sentences = [setting.says, setting.more]
     if setting.words:
@@ -55,13 +55,11 @@ def _comment(text: str) -> str:
 
 
 def _written(entry: SettingEntry, value: Any) -> str:
-    """A value in TOML, whose texts are written as JSON's."""
+    """A value in TOML; texts are written as in JSON."""
     if entry.setting.kind == "size":
         text = size_as_written(value)
         return text if text.isdecimal() else f'"{text}"'
-    # JSON lets one control character be, which TOML does not.
-    return (
-        repr(value)
-        if isinstance(value, float)
-        else json.dumps(value, ensure_ascii=False).replace(DEL, "\\u007f")
-    )
+    if isinstance(value, float):
+        return repr(value)
+    # JSON does not escape this control character, and TOML requires it.
+    return json.dumps(value, ensure_ascii=False).replace(DEL, "\\u007f")

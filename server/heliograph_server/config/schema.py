@@ -16,38 +16,39 @@ PREFIX = "HELIOGRAPH_"
 class SettingEntry:
     """One setting."""
 
-    #: The field's.
+    #: The name of the field.
     name: str
-    #: The type that its values have: bool, int, float, str, tuple[str, ...], or a dataclass of such.
+    #: The type of its values: bool, int, float, str, tuple[str, ...], or a dataclass of such
+    #: fields.
     type: Any
     default: Any
     setting: Setting
-    #: The field that has this one's dataclass; empty: none, it is on top.
+    #: The field whose value is the dataclass of this one; empty for the top level.
     table: str = ""
 
     @property
     def key(self) -> str:
-        """As a file has it, with the table before it."""
+        """The key in a file, with its table."""
         return f"{self.table}.{self.name}" if self.table else self.name
 
     @property
     def variable(self) -> str:
-        """The environment's name for it."""
+        """The name of the environment variable."""
         return PREFIX + self.key.upper().replace(".", "_")
 
     @property
     def flag(self) -> str:
-        """The command line's name for it; of a table: of NAME=VALUE."""
+        """The option on the command line; of a table, the option that takes NAME=VALUE."""
         return self.setting.flag or "--" + self.name.replace("_", "-")
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a dataclass of settings."""
+        """True if the setting is a dataclass of settings."""
         return is_dataclass(self.type)
 
 
 def top_entries(kind: type[Any]) -> tuple[SettingEntry, ...]:
-    """The settings of a dataclass, in its order; a table of settings is one."""
+    """The settings of a dataclass, in order; a table of settings counts as one."""
     types = get_type_hints(kind, include_extras=True)
     made: list[SettingEntry] = []
     for one in fields(kind):
@@ -61,7 +62,7 @@ def top_entries(kind: type[Any]) -> tuple[SettingEntry, ...]:
 
 
 def inner_entries(table: SettingEntry) -> tuple[SettingEntry, ...]:
-    """The settings of a table; they may change while the daemon runs if the table may."""
+    """The settings of a table; they are live if the table is."""
     return tuple(
         replace(one, table=table.name, setting=replace(one.setting, live=table.setting.live))
         for one in top_entries(table.type)
@@ -69,7 +70,7 @@ def inner_entries(table: SettingEntry) -> tuple[SettingEntry, ...]:
 
 
 def entries(kind: type[Any]) -> tuple[SettingEntry, ...]:
-    """Every setting of a dataclass and of its tables; no table itself."""
+    """Every setting of a dataclass and of its tables, without the tables themselves."""
     found: list[SettingEntry] = []
     for one in top_entries(kind):
         found += inner_entries(one) if one.is_table else (one,)
@@ -77,8 +78,8 @@ def entries(kind: type[Any]) -> tuple[SettingEntry, ...]:
 
 
 def suggest(word: str, known: Collection[str], otherwise: str = "") -> str:
-    """Advice for a word that is not among those known; `otherwise`, or all of them, if none is near."""
-    # All variables begin alike, which makes none of them near.
+    """Advice for an unknown word: a similar known one, else `otherwise`, else all known words."""
+    # The common prefix of variables would make all of them similar.
     names = {one.removeprefix(PREFIX): one for one in known}
     near = get_close_matches(word.removeprefix(PREFIX), names, 1)
     return f"did you mean {names[near[0]]!r}?" if near else otherwise or f"known: {', '.join(known)}"
@@ -89,7 +90,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A setting that two configurations have differently."""
+    """A setting that differs between two configurations."""
 
     entry: SettingEntry
     before: Any
@@ -100,13 +101,13 @@ class SettingChange:
 
 
 def changes(before: object, after: object) -> tuple[SettingChange, ...]:
-    """What differs, in the order of the settings."""
+    """The settings that differ, in order."""
     found = (SettingChange(one, _value(before, one), _value(after, one)) for one in entries(type(before)))
     return tuple(one for one in found if one.before != one.after)
 
 
 def with_live(before: T, after: T) -> T:
-    """The first, with what the second says of settings that may change while a daemon runs."""
+    """The first configuration with the live settings of the second."""
     live = {one.name: getattr(after, one.name) for one in top_entries(type(before)) if one.setting.live}
     changed: Any = replace(before, **live)  # type: ignore[type-var]
     return changed  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Addresses in settings, and unix sockets bound to them, with errors that say what to do."""
+"""Addresses in settings, and unix sockets bound to them, with errors that have advice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _REASONS = {
-    errno.EADDRINUSE: "the address is taken",
-    errno.EADDRNOTAVAIL: "the address is not this host's",
+    errno.EADDRINUSE: "the address is in use",
+    errno.EADDRNOTAVAIL: "the address does not belong to this host",
     errno.EACCES: "ports below 1024 are for root",
 }
 #: How long to wait for an answer from a socket that may be stale.
@@ -26,8 +26,8 @@ PROBE_SECONDS = 1.0
 
 
 def host_and_port(text: str, setting: str) -> Address:
-    """The address that a setting names as HOST:PORT, both of which are to be said. Raises
-    ConfigurationError."""
+    """Parse a setting of the form HOST:PORT. Raises ConfigurationError, also if one of them is
+    missing."""
     advice = "give HOST:PORT, such as 127.0.0.1:7071, or 0.0.0.0:7071 for other hosts"
     try:
         address = parse_address(f"grpc://{text}")
@@ -39,15 +39,15 @@ def host_and_port(text: str, setting: str) -> Address:
 
 
 def bind_socket(name: str) -> socket.socket:
-    """A socket of packets for this host: at a path, its owner's alone, or at a name that begins with a zero
-    byte, without a file. Raises ConfigurationError, OSError."""
+    """Bind a unix socket of packets: at a path with mode 0600, or at an abstract name, which begins
+    with a zero byte. Raises ConfigurationError, OSError."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         if name.startswith("\0"):
             made.bind(name)
         else:
-            _remove_stale(Path(name), socket.SOCK_SEQPACKET)
-            with _private_files():
+            remove_stale(Path(name), socket.SOCK_SEQPACKET)
+            with private_files():
                 made.bind(name)
     except BaseException:
         made.close()
@@ -56,15 +56,16 @@ def bind_socket(name: str) -> socket.socket:
 
 
 def unbind(address: Address) -> None:
-    """Removes a socket file."""
+    """Remove the file of a unix socket."""
     if address.scheme == "unix":
         Path(address.path).unlink(missing_ok=True)
 
 
-def _why(address: Address) -> str:
-    """Why gRPC could not listen there, which it does not tell: by trying the same without it."""
+def why_not_bound(address: Address) -> str:
+    """The reason why gRPC could not listen at an address, found by binding a socket, as gRPC gives
+    none."""
     if address.scheme == "unix":
-        return "the socket could not be made"
+        return "the socket could not be created"
     try:
         for family, kind, protocol, _, where in socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM
@@ -75,29 +76,30 @@ def _why(address: Address) -> str:
         return f"the name does not resolve ({error.strerror})"
     except OSError as error:
         return _REASONS.get(error.errno or 0, error.strerror or "refused by the system")
-    return "the address is taken"
+    return "the address is in use"
 
 
-def _check_folder(folder: Path) -> None:
-    """Raises ConfigurationError for one where no socket can be made."""
+def check_folder(folder: Path) -> None:
+    """Raise ConfigurationError if a socket cannot be created in a folder."""
     if not folder.is_dir():
         raise ConfigurationError(f"there is no folder {folder} for the socket", advice=f"mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"no socket can be made in {folder}: permission denied")
+        raise ConfigurationError(f"cannot create a socket in {folder}: permission denied")
 
 
-def _remove_stale(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
-    """Removes the socket that a server left behind which did not end well."""
+def remove_stale(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
+    """Remove a socket that a crashed server left behind. Raises ConfigurationError if it is in
+    use."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigurationError(f"cannot look at {path}: {error.strerror}") from None
+        raise ConfigurationError(f"cannot access {path}: {error.strerror}") from None
     if not stat.S_ISSOCK(mode):
-        raise ConfigurationError(f"{path} exists and is no socket", advice="choose another path")
+        raise ConfigurationError(f"{path} exists and is not a socket", advice="choose another path")
     if _answers(path, kind):
-        raise ConfigurationError(f"another server listens at {path}", advice="end it, or choose another path")
+        raise ConfigurationError(f"another server listens at {path}", advice="stop it or choose another path")
     path.unlink(missing_ok=True)
 
 
@@ -114,8 +116,8 @@ def _answers(path: Path, kind: socket.SocketKind) -> bool:
 
 
 @contextmanager
-def _private_files() -> Iterator[None]:
-    """Files made here are their owner's alone: the socket has mode 0600 from its first moment."""
+def private_files() -> Iterator[None]:
+    """Create files with mode 0600, so that a socket has it from the start."""
     before = os.umask(0o177)
     try:
         yield

@@ -1,4 +1,5 @@
-"""What a file, the environment and a command line say of settings. All of it is flat: values by key."""
+"""The settings of a file, the environment and a command line, each as a flat mapping of keys to
+values."""
 
 from __future__ import annotations
 
@@ -16,15 +17,16 @@ from heliograph_server.config.values import checked, from_text, size_as_written
 
 T = TypeVar("T")
 
-#: What Kubernetes tells every container of a service whose name begins so, and a daemon has no use for.
+#: Variables that Kubernetes sets in every container for a service with this name prefix; the daemon
+#: ignores them.
 OF_A_SERVICE = re.compile(
     rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-HELP = "`heliograph serve --help` lists what is known"
+HELP = "`heliograph serve --help` lists the options"
 
 
 def read_file(path: Path) -> bytes:
-    """A file's content. Raises ConfigurationError."""
+    """Read the content of a file. Raises ConfigurationError."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -34,20 +36,21 @@ def read_file(path: Path) -> bytes:
 
 
 def of_file(kind: type, content: bytes, path: Path) -> dict[str, Any]:
-    """What a TOML file says; its paths begin at its folder. Raises ConfigurationError."""
+    """The values of a TOML file; its paths are relative to its folder. Raises
+    ConfigurationError."""
     try:
         table = tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # numbers without end and tables without end, too
-        raise ConfigurationError(f"{path} is no TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # from huge numbers and deeply nested tables, too
+        raise ConfigurationError(f"{path} is not TOML: {error}") from None
     values = of_table(kind, table, f"{path}: ")
     for one in entries(kind):
         if one.key in values:
-            values[one.key] = _from_here(one, values[one.key], path.parent)
+            values[one.key] = _resolved(one, values[one.key], path.parent)
     return values
 
 
 def of_table(kind: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What a table that was read says, such as TOML's. `where` stands before keys in errors."""
+    """The values of a parsed table. `where` precedes keys in errors."""
     values: dict[str, Any] = {}
     known = {one.name: one for one in top_entries(kind)}
     for name, value in table.items():
@@ -57,7 +60,7 @@ def of_table(kind: type, table: Mapping[str, Any], where: str) -> dict[str, Any]
 
 
 def of_environment(kind: type, environment: Mapping[str, str], others: Collection[str]) -> dict[str, Any]:
-    """What variables say. Raises ConfigurationError for one that begins with the prefix and is neither a
+    """The values of variables. Raises ConfigurationError for one with the prefix that is neither a
     setting nor one of the `others`."""
     values: dict[str, Any] = {}
     known = {one.variable: one for one in entries(kind)}
@@ -74,7 +77,7 @@ def of_environment(kind: type, environment: Mapping[str, str], others: Collectio
 
 
 def of_flags(kind: type, parsed: argparse.Namespace) -> dict[str, Any]:
-    """What flags that `add_flags` added say. Raises ConfigurationError."""
+    """The values of flags that `add_flags` added. Raises ConfigurationError."""
     values: dict[str, Any] = {}
     for entry in top_entries(kind):
         given = getattr(parsed, entry.name)
@@ -89,7 +92,7 @@ def of_flags(kind: type, parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_flags(kind: type, parser: argparse.ArgumentParser) -> None:
-    """A flag for every setting, under headings. What they are given is judged by `of_flags`."""
+    """Add a flag for every setting, under headings. `of_flags` checks their values."""
     sections: dict[str, Any] = {}
     for entry in top_entries(kind):
         title = entry.setting.section
@@ -99,12 +102,12 @@ def add_flags(kind: type, parser: argparse.ArgumentParser) -> None:
 
 
 def flags(kind: type) -> tuple[str, ...]:
-    """How the flags are spelt."""
+    """The names of the flags."""
     return tuple(one.flag for one in top_entries(kind))
 
 
 def built(kind: type[T], values: Mapping[str, Any]) -> T:
-    """The dataclass with these values, and defaults for what they lack."""
+    """Build the dataclass from these values, and defaults for missing ones."""
     arguments: dict[str, Any] = {}
     for entry in top_entries(kind):
         if entry.is_table:
@@ -151,22 +154,19 @@ def _known(name: str, known: Mapping[str, SettingEntry], message: str) -> Settin
     return known[name]
 
 
-def _from_here(entry: SettingEntry, value: Any, folder: Path) -> Any:
-    """A value of a file in this folder."""
+def _resolved(entry: SettingEntry, value: Any, folder: Path) -> Any:
+    """A value of a file in this folder, with absolute paths."""
+    here = folder.absolute()
     if entry.setting.kind == "path" and value:
-        return str(folder.absolute() / value)
+        return str(here / value)
     if entry.setting.kind == "plugin":
-        return tuple(_plugin_from_here(one, folder) for one in value)
+        # Other plugins are modules.
+        return tuple(str(here / one) if "/" in one or one.endswith(".py") else one for one in value)
     return value
 
 
-def _plugin_from_here(plugin: str, folder: Path) -> str:
-    """Files and folders begin here, modules do not."""
-    return str(folder.absolute() / plugin) if "/" in plugin or plugin.endswith(".py") else plugin
-
-
 def _argument(entry: SettingEntry) -> dict[str, Any]:
-    """What argparse is told of a flag."""
+    """The options of argparse for a flag."""
     if entry.type is bool:
         return {"action": argparse.BooleanOptionalAction}
     shown = "|".join(entry.setting.words) or ("NAME=VALUE" if entry.is_table else entry.setting.shown)
@@ -175,13 +175,15 @@ def _argument(entry: SettingEntry) -> dict[str, Any]:
 
 
 def _help(entry: SettingEntry) -> str:
-    text = entry.setting.says
+    text = entry.setting.says.rstrip(".")
+    if text[1:2].islower():
+        text = text[0].lower() + text[1:]
     if entry.is_table:
-        text += f" NAME: {', '.join(one.name for one in inner_entries(entry))}. Repeat for several."
+        text += f". NAME: {', '.join(one.name for one in inner_entries(entry))}; repeatable"
     elif entry.type not in (bool, int, float, str):
-        text += " Repeat for several."
+        text += "; repeatable"
     default = _default(entry)
-    return (text + (f" [{default}]" if default else "")).replace("%", "%%")
+    return (text + (f" (default: {default})" if default else "")).replace("%", "%%")
 
 
 def _default(entry: SettingEntry) -> str:

@@ -1,4 +1,4 @@
-"""Whether a value is one that a setting may have, and what a text means for it. Pure."""
+"""Values of settings: checks, and conversion from texts. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ WORDS: Mapping[str, bool] = {
 
 
 def checked(entry: SettingEntry, value: Any, place: str) -> Any:
-    """A value as the field has it. Raises ConfigurationError, which names the place and what is expected."""
+    """Return a value in the field's type. Raises ConfigurationError with the place and the expected
+    values."""
     typed = _typed(entry, value)
     if typed is None or not _within(entry, typed):
         raise ConfigurationError(f"{place} is {value!r:.200}", advice=f"it must be {expected(entry)}")
@@ -26,7 +27,7 @@ def checked(entry: SettingEntry, value: Any, place: str) -> Any:
 
 
 def from_text(entry: SettingEntry, text: str) -> Any:
-    """The value that a text stands for, as a file would have it; the text itself where it is none."""
+    """The value of a text, as in a file; the text itself if it is not one."""
     if entry.type is bool:
         return WORDS.get(text.strip().lower(), text)
     if entry.type is int:
@@ -40,14 +41,14 @@ def from_text(entry: SettingEntry, text: str) -> Any:
 
 
 def check_all(config: object) -> None:
-    """Raises ConfigurationError for the first field that is none; the place is its name."""
+    """Raise ConfigurationError for the first invalid field; the place is its name."""
     for one in entries(type(config)):
         holder = getattr(config, one.table) if one.table else config
         checked(one, getattr(holder, one.name), one.key)
 
 
 def expected(entry: SettingEntry) -> str:
-    """What a value must be, for people."""
+    """A description of the allowed values."""
     if entry.type is bool:
         return "true or false"
     if entry.type is str:
@@ -61,7 +62,7 @@ def expected(entry: SettingEntry) -> str:
 
 
 def bounds(entry: SettingEntry) -> str:
-    """Within what a number, or a list's length, must be: "0 to 60"; empty: any."""
+    """The bounds of a number, or of a list's length, such as "0 to 60"; empty if there are none."""
     least, most = entry.setting.least, entry.setting.most
     if most is not None:
         return f"{least or 0:g} to {most:.0f}"
@@ -69,7 +70,7 @@ def bounds(entry: SettingEntry) -> str:
 
 
 def size_as_written(size_bytes: int) -> str:
-    """A size in the largest unit of which it is a multiple, as files have it: "20GiB"."""
+    """A size in the largest unit that divides it, such as "20GiB"."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size_bytes and size_bytes % 2**power == 0:
             return f"{size_bytes >> power}{unit}"
@@ -77,7 +78,7 @@ def size_as_written(size_bytes: int) -> str:
 
 
 def _typed(entry: SettingEntry, value: Any) -> Any:
-    """None: it has another type."""
+    """The value in the field's type, or None if it has another type."""
     if entry.type is bool or isinstance(value, bool):
         return value if entry.type is type(value) else None
     if entry.type is int:
@@ -95,12 +96,12 @@ def _typed(entry: SettingEntry, value: Any) -> Any:
 def _within(entry: SettingEntry, value: Any) -> bool:
     least, most = entry.setting.least, entry.setting.most
     size = len(value) if isinstance(value, tuple) else value
-    # So written, what is no number is not within.
+    # In this form, NaN is out of bounds.
     return (least is None or size >= least) and (most is None or size <= most)
 
 
 def _listed(text: str, of_devices: bool) -> list[str]:
-    """What commas part. Those inside a device's specification, NAME:KEY=VALUE,KEY=VALUE, part none."""
+    """Split a text at commas, but not inside a device's specification, NAME:KEY=VALUE,KEY=VALUE."""
     parts: list[str] = []
     for part in filter(None, map(str.strip, text.split(","))):
         if of_devices and parts and "=" in part.partition(":")[0]:

@@ -2,9 +2,9 @@
 
     starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT, an operator)──▸ draining ──▸ stopped
 
-Ports are bound first, so that a mistake shows at once; `health` says "ready" when the devices are, until
-draining begins. Draining lets running work end, for `drain_seconds` at most; a second
-signal cuts it short. How an operator drains is in `draining`.
+Ports are bound first, so that a mistake shows at once. `health` reports "ready" from the start of
+the devices until draining begins. Draining lets running work end, for `drain_seconds` at most; a
+second signal cuts it short. `runtime.draining` has the drain of an operator.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,7 +48,7 @@ from heliograph_server.auth.access import Access
 from heliograph_server.config.config import ServerConfig, Sources
 from heliograph_server.config.sockets import unbind
 from heliograph_server.daemon.health import Health
-from heliograph_server.daemon.listening import bind, connection_options, keep_tidy
+from heliograph_server.daemon.listening import bind, connection_options, trim_memory
 from heliograph_server.daemon.reload import Configuration, FileWatch
 from heliograph_server.daemon.systemd import ServiceManager
 from heliograph_server.links.aio import LoopPeers
@@ -73,7 +74,7 @@ from heliograph_server.weights.store import ContentStore
 
 logger = logging.getLogger(__name__)
 
-#: Names of the services, as health and reflection know them.
+#: Names of the services for health and reflection.
 SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
     for module, name in (
@@ -90,17 +91,17 @@ SERVICES = tuple(
 
 COMPILE_THREADS = 2
 BULK_THREADS = 4
-#: Threads that pass contents on to other daemons, each for one of them that may be slow.
+#: Threads that forward contents to other daemons, each to one daemon that may be slow.
 RELAY_THREADS = 16
-#: Sessions that end at the same moment beyond this wait for one another.
+#: Threads that end sessions.
 CLOSE_THREADS = 16
-#: Threads that ask devices how much memory they have, which another host may be slow to say.
+#: Threads that query the memory of devices, which may be on a slow host.
 ASK_THREADS = 8
-#: Threads that answer long questions about ops and tensors.
+#: Threads that answer long queries about ops and tensors.
 LISTEN_THREADS = 2
-#: Threads that list and describe models, one of which may read a large file.
+#: Threads that list and describe models, which may read large files.
 READ_THREADS = 2
-#: Threads that write values of other daemons to devices that take long.
+#: Threads that write values from other daemons to slow devices.
 MOVE_THREADS = 2
 #: How long calls may take to end once their sessions are closed.
 STOP_SECONDS = 2.0
@@ -110,7 +111,7 @@ STARTER = "heliograph-start"
 
 
 def server_options(limits: Limits) -> list[tuple[str, Any]]:
-    """gRPC's options: message size, no shared ports, and keepalive that notices a vanished client."""
+    """gRPC's options: message size, no shared ports, and keepalive that detects a lost client."""
     return [
         ("grpc.max_receive_message_length", limits.message_bytes),
         ("grpc.max_send_message_length", -1),
@@ -119,9 +120,9 @@ def server_options(limits: Limits) -> list[tuple[str, Any]]:
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # Heads of pools, and other daemons, ask often whether this one lives.
+        # Heads of pools and other daemons ping this one often.
         ("grpc.http2.min_ping_interval_without_data_ms", 50),
-        # grpcio heeds keepalive_timeout_ms only together with this one.
+        # grpcio obeys keepalive_timeout_ms only together with this option.
         ("grpc.http2.ping_timeout_ms", 5_000),
     ]
 
@@ -147,20 +148,20 @@ class Daemon:
         self._server: aio.Server | None = None
         self._memory = MemoryService(self._slot)
         self.health = Health(SERVICES, config.health_listen)
-        #: Files that are read again when they change, and when SIGHUP asks.
+        #: Files that are read again when they change, and on SIGHUP.
         self.watch = FileWatch()
         self.telemetry.facts.reloads = lambda: self.watch.outcomes
         self.configuration = Configuration(config, self._reconfigure)
-        self.draining = Draining(self._slot, lambda: self._config.drain_seconds, self.health.look)
-        #: Where it listens, with the ports that were chosen.
+        self.draining = Draining(self._slot, lambda: self._config.drain_seconds, self.health.update)
+        #: The addresses that it listens at, with their actual ports.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
-        #: What other daemons are shown; read when it starts.
+        #: The credentials presented to other daemons; read at the start.
         self._shown: Shown = nothing_shown
         self._peers: LoopPeers | None = None
-        self._tidying: asyncio.Task[None] | None = None
+        self._trimming: asyncio.Task[None] | None = None
         self.host: Host | None = None
-        #: Who may connect; once it starts.
+        #: Tokens, certificates and quotas, once it starts.
         self.access: Access | None = None
         self._traces = Traces(config.traces)
 
@@ -169,11 +170,10 @@ class Daemon:
 
     @property
     def _config(self) -> ServerConfig:
-        """What is in force."""
         return self.configuration.now
 
     async def start(self) -> None:
-        """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
+        """Bind, serve, and start the devices. Raises ConfigurationError; `stop` cleans up."""
         self._shown = pool_credentials(self._config)
         self.access = Access(self._config)
         self.telemetry.facts.certificate_expiry = self.access.certificate_expiry
@@ -191,7 +191,7 @@ class Daemon:
             self._memory.start(self.addresses)
         self._facts = server_facts(self._why_not_shared())
         await self._server.start()
-        self.host = await asyncio.wrap_future(_in_thread_of_its_own(self._open_host))
+        self.host = await asyncio.wrap_future(_in_own_thread(self._open_host))
         silence_seconds = self._config.pool_silence_seconds
         self._peers = LoopPeers(
             asyncio.get_running_loop(), self._pools[-1], silence_seconds, shown=self._shown
@@ -203,10 +203,10 @@ class Daemon:
         self._slot.fill(self.host)
         self.access.watch(self.host)
         await self.health.follow(self.host)
-        self._tidying = asyncio.ensure_future(keep_tidy())
+        self._trimming = asyncio.ensure_future(trim_memory())
 
     def _reconfigure(self, config: ServerConfig) -> None:
-        """What the daemon has of settings that may change while it runs. It may have no devices yet."""
+        """Apply the live settings. There may be no devices yet."""
         if self.host is not None and self.host.store.cache is not None:
             self.host.store.cache.quota_bytes = config.cache_size
         if self.access is not None:
@@ -237,24 +237,25 @@ class Daemon:
         reflection.enable_server_reflection(names, server)
 
     async def drain(self) -> bool:
-        """Refuses new sessions and waits for running work, for `drain_seconds`. Whether it ended."""
+        """Refuse new sessions and wait up to `drain_seconds` for running work. True if it has
+        ended."""
         await self.draining.stopping()
         if self.host is None:
             return True
         return await asyncio.to_thread(self.host.wait_quiet, self._config.drain_seconds)
 
     def hurry(self) -> None:
-        """Ends `drain` at once."""
+        """End `drain` at once."""
         if self.host is not None:
             self.host.hurry()
 
     async def stop(self) -> None:
-        """Ends all sessions, the server, the devices and the threads."""
+        """End all sessions, the server, the devices and the threads."""
         await self.watch.stop()
         self.telemetry.stop()
         self.draining.hung_up.set()
-        if self._tidying is not None:
-            self._tidying.cancel()
+        if self._trimming is not None:
+            self._trimming.cancel()
         if self.host is not None:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)
@@ -276,11 +277,11 @@ class Daemon:
 
 
 def open_host_of(config: ServerConfig) -> Host:
-    """Loads the backends and starts the devices. Raises ConfigurationError.
+    """Load the backends and start the devices. Raises ConfigurationError.
 
-    What is to be said of the other backends is found out too: the event loop could not wait for it later.
+    This also probes the backends that are not used, as the event loop cannot wait for that later.
     """
-    # First, since it is quick, and so is a mistake in it.
+    # The quick parts come first, so that their mistakes show at once.
     cache = DiskCache(Path(config.cache), config.cache_size) if config.cache else None
     models = ModelFiles(Path(config.models)) if config.models else None
     pool = _pool_of(config) if config.pool else None
@@ -289,8 +290,8 @@ def open_host_of(config: ServerConfig) -> Host:
 
 
 def _pool_of(config: ServerConfig) -> Membership:
-    """The daemons whose devices are offered, too. Raises ConfigurationError."""
-    # Not before: it imports the client.
+    """The daemons whose devices are offered too. Raises ConfigurationError."""
+    # Imported on demand, as it imports the client.
     from heliograph_server.pool.discovery import open_source
     from heliograph_server.pool.pool import Pool
 
@@ -298,20 +299,25 @@ def _pool_of(config: ServerConfig) -> Membership:
 
 
 def pool_credentials(config: ServerConfig) -> PoolCredentials:
-    """What members, and daemons that values are exchanged with, are shown. Raises ConfigurationError."""
+    """The credentials presented to members, and to daemons that values are exchanged with.
+
+    Raises ConfigurationError.
+    """
     return PoolCredentials(config.pool_token, config.pool_ca, config.pool_certificate, config.pool_key)
 
 
-def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:
-    """Starts the devices in a thread that the end of the process need not wait for: on a new machine
-    they compile kernels for a minute, which nothing can cut short. A host that comes too late is closed.
+def _in_own_thread(open_host: Callable[[], Host]) -> Future[Host]:
+    """Start the devices in a thread that the end of the process does not wait for.
+
+    On a new machine they compile kernels for a minute, which cannot be interrupted. A host that
+    comes too late is closed.
     """
     opening: Future[Host] = Future()
 
     def run() -> None:
         try:
             host = open_host()
-        except BaseException as error:  # the caller's, who waits for it
+        except BaseException as error:  # passed to the caller, who waits for it
             if opening.set_running_or_notify_cancel():
                 opening.set_exception(error)
             return
@@ -325,22 +331,23 @@ def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:
 
 
 def is_starting() -> bool:
-    """Whether devices are being started that nobody waits for any more."""
+    """True if a thread still starts devices."""
     return any(thread.name == STARTER for thread in threading.enumerate())
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first one asks to drain, the second one to hurry. SIGHUP: read files again.
+    """The signals of the process. The first SIGTERM or SIGINT starts a drain, the second one cuts
+    it short. SIGHUP reads the files again.
 
-    Work that cannot be cut short then still has HURRY_SECONDS before the process ends all the same. SIGHUP of
-    a terminal that was closed is what it always was, the end.
+    HURRY_SECONDS after the second signal, the process ends with its work unfinished. SIGHUP of a
+    closed terminal acts like SIGTERM.
     """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self._on_second: Callable[[], None] = lambda: None
         self._on_hang_up: Callable[[], None] = lambda: None
-        # Who was started with nohup outlives its terminal.
+        # With nohup, the process outlives its terminal.
         self._has_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
     def install(self, numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)) -> None:
@@ -359,7 +366,7 @@ class Signals:
         if self._has_terminal and not _has_terminal():
             self._arrived(signal.SIGHUP)
             return
-        logger.info("SIGHUP: reading files again")
+        logger.info("SIGHUP: reading the files again")
         self._on_hang_up()
 
     def _arrived(self, number: signal.Signals) -> None:
@@ -371,7 +378,7 @@ class Signals:
 
 
 def _has_terminal() -> bool:
-    """Whether the process has a terminal that is still there."""
+    """True if the process has an open terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -380,12 +387,12 @@ def _has_terminal() -> bool:
 
 
 def _give_up() -> None:
-    logger.error("work did not end within %.0f s after the second signal; leaving it", HURRY_SECONDS)
+    logger.error("work did not end within %.0f s after the second signal; exiting", HURRY_SECONDS)
     leave(1)
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process without waiting for its threads."""
+    """End the process without waiting for its threads."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(status)
@@ -394,39 +401,39 @@ def leave(status: int) -> NoReturn:
 async def serve(
     config: ServerConfig, ready: Callable[[Daemon], None] | None = None, sources: Sources | None = None
 ) -> None:
-    """Serves until a signal comes. Calls `ready` once it listens and the devices are there.
+    """Serve until a signal comes. `ready` is called once it listens and the devices are ready.
 
-    `sources`: where the configuration comes from; its file is then read again.
+    `sources`: the sources of the configuration, whose file is read again when it changes.
     """
     signals = Signals()
     signals.install()
     daemon = Daemon(config)
     signals.on_second(daemon.hurry)
     manager = ServiceManager(os.environ)
-    signals.on_hang_up(lambda: manager.reload(daemon.watch.look_at_once))
+    signals.on_hang_up(lambda: manager.reload(partial(daemon.watch.look, at_once=True)))
     try:
         if sources is not None:
             daemon.configuration.follow(sources, daemon.watch)
         if not await _started(daemon, signals.stop):
-            logger.info("ending before the devices were ready")
+            logger.info("stopping before the devices are ready")
             return
         if ready is not None:
             ready(daemon)
         _freeze()
         manager.ready(f"serving at {', '.join(map(str, daemon.addresses))}")
-        signalled = await _told_to_end(signals.stop, daemon.draining.over)
+        signalled = await _wait_for_end(signals.stop, daemon.draining.over)
         seconds = daemon.configuration.now.drain_seconds
         manager.stopping(seconds if signalled else 0.0)
         if signalled and not await daemon.drain():
-            logger.warning("work did not end within %.0f s and is cut short", seconds)
+            logger.warning("work did not end within %.0f s, and is cut short", seconds)
     finally:
         await daemon.stop()
         await manager.close()
         logger.info("stopped")
 
 
-async def _told_to_end(signal: asyncio.Event, drained: asyncio.Event) -> bool:
-    """Waits for a signal, or for the end of an operator's drain. Whether it was a signal."""
+async def _wait_for_end(signal: asyncio.Event, drained: asyncio.Event) -> bool:
+    """Wait for a signal or the end of an operator's drain. True if it was a signal."""
     waiting = [asyncio.ensure_future(one.wait()) for one in (signal, drained)]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for one in waiting:
@@ -436,15 +443,18 @@ async def _told_to_end(signal: asyncio.Event, drained: asyncio.Event) -> bool:
 
 
 def _freeze() -> None:
-    """What is there now stays to the end: a collection need not look at it again. Beside a compiler's
-    half a million objects it takes a twentieth of a second, in the middle of somebody's command.
+    """Exclude the current objects from garbage collection, as they stay to the end.
+
+    With half a million objects of a compiler, a collection takes a twentieth of a second, in the
+    middle of a command.
     """
     gc.collect()
     gc.freeze()
 
 
 async def _started(daemon: Daemon, stop: asyncio.Event) -> bool:
-    """Starts a daemon, unless it is to stop before that is done. Raises what `start` does."""
+    """Start a daemon, unless `stop` is set first. Returns True if it started. Raises the errors of
+    `start`."""
     starting = asyncio.ensure_future(daemon.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:

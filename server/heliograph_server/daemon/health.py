@@ -1,18 +1,20 @@
-"""Health by grpc.health.v1, on the daemon's addresses and, in the clear, on an address for probes alone.
+"""Health by grpc.health.v1, on the daemon's addresses and on a plain-text address for probes.
 
 | service | SERVING |
 |---|---|
-| `live` | from the first answer on, also while devices start and while work is drained; no longer when |
-|        | every device is lost until a restart, which nothing else heals |
-| `ready` | while sessions are accepted: not before the devices are there, not while draining, and only if |
-|         | some device, its own or a member's, is not lost |
+| `live` | from the first answer on, also while devices start and while draining; until |
+|        | only a restart can bring a device back |
+| `ready` | while sessions are accepted: after the start of the devices, not while draining, |
+|         | and only if some device, of the daemon or a member, is not lost |
 | `""` and each service | as `ready` |
 
-A daemon whose event loop is stuck answers nothing, so a probe of `live` fails by its own time limit. A head
-that waits for members is ready as long as it has a device itself; clients learn of members as they join.
+A daemon with a blocked event loop does not answer, so a probe of `live` fails by its own timeout. A
+head that waits for members is ready as long as it has a device of its own; clients learn of members
+as they join.
 
-Probes need no token, so a watcher that does not read must not hold up a status change. gRPC's own servicer
-sets a status under a lock that a watcher has while its answer is written, and so cannot be used.
+Probes need no token, so a watcher that does not read must not delay a change of status. gRPC's own
+servicer holds a lock while it writes to a watcher, and sets a status under the same lock, so it
+cannot be used.
 """
 
 from __future__ import annotations
@@ -31,39 +33,50 @@ from heliograph_proto.addresses import Address
 from heliograph_server.config.sockets import host_and_port
 from heliograph_server.daemon.listening import bind, probe_options
 
-#: The most who watch at once, of all connections.
+logger = logging.getLogger(__name__)
+
+#: The most watchers over all connections.
 MOST_WATCHERS = 1000
+LIVE, READY = "live", "ready"
+#: How often the state of the host is checked: lost and new devices, and drains of other origin.
+PULSE_SECONDS = 0.5
+#: How long probes in progress may take once the daemon ends.
+STOP_SECONDS = 0.5
+_STATUS = {
+    True: health_pb2.HealthCheckResponse.SERVING,
+    False: health_pb2.HealthCheckResponse.NOT_SERVING,
+}
 
 Context: TypeAlias = "aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]"
-#: What types for gRPC's health know nothing of.
+#: The types of gRPC's health package lack the List method.
 _LISTS: Any = health_pb2
 
 
 class HealthAnswers(health_pb2_grpc.HealthServicer):
-    """What is said of each service, by name. Lives on one event loop."""
+    """The status of each service, by name. Lives on one event loop."""
 
     def __init__(self) -> None:
-        self._said: dict[str, int] = {}
+        self._statuses: dict[str, int] = {}
         self._watchers: set[asyncio.Event] = set()
 
     def __repr__(self) -> str:
-        return f"<HealthAnswers of {len(self._said)} services to {len(self._watchers)} watchers>"
+        return f"<HealthAnswers of {len(self._statuses)} services to {len(self._watchers)} watchers>"
 
-    def say(self, service: str, status: int) -> None:
-        """From now on this is said of a service; watchers are told as they read. Waits for nobody."""
-        self._said[service] = status
+    def set_status(self, service: str, status: int) -> None:
+        """Set the status of a service, and notify watchers without waiting for them."""
+        self._statuses[service] = status
         for changed in self._watchers:
             changed.set()
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> health_pb2.HealthCheckResponse:
-        if (status := self._said.get(request.service)) is None:
+        if (status := self._statuses.get(request.service)) is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         return _response(status)
 
     async def List(self, request: Message, context: aio.ServicerContext[Message, Message]) -> Message:
-        found = {name: _response(status) for name, status in self._said.items()}
+        found = {name: _response(status) for name, status in self._statuses.items()}
         answer: Message = _LISTS.HealthListResponse(statuses=found)
         return answer
 
@@ -73,23 +86,23 @@ class HealthAnswers(health_pb2_grpc.HealthServicer):
         changed = asyncio.Event()
         self._watchers.add(changed)
         try:
-            await self._tell(request.service, changed, context)
+            await self._write_changes(request.service, changed, context)
         finally:
             self._watchers.discard(changed)
 
-    async def _tell(self, service: str, changed: asyncio.Event, context: Context) -> None:
-        told: int | None = None
+    async def _write_changes(self, service: str, changed: asyncio.Event, context: Context) -> None:
+        written: int | None = None
         while True:
-            # Whatever is said while this is written is looked at afterwards.
+            # A change during the write below is seen in the next turn.
             changed.clear()
-            status = self._said.get(service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-            if status != told:
+            status = self._statuses.get(service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+            if status != written:
                 try:
                     await context.write(_response(status))
                 except Exception as error:
                     logger.debug("a watcher of health is gone: %s", type(error).__name__)
                     return
-            told = status
+            written = status
             await changed.wait()
 
 
@@ -97,36 +110,23 @@ def _response(status: int) -> health_pb2.HealthCheckResponse:
     return health_pb2.HealthCheckResponse(status=status)
 
 
-logger = logging.getLogger(__name__)
-
-LIVE, READY = "live", "ready"
-#: How often it is looked whether devices were lost or came, and whether somebody else drained the host.
-PULSE_SECONDS = 0.5
-#: How long probes under way may take once the daemon ends.
-STOP_SECONDS = 0.5
-_STATUS = {
-    True: health_pb2.HealthCheckResponse.SERVING,
-    False: health_pb2.HealthCheckResponse.NOT_SERVING,
-}
-
-
 class HealthOfHost(Protocol):
-    """What is asked of a `Host`."""
+    """The health of a `Host`."""
 
     @property
     def is_accepting(self) -> bool:
-        """Whether a session could be opened now."""
+        """True if a session could be opened now."""
 
     @property
     def is_beyond_help(self) -> bool:
-        """Whether only a restart brings a device back."""
+        """True if only a restart can bring a device back."""
 
 
 class Health:
-    """The health of a daemon, from before its devices start until it has ended.
+    """The health of a daemon, from before the start of its devices until its end.
 
-    `services`: names that are answered as `ready` is. `listen`: HOST:PORT of a server that answers nothing
-    else, in the clear; empty: none. Raises ConfigurationError for one that is no such text.
+    `services`: names with the status of `ready`. `listen`: HOST:PORT of a server for probes only,
+    in plain text; empty: none. Raises ConfigurationError for another text.
     """
 
     def __init__(self, services: Sequence[str], listen: str = "") -> None:
@@ -135,38 +135,35 @@ class Health:
         self._answers = HealthAnswers()
         self._server: aio.Server | None = None
         self._host: HealthOfHost | None = None
-        self._told: dict[str, bool] = {}
+        self._known: dict[str, bool] = {}
         self._pulse: asyncio.Task[None] | None = None
-        #: Where probes alone are answered, with the port that was chosen; None: nowhere.
+        #: The address for probes only, with its actual port; None without one.
         self.address: Address | None = None
 
     def add_to(self, server: aio.Server) -> None:
-        """Has a server answer grpc.health.v1."""
+        """Add grpc.health.v1 to a server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._answers, server)
 
     async def start(self) -> None:
-        """Says that the daemon lives and is not ready, and listens for probes. Raises ConfigurationError."""
-        await self._tell()
+        """Report the daemon as live and not ready, and listen for probes. Raises
+        ConfigurationError."""
+        await self.update()
         if self._listen is None:
             return
         self._server = aio.server(options=[("grpc.so_reuseport", 0), *probe_options()])
         self.add_to(self._server)
         self.address = bind(self._server, self._listen)
         await self._server.start()
-        logger.info("health is answered at %s", str(self.address).removeprefix("grpc://"))
+        logger.info("health at %s", str(self.address).removeprefix("grpc://"))
 
     async def follow(self, host: HealthOfHost) -> None:
-        """From now on says what is true of a host, whose devices may be lost and come back."""
+        """Report the state of a host from now on; its devices may be lost and come back."""
         self._host = host
-        await self._tell()
+        await self.update()
         self._pulse = asyncio.ensure_future(self._follow())
 
-    async def look(self) -> None:
-        """Says at once what is true of the host now: that it drains, or does no more."""
-        await self._tell()
-
     async def stop(self) -> None:
-        """Ends the server of probes. Idempotent."""
+        """End the server for probes. Idempotent."""
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
@@ -176,13 +173,14 @@ class Health:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(PULSE_SECONDS)
-            await self._tell()
+            await self.update()
 
-    async def _tell(self) -> None:
+    async def update(self) -> None:
+        """Report the current state of the host at once."""
         host = self._host
         is_ready = host is not None and host.is_accepting
-        said = dict.fromkeys(self._names, is_ready) | {LIVE: host is None or not host.is_beyond_help}
-        for name, is_serving in said.items():
-            if self._told.get(name) is not is_serving:
-                self._told[name] = is_serving
-                self._answers.say(name, _STATUS[is_serving])
+        found = dict.fromkeys(self._names, is_ready) | {LIVE: host is None or not host.is_beyond_help}
+        for name, is_serving in found.items():
+            if self._known.get(name) is not is_serving:
+                self._known[name] = is_serving
+                self._answers.set_status(name, _STATUS[is_serving])

@@ -1,15 +1,13 @@
-"""Binding a server to its addresses, with errors that say what to do.
+"""The addresses of a server, and the bounds of connections, which gRPC enforces.
 
-What bounds connections, whatever their clients do. All of it is gRPC's own: it sees bytes before we do.
-
-| a connection that | ends after |
+| connection | ends after |
 |---|---|
-| says nothing, or is slow with its first bytes or its TLS handshake | HANDSHAKE_SECONDS |
-| has no call: idle, or slow with the headers of its first one | IDLE_SECONDS; clients connect again |
-| is one too many | at once |
-| answers no ping: its client is gone | the keepalive's 15 seconds |
+| silent, or slow with its first bytes or its TLS handshake | HANDSHAKE_SECONDS |
+| without a call: idle, or slow with its first headers | IDLE_SECONDS; clients connect again |
+| beyond the limit | at once |
+| its client is gone and answers no ping | the keepalive's 15 seconds |
 
-A call whose first message does not come is the services' affair: see `services.receiving`.
+The services bound the wait for the first message of a call: see `rpc.receiving`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from grpc import aio
@@ -28,26 +26,23 @@ from heliograph.transport.allocator import give_back
 from heliograph_proto.addresses import Address
 from heliograph_proto.errors import ConfigurationError
 from heliograph_server.config.config import ServerConfig
-from heliograph_server.config.sockets import _check_folder, _private_files, _remove_stale, _why
-
-if TYPE_CHECKING:
-    pass
+from heliograph_server.config.sockets import check_folder, private_files, remove_stale, why_not_bound
 
 
 def bind(server: aio.Server, address: Address, credentials: grpc.ServerCredentials | None = None) -> Address:
-    """Binds, with TLS if there are credentials; the address with the port that was chosen. Raises
-    ConfigurationError."""
+    """Bind a server, with TLS if there are credentials, and return the address with its actual
+    port. Raises ConfigurationError."""
     if address.scheme == "unix":
-        _check_folder(Path(address.path).parent)
-        _remove_stale(Path(address.path))
-        with _private_files():
+        check_folder(Path(address.path).parent)
+        remove_stale(Path(address.path))
+        with private_files():
             _add_port(server, address)
         return address
     return replace(address, port=_add_port(server, address, credentials))
 
 
 def _add_port(server: aio.Server, address: Address, credentials: grpc.ServerCredentials | None = None) -> int:
-    # To listen, gRPC wants "host:port"; the scheme of a target is for clients.
+    # gRPC listens at "host:port"; targets with a scheme are for clients.
     name = address.grpc_target if address.scheme == "unix" else address.host_port
     try:
         port: int = (
@@ -59,48 +54,52 @@ def _add_port(server: aio.Server, address: Address, credentials: grpc.ServerCred
         port = 0
     if port == 0:
         raise ConfigurationError(
-            f"cannot listen at {address}: {_why(address)}",
-            advice="end the other server, or choose another address: --listen grpc://127.0.0.1:0",
+            f"cannot listen at {address}: {why_not_bound(address)}",
+            advice="stop the other server, or choose another address: --listen grpc://127.0.0.1:0",
         )
     return port
 
 
 logger = logging.getLogger(__name__)
 
-#: How long a connection may take until it speaks HTTP/2 (and TLS, where there is any).
+#: The timeout of the HTTP/2 (and TLS) handshake of a connection.
 HANDSHAKE_SECONDS = 10.0
 #: How long a connection may be without a call.
 IDLE_SECONDS = 300.0
-#: The most calls at once on one connection; what comes beyond that waits in its client.
+#: The most concurrent calls of one connection; further calls wait in the client.
 MOST_CALLS = 4096
-#: The same where probes alone are answered, to anybody. Of the connections there, which take descriptors too,
-#: there are so many at most, and fewer where the process has few.
+#: The same for a server of health probes, which any client may call. Its connections are also
+#: limited to a share of the process's descriptors.
 PROBE_IDLE_SECONDS = 60.0
 MOST_PROBE_CALLS = 64
 MOST_PROBE_CONNECTIONS = 1024
 PROBE_SHARE = 1 / 16
-#: How often free memory is looked at.
-TIDY_SECONDS = 10.0
-#: Of the process's descriptors, what connections leave to files, devices, shared memory and other daemons.
+#: How often free memory is returned to the system.
+TRIM_SECONDS = 10.0
+#: The descriptors that connections leave to files, devices, shared memory and other daemons: a
+#: share, and the least number.
 RESERVED_SHARE, LEAST_RESERVED = 0.25, 64
 
 
-async def keep_tidy() -> None:
-    """Gives back what thousands of connections, or large messages, have left behind, for as long as it
-    runs: their memory lies in pieces between what is in use, which the C library keeps."""
+async def trim_memory() -> None:
+    """Return free memory to the system from time to time.
+
+    After thousands of connections or large messages, the C library keeps free pieces between used
+    ones.
+    """
     while True:
-        await asyncio.sleep(TIDY_SECONDS)
-        if given := await asyncio.to_thread(give_back):
-            logger.debug("%.0f MiB of free memory were given back", given / 2**20)
+        await asyncio.sleep(TRIM_SECONDS)
+        if returned := await asyncio.to_thread(give_back):
+            logger.debug("returned %.0f MiB of free memory", returned / 2**20)
 
 
 def connection_options(config: ServerConfig) -> list[tuple[str, Any]]:
-    """gRPC's options for a server of this configuration."""
+    """gRPC's options for a server with this configuration."""
     return _bounded(IDLE_SECONDS, MOST_CALLS, most_connections(config))
 
 
 def probe_options() -> list[tuple[str, Any]]:
-    """gRPC's options for a server that answers probes alone."""
+    """gRPC's options for a server of health probes."""
     connections = min(MOST_PROBE_CONNECTIONS, max(1, int(_descriptors() * PROBE_SHARE)))
     return _bounded(PROBE_IDLE_SECONDS, MOST_PROBE_CALLS, connections)
 
@@ -115,7 +114,7 @@ def _bounded(idle_seconds: float, calls: int, connections: int) -> list[tuple[st
 
 
 def most_connections(config: ServerConfig) -> int:
-    """The most connections at once at each address, since gRPC counts for each by itself."""
+    """The limit of connections at each address; gRPC counts each address separately."""
     if config.max_connections:
         return config.max_connections
     descriptors = _descriptors()
@@ -124,12 +123,12 @@ def most_connections(config: ServerConfig) -> int:
 
 
 def _sockets(address: Address) -> int:
-    """How many gRPC listens on there: the name of this host has an address of each version of IP."""
+    """The number of listening sockets: "localhost" has an address of each version of IP."""
     return 2 if address.host == "localhost" else 1
 
 
 def _descriptors() -> int:
-    """How many the process may have."""
+    """The process's limit of file descriptors."""
     if sys.platform == "win32":
         return 2**13
     import resource

@@ -19,21 +19,22 @@ from heliograph_server.telemetry import logs
 
 logger = logging.getLogger("heliograph")
 
-#: Where backends come from that are part of this distribution.
+#: The origin of the backends of this distribution.
 OWN = origin_of_package("heliograph")
 
-#: Asked for at start, or what the system allows if that is less.
+#: The limit of descriptors to request at the start, if the system allows it.
 MOST_DESCRIPTORS = 2**20
 
 
 def run(config: ServerConfig, sources: Sources | None = None) -> int:
-    """Serves until SIGTERM or SIGINT; the process's exit status: 0, or 1 if it could not start.
+    """Serve until SIGTERM or SIGINT, and return the exit status: 0, or 1 if the daemon could not
+    start.
 
-    `sources`: where the configuration comes from, if that may change meanwhile.
+    `sources`: the sources of the configuration, if it may change meanwhile.
     """
     logs.configure(config.log_level, config.log_format)
     if not tune_allocator():
-        logger.info("the C library's allocator cannot be told to keep memory: transfers over TCP are slower")
+        logger.info("cannot tune the C library's allocator to keep memory: transfers over TCP are slower")
     _raise_descriptor_limit()
     factory, loop_name = _loop_factory()
     logger.info("heliograph %s on Python %s, %s", __version__, platform.python_version(), loop_name)
@@ -41,27 +42,28 @@ def run(config: ServerConfig, sources: Sources | None = None) -> int:
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(serve(config, _announce, sources))
     except HeliographError as error:
-        # In one line, as everything in the log.
+        # One line, as all of the log.
         logger.error("%s", error.in_a_line())
         return 1
     if is_starting():
-        # The thread would otherwise be in native code while the interpreter is taken down around it.
+        # Otherwise the interpreter would be finalized while the thread runs native code.
         leave(0)
     return 0
 
 
 def _raise_descriptor_limit() -> None:
-    """Connections and shared memory take descriptors, of which a process has few unless it asks for more."""
+    """Raise the limit of descriptors, which connections and shared memory use; the default is
+    low."""
     if sys.platform == "win32":
         return
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    limit = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
         return
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str]:
@@ -73,7 +75,7 @@ def _loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str
 
 
 def _announce(daemon: Daemon) -> None:
-    """Says what there is and where it listens: to people on stderr, to programs on stdout."""
+    """Report the devices and addresses: to people on stderr, to programs on stdout."""
     assert daemon.host is not None
     found = daemon.host.device_list()
     for device in found.devices:
@@ -81,7 +83,7 @@ def _announce(daemon: Daemon) -> None:
         logger.info("device %s: %s, %.1f GiB", device.name, device.description, gibibytes)
     for backend in found.backends:
         if backend.why:
-            # Nobody asked for one that came along: a device that is asked for is there, or ends the daemon.
+            # A missing device of `devices` ends the daemon, so this backend was not requested.
             level = logging.INFO if backend.origin == OWN else logging.WARNING
             logger.log(
                 level, "backend %s (%s) is not available: %s", backend.name, backend.origin, backend.why
@@ -93,5 +95,5 @@ def _announce(daemon: Daemon) -> None:
         logger.info("metrics at %s", daemon.telemetry.url)
     for address in daemon.addresses:
         logger.info("listening on %s", address)
-        # With the token that was just made, which is shown this once, and never in the log.
+        # A first token is printed here, once, and never logged.
         print(f"listening on {daemon.access.shown(address)}", flush=True)

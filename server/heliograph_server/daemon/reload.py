@@ -1,13 +1,13 @@
-"""Files that are read again when they change; what they said before stays in force when the new is bad.
+"""Files that are read again when they change. A bad new content leaves the last good value in use.
 
-    tokens = Reloading(parse_tokens, Path("/etc/heliograph/tokens"))   # raises if it is bad at the start
+    tokens = ReloadedFile(parse_tokens, Path("/etc/heliograph/tokens"))   # raises for a bad file
     watch.add(tokens)
-    tokens.value                                                       # what the last good content said
+    tokens.value                                                          # of the last good content
 
-Contents are compared, not times: a file may be replaced by renaming, a link to its folder may be turned to
-another one, as Kubernetes does with what it mounts, and a time may be as before. A new content counts once
-two looks in a row have found it, since some write in several steps; one that somebody asked for, with SIGHUP,
-counts at once.
+Contents are compared, not times: a file may be replaced by renaming, a link to its folder may be
+changed, as Kubernetes does with its mounts, and a time may stay the same. A new content counts once
+two checks in a row have found it, as files may be written in several steps; on SIGHUP, it counts at
+once.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: How long there is between two looks.
+#: The time between two checks.
 LOOK_SECONDS = 1.0
-#: No file of settings is longer; what is, is another file.
+#: The longest file of settings.
 MOST_BYTES = 16 * 2**20
 
-#: What a look finds: the content of each file, or why they cannot be read.
+#: The result of a check: the content of each file, or why they cannot be read.
 _Found: TypeAlias = "tuple[bytes, ...] | str"
 
 
 def read_all(path: Path) -> bytes:
-    """A file's content. Raises ConfigurationError for what is missing, too long, or no file."""
+    """Read a file. Raises ConfigurationError if it is missing, too long, or not a regular file."""
     try:
-        # A pipe would not answer.
+        # Without O_NONBLOCK, opening a pipe blocks.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigurationError(f"cannot read {path}: it is no file")
+                raise ConfigurationError(f"cannot read {path}: it is not a regular file")
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
@@ -56,11 +56,12 @@ def read_all(path: Path) -> bytes:
 
 
 class ReloadedFile(Generic[T]):
-    """What one file says, or several that belong together. All calls come from one thread; `value` may be
-    read from any.
+    """The value of a file, or of several that belong together. Used by one thread; any thread may
+    read `value`.
 
-    `parse` gets the contents, in the order of the paths, and raises for bad ones. `on_change` gets what is
-    new, before it is in force: if it raises, the old stays. `on_problem` is told once what is wrong.
+    `parse` takes the contents in the order of the paths, and raises for bad ones. `on_change` takes
+    a new value before it is in use; if it raises, the old value stays. `on_problem` is called once
+    for each problem.
     """
 
     def __init__(
@@ -70,29 +71,31 @@ class ReloadedFile(Generic[T]):
         on_change: Callable[[T], None] = lambda _: None,
         on_problem: Callable[[str], None] | None = None,
     ) -> None:
-        """Reads for the first time. Raises ConfigurationError, and what `parse` raises."""
+        """Read the files for the first time. Raises ConfigurationError, the errors of `parse`."""
         self.paths = paths
         self._parse = parse
         self._on_change = on_change
         self._on_problem = on_problem or self._log
         contents = tuple(read_all(path) for path in paths)
-        #: What was found when this was last judged, and by the last look.
+        #: The contents that were parsed last, and those of the last check.
         self._judged: _Found = contents
         self._seen: _Found = contents
         self._good = contents
-        #: How often something new came into force ("ok"), or did not ("failed").
+        #: How often a new content came into use ("ok"), or was rejected ("failed").
         self.outcomes = Counter(ok=0, failed=0)
-        #: Why the latest content is not in force; empty: it is.
+        #: Why the latest content is not in use; empty if it is.
         self.problem = ""
-        #: What is in force.
+        #: The value in use.
         self.value = parse(*contents)
 
     def __repr__(self) -> str:
-        return f"<Reloading {', '.join(map(str, self.paths))}{': ' if self.problem else ''}{self.problem}>"
+        return f"<ReloadedFile {', '.join(map(str, self.paths))}{': ' if self.problem else ''}{self.problem}>"
 
     def look(self, at_once: bool = False) -> bool:
-        """Reads again. Whether something else is in force now. `at_once`: what is found counts although the
-        look before this one did not find it, and is judged, and complained about, again if it is still bad.
+        """Check the files. Returns True if the value changed.
+
+        `at_once`: a new content counts although the previous check did not find it, and a bad one
+        is reported again.
         """
         found = self._find()
         settled, self._seen = found == self._seen, found
@@ -111,7 +114,7 @@ class ReloadedFile(Generic[T]):
         if isinstance(found, str):
             return self._complain(found)
         if found == self._good:
-            logger.info("%s: as it was before, and in force", self._named())
+            logger.info("%s: unchanged, and in use", self._named())
             self.problem = ""
             return False
         try:
@@ -119,7 +122,7 @@ class ReloadedFile(Generic[T]):
             self._on_change(value)
         except HeliographError as error:
             return self._complain(error.in_a_line())
-        except Exception as error:  # whatever it is, a daemon that serves goes on
+        except Exception as error:  # no error may end a serving daemon
             logger.debug("reading %s", self._named(), exc_info=error)
             return self._complain(f"{type(error).__name__}: {error}")
         self.problem, self._good, self.value = "", found, value
@@ -134,14 +137,14 @@ class ReloadedFile(Generic[T]):
 
     def _log(self, problem: str) -> None:
         named = "" if problem.startswith(self._named()) else f"{self._named()}: "
-        logger.error("%s%s; what it said before stays in force", named, problem)
+        logger.error("%s%s; the previous content stays in use", named, problem)
 
     def _named(self) -> str:
         return ", ".join(map(str, self.paths))
 
 
 class FileWatch:
-    """The files that one daemon looks at now and then, on its event loop."""
+    """The files that a daemon checks from time to time, on its event loop."""
 
     def __init__(self, seconds: float = LOOK_SECONDS) -> None:
         self._seconds = seconds
@@ -153,31 +156,27 @@ class FileWatch:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Of all files; see `ReloadedFile.outcomes`. From any thread."""
+        """The sum over all files of `ReloadedFile.outcomes`. Callable from any thread."""
         return sum((file.outcomes.copy() for file in tuple(self._files)), Counter())
 
     def add(self, file: ReloadedFile[Any]) -> None:
-        """From now on it is looked at, too."""
+        """Check a further file."""
         self._files.append(file)
 
     def look(self, at_once: bool = False) -> None:
-        """Reads all of them again: now and then, or `at_once` because somebody asked."""
+        """Check all files; see `ReloadedFile.look`."""
         for file in self._files:
             try:
                 file.look(at_once)
-            except Exception:  # of `on_problem`: the others are still looked at
-                logger.exception("looking at %s", file)
-
-    def look_at_once(self) -> None:
-        """Reads all of them again, because somebody asked."""
-        self.look(at_once=True)
+            except Exception:  # of `on_problem`; the other files are still checked
+                logger.exception("cannot check %s", file)
 
     def start(self) -> None:
-        """Looks from now on, on the running event loop, until `stop`."""
+        """Start the checks on the running event loop."""
         self._looking = asyncio.get_running_loop().create_task(self._look_on())
 
     async def stop(self) -> None:
-        """Looks no more."""
+        """End the checks."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -189,7 +188,7 @@ class FileWatch:
 
 
 class Configuration:
-    """What is in force. `apply` gets what is to be in force next; if it raises, nothing changes."""
+    """The configuration in use. `apply` takes the next one; if it raises, nothing changes."""
 
     def __init__(self, config: ServerConfig, apply: Callable[[ServerConfig], None]) -> None:
         self.now = config
@@ -199,20 +198,20 @@ class Configuration:
         return f"<Configuration {self.now}>"
 
     def follow(self, sources: Sources, watch: FileWatch) -> None:
-        """From now on the file is looked at; what else was said stays. Raises ConfigurationError."""
+        """Follow the changes of the file; other sources stay. Raises ConfigurationError."""
         if sources.path is None or not sources.path.is_file():
-            # Of a pipe there is nothing more to read.
+            # A pipe cannot be read again.
             return
         file = ReloadedFile(sources.parse, sources.path, on_change=self.change)
-        # It may be another one than when the daemon began.
+        # The file may have changed since the start of the daemon.
         if file.value != self.now:
             self.change(file.value)
         watch.add(file)
 
-    def change(self, wanted: ServerConfig) -> None:
-        """Puts into force what may change while a daemon runs, and names the rest."""
-        found = changes(self.now, wanted)
-        config = with_live(self.now, wanted)
+    def change(self, new: ServerConfig) -> None:
+        """Apply the live settings, and log the names of the others that changed."""
+        found = changes(self.now, new)
+        config = with_live(self.now, new)
         self._apply(config)
         if config.log_level != self.now.log_level:
             set_log_level(config.log_level)
@@ -221,4 +220,4 @@ class Configuration:
             if one.entry.setting.live:
                 logger.info("%s", one)
         if later := [one.entry.key for one in found if not one.entry.setting.live]:
-            logger.warning("changed, and in force after a restart only: %s", ", ".join(later))
+            logger.warning("changed, but used only after a restart: %s", ", ".join(later))

@@ -1,7 +1,8 @@
-"""What systemd is told of the daemon, by sd_notify's datagrams; nothing without $NOTIFY_SOCKET.
+"""Notifications of the daemon for systemd, by sd_notify's datagrams; none without $NOTIFY_SOCKET.
 
-READY=1 once the devices are there, WATCHDOG=1 from the event loop as often as WatchdogSec asks, RELOADING=1
-and STOPPING=1 when they begin. Stopping asks for as long as draining may take, whatever the unit says.
+READY=1 once the devices are ready, WATCHDOG=1 from the event loop as often as WatchdogSec requires,
+RELOADING=1 and STOPPING=1 when they begin. STOPPING=1 requests as much time as draining may take,
+whatever the unit has.
 """
 
 from __future__ import annotations
@@ -15,60 +16,63 @@ from collections.abc import Callable, Mapping
 
 logger = logging.getLogger(__name__)
 
-#: A manager that does not read is not waited for any longer.
+#: The timeout for a manager that does not read.
 SEND_SECONDS = 1.0
-#: What stopping takes at most beside draining.
+#: The most time for stopping, without draining.
 STOP_SECONDS = 30.0
 
 
 class ServiceManager:
-    """Whoever started this process and named a socket in its environment. Raises nothing: who is not told
-    restarts the daemon, or does not."""
+    """The service manager whose socket is in the environment. Its methods raise nothing: a failed
+    notification is logged."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         path = environment.get("NOTIFY_SOCKET", "")
-        # "@" stands for the byte that begins a name without a file.
+        # "@" stands for the zero byte of an abstract name.
         self._path = f"\0{path[1:]}" if path.startswith("@") else path
         self._beat_seconds = _beat_seconds(environment) if path else 0.0
         self._beating: asyncio.Task[None] | None = None
         self._status = ""
 
     def ready(self, status: str) -> None:
-        """The daemon serves. From now on signs of life are sent by the running event loop, until `close`.
-        `status`: for people, one line."""
+        """Report that the daemon serves, and start the watchdog messages of the running event loop.
+
+        `status`: a line for people.
+        """
         self._status = status
-        self._tell("READY=1", f"STATUS={status}")
+        self._notify("READY=1", f"STATUS={status}")
         if self._beat_seconds and self._beating is None:
             self._beating = asyncio.ensure_future(self._beat())
 
     def reload(self, read: Callable[[], None]) -> None:
-        """Has files read again, and says so while it lasts; of a daemon that is still starting, nothing."""
+        """Read the files again, and report RELOADING=1 meanwhile unless the daemon is still
+        starting."""
         if not self._status:
             read()
             return
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             read()
         finally:
             self.ready(self._status)
 
     def stopping(self, drain_seconds: float) -> None:
-        """Work is drained, for so long at most."""
+        """Report that the daemon drains, for at most so many seconds, and stops."""
         microseconds = int((drain_seconds + STOP_SECONDS) * 1e6)
-        self._tell("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={microseconds}")
+        self._notify("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={microseconds}")
 
     async def close(self) -> None:
-        """Sends no more signs of life. Idempotent."""
+        """End the watchdog messages. Idempotent."""
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
 
     async def _beat(self) -> None:
         while True:
-            self._tell("WATCHDOG=1")
+            self._notify("WATCHDOG=1")
             await asyncio.sleep(self._beat_seconds)
 
-    def _tell(self, *lines: str) -> None:
+    def _notify(self, *lines: str) -> None:
         if not self._path:
             return
         try:
@@ -76,11 +80,11 @@ class ServiceManager:
                 notifier.settimeout(SEND_SECONDS)
                 notifier.sendto("\n".join(lines).encode(), self._path)
         except OSError as error:
-            logger.warning("the service manager could not be told %s: %s", lines[0], error)
+            logger.warning("cannot send %s to the service manager: %s", lines[0], error)
 
 
 def _beat_seconds(environment: Mapping[str, str]) -> float:
-    """Half of what the watchdog waits; 0 if there is none, or another process is watched."""
+    """Half of the watchdog's timeout; 0 without a watchdog, or if it watches another process."""
     microseconds = environment.get("WATCHDOG_USEC", "")
     watched = environment.get("WATCHDOG_PID") or str(os.getpid())
     return int(microseconds) / 2e6 if microseconds.isdecimal() and watched == str(os.getpid()) else 0.0

@@ -28,23 +28,23 @@ class AioLocalShell(AioShell):
         self._logs: weakref.WeakSet[_LocalLog] = weakref.WeakSet()
         super().__init__(address, transport.info)
         self._scheduled = False
-        # The core may outlive this shell, which must not be kept by it.
+        # The core may outlive this shell, and must not keep it alive.
         me = weakref.ref(self)
         transport.session.attach(
-            lambda batch: _tell(me, "apply", batch), lambda error: _tell(me, "_lose", error)
+            lambda batch: _post(me, "apply", batch), lambda error: _post(me, "_lose", error)
         )
 
     @classmethod
     async def open(
         cls, address: Address, timeout: float, credentials: Credentials = NO_CREDENTIALS
     ) -> AioLocalShell:
-        """Starts this process's devices at first use."""
+        """Open a session. The first one starts the devices of this process."""
         from heliograph_server.inprocess.blocking import LocalTransport
 
         return cls(address, await asyncio.to_thread(LocalTransport, address, timeout, credentials))
 
     def _ring(self) -> None:
-        """Sends at the end of this turn of the loop, so that commands go together."""
+        """Send at the end of this turn of the loop, so that commands go together."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._send)
@@ -112,7 +112,7 @@ class AioLocalShell(AioShell):
 
 
 class _LocalLog:
-    """What is logged of a session of this process."""
+    """The log of a session in this process."""
 
     def __init__(self, shell: AioLocalShell, follow: Callable[[Callable[[], None]], Follower]) -> None:
         woken = self._woken = asyncio.Event()
@@ -133,8 +133,8 @@ class _LocalLog:
         self._woken.set()
 
 
-def _tell(shell: weakref.ref[AioLocalShell], method: str, argument: Any) -> None:
-    """Passes an event of a device's thread on to the loop."""
+def _post(shell: weakref.ref[AioLocalShell], method: str, argument: Any) -> None:
+    """Call a method on the loop, from the thread of a device."""
     found = shell()
     if found is not None:
         found.on_loop(getattr(found, method), argument)

@@ -1,7 +1,7 @@
 """`local:`: the server's core in this process, without gRPC or another process.
 
-Commands go straight from the caller's thread into the core's session; completions come back from
-the devices' threads. A small thread of each session sends the frees that destructors leave behind.
+Commands go straight from the caller's thread into the core's session; completions come back on the
+threads of the devices. A small thread of each session sends the frees of destructors.
 """
 
 from __future__ import annotations
@@ -39,32 +39,35 @@ if TYPE_CHECKING:
     from heliograph_server.session.session import Session
     from heliograph_server.telemetry.log_followers import LogFollower
 
-#: What an upload hands over at once, so that progress can be told.
+#: The size of the pieces of an upload, after each of which progress is reported.
 _CHUNK_BYTES = 8 * 2**20
-#: All sessions on this process's devices are of one tenant.
+#: All sessions on the devices of this process belong to one tenant.
 _SECRET = b"this process alone"
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What is there: devices by their specification, or the daemons of a pool."""
+    """The devices of a specification, or the daemons of a pool."""
 
     specification: str = ""
     members: tuple[str, ...] = ()
-    #: What the daemons of a pool are shown.
+    #: The credentials presented to the daemons of a pool.
     credentials: Credentials = NO_CREDENTIALS
 
 
 class _SharedHosts:
-    """The devices of this process, by specification, and its pools: from the first session on them to the
-    last one."""
+    """The devices of this process by specification, and its pools, from their first session to the
+    last."""
 
     def __init__(self) -> None:
         self._hosts: dict[_Key, _SharedHost] = {}
         self._lock = threading.Lock()
 
     def acquire(self, key: _Key, timeout: float) -> _SharedHost:
-        """Raises ConfigurationError, and UnavailableError for a pool of which nobody answers in time."""
+        """Return the opened host of a key.
+
+        Raises ConfigurationError, and UnavailableError if no member of a pool answers in time.
+        """
         from heliograph_backends.registry import DEFAULT_SPECIFICATIONS
 
         if (key.specification,) == DEFAULT_SPECIFICATIONS:
@@ -88,19 +91,19 @@ class _SharedHosts:
         shared.close()
 
     def forget(self) -> None:
-        """In the child of a fork, whose parent keeps the devices' threads."""
+        """Reset in the child of a fork: the threads of the devices stay in the parent."""
         self.__init__()  # type: ignore[misc]
 
 
 class _SharedHost:
-    """Devices of one specification, or one pool, and how many sessions there are on them."""
+    """The devices of a specification, or a pool, and the number of their sessions."""
 
     def __init__(self, key: _Key) -> None:
         self.key = key
-        #: Guarded by the lock of all.
+        #: Guarded by the lock of `_SharedHosts`.
         self.users = 0
         self._host: Host | None = None
-        # Starting devices may take long, and others need not wait for it.
+        # Starting devices may take long; sessions on other hosts do not wait for it.
         self._lock = threading.Lock()
 
     @property
@@ -117,8 +120,8 @@ class _SharedHost:
         from heliograph_backends.registry import open_registry
         from heliograph_server.runtime.host import Host
 
-        wanted = ((self.key.specification,),) if self.key.specification else ()
-        registry = open_registry(*wanted)
+        given = self.key.specification
+        registry = open_registry((given,)) if given else open_registry()
         host = Host(registry)
         if any(one.site is not None for one in registry.devices):
             from heliograph_server.links.blocking import BlockingPeers
@@ -144,12 +147,12 @@ if hasattr(os, "register_at_fork"):
 
 
 class LocalTransport:
-    """A session of the core, and what the effects are there. Blocking; used from any thread."""
+    """A session of the core, and the effects of a client on it. Blocking; used from any thread."""
 
     def __init__(
         self, address: Address, timeout: float = 10.0, credentials: Credentials = NO_CREDENTIALS
     ) -> None:
-        """`credentials`: what the daemons of a pool are shown."""
+        """`credentials`: presented to the daemons of a pool."""
         key = _Key(address.specification, address.members, credentials)
         self._shared = _SHARED.acquire(key, timeout)
         self.host = self._shared.host
@@ -161,47 +164,49 @@ class LocalTransport:
             raise
 
     def close(self) -> None:
-        """Ends the session, and the devices with the last one. Once."""
+        """End the session, and the devices after their last session. Called once."""
         try:
             self.session.close()
         finally:
             _SHARED.release(self._shared)
 
     def call(self, call: Call) -> Any:
-        """Answers a question."""
+        """Answer a call."""
         return _ANSWERS[call.method](self, call.request)
 
     def find_missing(self, request: m.FindMissing) -> m.Missing:
-        """Which contents are missing, once those that were sent are here."""
+        """Return the missing contents, once those that were sent have arrived."""
         self.session.when_here(request.sent).result()
         missing = self.session.missing_contents(request.digests)
         return tuple(zip(missing, self.session.received_contents(missing), strict=True))
 
     def place_contents(self, request: PlaceContentsRequest) -> tuple[ContentOffer, ...]:
-        """None: what is uploaded here is passed on at once, so that there is no nearer way."""
+        """Place the contents. Returns no offers: uploads to this process are forwarded at once."""
         self.session.place_contents(_received(request.compile), request.missing_digests)
         return ()
 
     def compile(self, request: CompileRequest) -> PlanInfo:
-        """Compiles once the tensors that it binds are written."""
-        # Ends with the session at the latest, which ends every write.
+        """Compile, once the tensors that the request binds are written."""
+        # The end of the session ends every write, and so this wait.
         self.session.when_written(request.bindings.values()).result()
         return self.session.compile(_received(request))
 
     def follow_log(self, level: str, wake: Callable[[], None]) -> LogFollower:
-        """What is logged of the session; `wake` is called when there is something to take. Raises
-        InvalidArgumentError, LimitExceededError."""
+        """Follow the log of the session. `wake` is called when there are lines to take.
+
+        Raises InvalidArgumentError, LimitExceededError.
+        """
         from heliograph_server.telemetry.log_followers import LogFollower
 
         return LogFollower(self.session.log_owner, level, wake)
 
     def undo(self, call: Call) -> None:
-        """Takes back what a call did whose caller no longer waits."""
+        """Undo a call whose caller no longer waits."""
         if (undo := _UNDO.get(call.method)) is not None:
             undo(self.session, call.request)
 
     def upload(self, upload: StartUpload) -> None:
-        """Carries bytes. Raises what the core refuses them with."""
+        """Upload bytes. Raises the errors of the core."""
         start = upload.offset_bytes
         receiver = self.session.begin_upload(upload.target, upload.data.nbytes, start)
         for offset in range(start, upload.data.nbytes, _CHUNK_BYTES):
@@ -212,7 +217,7 @@ class LocalTransport:
         receiver.finish()
 
     def download(self, download: ReceiveDownload, deadline: Deadline) -> Traffic:
-        """Receives bytes: how many were copied here. Raises the error of the command,
+        """Download bytes, and return the number of copied ones. Raises the error of the command,
         DeadlineExceededError."""
         source = self.session.open_download(download.transfer)
         try:
@@ -228,7 +233,7 @@ class LocalTransport:
             source.close()
 
     def map_memory(self, tensor: int) -> tuple[Any, int]:
-        """The memory of a tensor's buffer, and where the tensor begins in it."""
+        """Return the memory of a tensor's buffer, and the tensor's offset in it."""
         found = self.session.share_tensor(tensor)
         try:
             return mapped(found.descriptor, found.size_bytes), found.offset_bytes
@@ -237,8 +242,8 @@ class LocalTransport:
 
 
 def _received(request: CompileRequest) -> CompileRequest:
-    """A request whose graph is under the digest that it would have on the wire, so that a session knows it
-    again."""
+    """Return the request with the digest that its graph would have on the wire, so that a session
+    recognizes it."""
     from heliograph_proto.codec import encode_graph, graph_digest
 
     graph = request.graph
@@ -246,7 +251,7 @@ def _received(request: CompileRequest) -> CompileRequest:
     try:
         return replace(request, graph=ReceivedGraph(*graph_digest(encode_graph(graph)), lambda: graph))
     except (TypeError, ValueError):
-        # No message can hold it: the core says what is wrong with it.
+        # No message can hold the graph; the core raises the error.
         return request
 
 
@@ -290,7 +295,7 @@ _ANSWERS = dict(
         _row(m.DESCRIBE_MODEL, lambda here, name: here.session.describe_model(name)),
     )
 )
-#: How calls are undone whose caller no longer waits.
+#: The undoing of calls whose caller no longer waits.
 _UNDO: dict[_Question, Callable[[Session, Any], None]] = {
     m.COMPILE: lambda session, request: session.discard_plan(request.plan),
     m.RESERVE: lambda session, request: session.discard_reservation(request.reservation),
@@ -318,7 +323,7 @@ class LocalShell(BlockingShell):
         self._lose(error)
 
     def _ring(self) -> None:
-        """Sends what is queued, in this thread unless another one is at it."""
+        """Send the queued commands in this thread, unless another one is sending."""
         self._dirty = True
         while self._dirty and self._sending.acquire(blocking=False):
             try:
@@ -340,12 +345,12 @@ class LocalShell(BlockingShell):
             self._lose(error)
 
     def release(self, handle: int) -> None:
-        # A destructor may run while this thread holds any lock of the core's: it must not send.
+        # A destructor may run while this thread holds any lock of the core, so it must not send.
         self.core.release(handle)
         self._bell.put(None)
 
     def let_go(self, pending: Pending) -> None:
-        # Likewise.
+        # As in `release`.
         self.core.flow(pending)
         self._bell.put(None)
 
@@ -397,7 +402,7 @@ class LocalShell(BlockingShell):
 
 
 class _Answer:
-    """A call that runs in a thread of its own, since it must be possible to stop waiting for it."""
+    """A call in a thread of its own, so that its caller can stop waiting."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.ended = Outcome()

@@ -1,4 +1,4 @@
-"""What starts the daemons of a pool and restarts them. None elects or places by itself: Ray does.
+"""Engines that start and restart the daemons of a pool. Elections and placement are Ray's.
 
-Kubernetes does the same by its manifests and needs nothing of this folder. Imports `config` alone.
+Kubernetes does the same by its manifests and needs nothing of this folder. Imports only `config`.
 """

@@ -1,4 +1,4 @@
-"""What a pool of an engine is to be, and what it is: plain data that any process can read."""
+"""The specification and the status of a pool of an engine: plain data that any process can read."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from heliograph_server.launchers.supervisor import SupervisorPhase
 
 DEFAULT_NAME = "heliograph"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-#: A member that told nothing for so long is shown as silent.
+#: The time without a report after which a member is shown as silent.
 SILENT_SECONDS = 3.0
-#: After this, nobody is told of it any more. The daemon may serve all the same: who is connected to it finds
-#: out sooner, and by itself.
+#: The time without a report after which a member is no longer listed. Its daemon may still serve:
+#: its clients and head detect a loss sooner, and by themselves.
 FORGOTTEN_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSpecification:
-    """A pool, as it was asked for. Members of one pool are alike."""
+    """A pool as requested. All its members are alike."""
 
     name: str = DEFAULT_NAME
-    #: How many daemons, each on a node of its own; 0: as many as there are nodes with room.
+    #: The number of daemons, each on a node of its own; 0: as many as there are nodes with room.
     members: int = 0
-    #: What `heliograph serve` is told beside where to listen.
+    #: The arguments of `heliograph serve`, without the address.
     serve: tuple[str, ...] = ()
-    #: What each member reserves of its node.
+    #: The resources that each member reserves on its node.
     cpus: float = 1.0
     gpus: float = 0.0
-    #: Where each listens on its node's address; 0: at any free port, another one after each restart.
+    #: The port of each member at its node's address; 0: any free port, a new one after each
+    #: restart.
     port: int = DEFAULT_PORT
 
     def __post_init__(self) -> None:
@@ -47,11 +48,12 @@ class PoolSpecification:
 
     @property
     def may_be_reached(self) -> bool:
-        """Whether the operator lets other hosts connect: because daemons ask for tokens, or all the same."""
+        """True if the operator allows other hosts to connect: with tokens, or with --insecure."""
         return any(one.partition("=")[0] in ("--insecure", "--tokens") for one in self.serve)
 
     def difference(self, other: PoolSpecification) -> str:
-        """What the other has otherwise, for people; empty if nothing. 0 members are any number."""
+        """The differences of another specification, for people; empty without any. 0 members match
+        any number."""
         mine = self if self.members else replace(self, members=other.members)
         named = [one.name for one in fields(self) if getattr(mine, one.name) != getattr(other, one.name)]
         return ", ".join(f"{name}: {getattr(other, name)!r}, not {getattr(mine, name)!r}" for name in named)
@@ -59,17 +61,18 @@ class PoolSpecification:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """A member, by its place in the pool, which stays when it is moved or restarted."""
+    """A member, by its rank in the pool, which stays when it is moved or restarted."""
 
     rank: int
-    #: A phase of its daemon; "lost" while it has no node, "silent" while its supervisor says nothing.
+    #: The phase of its daemon; "lost" while it has no node, "silent" while its supervisor does not
+    #: report.
     state: str
-    #: Where its daemon listens; empty unless it serves.
+    #: The address of its daemon; empty unless it serves.
     url: str = ""
     #: The address of its node.
     node: str = ""
     pid: int = 0
-    #: Daemons started by this supervisor, and how the last one ended.
+    #: The number of daemons started by this supervisor, and how the last one ended.
     starts: int = 0
     why: str = ""
 
@@ -80,60 +83,58 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A pool as it is."""
+    """The status of a pool."""
 
     specification: PoolSpecification
-    #: What the engine says of the places: for Ray, the state of the placement group.
+    #: The engine's state of the placement: for Ray, the state of the placement group.
     placement: str
     members: tuple[MemberStatus, ...]
 
     @property
     def serving(self) -> int:
-        """How many members serve."""
+        """The number of serving members."""
         return sum(one.is_serving for one in self.members)
 
     def as_json(self) -> dict[str, Any]:
-        """What `pool_from_json` reads."""
+        """The data that `pool_from_json` reads."""
         return asdict(self)
 
 
 def pool_from_json(found: Mapping[str, Any]) -> PoolStatus:
-    """The status that `PoolStatus.as_json` told."""
+    """Read a status from `PoolStatus.as_json`."""
     members = tuple(MemberStatus(**one) for one in found["members"])
     return PoolStatus(specification_from_json(found["specification"]), found["placement"], members)
 
 
 def specification_from_json(found: Mapping[str, Any]) -> PoolSpecification:
-    """The specification that `asdict` told."""
+    """Read a specification from its `asdict`."""
     return PoolSpecification(**{**found, "serve": tuple(found["serve"])})
 
 
 def check_name(name: str) -> None:
-    """Raises ConfigurationError unless a pool may be named so."""
+    """Raise ConfigurationError for an invalid name of a pool."""
     if not NAME.fullmatch(name):
         raise ConfigurationError(
-            f"{name!r:.80} is no name for a pool", advice="up to 63 letters, digits and any of _.-"
+            f"{name!r:.80} is not a valid name of a pool", advice="use up to 63 letters, digits and _.-"
         )
 
 
 def check_serve_arguments(arguments: Sequence[str]) -> None:
-    """Raises ConfigurationError for what `heliograph serve` would refuse on every node."""
+    """Raise ConfigurationError for arguments that `heliograph serve` would refuse on every node."""
     parser = _Parser(prog="heliograph serve", add_help=False, allow_abbrev=False)
     add_serve_arguments(parser)
     parsed = parser.parse_args(list(arguments))
     for name, advice in (
-        ("listen", "the engine says where each member listens: see --port"),
-        ("pool", "a member offers its own devices; run the head by itself"),
+        ("listen", "the engine sets the address of each member: see --port"),
+        ("pool", "members offer only their own devices; start the head separately"),
     ):
         if getattr(parsed, name, None):
             raise ConfigurationError(f"a member of a pool takes no --{name}", advice=advice)
     if parsed.config is None:
-        # A file would be the nodes', as variables are.
+        # A file and variables would be those of the nodes.
         config_from_arguments(parsed, environment={})
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(
-            f"--serve: {message}", advice="`heliograph serve --help` lists what is known"
-        )
+        raise ConfigurationError(f"--serve: {message}", advice="`heliograph serve --help` lists the options")

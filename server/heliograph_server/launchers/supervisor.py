@@ -1,4 +1,4 @@
-"""A daemon as a supervised child: started again whenever it ends, and never left behind."""
+"""A daemon as a supervised child: restarted whenever it ends, and never left behind."""
 
 from __future__ import annotations
 
@@ -16,48 +16,49 @@ from typing import IO
 
 from heliograph_server.launchers import child_process
 
-#: Between the end of a daemon and the next start: the first, and the longest after it kept failing.
+#: The pause between the end of a daemon and the next start: the first one, and the longest after
+#: repeated failures.
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
-#: Who served this long did not fail to start: the next pause is the first one again.
+#: The uptime after which the next pause is the first one again.
 STEADY_SECONDS = 10.0
-#: After SIGKILL.
+#: The timeout after SIGKILL.
 KILL_SECONDS = 5.0
-#: What is kept of a daemon's last words.
+#: The lines of a daemon's log that are kept for its status.
 LAST_LINES = 5
 LONGEST_LINE = 500
 
 
 class SupervisorPhase(StrEnum):
-    """Where a daemon is in its life."""
+    """The phase of a supervised daemon."""
 
     STARTING = "starting"
     SERVING = "serving"
-    #: It ended by itself, and is about to be started again.
+    #: It ended by itself, and is about to be restarted.
     RESTARTING = "restarting"
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisedDaemon:
-    """A daemon, as its supervisor knows it."""
+    """The status of a daemon, as its supervisor knows it."""
 
     phase: SupervisorPhase = SupervisorPhase.STARTING
-    #: Where it listens; empty unless it serves.
+    #: Its address; empty unless it serves.
     url: str = ""
-    #: Of its process; 0 while there is none.
+    #: The id of its process; 0 without one.
     pid: int = 0
-    #: How many were started, this one included.
+    #: The number of daemons started so far, with this one.
     starts: int = 0
-    #: How the last one ended, and its last words; empty if none has.
+    #: How the last one ended, and its last lines; empty if none has ended.
     why: str = ""
 
 
 class Supervisor:
-    """Runs `heliograph serve` as a child, in a thread of its own, until it is stopped.
+    """Runs `heliograph serve` as a child, from a thread of its own, until it is stopped.
 
-    The child is killed by the kernel when this process ends, however it does. `on_change` is called, from
-    that thread, whenever `child` is another.
+    The kernel kills the child when this process ends in any way. `on_change` is called on that
+    thread whenever `child` changes.
     """
 
     def __init__(
@@ -73,17 +74,18 @@ class Supervisor:
         self._stopping = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._child = SupervisedDaemon()
-        # A daemon: it never keeps the process, with whose end the child ends.
+        # A daemon thread: it does not keep the process alive, and the child ends with the process.
         self._thread = threading.Thread(target=self._run, name="heliograph-supervisor", daemon=True)
         self._thread.start()
 
     @property
     def child(self) -> SupervisedDaemon:
-        """What is known now."""
+        """The current status."""
         return self._child
 
     def stop(self, seconds: float) -> bool:
-        """Ends the child for good: SIGTERM, and SIGKILL after so many seconds. Whether it ended by itself."""
+        """Stop the child for good: SIGTERM, and SIGKILL after `seconds`. True if it ended before
+        that."""
         with self._lock:
             self._stopping.set()
             process = self._process
@@ -104,20 +106,20 @@ class Supervisor:
             try:
                 if (process := self._started()) is None:
                     break
-                why = self._watched(process)
+                why = self._follow(process)
             except (OSError, RuntimeError) as error:
-                # No process, descriptor or thread is left for now: without this one nobody would try again.
+                # Processes, descriptors or threads have run out for now; the loop tries again.
                 why = f"it could not be started: {error}"
                 self._discard()
             failures = 0 if time.monotonic() - begun >= STEADY_SECONDS else failures + 1
             if self._stopping.is_set():
                 break
-            self._tell(phase=SupervisorPhase.RESTARTING, url="", pid=0, why=why)
+            self._change(phase=SupervisorPhase.RESTARTING, url="", pid=0, why=why)
             self._stopping.wait(pause_seconds(failures))
-        self._tell(phase=SupervisorPhase.STOPPED, url="", pid=0)
+        self._change(phase=SupervisorPhase.STOPPED, url="", pid=0)
 
     def _started(self) -> subprocess.Popen[str] | None:
-        """A new child; None if there is to be none any more."""
+        """Start a new child, or return None if the supervisor is stopping."""
         command = child_process.command("heliograph.cli", ["serve", *self._arguments])
         with self._lock:
             if self._stopping.is_set():
@@ -131,46 +133,48 @@ class Supervisor:
                 text=True,
                 errors="replace",
             )
-        self._tell(phase=SupervisorPhase.STARTING, url="", pid=process.pid, starts=self._child.starts + 1)
+        self._change(phase=SupervisorPhase.STARTING, url="", pid=process.pid, starts=self._child.starts + 1)
         return process
 
     def _discard(self) -> None:
-        """Ends a child that nobody can follow."""
+        """Kill a child that cannot be followed."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
-    def _watched(self, process: subprocess.Popen[str]) -> str:
-        """Follows a child to its end; what became of it."""
+    def _follow(self, process: subprocess.Popen[str]) -> str:
+        """Follow a child to its end, and return how it ended."""
         assert process.stdout is not None and process.stderr is not None
         last: deque[str] = deque(maxlen=LAST_LINES)
-        reader = threading.Thread(target=_pass_on, args=(process.stderr, last), daemon=True)
+        reader = threading.Thread(target=_forward, args=(process.stderr, last), daemon=True)
         reader.start()
         with process:
             for line in process.stdout:
                 if line.startswith("listening on "):
-                    self._tell(phase=SupervisorPhase.SERVING, url=line.removeprefix("listening on ").strip())
+                    self._change(
+                        phase=SupervisorPhase.SERVING, url=line.removeprefix("listening on ").strip()
+                    )
             status = process.wait()
             reader.join(KILL_SECONDS)
         with self._lock:
             self._process = None
         return f"{ending(status)}: {' / '.join(last)}" if last else ending(status)
 
-    def _tell(self, **changes: object) -> None:
+    def _change(self, **changes: object) -> None:
         self._child = replace(self._child, **changes)  # type: ignore[arg-type]
         self._on_change(self._child)
 
 
 def pause_seconds(failures: int) -> float:
-    """How long to wait before the next start, after so many daemons in a row that did not last."""
+    """The pause before the next start, after this number of short-lived daemons in a row."""
     doublings = min(max(0, failures - 1), 10)
     return float(min(FIRST_PAUSE_SECONDS * 2**doublings, LONGEST_PAUSE_SECONDS))
 
 
 def ending(status: int) -> str:
-    """What a process' exit status says, for people."""
+    """The exit status of a process, for people."""
     if status >= 0:
         return f"it ended with status {status}"
     try:
@@ -179,8 +183,8 @@ def ending(status: int) -> str:
         return f"it was ended by signal {-status}"
 
 
-def _pass_on(stream: IO[str], last: deque[str]) -> None:
-    """What a daemon says goes where its supervisor's words go, and its last lines are kept."""
+def _forward(stream: IO[str], last: deque[str]) -> None:
+    """Copy a daemon's log to stderr, and keep its last lines."""
     for line in stream:
         sys.stderr.write(line)
         if text := line.strip():

@@ -1,1 +1,1 @@
-"""What an operator sees of a daemon: metrics, logs and traces. Nothing of it is needed to serve."""
+"""Metrics, logs and traces of a daemon. Serving does not depend on them."""

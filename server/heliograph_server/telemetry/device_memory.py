@@ -1,4 +1,4 @@
-"""How much memory devices have, asked with a bound: some are other hosts', which may be slow to say."""
+"""The memory of devices, queried with a timeout: devices of other hosts may be slow to answer."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from heliograph_proto.devices import Memory
 from heliograph_proto.errors import HeliographError
 
-#: How long an answer is waited for.
+#: The timeout of an answer.
 ANSWER_SECONDS = 1.0
-#: Devices that are asked at once.
+#: The number of devices that are queried at once.
 ASK_THREADS = 4
 
 
 class MemoryWatch:
-    """Asks devices by name, and remembers what each said last. A device that has not answered is not asked
-    again before it has, so that no more questions wait than there are devices."""
+    """Queries devices by name, and keeps the last answer of each. A device has at most one query in
+    flight, so there are never more queries than devices."""
 
     def __init__(self, ask: Callable[[str], Memory], seconds: float = ANSWER_SECONDS) -> None:
         """`ask` may block and raise HeliographError."""
         self._ask, self._seconds = ask, seconds
         self._threads = ThreadPoolExecutor(ASK_THREADS, "heliograph-memory")
         self._lock = threading.Lock()
-        self._asked: dict[str, Future[Memory]] = {}
-        self._said: dict[str, Memory] = {}
+        self._queries: dict[str, Future[Memory]] = {}
+        self._answers: dict[str, Memory] = {}
 
     def __repr__(self) -> str:
-        return f"<MemoryWatch of {len(self._said)} devices>"
+        return f"<MemoryWatch of {len(self._answers)} devices>"
 
     def look(self, devices: Sequence[str]) -> tuple[dict[str, Memory], tuple[str, ...]]:
-        """What these devices have, and which of them did not say so in time. Blocks no longer than the
-        bound."""
+        """Return the memory of these devices, and the devices that did not answer in time. Blocks
+        up to the timeout."""
         until = time.monotonic() + self._seconds
         with self._lock:
-            asked = {name: self._question(name) for name in devices}
-        wait(asked.values(), timeout=max(0.0, until - time.monotonic()))
-        silent = [name for name, question in asked.items() if not self._has_said(name, question)]
+            queries = {name: self._query(name) for name in devices}
+        wait(queries.values(), timeout=max(0.0, until - time.monotonic()))
+        silent = [name for name, query in queries.items() if not self._has_answered(name, query)]
         with self._lock:
             self._forget(set(devices))
-            return dict(self._said), tuple(silent)
+            return dict(self._answers), tuple(silent)
 
-    def _forget(self, but: set[str]) -> None:
-        """Devices that are gone."""
-        for name in self._said.keys() - but:
-            del self._said[name]
-        for name in [one for one, question in self._asked.items() if one not in but and question.done()]:
-            del self._asked[name]
+    def _forget(self, present: set[str]) -> None:
+        """Forget devices that are gone."""
+        for name in self._answers.keys() - present:
+            del self._answers[name]
+        for name in [one for one, query in self._queries.items() if one not in present and query.done()]:
+            del self._queries[name]
 
-    def _question(self, name: str) -> Future[Memory]:
-        question = self._asked.get(name)
-        if question is None:
-            question = self._asked[name] = self._threads.submit(self._ask, name)
-        return question
+    def _query(self, name: str) -> Future[Memory]:
+        query = self._queries.get(name)
+        if query is None:
+            query = self._queries[name] = self._threads.submit(self._ask, name)
+        return query
 
-    def _has_said(self, name: str, question: Future[Memory]) -> bool:
-        if not question.done():
+    def _has_answered(self, name: str, query: Future[Memory]) -> bool:
+        if not query.done():
             return False
         with self._lock:
-            self._asked.pop(name, None)
+            self._queries.pop(name, None)
             try:
-                self._said[name] = question.result()
+                self._answers[name] = query.result()
             except HeliographError:
                 return False
         return True
 
     def close(self) -> None:
-        """Waits for no answer that has not come."""
+        """End without waiting for pending queries."""
         self._threads.shutdown(wait=False, cancel_futures=True)

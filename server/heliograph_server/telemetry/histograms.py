@@ -1,4 +1,4 @@
-"""Counts of runs and of how long their phases took, cheap enough for every run."""
+"""Counts of runs and durations of their phases, cheap enough for every run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError
 from heliograph_server.session.run_timeline import RunRecord
 
-#: In seconds: from what a small plan takes on the CPU to a long training step.
+#: In seconds: from a small plan on the CPU to a long training step.
 BOUNDS = (
     0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
     1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-#: Of a run: until its turn came, until its inputs were there, until devices had computed, until its outputs
-#: were where they go.
+#: The phases of a run: until its turn, until its inputs are ready, until devices have computed,
+#: until its outputs are delivered.
 PHASES = ("queue", "input", "compute", "output")
 OUTCOMES = ("ok", "cancelled", "failed")
 
 
 class Histogram:
-    """How often a number was at most each bound. For one thread at a time."""
+    """Counts of numbers by upper bound. For one thread at a time."""
 
     def __init__(self, bounds: Sequence[float] = BOUNDS) -> None:
         self.bounds = tuple(bounds)
@@ -34,7 +34,7 @@ class Histogram:
         return f"<Histogram of {sum(self._counts)}>"
 
     def add(self, value: float) -> None:
-        """One more number."""
+        """Count a number."""
         if value > 0.0:
             self._counts[bisect_left(self.bounds, value)] += 1
             self._sum += value
@@ -46,7 +46,7 @@ class Histogram:
         return self._sum
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """How many were at most each bound; the last one is "+Inf", and has all."""
+        """The count of numbers up to each bound; the last bound is "+Inf"."""
         found, total = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self._counts, strict=True):
             total += count
@@ -56,13 +56,13 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """All runs so far."""
+    """The totals of all runs."""
 
     #: By tenant and outcome.
     runs: dict[tuple[str, str], int]
-    #: By phase: how many by bound, and the sum of seconds.
+    #: By phase: the counts by bound, and the sum of seconds.
     phases: dict[str, tuple[list[tuple[str, float]], float]]
-    #: What commands and completions of runs carried.
+    #: The bytes in commands and completions of runs.
     received_bytes: int
     sent_bytes: int
 
@@ -80,7 +80,7 @@ class RunCounter:
         return f"<RunCounter of {self._runs.total()} runs>"
 
     def run_ended(self, run: RunRecord) -> None:
-        """Counts it."""
+        """Count a run."""
         outcome = "ok" if run.error is None else outcome_of(run.error)
         with self._lock:
             self._runs[run.principal.tenant, outcome] += 1
@@ -92,7 +92,7 @@ class RunCounter:
             self._sent_bytes += run.sent_bytes
 
     def totals(self) -> RunTotals:
-        """All so far."""
+        """The totals so far."""
         with self._lock:
             parts = zip(PHASES, (self._queue, self._input, self._compute, self._output), strict=True)
             phases = {name: (one.cumulative(), one.sum) for name, one in parts}
@@ -100,5 +100,5 @@ class RunCounter:
 
 
 def outcome_of(error: HeliographError) -> str:
-    """Whether a run was ended by whoever wanted it, or failed."""
+    """The outcome of a run with an error: "cancelled" by its client, or "failed"."""
     return "cancelled" if isinstance(error, CancelledError | DeadlineExceededError) else "failed"

@@ -1,4 +1,4 @@
-"""Clients that follow what the log has of their sessions."""
+"""Clients that follow the log of their sessions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from heliograph_proto.sessions import LEVELS, LogLine, check_level
 from heliograph_server.resources.log_fields import LogOwner
 from heliograph_server.telemetry.logs import one_line
 
-#: Lines that wait to be read; older ones are dropped.
+#: The most lines that wait to be read; older ones are dropped.
 MOST_LINES = 1000
-#: The most who follow one session at once.
+#: The most followers of one session.
 MOST_FOLLOWERS = 4
 #: The longest name of a logger.
 _NAME_CHARACTERS = 100
 
 
 class LogFollower:
-    """What is logged of one session, from now on, until it is closed. Thread-safe."""
+    """The log lines of one session from now on, until it is closed. Thread-safe."""
 
     def __init__(self, owner: LogOwner, level: str, wake: Callable[[], None]) -> None:
-        """`wake`: called from any thread when there is something to take; it must not block, log or raise.
-        Raises InvalidArgumentError, LimitExceededError."""
+        """`wake`: called on any thread when there are lines to take; it must not block, log or
+        raise.
+
+        Raises InvalidArgumentError, LimitExceededError.
+        """
         self.owner = owner
         self.level = logging.getLevelNamesMapping()[check_level(level).upper()]
         self._wake = wake
@@ -38,7 +41,7 @@ class LogFollower:
         return f"<LogFollower of {len(self._lines)} lines>"
 
     def put(self, line: LogLine) -> None:
-        """One more line."""
+        """Add a line."""
         with self._lock:
             if len(self._lines) >= MOST_LINES:
                 self._lines.popleft()
@@ -47,7 +50,7 @@ class LogFollower:
         self._wake()
 
     def take(self) -> tuple[list[LogLine], int]:
-        """The lines since the last call, and how many before them were dropped."""
+        """Return the lines since the last call, and the number of dropped lines before them."""
         with self._lock:
             lines, dropped = list(self._lines), self._dropped
             self._lines.clear()
@@ -55,21 +58,21 @@ class LogFollower:
         return lines, dropped
 
     def close(self) -> None:
-        """Nothing more comes. Idempotent."""
+        """End the following. Idempotent."""
         _FOLLOWERS.remove(self)
 
 
 class _Followers(logging.Handler):
-    """All of this process; a handler of the root logger as long as there are any."""
+    """The followers of this process; a handler of the root logger as long as there are any."""
 
     def __init__(self) -> None:
         super().__init__()
         self._guard = threading.Lock()
-        #: New ones with each change, so that who logs takes no lock of ours.
+        #: Replaced with each change, so that logging takes no lock here.
         self._by_owner: dict[LogOwner, tuple[LogFollower, ...]] = {}
 
     def add(self, follower: LogFollower) -> None:
-        """Raises LimitExceededError."""
+        """Add a follower. Raises LimitExceededError."""
         with self._guard:
             others = self._by_owner.get(follower.owner, ())
             if len(others) >= MOST_FOLLOWERS:
@@ -78,7 +81,6 @@ class _Followers(logging.Handler):
             self._change(follower.owner, (*others, follower))
 
     def remove(self, follower: LogFollower) -> None:
-        """Idempotent."""
         with self._guard:
             others = self._by_owner.get(follower.owner, ())
             self._change(follower.owner, tuple(one for one in others if one is not follower))
@@ -94,15 +96,15 @@ class _Followers(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         owner = getattr(record, "owner", None)
         followers = self._by_owner.get(owner, ()) if isinstance(owner, LogOwner) else ()
-        wanted = [one for one in followers if record.levelno >= one.level]
-        if not wanted:
+        followers = tuple(one for one in followers if record.levelno >= one.level)
+        if not followers:
             return
         try:
             line = _line_of(record)
         except Exception:
             self.handleError(record)
             return
-        for one in wanted:
+        for one in followers:
             one.put(line)
 
 

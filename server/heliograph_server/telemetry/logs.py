@@ -1,10 +1,11 @@
-"""Lines of the log: one for each event, for people or as JSON, with whose they are.
+"""Lines of the log: one for each event, for people or as JSON, with the session and tenant of the
+event.
 
     2026-01-31 12:00:00,123 INFO    heliograph_server.rpc.command_service: session 3 of ... began
     {"time": "2026-01-31T12:00:00.123Z", "level": "info", "session": 3, "message": "session 3 of ... began"}
 
-What others chose, such as the names of clients, cannot begin a line: line ends and other control characters
-are escaped. A line has a longest length, and tokens that would be in one are not.
+Line ends and other control characters are escaped, so that text of clients, such as their names,
+cannot start a line. Long lines are cut, and tokens are masked.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ FORMATS = ("human", "json")
 #: The longest message, and the longest traceback, in characters.
 MESSAGE_CHARACTERS = 4096
 TRACEBACK_CHARACTERS = 16_384
-#: What a line says of itself beside its message, in this order.
+#: The fields of a line beside its message, in this order.
 FIELDS = ("session", "run", "tenant", "trace")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SECRETS = re.compile(r"(?i)\b(bearer|token=)\s*[^\s,;\"']+")
-#: A token that stands by itself.
+#: A token by itself.
 _TOKEN = re.compile(r"\bhgt_[A-Za-z0-9_-]+")
 
 
 def log_level() -> str:
-    """The name of the least level that is logged, such as "info"."""
+    """The name of the lowest level that is logged, such as "info"."""
     return logging.getLevelName(logging.getLogger().level).lower()
 
 
 def set_log_level(level: str) -> str:
-    """Sets it, also while the daemon runs; the one before. Raises InvalidArgumentError."""
+    """Set the level, and return the previous one. Raises InvalidArgumentError."""
     number = logging.getLevelNamesMapping()[check_level(level).upper()]
     previous = log_level()
     logging.getLogger().setLevel(number)
@@ -46,7 +47,7 @@ def set_log_level(level: str) -> str:
 
 
 def one_line(text: str, most: int = MESSAGE_CHARACTERS) -> str:
-    """A text without line ends, control characters and tokens, and no longer than this."""
+    """The text with escaped control characters and masked tokens, cut to `most` characters."""
     if len(text) > most:
         text = f"{text[:most]}... ({len(text) - most:,} characters more)"
     text = _without_secrets(text)
@@ -58,7 +59,8 @@ def _without_secrets(text: str) -> str:
 
 
 class HumanFormatter(logging.Formatter):
-    """As people read it. Lines of a traceback follow indented, so that none looks like an event."""
+    """The format for people. Lines of a traceback are indented, so that none looks like an
+    event."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
@@ -73,7 +75,7 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object in one line."""
+    """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         found: dict[str, Any] = {
@@ -100,7 +102,7 @@ def _utc(seconds: float) -> str:
 
 
 def configure(level: str = "info", format: str = "human", stream: TextIO | None = None) -> None:
-    """Has all lines written to a stream, by default stderr. Raises ConfigurationError."""
+    """Log to a stream, by default stderr. Raises ConfigurationError."""
     if format not in FORMATS:
         raise ConfigurationError(f"log_format is {format!r}", advice=f"it is {' or '.join(FORMATS)}")
     handler = logging.StreamHandler(stream or sys.stderr)

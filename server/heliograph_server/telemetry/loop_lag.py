@@ -1,18 +1,18 @@
-"""By how much an event loop is late: what blocks it delays everybody."""
+"""The lag of an event loop: a call that blocks the loop delays all sessions."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-#: How often the loop is looked at.
+#: How often the lag is measured.
 TICK_SECONDS = 0.25
-#: So long a largest delay is told of, at least, so that every scrape sees it.
+#: The least time for which the largest lag is reported, so that every scrape sees it.
 WINDOW_SECONDS = 15.0
 
 
 class LoopLag:
-    """Of the loop that it is started on. Cheap: a few calls each second."""
+    """Measures the lag of an event loop, with a few calls each second."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -26,17 +26,18 @@ class LoopLag:
 
     @property
     def seconds(self) -> float:
-        """The largest delay of the last one or two windows, and of the tick that is due. From any thread."""
+        """The largest lag of the last one or two windows, and of the tick that is due. From any
+        thread."""
         due = time.monotonic() - self._expected if self._handle is not None else 0.0
         return max(self._now, self._before, due, 0.0)
 
     def start(self) -> None:
-        """From now on. On the loop."""
+        """Start measuring. Called on the loop."""
         self._expected = time.monotonic() + TICK_SECONDS
         self._handle = self._loop.call_later(TICK_SECONDS, self._tick)
 
     def stop(self) -> None:
-        """On the loop."""
+        """Stop measuring. Called on the loop."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

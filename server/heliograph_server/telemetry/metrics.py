@@ -1,8 +1,8 @@
-"""A daemon's metrics for Prometheus: collected when somebody asks, from what the host knows anyway.
+"""A daemon's metrics for Prometheus, collected during a scrape from the state of the host.
 
-What happens on every run is counted by `histograms.RunCounter` alone; everything else is looked up during a
-scrape, in a thread of its own. Labels are devices, tenants (which the operator names), reasons, phases:
-never what a client chose.
+Only `histograms.RunCounter` does work on every run; all else is looked up during a scrape, in a
+thread of its own. Labels are devices, tenants (named by the operator), reasons and phases, never
+text of a client.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Kind: TypeAlias = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family. Counters are named without the `_total` that Prometheus shows."""
+    """A metric family. Names of counters lack the `_total` that Prometheus adds."""
 
     name: str
     kind: Kind
@@ -43,75 +43,75 @@ class Metric:
 
     @property
     def shown(self) -> str:
-        """Its name as Prometheus has it."""
+        """The name in Prometheus."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
-BUILD = Metric("heliograph_build_info", "gauge", "Always 1; the labels say what runs.", ("version", "python"))
-SERVING = Metric("heliograph_serving", "gauge", "1 while new sessions are taken, else 0.")
-DRAINING = Metric("heliograph_draining", "gauge", "1 while the daemon only lets running work end, else 0.")
+BUILD = Metric(
+    "heliograph_build_info", "gauge", "Always 1; the labels have the versions.", ("version", "python")
+)
+SERVING = Metric("heliograph_serving", "gauge", "1 while new sessions are accepted, else 0.")
+DRAINING = Metric("heliograph_draining", "gauge", "1 while the daemon drains, else 0.")
 LAG = Metric(
-    "heliograph_event_loop_lag_seconds",
-    "gauge",
-    "By how much the event loop was late at most, in the last half minute.",
+    "heliograph_event_loop_lag_seconds", "gauge", "Largest lag of the event loop in the last half minute."
 )
 MEMORY = Metric(
     "heliograph_device_memory_bytes",
     "gauge",
-    "Memory of a device that Heliograph may use, which is free or used.",
+    "Memory of a device that Heliograph may use, free or used.",
     ("device", "state"),
 )
 SILENT = Metric(
     "heliograph_device_silent",
     "gauge",
-    "1 where a device did not say in time how much memory it has; then what it said last is shown.",
+    "1 if a device did not report its memory in time; its last report is shown.",
     ("device",),
 )
 SESSIONS = Metric("heliograph_sessions", "gauge", "Open sessions, by tenant.", ("tenant",))
 TENANT_MEMORY = Metric(
-    "heliograph_tenant_device_memory_bytes", "gauge", "Memory of devices that a tenant has.", ("tenant",)
+    "heliograph_tenant_device_memory_bytes", "gauge", "Device memory in use by a tenant.", ("tenant",)
 )
-TENANT_RUNS = Metric("heliograph_tenant_runs_in_flight", "gauge", "Runs of a tenant under way.", ("tenant",))
+TENANT_RUNS = Metric("heliograph_tenant_runs_in_flight", "gauge", "Runs of a tenant in flight.", ("tenant",))
 TENANT_SECONDS = Metric(
-    "heliograph_tenant_device_seconds", "counter", "For how long a tenant had devices.", ("tenant",)
+    "heliograph_tenant_device_seconds", "counter", "Device time used by a tenant.", ("tenant",)
 )
 TENANT_REFUSED = Metric(
-    "heliograph_tenant_refused", "counter", "What a tenant's quota had no room for.", ("tenant",)
+    "heliograph_tenant_refused", "counter", "Requests that a tenant's quota refused.", ("tenant",)
 )
-PLANS = Metric("heliograph_plans", "gauge", "Compiled plans that sessions hold.")
-TENSORS = Metric("heliograph_tensors", "gauge", "Tensors that sessions hold.")
+PLANS = Metric("heliograph_plans", "gauge", "Compiled plans of all sessions.")
+TENSORS = Metric("heliograph_tensors", "gauge", "Tensors of all sessions.")
 CONTENT = Metric(
-    "heliograph_content_bytes", "gauge", "Weights that sessions hold; shared ones count for each."
+    "heliograph_content_bytes", "gauge", "Weights of all sessions; shared ones count for each session."
 )
-STAGED = Metric("heliograph_staged_bytes", "gauge", "Transfers that wait in the host's memory.")
-COMMANDS = Metric("heliograph_commands_in_flight", "gauge", "Commands that came and are not done.")
-IN_FLIGHT = Metric("heliograph_runs_in_flight", "gauge", "Runs whose turn has come and that have not ended.")
+STAGED = Metric("heliograph_staged_bytes", "gauge", "Bytes of transfers in the host's memory.")
+COMMANDS = Metric("heliograph_commands_in_flight", "gauge", "Commands that have arrived and are not done.")
+IN_FLIGHT = Metric("heliograph_runs_in_flight", "gauge", "Runs that have started and not ended.")
 QUEUED = Metric("heliograph_runs_queued", "gauge", "Runs that wait for their turn.")
 RUNS = Metric(
     "heliograph_runs",
     "counter",
-    "Runs that ended: ok, cancelled (also for want of time) or failed.",
+    "Runs that have ended: ok, cancelled (also by a deadline) or failed.",
     ("tenant", "outcome"),
 )
 RUN_SECONDS = Metric(
     "heliograph_run_seconds",
     "histogram",
-    "How long runs waited for their turn (queue), for their inputs (input), computed (compute), and took to "
-    "hand out what they made (output). What is not told apart counts as computing.",
+    "Time of runs by phase: waiting for their turn (queue) and their inputs (input), computing (compute), "
+    "delivering their outputs (output). Time that cannot be attributed counts as computing.",
     ("phase",),
 )
 BYTES = Metric(
     "heliograph_bytes",
     "counter",
-    "Bytes of tensors by direction, and by what carried them: messages of the command stream (inline), calls "
-    "of their own (bulk), memory that both map (shared_memory), uploads of weights (content), other daemons "
+    "Bytes of tensors by direction and transport: messages of the command stream (inline), calls of their "
+    "own (bulk), memory that both sides map (shared_memory), uploads of weights (content), other daemons "
     "(peer).",
     ("direction", "transport"),
 )
 RELAYED = Metric(
     "heliograph_relayed_bytes",
     "counter",
-    "Of contents that were passed on, and of values between two daemons that cannot reach each other.",
+    "Bytes of forwarded contents, and of values between two daemons that cannot reach each other.",
     ("kind",),
 )
 COMMAND_ERRORS = Metric(
@@ -121,21 +121,21 @@ CALL_ERRORS = Metric("heliograph_call_errors", "counter", "Calls that were refus
 CONTENTS = Metric(
     "heliograph_content_lookups",
     "counter",
-    "Contents that clients asked for: here already (hit), or to be uploaded (miss).",
+    "Contents that clients requested: present (hit), or to be uploaded (miss).",
     ("outcome",),
 )
 MEMBERS = Metric("heliograph_members", "gauge", "Members of the pool, by state.", ("state",))
-LOST_MEMBERS = Metric("heliograph_members_lost", "counter", "How often a member that was ready was lost.")
+LOST_MEMBERS = Metric("heliograph_members_lost", "counter", "Losses of members that were ready.")
 RELOADS = Metric(
     "heliograph_reloads",
     "counter",
-    "How often the configuration was to be read again: it was (ok), or the old one stayed (failed).",
+    "Reloads of the configuration: applied (ok), or rejected (failed).",
     ("outcome",),
 )
 CERTIFICATE = Metric(
     "heliograph_certificate_expiry_timestamp_seconds",
     "gauge",
-    "When the certificate that the daemon shows ends, as seconds since 1970; absent without one.",
+    "Expiry of the daemon's certificate, in seconds since 1970; absent without one.",
 )
 SCRAPES = Metric(
     "heliograph_scrapes", "counter", "Requests for metrics: answered (ok), or refused.", ("outcome",)
@@ -152,13 +152,13 @@ _FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histog
 
 
 def family(metric: Metric) -> Family:
-    """An empty one."""
+    """An empty family of a metric."""
     made: Family = _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
     return made
 
 
 def gauge(metric: Metric, values: Mapping[tuple[str, ...], float]) -> Family:
-    """Gauges or counters, by the values of their labels."""
+    """A family of gauges or counters, by the values of their labels."""
     made = family(metric)
     assert isinstance(made, GaugeMetricFamily | CounterMetricFamily)
     for labels, value in values.items():
@@ -167,12 +167,12 @@ def gauge(metric: Metric, values: Mapping[tuple[str, ...], float]) -> Family:
 
 
 def single(metric: Metric, value: float) -> Family:
-    """One without labels."""
+    """A gauge or counter without labels."""
     return gauge(metric, {(): value})
 
 
 class DaemonCollector(Collector):
-    """All that a daemon exports. One `collect` at a time."""
+    """The metrics of a daemon. One `collect` at a time."""
 
     def __init__(self, facts: DaemonFacts, runs: RunCounter) -> None:
         self._facts, self._runs = facts, runs
@@ -182,11 +182,11 @@ class DaemonCollector(Collector):
         return f"<DaemonCollector of {self._facts.host()}>"
 
     def describe(self) -> Iterable[Family]:
-        """What there can be; asks nobody."""
+        """The families without values."""
         return map(family, METRICS)
 
     def collect(self) -> Iterator[Family]:
-        """What there is. Blocks for `devices.ANSWER_SECONDS` at most."""
+        """Collect all values. Blocks for at most `device_memory.ANSWER_SECONDS`."""
         host, facts = self._facts.host(), self._facts
         serving = host is not None and not host.is_draining
         yield gauge(BUILD, {(__version__, platform.python_version()): 1})
@@ -230,7 +230,7 @@ class DaemonCollector(Collector):
         yield single(QUEUED, counts.runs_waiting)
         yield gauge(COMMAND_ERRORS, by_reason(counts.failures))
         totals, peers = self._runs.totals(), host.exchange.traffic
-        carried: dict[tuple[str, ...], float] = {(*way,): size for way, size in counts.by_transport.items()}
+        carried: dict[tuple[str, ...], float] = {(*key,): size for key, size in counts.by_transport.items()}
         for direction, more in (("received", totals.received_bytes), ("sent", totals.sent_bytes)):
             carried[direction, "inline"] = carried.get((direction, "inline"), 0) + more
         carried["received", "content"] = counts.traffic.content_bytes
@@ -242,7 +242,7 @@ class DaemonCollector(Collector):
         yield gauge(CONTENTS, by_label({"hit": host.store.hits, "miss": host.store.misses}))
 
     def close(self) -> None:
-        """Waits for nobody."""
+        """End without waiting for pending queries."""
         if self._memory is not None:
             self._memory.close()
 
@@ -268,22 +268,22 @@ def _of_pool(host: Host) -> Iterator[Family]:
 
 
 def by_label(values: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-    """By one label."""
+    """Values by one label."""
     return {(name,): float(value) for name, value in values.items()}
 
 
 def by_reason(values: Mapping[int, int]) -> dict[tuple[str, ...], float]:
-    """By the names of errors' reasons."""
+    """Values by the names of error reasons."""
     return {(reason_name(reason),): float(value) for reason, value in dict(values).items()}
 
 
 def reason_name(reason: int) -> str:
-    """Of an error, such as "out_of_memory"."""
+    """The name of an error's reason, such as "out_of_memory"."""
     return Reason.Name(Reason.ValueType(reason)).removeprefix("REASON_").lower()
 
 
 class Exposition:
-    """A registry of a daemon's own, with what there is to know of the process, as text."""
+    """The text of a registry with the metrics of the daemon and its process."""
 
     def __init__(self, facts: DaemonFacts, runs: RunCounter) -> None:
         self._collector = DaemonCollector(facts, runs)
@@ -295,10 +295,10 @@ class Exposition:
         return f"<Exposition by {self._collector}>"
 
     def text(self, accept: str) -> tuple[str, bytes]:
-        """The type of the text that an Accept header asks for, and the text. Blocks for a moment."""
+        """Return the content type for an Accept header, and the text. Blocks for a moment."""
         encode, kind = choose_encoder(accept)
         return kind, encode(self._registry)
 
     def close(self) -> None:
-        """Waits for nobody."""
+        """End without waiting for pending queries."""
         self._collector.close()

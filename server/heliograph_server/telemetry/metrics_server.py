@@ -1,7 +1,8 @@
-"""Metrics over HTTP, on a port of their own: what a scraper does cannot disturb the daemon.
+"""Metrics over HTTP, on a port and threads of their own, so that scrapers cannot disturb the
+daemon.
 
-A thread with an event loop answers; another one collects. So many connections are open at once and no more,
-each lives for a bounded time, and requests that come while metrics are collected share what is found.
+A thread with an event loop answers; another one collects. The number of connections and their
+lifetime are bounded, and concurrent requests share one collection.
 """
 
 from __future__ import annotations
@@ -21,24 +22,25 @@ from heliograph_server.config.sockets import host_and_port
 
 logger = logging.getLogger(__name__)
 
-#: The most scrapers at once. Who comes then is told to come later.
+#: The most concurrent scrapers; further ones get status 503.
 MAX_CONNECTIONS = 16
-#: How long a request may take to come, and its answer to be taken.
+#: The timeouts for reading a request, and for sending its answer.
 REQUEST_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
 #: The longest request.
 REQUEST_BYTES = 8 * 2**10
-#: So many turns of the loop a connection takes at most from being accepted to its task.
+#: The most turns of the loop between accepting a connection and starting its task.
 ACCEPT_TURNS = 5
-#: How long the thread may take to end.
+#: The timeout for the end of the thread.
 STOP_SECONDS = 5.0
+_ADVICE = "choose another port for metrics_listen, an address of this host, or stop the other listener"
 
-#: From the header Accept: the type of what is given, and the bytes. May block.
+#: Takes the Accept header, and returns the content type and the body. May block.
 Collect: TypeAlias = Callable[[str], tuple[str, bytes]]
 
 
 def bind_metrics(where: str) -> socket.socket:
-    """A socket that listens at HOST:PORT. Raises ConfigurationError."""
+    """Return a socket that listens at HOST:PORT. Raises ConfigurationError."""
     address = host_and_port(where, "metrics_listen")
     try:
         family, kind, protocol, _, found = socket.getaddrinfo(
@@ -53,23 +55,14 @@ def bind_metrics(where: str) -> socket.socket:
             made.close()
             raise
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen for metrics on {where}: {_why(error)}", advice=_ADVICE
-        ) from None
+        in_use = error.errno == errno.EADDRINUSE
+        why = "the address is in use" if in_use else error.strerror or str(error)
+        raise ConfigurationError(f"cannot listen for metrics on {where}: {why}", advice=_ADVICE) from None
     return made
 
 
-_ADVICE = "choose another port for metrics_listen, an address of this host, or end what listens there"
-
-
-def _why(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "the address is taken"
-    return error.strerror or str(error)
-
-
 class MetricsServer:
-    """Serves until it is closed. Owns the socket."""
+    """The server of metrics. Owns the socket."""
 
     def __init__(self, listener: socket.socket, collect: Collect, outcomes: Counter[str]) -> None:
         """`outcomes`: counts requests as "ok" and "refused"."""
@@ -86,12 +79,12 @@ class MetricsServer:
         return f"<MetricsServer at {self.url}: {len(self._open)} connections>"
 
     def start(self) -> None:
-        """Begins to answer."""
+        """Start to serve."""
         self._thread.start()
         self._started.result(STOP_SECONDS)
 
     def close(self) -> None:
-        """Ends all connections, and the thread. Idempotent."""
+        """End all connections and the thread. Idempotent."""
         if self._thread.is_alive():
             loop, stop = self._started.result(STOP_SECONDS)
             loop.call_soon_threadsafe(stop.set)
@@ -100,7 +93,7 @@ class MetricsServer:
         self._collector.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
-        # Not uvloop's, of which the daemon's is one: nothing here has to be quick.
+        # The daemon may use uvloop; this loop need not be fast.
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             runner.run(self._serve())
 
@@ -111,8 +104,8 @@ class MetricsServer:
         try:
             await stop.wait()
         finally:
-            # Those that were accepted just now become tasks, which then end as the others do: a server that
-            # is closed before would lose their sockets.
+            # Connections that were just accepted become tasks first, and end like the others:
+            # closing the server before would leak their sockets.
             asyncio.get_running_loop().remove_reader(self._listener)
             for _ in range(ACCEPT_TURNS):
                 await asyncio.sleep(0)
@@ -128,7 +121,7 @@ class MetricsServer:
         task = asyncio.get_running_loop().create_task(self._talk(reader, writer, len(self._open)))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
-        # What was not taken by then would be kept for as long as the other side likes.
+        # Otherwise a slow reader would keep unsent data in memory.
         task.add_done_callback(lambda _: writer.transport.abort())
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, others: int) -> None:
@@ -143,23 +136,23 @@ class MetricsServer:
                 writer.write(await self._answer(request))
                 await writer.drain()
                 writer.write_eof()
-                # Until it has all, or does not want it any more.
+                # Wait until the client has read all, or is gone.
                 await reader.read(1)
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
             self._outcomes["refused"] += 1
-            logger.debug("a request for metrics was broken off: %s", type(error).__name__)
+            logger.debug("a request for metrics was aborted: %s", type(error).__name__)
         except Exception:
-            logger.exception("metrics could not be given")
+            logger.exception("cannot serve metrics")
 
     async def _answer(self, request: bytes) -> bytes:
         head, *lines = request.decode("latin-1").split("\r\n")
         method, path = (*head.split(" "), "", "")[:2]
         if path.partition("?")[0] not in ("/", "/metrics"):
             self._outcomes["refused"] += 1
-            return response("404 Not Found", b"there is /metrics\n")
+            return response("404 Not Found", b"see /metrics\n")
         if method not in ("GET", "HEAD"):
             self._outcomes["refused"] += 1
-            return response("405 Method Not Allowed", b"GET and HEAD\n")
+            return response("405 Method Not Allowed", b"use GET or HEAD\n")
         headers = (line.partition(":") for line in lines)
         accept = next((value for name, _, value in headers if name.strip().lower() == "accept"), "")
         kind, body = await self._collected(accept.strip())
@@ -167,12 +160,12 @@ class MetricsServer:
         return response("200 OK", body, kind, with_body=method == "GET")
 
     async def _collected(self, accept: str) -> tuple[str, bytes]:
-        """Who asks while it is being found out gets what others get who want it in that form."""
+        """Collect the metrics; concurrent requests for the same form share a collection."""
         form = "openmetrics" if "application/openmetrics-text" in accept else "text"
         if (collecting := self._collecting.get(form)) is None:
             loop = asyncio.get_running_loop()
-            asked = accept if form == "openmetrics" else ""
-            collecting = loop.run_in_executor(self._collector, self._collect, asked)
+            header = accept if form == "openmetrics" else ""
+            collecting = loop.run_in_executor(self._collector, self._collect, header)
             self._collecting[form] = collecting
             collecting.add_done_callback(lambda _: self._collecting.pop(form, None))
         return await asyncio.shield(collecting)
@@ -181,6 +174,6 @@ class MetricsServer:
 def response(
     status: str, body: bytes, kind: str = "text/plain; charset=utf-8", with_body: bool = True
 ) -> bytes:
-    """A whole one; the connection ends after it."""
+    """A whole HTTP response; the connection ends after it."""
     head = f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}", "Connection: close"
     return ("\r\n".join(head) + "\r\n\r\n").encode() + (body if with_body else b"")

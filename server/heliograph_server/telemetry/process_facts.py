@@ -1,4 +1,4 @@
-"""What the daemon tells of its own process, for people who ask why it is slow (`heliograph doctor`)."""
+"""Facts of the daemon's process that help to find why it is slow (`heliograph doctor`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def server_facts(why_not_shared: str = "") -> dict[str, str]:
         **facts_here(),
         "processors": str(processors()),
         "event_loop": "uvloop" if loop.startswith("uvloop") else "asyncio",
-        # Little would be won: floats hardly compress, and it costs the processor, which is the limit.
+        # Floats hardly compress, and compression costs processor time, which is the limit.
         "compression": "none",
         "shared_memory": why_not_shared or "on",
     }

@@ -1,14 +1,14 @@
-"""Records of runs and calls as OTLP spans, written directly: a run is one span and a few more below it.
+"""Records of runs and calls as OTLP spans, written directly: a run is a span with a few children.
 
     heliograph.run            session, devices, tenant, error
-    ├── queue                 until its turn had come
-    ├── input                 until its inputs were there
-    ├── compute               until the devices had computed
-    │   ├── exchange | move   until a split had what it reads, from other daemons or other devices
+    ├── queue                 until its turn
+    ├── input                 until its inputs are ready
+    ├── compute               until the devices have computed
+    │   ├── exchange | move   until a split has its inputs, from other daemons or other devices
     │   └── split             on a device
-    └── output                until its outputs were where they go
+    └── output                until its outputs are delivered
 
-What took no time has no span.
+A phase without duration has no span.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from heliograph_proto.trace_context import error_type, trace_of
 from heliograph_server.session.run_timeline import RunRecord, span_of_run
 
 _SERVER, _INTERNAL, _ERROR = Span.SPAN_KIND_SERVER, Span.SPAN_KIND_INTERNAL, Status.STATUS_CODE_ERROR
-#: Sampled, and the parent is of another process.
+#: Flags: sampled, with a parent in another process or in this one.
 _FLAGS_OF_SERVER, _FLAGS = 0x301, 0x101
-#: Of how many sessions and plans' devices it is known what their runs have in common.
+#: The most sessions and devices whose common attributes are cached.
 MOST_KNOWN = 256
-#: After so many records other threads have their turn.
+#: The number of records after which other threads get a turn.
 SLICE = 8
-#: The most of an error's text.
+#: The longest text of an error.
 MOST_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A call that was answered. Times are `time.monotonic()`'s, in seconds."""
+    """An answered call. Times are those of `time.monotonic()`, in seconds."""
 
     name: str
-    #: Its span, in hexadecimal digits.
+    #: The id of its span, in hexadecimal digits.
     span: str
-    #: Its caller's.
+    #: The traceparent of its caller.
     trace_parent: str
     session: int
     began: float
     ended: float
-    #: What it was refused with.
+    #: The error of a refused call.
     error: BaseException | None = None
 
 
 class Clock:
-    """What the time of day was, by `time.monotonic()`."""
+    """Converts times of `time.monotonic()` to the time of day."""
 
     def __init__(self) -> None:
         self._offset_ns = 0
         self.look()
 
     def look(self) -> None:
-        """The time of day may have been set since."""
+        """Update the offset, as the time of day may have been set."""
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     def ns(self, seconds: float) -> int:
@@ -72,23 +72,24 @@ class Clock:
 
 
 class SpanWriter:
-    """Makes requests of records. Of one thread at a time."""
+    """Makes export requests of records. For one thread at a time."""
 
     def __init__(self, life: bytes, resource: Mapping[str, object], clock: Clock) -> None:
         self._life = life
         self._clock = clock
         self._resource = Resource(attributes=[_pair(key, value) for key, value in resource.items()])
         self._scope = InstrumentationScope(name="heliograph", version=__version__)
-        #: What runs of a session on the same devices have in common; it is much of what a span takes.
+        #: The common attributes of runs of a session on the same devices; making them is much of a
+        #: span's cost.
         self._common: dict[tuple[object, ...], list[KeyValue]] = {}
 
     def request(self, records: Sequence[RunRecord | CallRecord]) -> ExportTraceServiceRequest:
-        """All their spans."""
+        """A request with the spans of all records."""
         self._clock.look()
         spans: list[Span] = []
         for number, one in enumerate(records):
             if not number % SLICE:
-                # Whoever answers a client is not to wait for all of this.
+                # Threads that answer clients must not wait for the whole batch.
                 time.sleep(0)
             if isinstance(one, RunRecord):
                 spans.extend(self._of_run(one))
@@ -164,7 +165,7 @@ class SpanWriter:
 
 
 class _Below:
-    """Makes spans below a run's, in the same process."""
+    """Makes spans below that of a run, in the same process."""
 
     def __init__(self, trace: bytes, run: bytes) -> None:
         self._trace = trace
@@ -172,7 +173,8 @@ class _Below:
         self._numbers = count(1)
 
     def span(self, parent: bytes, name: str, start: int, end: int, device: str = "") -> Span:
-        # Other numbers than the run's, and not 0; that it is somebody else's is as unlikely as for any.
+        # Differs from the run's id, and is not 0; a collision with others is as unlikely as for
+        # random ids.
         number = (self._run + next(self._numbers)) % 2**64 or 2**63
         return Span(
             trace_id=self._trace,

@@ -1,4 +1,5 @@
-"""The telemetry of one daemon, from its start to its end; without `metrics_listen` nothing is counted."""
+"""The telemetry of a daemon, from its start to its end. Without `metrics_listen`, nothing is
+counted."""
 
 from __future__ import annotations
 
@@ -15,42 +16,42 @@ from heliograph_server.telemetry.loop_lag import LoopLag
 
 
 class DaemonFacts:
-    """What the daemon around a host knows. All may be called from any thread, and are quick."""
+    """Facts of a daemon around its host. All are quick, and callable from any thread."""
 
     def __init__(self) -> None:
         self.host: Callable[[], Host | None] = lambda: None
         self.refused: Callable[[], Mapping[int, int]] = dict
         self.lag_seconds: Callable[[], float] = lambda: 0.0
-        #: Of the certificate that the daemon shows, in seconds since 1970; None without one.
+        #: The expiry of the daemon's certificate, in seconds since 1970; None without one.
         self.certificate_expiry: Callable[[], float | None] = lambda: None
-        #: By "ok" and "failed".
+        #: The reloads of files: "ok" and "failed".
         self.reloads: Callable[[], Mapping[str, int]] = dict
         self.scrapes: Counter[str] = Counter(ok=0, refused=0)
 
 
 class Telemetry:
-    """Called by the daemon, on its loop, in the order of the methods."""
+    """The telemetry of a daemon, which calls the methods in order, on its loop."""
 
     def __init__(self, config: ServerConfig, slot: HostSlot) -> None:
         self._where = config.metrics_listen
         self._host: Host | None = None
         self._runs = RunCounter()
         self._ends: list[Callable[[], None]] = []
-        #: Who reads the configuration again, or shows a certificate, says so here.
+        #: The daemon sets its reloads and its certificate's expiry here.
         self.facts = DaemonFacts()
         self.facts.host = lambda: self._host
         self.facts.refused = slot.refused.copy
-        #: Where metrics are; "": nowhere.
+        #: The address of the metrics; empty without.
         self.url = ""
 
     def __repr__(self) -> str:
         return f"<Telemetry at {self.url or 'no address'}>"
 
     def start(self) -> None:
-        """Listens. Raises ConfigurationError."""
+        """Start the metrics server. Raises ConfigurationError."""
         if not self._where:
             return
-        # Not before: they take a moment, and need not be installed where nobody wants them.
+        # Imported on demand: the import is slow, and the package is optional.
         try:
             from heliograph_server.telemetry.metrics import Exposition
         except ImportError as error:
@@ -70,12 +71,13 @@ class Telemetry:
         self.url = server.url
 
     def watch(self, host: Host) -> None:
-        """The host is there: its runs are counted."""
+        """Count the runs of the host."""
         self._host = host
         if self._where:
             host.observers.append(self._runs)
 
     def stop(self) -> None:
-        """Ends what was started, the last first. Idempotent; waits for the server's thread, for a moment."""
+        """Stop all parts, the last one first. Idempotent; waits for the server's thread, for a
+        moment."""
         while self._ends:
             self._ends.pop()()

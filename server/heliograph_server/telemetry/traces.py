@@ -1,4 +1,4 @@
-"""Whether a daemon makes traces: OpenTelemetry is imported only then."""
+"""The traces of a daemon, if they are configured; OpenTelemetry is imported only then."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from heliograph_server.runtime.host import Host
 if TYPE_CHECKING:
     from heliograph_server.telemetry.tracing import TraceExporter
 
-_ADVICE = "name a collector that speaks OTLP over gRPC, such as http://127.0.0.1:4317"
+_ADVICE = "give a collector of OTLP over gRPC, such as http://127.0.0.1:4317"
 
 
 class Traces:
-    """Of one daemon, from its start to its end. Raises ConfigurationError for an endpoint that is none."""
+    """The traces of a daemon, from its start to its end. Raises ConfigurationError for an invalid
+    endpoint."""
 
     def __init__(self, endpoint: str) -> None:
         """`endpoint`: "" for no traces."""
@@ -32,19 +33,19 @@ class Traces:
         return f"<Traces {self.exporter or 'off'}>"
 
     def join(self, host: Host, addresses: Sequence[Address]) -> None:
-        """From now on what clients trace is exported; to be called before sessions are opened."""
+        """Start to export the traces of clients. Called before sessions are opened."""
         if not self._endpoint:
             return
         from heliograph_server.telemetry.tracing import TraceExporter
 
-        # Several daemons of one host may listen on sockets of equal names in containers of their own.
+        # Daemons in containers of one host may listen on sockets with the same path.
         instance = f"{next(iter(addresses), '')} {secrets.token_hex(4)}".strip()
         self.exporter = TraceExporter(self._endpoint, host.incarnation, instance)
         host.tracing = self.exporter
         host.observers.append(self.exporter)
 
     def close(self) -> None:
-        """Exports what there is, within a bound. Idempotent."""
+        """Export pending traces, within a time limit. Idempotent."""
         if self.exporter is not None:
             self.exporter.close()
 
@@ -64,6 +65,6 @@ def _check_installed() -> None:
         import heliograph_server.telemetry.tracing  # noqa: F401
     except ImportError as error:
         raise ConfigurationError(
-            f"traces need OpenTelemetry, of which there is no {error.name}",
+            f"traces need OpenTelemetry, and {error.name} is not installed",
             advice="install it: pip install heliograph[otel]",
         ) from None

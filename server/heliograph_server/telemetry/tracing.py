@@ -1,12 +1,12 @@
-"""Traces: the spans of runs and calls that a client traces, to a collector of OpenTelemetry.
+"""Traces: exports the spans of runs and calls that a client traces to a collector of OpenTelemetry.
 
-    run_ended(record) ─▸ queue of the SDK's batch processor ─▸ its thread: records become spans ─▸ OTLP, gRPC
+    run_ended(record) ─▸ queue of the SDK's batch processor ─▸ its thread: records to spans ─▸ OTLP
 
-Whoever ends a run puts its record into the queue, and nothing else. The queue is bounded, and what has no
-room is counted and dropped; so is what a collector does not take. The end waits for a collector so long and
-no longer.
+The end of a run only puts its record into the queue. The queue is bounded; records beyond it are
+counted and dropped, and so are those that a collector does not accept. The end of the daemon waits
+for a collector for a bounded time.
 
-Imports OpenTelemetry's SDK, the extra `otel`: not to be imported before a configuration asks for it.
+Imports OpenTelemetry's SDK, the extra `otel`, so it is imported only if traces are configured.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from heliograph_server.telemetry.spans import CallRecord, Clock, SpanWriter
 
 logger = logging.getLogger(__name__)
 
-#: Records that wait to be exported at most, and how many go at once.
+#: The most records in the queue, and in a batch.
 QUEUE, BATCH = 4096, 512
 #: How long a record waits for others, in milliseconds.
 DELAY_MS = 500
-#: How long a collector may take for a batch, in seconds.
+#: The timeout of a collector for a batch, in seconds.
 EXPORT_SECONDS = 5
-#: How long the end waits for it at most, in seconds.
+#: The timeout of the final export, in seconds.
 FLUSH_SECONDS = 2.0
 
-#: All that the processor looks at: whether it is sampled.
+#: The processor checks only the flag "sampled".
 _SAMPLED = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 class _Recorded(ReadableSpan):
-    """What the processor takes for a span, and the exporter makes some of."""
+    """A record in the form of a span, for the processor. The exporter makes spans of it."""
 
     def __init__(self, record: RunRecord | CallRecord) -> None:
         self.record = record
@@ -59,17 +59,17 @@ class _Recorded(ReadableSpan):
 
 @dataclass(slots=True)
 class TraceCounts:
-    """What became of what was traced: runs and calls."""
+    """Counts of traced runs and calls."""
 
     exported: int = 0
-    #: There was no room.
+    #: The queue was full.
     dropped: int = 0
-    #: The collector did not take them.
+    #: The collector did not accept them.
     failed: int = 0
 
 
 class _Exporter(OTLPSpanExporter):
-    """Writes records as spans, which the SDK's own encoder takes ten times as long for."""
+    """Writes records as spans. The SDK's own encoder takes ten times as long."""
 
     def __init__(self, endpoint: str, writer: SpanWriter) -> None:
         super().__init__(endpoint, timeout=EXPORT_SECONDS)
@@ -80,13 +80,13 @@ class _Exporter(OTLPSpanExporter):
 
 
 class _Counting(SpanExporter):
-    """Counts what comes out of the queue, and what becomes of it."""
+    """Counts the records from the queue, by outcome."""
 
     def __init__(self, inner: SpanExporter, counts: TraceCounts) -> None:
         self._inner = inner
         self._counts = counts
         self._is_over = False
-        #: How many came out of the queue.
+        #: The number of records from the queue.
         self.taken = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -103,23 +103,23 @@ class _Counting(SpanExporter):
         return found
 
     def shutdown(self) -> None:
-        """Also breaks off what is under way. Idempotent."""
+        """Shut down, and cancel a running export. Idempotent."""
         is_over, self._is_over = self._is_over, True
         if not is_over:
             self._inner.shutdown()
 
 
 class TraceExporter:
-    """Makes spans of runs and calls of one host: an observer of its runs. Thread-safe."""
+    """Exports spans of the runs and calls of a host; an observer of its runs. Thread-safe."""
 
     def __init__(
         self, endpoint: str, life: bytes, instance: str, exporter: SpanExporter | None = None
     ) -> None:
-        """`life`: the host's incarnation; `instance`: the daemon's name among others; `exporter`: another
-        than that of the endpoint."""
+        """`life`: the host's incarnation; `instance`: the daemon's unique name; `exporter`:
+        replaces that of the endpoint."""
         self.life = life
         self.counts = TraceCounts()
-        # Names of the service and other attributes may also come from OTEL_RESOURCE_ATTRIBUTES.
+        # OTEL_RESOURCE_ATTRIBUTES may override the service name, and add attributes.
         resource = Resource.create(
             {
                 "service.name": "heliograph",
@@ -138,13 +138,13 @@ class TraceExporter:
         return f"<TraceExporter {self.counts}>"
 
     def run_ended(self, run: RunRecord) -> None:
-        """Takes its record if it is traced."""
+        """Queue the record of a traced run."""
         if run.trace_parent:
             self._put(run)
 
     @contextmanager
     def call(self, name: str, trace_parent: str, session: int) -> Iterator[str]:
-        """The span of a call, while it is answered; gives its traceparent."""
+        """Trace a call while it is answered. Gives the traceparent of its span."""
         if not sampled(trace_parent):
             yield ""
             return
@@ -159,8 +159,8 @@ class TraceExporter:
             self._put(CallRecord(name, span, trace_parent, session, began, time.monotonic(), error))
 
     def _put(self, record: RunRecord | CallRecord) -> None:
-        # Looked at without a lock: threads that do so at once may pass the bound by one each, at which the
-        # processor would drop the oldest.
+        # Checked without a lock: concurrent threads may exceed the bound by one each, and the
+        # processor then drops the oldest records.
         if self._given - self._out.taken >= QUEUE:
             self.counts.dropped += 1
             return
@@ -168,17 +168,17 @@ class TraceExporter:
         self._processor.on_end(_Recorded(record))
 
     def close(self) -> None:
-        """Exports what there is, for FLUSH_SECONDS at most. Idempotent."""
+        """Export pending records, for at most FLUSH_SECONDS. Idempotent."""
         flushing = threading.Thread(target=self._processor.shutdown, name="heliograph-traces", daemon=True)
         flushing.start()
         flushing.join(FLUSH_SECONDS)
         if flushing.is_alive():
-            # Breaks off the call that it waits for.
+            # Cancels the call that it waits for.
             self._out.shutdown()
             flushing.join(FLUSH_SECONDS)
         if self.counts.dropped or self.counts.failed:
             logger.warning(
-                "of what clients traced, %d were exported, %d were dropped and %d the collector did not take",
+                "traced runs and calls: %d exported, %d dropped, %d not accepted by the collector",
                 self.counts.exported,
                 self.counts.dropped,
                 self.counts.failed,

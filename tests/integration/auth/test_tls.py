@@ -244,7 +244,7 @@ def test_with_both_a_certificate_opens_the_door_and_a_token_says_who_it_is(
     own = authority.client("carrier")
     shown = {"ca": authority.ca, "certificate": own.certificate, "key": own.key}
     with daemon_with_tls(authority, tls_client_ca=authority.ca, tokens=str(tokens.path)) as made:
-        with pytest.raises(UnauthenticatedError, match="none was shown"):
+        with pytest.raises(UnauthenticatedError, match="none was given"):
             hg.connect(made.url, **shown)
         with pytest.raises(UnauthenticatedError, match="asks for a certificate"):
             hg.connect(made.url, ca=authority.ca, token=tokens.of["alice"])
@@ -303,7 +303,7 @@ def test_a_certificate_that_is_no_good_leaves_the_old_one_in_force(
             assert shown_by(made) == first
             with hg.connect(made.url, ca=authority.ca) as session:
                 assert works(session)
-        assert "stays so" in caplog.text
+        assert "stays in use" in caplog.text
         renew(pair, authority.server(file="good"))
         assert shown_by(made) != first
 
@@ -335,15 +335,15 @@ def test_files_that_cannot_be_used_are_named_at_the_start(authority: Authority, 
         ({"tls_certificate": "/no/such.pem"}, r"tls_certificate /no/such\.pem: No such file"),
         ({"tls_key": "/no/such.pem"}, r"tls_key /no/such\.pem: No such file"),
         ({"tls_client_ca": "/no/such.pem"}, r"tls_client_ca /no/such\.pem: No such file"),
-        ({"tls_certificate": str(garbage)}, r"tls_certificate .*garbage\.pem has no certificate"),
-        ({"tls_key": str(garbage)}, r"tls_key .*garbage\.pem has no private key"),
-        ({"tls_client_ca": str(garbage)}, r"tls_client_ca .*garbage\.pem has no certificate"),
+        ({"tls_certificate": str(garbage)}, r"tls_certificate .*garbage\.pem has no readable certificate"),
+        ({"tls_key": str(garbage)}, r"tls_key .*garbage\.pem has no readable private key"),
+        ({"tls_client_ca": str(garbage)}, r"tls_client_ca .*garbage\.pem has no readable certificate"),
         ({"tls_key": other.key}, r"other-key\.pem is not the key of tls_certificate .*server\.pem"),
         ({"tls_certificate": late.certificate, "tls_key": late.key}, r"late\.pem has expired"),
         ({"tls_certificate": early.certificate, "tls_key": early.key}, r"early\.pem is not valid yet"),
         (
             {"tls_certificate": client.certificate, "tls_key": client.key},
-            r"a-client\.pem is not one for servers",
+            r"a-client\.pem is not a server certificate",
         ),
     ]
     for options, said in cases:
@@ -358,8 +358,8 @@ def test_files_that_cannot_be_used_are_named_at_the_start(authority: Authority, 
     [
         ({"listen": TLS}, "needs a certificate and its key"),
         ({"tls_certificate": "a.pem"}, "go together"),
-        ({"tls_client_ca": "a.pem", "tokens": "t"}, "without TLS"),
-        ({"listen": ("grpc://0.0.0.0:0",)}, "in the clear and without authentication"),
+        ({"tls_client_ca": "a.pem", "tokens": "t"}, "which need TLS"),
+        ({"listen": ("grpc://0.0.0.0:0",)}, "in plain text and without authentication"),
         (
             {"listen": ("grpcs://0.0.0.0:0",), "tls_certificate": "a.pem", "tls_key": "b.pem"},
             "without authentication",
@@ -371,9 +371,9 @@ def test_files_that_cannot_be_used_are_named_at_the_start(authority: Authority, 
                 "tls_key": "b.pem",
                 "tls_client_ca": "c.pem",
             },
-            "can show no certificate",
+            "cannot present a certificate",
         ),
-        ({"listen": ("grpc://127.0.0.1:0?token=hidden",), "tokens": "t"}, "they are a client's"),
+        ({"listen": ("grpc://127.0.0.1:0?token=hidden",), "tokens": "t"}, "which are for clients"),
     ],
 )
 def test_settings_that_let_in_more_than_they_say_are_refused(settings: dict[str, Any], said: str) -> None:

@@ -70,25 +70,25 @@ def test_what_is_not_said_is_the_least() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[[token", "no TOML"),
-        ("token = 3", "something else"),
-        ("tokens = []", "something else than tokens: tokens"),
-        ("token = [3]", "no table"),
-        ('[[token]]\nhash = "x"', "its name is none"),
-        (ONE + 'secret = "x"', "has 'secret'"),
-        ('[[token]]\nname = "a"\nhash = "plain-text"', "its hash is none"),
-        ('[[token]]\nname = "a\\n"\nhash = "plain-text"', "its name is none"),
+        ("[[token", "is not TOML"),
+        ("token = 3", "entries that are not tokens"),
+        ("tokens = []", "entries that are not tokens: tokens"),
+        ("token = [3]", "is not a table"),
+        ('[[token]]\nhash = "x"', "its name is not valid"),
+        (ONE + 'secret = "x"', "has the unknown key 'secret'"),
+        ('[[token]]\nname = "a"\nhash = "plain-text"', "its hash is malformed"),
+        ('[[token]]\nname = "a\\n"\nhash = "plain-text"', "its name is not valid"),
         (ONE + 'rights = ["root"]', "its rights are"),
         (ONE + "rights = []", "its rights are"),
-        (ONE + 'tenant = ""', "its tenant is none"),
+        (ONE + 'tenant = ""', "its tenant is not valid"),
         (ONE + 'expires = "soon"', "it expires 'soon'"),
-        (ONE + "[token.quota]\nplanes = 1", "no quota 'planes'"),
+        (ONE + "[token.quota]\nplanes = 1", "unknown quota 'planes'"),
         (ONE + "[token.quota]\nplans = -1", "quota plans is -1"),
         (ONE + "[token.quota]\nweight = 0.0", "quota weight is 0.0"),
         (ONE + "[token.quota]\nweight = 1e9", "quota weight is 1000000000.0"),
         (ONE + '[token.quota]\ndevice_memory_bytes = "much"', "quota device_memory_bytes"),
-        (ONE + ONE, "two tokens have one name"),
-        (ONE + ONE.replace('"a"', '"b"'), "two tokens have one hash"),
+        (ONE + ONE, "two tokens have the same name"),
+        (ONE + ONE.replace('"a"', '"b"'), "two tokens have the same hash"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(text: str, said: str) -> None:
@@ -101,7 +101,7 @@ def test_a_file_that_makes_no_sense_is_refused(text: str, said: str) -> None:
 def test_a_file_that_others_can_write_is_refused(path: Path, mode: int) -> None:
     path.write_text(ONE)
     path.chmod(mode)
-    with pytest.raises(ConfigurationError, match="written by others") as caught:
+    with pytest.raises(ConfigurationError, match="written by users other") as caught:
         TokenFile(str(path))
     assert "chmod 600" in caught.value.advice
 
@@ -213,7 +213,7 @@ def test_the_command_line_shows_the_environments_token(
     made = printed(capsys)
     with running_daemon("--tokens", str(path), "--device", "fake") as url:
         assert main(["devices", "--server", url]) == 1
-        assert "none was shown" in capsys.readouterr().err
+        assert "none was given" in capsys.readouterr().err
         assert main(["devices", "--server", f"{url}?token={made}"]) == 0
         monkeypatch.setenv("HELIOGRAPH_TOKEN", made)
         assert main(["devices", "--server", url]) == 0
@@ -224,7 +224,7 @@ def test_serve_says_which_tokens_it_cannot_read(path: Path, capfd: pytest.Captur
     path.write_text("[[token")
     with pytest.raises(hg.UnavailableError), running_daemon("--tokens", str(path), "--device", "fake"):
         pass
-    assert f"{path} is no TOML" in capfd.readouterr().err
+    assert f"{path} is not TOML" in capfd.readouterr().err
 
 
 def test_tickets_are_good_for_their_tenant_alone_unless_a_head_gave_them() -> None:
@@ -283,5 +283,5 @@ def test_a_pipe_is_no_file_of_tokens_and_nobody_waits_for_it(path: Path) -> None
     path.unlink()
     os.mkfifo(path, 0o600)
     assert tokens.find("x") is None and [one.name for one in tokens.all] == ["a"]
-    with pytest.raises(ConfigurationError, match="it is no file"):
+    with pytest.raises(ConfigurationError, match="it is not a regular file"):
         read_tokens(str(path))

@@ -180,7 +180,7 @@ def test_a_file_that_could_not_be_read_again_is_counted(daemon: ThreadDaemon, tm
     daemon._daemon.watch.add(ReloadedFile(int, path))
     for content in ("2", "nonsense", "3"):
         path.write_text(content)
-        daemon._daemon.watch.look_at_once()
+        daemon._daemon.watch.look(at_once=True)
     found = values(scrape(url_of(daemon)))
     assert found['heliograph_reloads_total{outcome="ok"}'] == 2
     assert found['heliograph_reloads_total{outcome="failed"}'] == 1
@@ -231,7 +231,7 @@ def test_an_address_that_is_taken_says_what_to_do() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigurationError, match="address is taken") as failure:
+        with pytest.raises(ConfigurationError, match="address is in use") as failure:
             bind_metrics(f"127.0.0.1:{taken.getsockname()[1]}")
         assert "metrics_listen" in failure.value.advice
 

@@ -55,7 +55,7 @@ class Followed:
     def becomes(self, text: str) -> ServerConfig:
         """What is in force once the file has another content."""
         self.path.write_text(text)
-        self.watch.look_at_once()
+        self.watch.look(at_once=True)
         return self.configuration.now
 
 
@@ -94,7 +94,7 @@ def test_what_may_not_change_is_named_and_stays(path: Path, caplog: pytest.LogCa
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("drain_seconds = ", "is no TOML"),
+        ("drain_seconds = ", "is not TOML"),
         ("drain_seconds = 'long'", "must be a number"),
         ("drain_secnods = 9", "did you mean 'drain_seconds'?"),
         ("drain_seconds = 9\nlisten = ['0.0.0.0:1']", "--insecure"),
@@ -124,7 +124,7 @@ def test_a_change_that_the_daemon_refuses_is_not_made(path: Path) -> None:
     configuration, watch = Configuration(ServerConfig(), refuse), FileWatch()
     configuration.follow(Sources(path), watch)
     path.write_text("log_level = 'error'")
-    watch.look_at_once()
+    watch.look(at_once=True)
     assert configuration.now == ServerConfig() and logging.getLogger().level == logging.INFO
 
 
@@ -220,7 +220,7 @@ def test_a_daemon_reads_its_file_again_when_it_changes_and_on_sighup(path: Path)
 def test_sighup_without_a_file_ends_no_daemon() -> None:
     with serving() as (process, url):
         process.send_signal(signal.SIGHUP)
-        said(process, "SIGHUP: reading files again")
+        said(process, "SIGHUP: reading the files again")
         hg.connect(url).close()
         process.terminate()
         assert process.wait(SECONDS) == 0
@@ -241,7 +241,7 @@ def test_a_terminal_that_is_closed_ends_its_daemon_unless_it_was_to_go_on(with_n
         theirs.close()
         ours.close()
         if with_nohup:
-            said(process, "SIGHUP: reading files again")
+            said(process, "SIGHUP: reading the files again")
             hg.connect(url).close()
             process.terminate()
         else:

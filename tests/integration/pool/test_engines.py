@@ -247,7 +247,7 @@ def test_a_cluster_has_an_address(address: str, where: tuple[str, int] | None) -
 
 @pytest.mark.parametrize("address", ["", "a b", "http://a", "a:b", "a:99999", "ray://", "a/b", "ray://a?b"])
 def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="no address of a Ray cluster"):
+    with pytest.raises(InvalidArgumentError, match="not an address of a Ray cluster"):
         endpoint(address)
 
 

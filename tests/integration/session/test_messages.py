@@ -343,7 +343,7 @@ def test_a_taken_port_is_said_by_us_alone() -> None:
         url = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
         command = [sys.executable, "-m", "heliograph", "serve", "--listen", url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "the address is taken" in done.stderr and "add_port" not in done.stderr
+    assert done.returncode == 1 and "the address is in use" in done.stderr and "add_port" not in done.stderr
 
 
 def test_sigterm_while_serve_is_loading_exits_with_0() -> None:

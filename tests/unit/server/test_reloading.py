@@ -183,7 +183,7 @@ def test_what_is_bad_at_the_start_is_an_error(tmp_path: Path) -> None:
 def test_what_is_no_file_or_too_long_for_one_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "long").write_bytes(b"1" * (MOST_BYTES + 1))
-    for name, said in (("pipe", "no file"), ("long", "longer"), (".", "directory")):
+    for name, said in (("pipe", "not a regular file"), ("long", "longer"), (".", "directory")):
         with pytest.raises(ConfigurationError, match=said):
             ReloadedFile(number, tmp_path / name)
 
@@ -203,4 +203,4 @@ def test_a_watch_looks_at_all_of_its_files_and_complains_in_the_log(
     with caplog.at_level(logging.ERROR):
         watch.look(at_once=True)
     assert [file.value for file in files] == [2, 1]
-    assert str(paths[1]) in caplog.text and "stays in force" in caplog.text
+    assert str(paths[1]) in caplog.text and "stays in use" in caplog.text

@@ -1,4 +1,4 @@
-"""What runs on the nodes: the registry, and the supervisors of the members."""
+"""The actors on the nodes: the registry, and the supervisors of the members."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from heliograph_server.launchers.supervisor import SupervisedDaemon, Supervisor
 
 logger = logging.getLogger(__name__)
 
-#: Of Ray: where all our actors have their names.
+#: The namespace of the actors' names in Ray.
 NAMESPACE = "heliograph"
-#: How often a member tells the registry what it is; at once when it is another.
-TELL_SECONDS = 1.0
-#: How long one telling may take.
+#: How often a member reports to the registry; it also reports a change at once.
+REPORT_SECONDS = 1.0
+#: The timeout of a report.
 ANSWER_SECONDS = 2.0
 
 
@@ -38,35 +38,36 @@ def member_name(pool: str, rank: int) -> str:
 
 
 class PoolRegistry:
-    """What a pool is to be, and what its members said last.
+    """The specification of a pool, and the last reports of its members.
 
-    After a restart it knows only the former, until each member has told: `is_settled` says whether who is
-    missing is missing.
+    After a restart it knows only the specification, until each member has reported: `is_settled`
+    tells whether a missing report means a missing member.
     """
 
     def __init__(self, specification: dict[str, Any], token: str) -> None:
         self._specification = specification
         self._token = token
-        self._told: dict[int, tuple[float, dict[str, Any]]] = {}
+        self._reports: dict[int, tuple[float, dict[str, Any]]] = {}
         self._since = time.monotonic()
 
     def specification(self) -> dict[str, Any]:
-        """As `asdict` tells it."""
+        """The `asdict` of the specification."""
         return self._specification
 
     def token(self) -> str:
-        """What whoever made this pool made up: so it knows that it did."""
+        """A random token of the creator of this pool, by which it knows that it created the
+        pool."""
         return self._token
 
-    def tell(self, rank: int, status: dict[str, Any]) -> None:
-        """A member says what it is."""
-        self._told[rank] = (time.monotonic(), status)
+    def report(self, rank: int, status: dict[str, Any]) -> None:
+        """Record the status of a member."""
+        self._reports[rank] = (time.monotonic(), status)
 
     def members(self) -> dict[str, Any]:
-        """`members`: by rank, those that told of themselves of late; `is_settled`: whether these are all."""
+        """`members`: recent reports by rank; `is_settled`: True if these are all members."""
         now = time.monotonic()
         found = []
-        for _, (at, status) in sorted(self._told.items()):
+        for _, (at, status) in sorted(self._reports.items()):
             if now - at < FORGOTTEN_SECONDS:
                 found.append(status if now - at < SILENT_SECONDS else status | {"state": "silent"})
         settled = len(found) == self._specification["members"] or now - self._since > FORGOTTEN_SECONDS
@@ -84,48 +85,48 @@ class MemberSupervisor:
         self._supervisor = Supervisor(
             serve_arguments(self._specification, self._node), environment(os.environ), self._on_change
         )
-        threading.Thread(target=self._tell_on, name="heliograph-telling", daemon=True).start()
+        threading.Thread(target=self._report, name="heliograph-report", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
-        """A MemberStatus, as `asdict` tells it."""
-        return asdict(member_status(self._rank, self._node, self._supervisor.child))
+        """The `asdict` of a MemberStatus."""
+        child = self._supervisor.child
+        return asdict(
+            MemberStatus(
+                self._rank, str(child.phase), child.url, self._node, child.pid, child.starts, child.why
+            )
+        )
 
     def process(self) -> int:
-        """The id of this actor's own process."""
+        """The id of this actor's process."""
         return os.getpid()
 
     def stop(self, seconds: float) -> bool:
-        """Ends the daemon for good. Whether it ended by itself in time."""
+        """Stop the daemon for good. True if it ended in time."""
         return self._supervisor.stop(seconds)
 
     def _on_change(self, child: SupervisedDaemon) -> None:
         self._changed.set()
 
-    def _tell_on(self) -> None:
+    def _report(self) -> None:
         registry: Any = None
         while True:
-            self._changed.wait(TELL_SECONDS)
+            self._changed.wait(REPORT_SECONDS)
             self._changed.clear()
             try:
                 if registry is None:
                     registry = ray.get_actor(self._specification.name, namespace=NAMESPACE)
-                ray.get(registry.tell.remote(self._rank, self.status()), timeout=ANSWER_SECONDS)
-            except Exception as error:  # whatever Ray raises: the registry may be restarting, or made anew
-                logger.debug("the registry was not told: %s", error)
+                ray.get(registry.report.remote(self._rank, self.status()), timeout=ANSWER_SECONDS)
+            except Exception as error:  # of any type of Ray's: the registry may be restarting, or new
+                logger.debug("a report to the registry failed: %s", error)
                 registry = None
 
 
-def member_status(rank: int, node: str, child: SupervisedDaemon) -> MemberStatus:
-    """What a supervisor tells of its daemon."""
-    return MemberStatus(rank, str(child.phase), child.url, node, child.pid, child.starts, child.why)
-
-
 def serve_arguments(specification: PoolSpecification, node: str) -> list[str]:
-    """What a member's daemon is started with, on the node of this address."""
+    """The arguments of a member's daemon on the node with this address."""
     url = Address("grpc", host=node, port=specification.port)
     return [*specification.serve, "--listen", str(url)]
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """A daemon's environment: Ray's number of threads is meant for its own tasks."""
+    """The environment of a daemon, without Ray's number of threads, which is for Ray's tasks."""
     return {name: value for name, value in given.items() if name != "OMP_NUM_THREADS"}

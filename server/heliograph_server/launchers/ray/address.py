@@ -1,4 +1,5 @@
-"""Addresses of Ray clusters: `auto` or `HOST:PORT` from a node of it, `ray://HOST:PORT` from anywhere."""
+"""Addresses of Ray clusters: `auto` or `HOST:PORT` from a node of it, `ray://HOST:PORT` from
+anywhere."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from urllib.parse import urlsplit
 from heliograph_proto.errors import InvalidArgumentError, UnavailableError
 
 AUTO = "auto"
-#: Ports that Ray takes if it is told none.
+#: Ray's default ports.
 CLUSTER_PORT = 6379
 CLIENT_PORT = 10001
 HOST = re.compile(r"[\w.:%-]+")
-#: To accept a connection.
+#: The timeout of a connection.
 REACH_SECONDS = 5.0
 
 
 def endpoint(address: str) -> tuple[str, int] | None:
-    """The host and port of an address; None for `auto`. Raises InvalidArgumentError."""
+    """Return the host and port of an address; None for `auto`. Raises InvalidArgumentError."""
     if address == AUTO:
         return None
     prefixed = address if "://" in address else f"cluster://{address}"
@@ -34,14 +35,15 @@ def endpoint(address: str) -> tuple[str, int] | None:
         or parts.query
     ):
         raise InvalidArgumentError(
-            f"{address!r:.200} is no address of a Ray cluster",
+            f"{address!r:.200} is not an address of a Ray cluster",
             advice="use auto, HOST:PORT, or ray://HOST:PORT",
         )
     return host, port or (CLIENT_PORT if parts.scheme == "ray" else CLUSTER_PORT)
 
 
 def check_reach(address: str) -> None:
-    """Raises UnavailableError where nobody listens: Ray would wait long. Raises InvalidArgumentError."""
+    """Raise UnavailableError if no cluster listens, as Ray would wait long. Raises
+    InvalidArgumentError."""
     if (where := endpoint(address)) is None:
         return
     try:

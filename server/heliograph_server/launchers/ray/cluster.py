@@ -1,4 +1,5 @@
-"""What the engine does to a Ray cluster. Runs in an agent's process; whatever Ray raises is made ours."""
+"""The engine's work on a Ray cluster. Runs in the process of an agent, and converts Ray's
+errors."""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ from heliograph_server.launchers.specification import (
     specification_from_json,
 )
 
-#: For one answer of an actor that runs.
+#: The timeout of a call to a running actor.
 ANSWER_SECONDS = 10.0
-#: Between two looks at what is awaited.
+#: The interval of checks while waiting.
 LOOK_SECONDS = 0.25
-#: Who waits for nodes longer than this is told so.
+#: The wait for nodes after which progress is reported.
 TELL_SECONDS = 1.0
-#: So many daemons in a row that ended before they served: the next will not serve either.
+#: The number of failed starts in a row after which no further one is expected to succeed.
 HOPELESS_STARTS = 3
 
 Progress = Callable[[str], None]
@@ -48,7 +49,7 @@ Progress = Callable[[str], None]
 
 
 def join(address: str) -> None:
-    """Connects this process to a cluster.
+    """Connect this process to a cluster.
 
     Raises UnavailableError, InvalidArgumentError, ConfigurationError.
     """
@@ -58,14 +59,14 @@ def join(address: str) -> None:
     except OSError as error:
         raise UnavailableError(
             f"no Ray cluster at {address!r}: {_first_line(error)}",
-            advice="start one with `ray start --head`, or name it: --address HOST:PORT on one of its nodes, "
-            "--address ray://HOST:10001 from elsewhere",
+            advice="start one with `ray start --head`, or give its address: --address HOST:PORT on one of "
+            "its nodes, --address ray://HOST:10001 from another host",
         ) from None
     except (RuntimeError, ValueError, RayError) as error:
         raise ConfigurationError(
             f"cannot join the Ray cluster at {address!r}: {_first_line(error)}",
             advice="this host must be a node of the cluster, with the same versions of Ray and Python; from "
-            "elsewhere use --address ray://HOST:10001",
+            "another host, use --address ray://HOST:10001",
         ) from None
 
 
@@ -78,10 +79,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def up(wanted: PoolSpecification, seconds: float, progress: Progress) -> PoolStatus:
-    """Makes the pool, or what is missing of it, and waits until all members serve.
+    """Create the pool, or its missing parts, and wait until all members serve.
 
-    A pool that this call began is taken away again if that fails. Raises ConfigurationError (another pool of
-    this name is up; too few nodes), ComputeFailedError (a daemon does not start), DeadlineExceededError.
+    A pool that this call created is removed again if that fails. Raises ConfigurationError (another
+    pool of this name is up; too few nodes), ComputeFailedError (a daemon does not start),
+    DeadlineExceededError.
     """
     deadline = time.monotonic() + seconds
     _check_reach(wanted)
@@ -93,7 +95,7 @@ def up(wanted: PoolSpecification, seconds: float, progress: Progress) -> PoolSta
         return _serving(specification, deadline, progress)
     except HeliographError:
         if is_ours:
-            progress("taking away what was begun")
+            progress("removing the incomplete pool")
             down(wanted.name, ANSWER_SECONDS, lambda text: None)
         raise
 
@@ -102,10 +104,10 @@ def _check_reach(wanted: PoolSpecification) -> None:
     reachable = [node for node in _node_addresses() if not Address("grpc", host=node).is_loopback]
     if reachable and not wanted.may_be_reached:
         raise ConfigurationError(
-            f"members at {', '.join(sorted(set(reachable)))} could be reached from other hosts, in the clear "
-            "and without authentication",
-            advice="say --serve --tokens FILE, which every node has; or --serve --insecure if the network is "
-            "trusted",
+            f"members at {', '.join(sorted(set(reachable)))} could be reached from other hosts, in plain "
+            "text and without authentication",
+            advice="give --serve --tokens FILE, a file on every node; or --serve --insecure if the network "
+            "is trusted",
         )
 
 
@@ -114,21 +116,22 @@ def _node_addresses() -> list[str]:
 
 
 def _nodes_with_room(wanted: PoolSpecification) -> int:
-    """How many living nodes are large enough for a member. Raises ConfigurationError if none is."""
+    """The number of living nodes with room for a member. Raises ConfigurationError if there is
+    none."""
     needs = _bundle(wanted)
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     found = sum(all(one.get(name, 0) >= amount for name, amount in needs.items()) for one in alive)
     if not found:
         raise ConfigurationError(
             f"none of the cluster's {len(alive)} nodes has {_needs_text(wanted)} for a member",
-            advice="say less with --cpus or --gpus, or add nodes",
+            advice="reduce --cpus or --gpus, or add nodes",
         )
     return found
 
 
 def _bundle(specification: PoolSpecification) -> dict[str, float]:
     amounts = {"CPU": specification.cpus, "GPU": specification.gpus}
-    # Ray has no bundle of nothing.
+    # Ray has no empty bundles.
     return {name: amount for name, amount in amounts.items() if amount} or {"CPU": 0.001}
 
 
@@ -137,12 +140,14 @@ def _needs_text(specification: PoolSpecification) -> str:
 
 
 def _registered(wanted: PoolSpecification) -> tuple[PoolSpecification, bool]:
-    """The specification of the pool of this name, which is made unless it is there, and whether it was."""
+    """Return the specification of the pool of this name, which is created if it is missing, and
+    whether this call created it."""
     token = secrets.token_hex(16)
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
     head = "node:__internal_head__"
     if any(head in node["Resources"] for node in ray.nodes() if node["Alive"]):
-        # Without that node there is no cluster; so no other's loss takes the registry.
+        # The cluster depends on the head node anyway; the loss of another node must not end the
+        # registry.
         options["resources"] = {head: 0.001}
     registry = (
         ray.remote(PoolRegistry)
@@ -152,25 +157,24 @@ def _registered(wanted: PoolSpecification) -> tuple[PoolSpecification, bool]:
     found = specification_from_json(_answer(registry.specification.remote(), "the registry"))
     if difference := wanted.difference(found):
         raise ConfigurationError(
-            f"the pool {wanted.name!r} is up, and is another: {difference}",
+            f"the pool {wanted.name!r} is up with another specification: {difference}",
             advice=f"`heliograph pool down --name {wanted.name}` first, or choose another --name",
         )
     return found, _answer(registry.token.remote(), "the registry") == token
 
 
 def _place(specification: PoolSpecification, deadline: float, progress: Progress) -> None:
-    """A placement group with a bundle on each of so many nodes, and a member in each."""
+    """Create a placement group with a bundle on each node, and a member in each bundle."""
     group = _group(specification.name) or _new_group(specification)
     begun = time.monotonic()
-    told = False
+    is_reported = False
     while _group_state(specification.name) != "CREATED":
         placed = sum(_placed(specification.name).values())
-        if not told and time.monotonic() - begun > TELL_SECONDS:
-            told = True
+        if not is_reported and time.monotonic() - begun > TELL_SECONDS:
+            is_reported = True
             progress(
-                f"waiting for nodes: {specification.members} members of {_needs_text(specification)} each "
-                f"are asked for, the cluster has {len(_node_addresses())} nodes, "
-                f"and {placed} members are placed"
+                f"waiting for nodes: {specification.members} members need {_needs_text(specification)} each, "
+                f"the cluster has {len(_node_addresses())} nodes, and {placed} members are placed"
             )
         if time.monotonic() > deadline:
             raise _too_few(specification, placed)
@@ -191,13 +195,13 @@ def _place(specification: PoolSpecification, deadline: float, progress: Progress
 
 
 def _new_group(specification: PoolSpecification) -> Any:
-    """Another `up` may make it at the same moment: a group's name belongs to one."""
+    """Create a placement group, or return that of a concurrent `up`: a name has one group."""
     bundles = [_bundle(specification)] * specification.members
     name = specification.name
     with contextlib.suppress(RaySystemError):
         return placement_group(bundles, strategy="STRICT_SPREAD", name=name, lifetime="detached")
     if (group := _group(name)) is None:
-        raise UnavailableError(f"no placement group {name!r} could be made", advice="try again")
+        raise UnavailableError(f"cannot create the placement group {name!r}", advice="try again")
     return group
 
 
@@ -205,14 +209,14 @@ def _too_few(specification: PoolSpecification, placed: int) -> HeliographError:
     nodes = len(_node_addresses())
     return ConfigurationError(
         f"the pool {specification.name!r} needs {specification.members} nodes with "
-        f"{_needs_text(specification)} free each; of the "
-        f"cluster's {nodes} too few have that, and {placed} members are placed",
-        advice="add nodes, free some (`ray status` shows what is taken), or ask for fewer --members",
+        f"{_needs_text(specification)} free each; too few of the cluster's {nodes} nodes have that, and "
+        f"{placed} members are placed",
+        advice="add nodes, free some (`ray status` shows their use), or reduce --members",
     )
 
 
 def _serving(specification: PoolSpecification, deadline: float, progress: Progress) -> PoolStatus:
-    """Waits until all members serve."""
+    """Wait until all members serve."""
     count = -1
     while (found := status(specification.name)).serving < specification.members:
         if found.serving != count:
@@ -222,7 +226,7 @@ def _serving(specification: PoolSpecification, deadline: float, progress: Progre
             if one.starts >= HOPELESS_STARTS and not one.is_serving:
                 raise ComputeFailedError(
                     f"the daemon of member {one.rank} on {one.node} does not start: {one.why}",
-                    advice="correct what --serve says; the rest of its log is in Ray's, `ray logs` shows it",
+                    advice="correct the arguments of --serve; `ray logs` shows its whole log",
                 )
         if time.monotonic() > deadline:
             raise _not_serving(found)
@@ -235,7 +239,7 @@ def _not_serving(found: PoolStatus) -> HeliographError:
     what = "; ".join(f"member {one.rank}: {one.state} {one.why}".strip() for one in missing)
     return DeadlineExceededError(
         f"{found.serving} of {len(found.members)} members serve in time: {what}",
-        advice="`heliograph pool status` shows more; a first start compiles kernels: give more --timeout",
+        advice="`heliograph pool status` shows more; a first start compiles kernels: raise --timeout",
     )
 
 
@@ -243,17 +247,18 @@ def _not_serving(found: PoolStatus) -> HeliographError:
 
 
 def status(name: str) -> PoolStatus:
-    """What a pool is now. Raises ConfigurationError if there is none of this name, UnavailableError."""
+    """Return the status of a pool. Raises ConfigurationError if there is none, UnavailableError."""
     registry = registry_of(name)
     specification = specification_from_json(_answer(registry.specification.remote(), "the registry"))
-    told = {one["rank"]: one for one in _answer(registry.members.remote(), "the registry")["members"]}
+    reported = {one["rank"]: one for one in _answer(registry.members.remote(), "the registry")["members"]}
     placed = _placed(name)
     members = []
     for rank in range(specification.members):
         if not placed.get(rank):
             members.append(MemberStatus(rank, "lost", why="it waits for a node with room"))
         else:
-            members.append(MemberStatus(**told[rank]) if rank in told else MemberStatus(rank, "starting"))
+            known = reported.get(rank, {"rank": rank, "state": "starting"})
+            members.append(MemberStatus(**known))
     return PoolStatus(specification, _group_state(name), tuple(members))
 
 
@@ -264,7 +269,7 @@ def registry_of(name: str) -> Any:
         others = ", ".join(sorted(pools())) or "none"
         raise ConfigurationError(
             f"there is no pool {name!r} in this cluster; there are: {others}",
-            advice="`heliograph pool up --engine ray` makes one, --name chooses one",
+            advice="`heliograph pool up --engine ray` creates one, --name selects one",
         )
     return found
 
@@ -292,7 +297,7 @@ def _answer(reference: Any, who: str) -> Any:
     except (GetTimeoutError, RayActorError) as error:
         raise UnavailableError(
             f"{who} does not answer: {_first_line(error)}",
-            advice="`ray list actors` shows what Ray knows of it",
+            advice="`ray list actors` shows its state",
         ) from None
 
 
@@ -312,7 +317,7 @@ def _group_state(name: str) -> str:
 
 
 def _placed(name: str) -> dict[int, bool]:
-    """By rank, whether the member has a node that lives."""
+    """By rank, True if the member has a living node."""
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     nodes = _table(name).get("bundles_to_node_id", {})
     return {rank: node in alive for rank, node in nodes.items()}
@@ -323,17 +328,18 @@ def _placed(name: str) -> dict[int, bool]:
 
 @dataclass(frozen=True, slots=True)
 class StoppedPool:
-    """What `down` took away."""
+    """The result of `down`."""
 
     members: int
-    #: Those whose daemon was killed, since its work had not ended in time or its supervisor did not answer.
+    #: The daemons that were killed, as their work did not end in time or their supervisor did not
+    #: answer.
     killed: int
 
 
 def down(name: str, seconds: float, progress: Progress) -> StoppedPool:
-    """Ends the daemons, in at most so many seconds, then takes everything away. Nothing there is no error.
+    """Stop the daemons within `seconds`, then remove the pool. A missing pool is no error.
 
-    Raises DeadlineExceededError if something is still there after that.
+    Raises DeadlineExceededError if an actor is still there after that.
     """
     check_name(name)
     members = [one for one in _actor_names() if one.startswith(f"{name}/")]
@@ -345,18 +351,18 @@ def down(name: str, seconds: float, progress: Progress) -> StoppedPool:
     if (registry := _find(name)) is not None:
         ray.kill(registry, no_restart=True)
     if members:
-        progress(f"{len(members)} members were told to end")
+        progress(f"stopped {len(members)} members")
     _until_gone(name)
     return StoppedPool(len(members), len(members) - drained)
 
 
 def _stopped(actors: list[Any], seconds: float) -> Iterator[bool]:
-    """Of each, whether its daemon ended by itself in time."""
-    asked = [actor.stop.remote(seconds) for actor in actors]
-    # Who is being restarted, or waits for a node, does not answer.
-    done, _ = (
-        ray.wait(asked, num_returns=len(asked), timeout=seconds + 2 * LOOK_SECONDS) if asked else ([], [])
-    )
+    """Stop the daemons; for each that answers, yield True if it ended in time."""
+    stops = [actor.stop.remote(seconds) for actor in actors]
+    if not stops:
+        return
+    # An actor that is restarting or waits for a node does not answer.
+    done, _ = ray.wait(stops, num_returns=len(stops), timeout=seconds + 2 * LOOK_SECONDS)
     for reference in done:
         try:
             yield bool(ray.get(reference))
@@ -369,8 +375,8 @@ def _until_gone(name: str) -> None:
     while left := [one for one in _actor_names() if one == name or one.startswith(f"{name}/")]:
         if time.monotonic() > deadline:
             raise DeadlineExceededError(
-                f"{', '.join(left)} were ended and are still there",
-                advice="`ray list actors` shows what they do",
+                f"{', '.join(left)} were stopped and are still there",
+                advice="`ray list actors` shows their state",
             )
         time.sleep(LOOK_SECONDS)
 
@@ -379,16 +385,17 @@ def _until_gone(name: str) -> None:
 
 
 def watched(name: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """At each step what the registry knows: `members` and `is_settled`, or why nobody knows: `absent`.
+    """Yield the registry's `members` and `is_settled` at each step, or the reason why they are
+    unknown as `absent`.
 
-    A step takes at most so many seconds. Ends with this process alone.
+    A step takes at most `seconds`. Ends only with this process.
     """
     registry: Any = None
     while True:
         try:
             registry = registry if registry is not None else registry_of(name)
             found = ray.get(registry.members.remote(), timeout=seconds)
-        except Exception as error:  # whatever Ray raises: what is absent now may come back
+        except Exception as error:  # of any type of Ray's; the registry may come back
             registry = None
             yield {"absent": _first_line(error)}
         else:

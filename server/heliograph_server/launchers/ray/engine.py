@@ -1,4 +1,5 @@
-"""The engine as others use it: an agent, a process that is killed if it takes too long, does each task."""
+"""The interface of the engine: an agent, a process that is killed if it takes too long, does each
+task."""
 
 from __future__ import annotations
 
@@ -28,25 +29,27 @@ from heliograph_server.launchers.specification import (
 )
 
 AGENT = "heliograph_server.launchers.ray.agent"
-#: Beside what a task itself may take: importing Ray, joining the cluster, and taking away what was begun.
+#: The time beside that of a task itself: importing Ray, joining the cluster, and removing an
+#: incomplete pool.
 MARGIN_SECONDS = 60.0
-#: An agent that was told to end.
+#: The timeout for the end of a killed agent.
 END_SECONDS = 5.0
-#: What is told of an agent's last words.
+#: The end of an agent's output that is searched for its last line.
 LAST_BYTES = 2000
 
 Progress = Callable[[str], None]
 
 
 def ignore(text: str) -> None:
-    """For who does not want to know how it goes on."""
+    """Ignore the progress."""
 
 
 class RayEngine:
-    """Pools on one Ray cluster. Methods wait, in bounded time, and raise errors of Heliograph alone.
+    """Pools on one Ray cluster. Methods block for a bounded time, and raise only errors of
+    Heliograph.
 
-    `address` is `auto`, `HOST:PORT` or `ray://HOST:PORT`. Raises InvalidArgumentError, and ConfigurationError
-    where Ray is not installed.
+    `address` is `auto`, `HOST:PORT` or `ray://HOST:PORT`. Raises InvalidArgumentError, and
+    ConfigurationError if Ray is not installed.
     """
 
     def __init__(self, address: str = AUTO) -> None:
@@ -57,25 +60,26 @@ class RayEngine:
     def up(
         self, wanted: PoolSpecification, *, seconds: float = 120.0, progress: Progress = ignore
     ) -> PoolStatus:
-        """Makes the pool, or what is missing of it, and waits until all members serve.
+        """Create the pool, or its missing parts, and wait until all members serve.
 
         Raises ConfigurationError: another pool of this name is up, or too few nodes have room;
-        ComputeFailedError: a daemon does not start; DeadlineExceededError; UnavailableError: no cluster. What
-        this call began is then taken away again.
+        ComputeFailedError: a daemon does not start; DeadlineExceededError; UnavailableError: no
+        cluster. A pool that this call created is then removed again.
         """
         found = self._done("up", seconds, progress, specification=asdict(wanted))
         return pool_from_json(found)
 
     def status(self, name: str, *, seconds: float = 30.0) -> PoolStatus:
-        """What a pool is now. Raises ConfigurationError if there is none, UnavailableError."""
+        """Return the status of a pool. Raises ConfigurationError if there is none,
+        UnavailableError."""
         check_name(name)
         return pool_from_json(self._done("status", seconds, ignore, name=name))
 
     def down(self, name: str, *, seconds: float = 40.0, progress: Progress = ignore) -> tuple[int, int]:
-        """Ends a pool: daemons may end what runs for so many seconds, then they are killed.
+        """Remove a pool. Running work may continue for `seconds`, then its daemons are killed.
 
-        How many members there were, and how many of them were killed: 0 and 0 if there is no such pool.
-        Raises UnavailableError, DeadlineExceededError.
+        Returns the number of members and how many of them were killed: 0 and 0 if there is no such
+        pool. Raises UnavailableError, DeadlineExceededError.
         """
         check_name(name)
         found = self._done("down", seconds, progress, name=name)
@@ -85,7 +89,7 @@ class RayEngine:
         task |= {"do": what, "address": self.address, "seconds": seconds}
         with tempfile.TemporaryFile() as errors:
             process = start_agent(task, errors)
-            # A timer ends the agent, and so the reading below, however long it would say nothing.
+            # A timer kills a silent agent, which ends the reading below.
             late = threading.Event()
             timer = threading.Timer(seconds + MARGIN_SECONDS, _end, (process, late))
             timer.start()
@@ -99,13 +103,13 @@ class RayEngine:
 
 
 def check_installed() -> None:
-    """Raises ConfigurationError where Ray is not installed."""
+    """Raise ConfigurationError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigurationError("the package 'ray' is not installed", advice="pip install 'heliograph[ray]'")
 
 
 def start_agent(task: Mapping[str, Any], errors: IO[bytes] | int) -> subprocess.Popen[str]:
-    """An agent at work. It is killed when the thread that calls this has ended."""
+    """Start an agent, which is killed when the thread that calls this ends."""
     return subprocess.Popen(
         child_process.command(AGENT, [json.dumps(task)]),
         stdin=subprocess.DEVNULL,
@@ -123,38 +127,35 @@ def _end(process: subprocess.Popen[str], late: threading.Event) -> None:
 def _result(
     process: subprocess.Popen[str], progress: Progress, late: threading.Event, errors: IO[bytes]
 ) -> Any:
-    """What an agent says in the end. Raises what it says went wrong."""
-    with process.stdout or _nothing() as lines:
+    """Read the result of an agent. Raises its error."""
+    assert process.stdout is not None
+    with process.stdout as lines:
         for line in lines:
-            said = json.loads(line)
-            if "result" in said:
-                return said["result"]
-            if "error" in said:
-                raise error_of(said["error"])
-            progress(said["progress"])
+            found = json.loads(line)
+            if "result" in found:
+                return found["result"]
+            if "error" in found:
+                raise error_of(found["error"])
+            progress(found["progress"])
     if late.is_set():
         raise DeadlineExceededError(
             "the Ray cluster did not answer in time",
-            advice="check it with `ray status`, or give more --timeout",
+            advice="check it with `ray status`, or raise --timeout",
         )
     raise UnavailableError(
-        f"the agent that speaks to Ray ended with {process.wait(END_SECONDS)}: {last_words(errors)}",
+        f"the agent for Ray ended with {process.wait(END_SECONDS)}: {last_line(errors)}",
         advice="Ray ends processes that lose their cluster: check that it runs, `ray status`",
     )
 
 
-def _nothing() -> IO[str]:
-    raise UnavailableError("the agent that speaks to Ray has no output")
+def error_of(found: Mapping[str, Any]) -> HeliographError:
+    """The error in an agent's output."""
+    return class_for(found["reason"])(found["message"], advice=found["advice"])
 
 
-def error_of(said: Mapping[str, Any]) -> HeliographError:
-    """The error that an agent told."""
-    return class_for(said["reason"])(said["message"], advice=said["advice"])
-
-
-def last_words(errors: IO[bytes]) -> str:
-    """The last line of what a process said."""
+def last_line(errors: IO[bytes]) -> str:
+    """The last line of a process's output."""
     size = errors.seek(0, 2)
     errors.seek(max(0, size - LAST_BYTES))
     lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "it said nothing"
+    return lines[-1].strip() if lines else "it has no output"
