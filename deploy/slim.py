@@ -1,9 +1,8 @@
-"""Takes out of an environment what a daemon never reads, and says what is left: `slim.py ENVIRONMENT`.
+"""Removes files from an environment that a daemon never reads: `slim.py ENVIRONMENT`.
 
-What goes: the packages' own tests, type stubs, sources in C and Cython and what one needs to compile against
-them, tools for building, and of shared libraries the symbol and section tables, which only debuggers read.
-What is left can be imported and computes the same. Run by the Dockerfile, once, before anything is compiled
-to bytecode.
+It removes the packages' own tests, type stubs, sources and headers in C and Cython, build tools,
+and the symbol and section tables of shared libraries, which only debuggers read. Imported modules
+stay. The Dockerfile runs it once, before compiling bytecode.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Folders that go wherever they are: a package's tests, and bytecode, which is made again of what is left.
+#: Folders to remove anywhere: a package's tests, and bytecode, which is compiled again later.
 FOLDERS = frozenset({"tests", "__pycache__"})
 #: Folders below site-packages that nothing imports unless it compiles extensions.
 TOOLS = (
@@ -36,9 +35,9 @@ MAGIC = b"\x7fELF\x02\x01"
 
 
 def without_tables(data: bytes) -> bytes:
-    """A shared library without what no segment has: symbols for debuggers, and the table of sections.
+    """Return a shared library without its symbols and section table, which are in no segment.
 
-    What the system maps stays byte for byte. All but 64-bit little-endian ELF files are returned as they are.
+    The mapped bytes stay the same. Returns files other than 64-bit little-endian ELF unchanged.
     """
     if not data.startswith(MAGIC) or len(data) < HEADER.size:
         return data
@@ -49,12 +48,12 @@ def without_tables(data: bytes) -> bytes:
     end = max(ends, default=0)
     if not HEADER.size <= end <= len(data) or first + size * count > end:
         return data
-    fields[6] = fields[12] = fields[13] = 0  # no sections: where, how many, which one has their names
+    fields[6] = fields[12] = fields[13] = 0  # no sections: offset, number, index of their names
     return HEADER.pack(*fields) + data[HEADER.size : end]
 
 
 def unneeded(packages: Path) -> Iterator[Path]:
-    """Files and folders that go, those inside of folders that go included."""
+    """Files and folders to remove, with those inside of such folders."""
     for path in packages.rglob("*"):
         if path.is_dir():
             if path.name in FOLDERS or path.relative_to(packages).as_posix() in TOOLS:
@@ -64,7 +63,7 @@ def unneeded(packages: Path) -> Iterator[Path]:
 
 
 def slim(packages: Path) -> None:
-    """Takes out what goes."""
+    """Remove the unneeded files, and shorten libraries."""
     for path in list(unneeded(packages)):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -79,7 +78,7 @@ def slim(packages: Path) -> None:
 
 
 def sizes(packages: Path) -> Counter[str]:
-    """Bytes by the first folder or file below site-packages."""
+    """The bytes of each folder or file in site-packages."""
     found: Counter[str] = Counter()
     for path in packages.rglob("*"):
         if path.is_file() and not path.is_symlink():

@@ -2,13 +2,13 @@
 # Makes this machine a node of a Ray cluster, in the foreground, for a service manager to supervise:
 #
 #     node.sh head                  on the first machine
-#     node.sh join HEAD[:6379]      on each other one
+#     node.sh join HEAD[:6379]      on the others
 #
-# NODE_ADDRESS is this machine's address towards the others (Ray guesses if it is not set), RAY_BIN where the command
-# `ray` is, of the environment in which heliograph[ray] is installed. The members of a pool inherit this environment:
-# HELIOGRAPH_CACHE, CUDA_VISIBLE_DEVICES, and so on.
+# NODE_ADDRESS: this machine's address for the others (default: Ray's guess). RAY_BIN: the folder of the command `ray`,
+# in the environment with heliograph[ray]. The members of a pool inherit this environment: HELIOGRAPH_CACHE,
+# CUDA_VISIBLE_DEVICES, and so on.
 #
-# Whoever reaches Ray's ports runs code here: see README.md.
+# Any host that reaches Ray's ports can run code here: see README.md.
 set -eu
 
 ray="${RAY_BIN:-}${RAY_BIN:+/}ray"

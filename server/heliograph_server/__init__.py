@@ -1,4 +1,4 @@
-"""The Heliograph daemon. Each folder may import the ones above it; its docstring has the exceptions.
+"""The Heliograph daemon. Each folder may import those above it; its docstring has the exceptions.
 
 config      settings, from a file, the environment and the command line
 scheduler   ggml's scheduler: which device runs which node, pure

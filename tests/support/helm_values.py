@@ -139,7 +139,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"members": {"config": {"limits": {"tensors": {"a": 1}}}}}, "config"),
     ({"members": {"config": {"drain_seconds": 5}}}, "drain_seconds"),
     ({"tls": {"enabled": True}}, "tls.existingSecret"),
-    ({"tokens": {"enabled": True, "existingSecret": "a"}}, "in the clear"),
+    ({"tokens": {"enabled": True, "existingSecret": "a"}}, "in plain text"),
     (SECURED | {"tokens": {"enabled": True}}, "tokens.existingSecret"),
     ({"insecure": False}, "insecure"),
     ({"metrics": {"serviceMonitor": {"enabled": True}}}, "metrics.enabled"),

@@ -126,7 +126,7 @@ def check_same(values: dict[str, Any], schema: dict[str, Any], where: str) -> No
 def test_the_notes_say_where_it_is_found_and_who_may_use_it() -> None:
     notes = {name: texts_of(values)["heliograph/templates/NOTES.txt"] for name, values in SETS.items()}
     assert "grpc://demo-heliograph.compute.svc:7070" in notes["default"]
-    assert "No token is asked for" in notes["default"] and "NOTHING" in notes["minimal"]
+    assert "No token is required" in notes["default"] and "NOTHING" in notes["minimal"]
     assert "grpcs://compute.compute.svc:7070" in notes["everything"]
     assert "No token" not in notes["everything"] and "heliograph.example.org" in notes["everything"]
 

@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         metavar="URL#DEVICE",
         default="cpu",
-        help="grpc://host:port#cpu0 or unix:///path#cpu0, as named by `heliograph devices`; or, in this "
-        "process, local:#cpu0, local:#cpu:threads=2 or cpu:threads=2 (default: cpu)",
+        help="device to check: grpc://host:port#cpu0 or unix:///path#cpu0, as named by `heliograph devices`; "
+        "in this process, local:#cpu0, local:#cpu:threads=2 or cpu:threads=2 (default: cpu)",
     )
     add_backend_argument(parser)
     parser.add_argument(

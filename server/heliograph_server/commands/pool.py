@@ -58,9 +58,9 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, UP_SECONDS, "timeout until all members serve")
     add = parser.add_argument
     add("--members", type=int, default=0, metavar="N", help="number of daemons (default: one a node)")
-    reserved = "that each member reserves on its node (default: %(default)g)"
-    add("--cpus", type=float, default=1.0, metavar="N", help=f"processors {reserved}")
-    add("--gpus", type=float, default=0.0, metavar="N", help=f"GPUs {reserved}; it sees no others")
+    add("--cpus", type=float, default=1.0, metavar="N", help="processors reserved for a member (default: 1)")
+    gpus = "GPUs reserved for a member, which sees no others (default: 0)"
+    add("--gpus", type=float, default=0.0, metavar="N", help=gpus)
     add(
         "--port",
         type=int,

@@ -26,8 +26,6 @@ from heliograph.transport.log_lines import LocalLog, LogSource
 from heliograph.transport.shared_memory import mapped
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address, Credentials
-from heliograph_proto.codec.inline_forms import InlineRun
-from heliograph_proto.commands import Command
 from heliograph_proto.devices import ProbeResult
 from heliograph_proto.errors import HeliographError, InternalError, UnsupportedError
 from heliograph_proto.graph import Graph
@@ -328,21 +326,16 @@ class LocalShell(BlockingShell):
         while self._dirty and self._sending.acquire(blocking=False):
             try:
                 self._dirty = False
-                if commands := self._take():
+                with self._lock:
+                    commands = self.core.take(self.info.limits.message_bytes)
+                if commands:
                     self._dirty = True
-                    self._send(commands)
+                    try:
+                        self._transport.session.submit(commands)
+                    except HeliographError as error:
+                        self._lose(error)
             finally:
                 self._sending.release()
-
-    def _take(self) -> list[Command | InlineRun]:
-        with self._lock:
-            return self.core.take(self.info.limits.message_bytes)
-
-    def _send(self, commands: list[Command | InlineRun]) -> None:
-        try:
-            self._transport.session.submit(commands)
-        except HeliographError as error:
-            self._lose(error)
 
     def release(self, handle: int) -> None:
         # A destructor may run while this thread holds any lock of the core, so it must not send.

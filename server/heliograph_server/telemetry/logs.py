@@ -1,8 +1,7 @@
-"""Lines of the log: one for each event, for people or as JSON, with the session and tenant of the
-event.
+"""Lines of the log: one for each event, for people or as JSON, with its session and tenant.
 
     2026-01-31 12:00:00,123 INFO    heliograph_server.rpc.command_service: session 3 of ... began
-    {"time": "2026-01-31T12:00:00.123Z", "level": "info", "session": 3, "message": "session 3 of ... began"}
+    {"time": "2026-01-31T12:00:00.123Z", "level": "info", "session": 3, "message": "session 3 ..."}
 
 Line ends and other control characters are escaped, so that text of clients, such as their names,
 cannot start a line. Long lines are cut, and tokens are masked.

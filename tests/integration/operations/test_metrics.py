@@ -366,7 +366,7 @@ def test_a_device_that_says_nothing_holds_nobody_up_and_is_asked_once() -> None:
             assert found["quick"] == Memory(1, 2) and set(silent) == {"slow", "lost"}
         assert asked["slow"] == 1 and asked["quick"] == 3
         gate.set()
-        watch._asked["slow"].result(SECONDS)
+        watch._queries["slow"].result(SECONDS)
         found, silent = watch.look(["slow"])
         assert found == {"slow": Memory(1, 2)} and silent == ()
     finally:

@@ -86,7 +86,7 @@ def test_what_may_not_change_is_named_and_stays(path: Path, caplog: pytest.LogCa
     followed = Followed(path, "")
     now = followed.becomes('devices = ["fake"]\ndrain_seconds = 7\n[limits]\ntensors = 5')
     assert now == ServerConfig(drain_seconds=7.0)
-    assert "after a restart only: devices, limits.tensors" in caplog.text
+    assert "only after a restart: devices, limits.tensors" in caplog.text
     assert followed.becomes('devices = ["cpu"]\ndrain_seconds = 8').drain_seconds == 8.0
     assert caplog.text.count("restart") == 1
 
@@ -212,7 +212,7 @@ def test_a_daemon_reads_its_file_again_when_it_changes_and_on_sighup(path: Path)
         said(process, "cannot read")
         path.write_text("log_level = 'warning'\nmax_connections = 7")
         process.send_signal(signal.SIGHUP)
-        said(process, "after a restart only: max_connections")
+        said(process, "only after a restart: max_connections")
         process.terminate()
         assert process.wait(SECONDS) == 0
 

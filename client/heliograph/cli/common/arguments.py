@@ -10,7 +10,7 @@ def add_server_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         metavar="URL",
-        help="local:, unix:///path or grpc[s]://host:port[?token=TOKEN] "
+        help="URL of the server: local:, unix:///path or grpc[s]://host:port[?token=TOKEN] "
         "(default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070)",
     )
 

@@ -30,7 +30,8 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help=f"{_FORMS}; repeatable. In files, bf16 is f32, and quantized types are uint8 rows of blocks",
+        help=f"value of an input: {_FORMS}; repeatable. In files, bf16 is f32, and quantized types are uint8 "
+        "rows of blocks",
     )
 
 

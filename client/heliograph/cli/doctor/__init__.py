@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print. Raises ConnectionError, InvalidArgumentError."""
     if arguments.url and arguments.server:
         raise InvalidArgumentError("URL and --server both name a server", advice="give one of them")
-    with step_progress() as tell:
+    with step_progress() as report:
         urls = arguments.url[0] if len(arguments.url) == 1 else arguments.url
-        found = measure(urls or arguments.server, arguments.timeout, tell)
+        found = measure(urls or arguments.server, arguments.timeout, report)
     findings = by_weight([*find_in_pool(found), *find(found)])
     if arguments.json:
         print(json.dumps(as_json(found, findings), indent=2, allow_nan=False))

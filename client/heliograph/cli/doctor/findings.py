@@ -291,9 +291,9 @@ def _shared(found: TransportMeasurements) -> Iterator[Finding]:
     if found.in_process or found.shared_memory or not found.local_address:
         return
     why = found.why_not_shared or "no reason was given"
-    told = found.server.facts.get("shared_memory", "on")
-    if told != "on":
-        why = f"{why} ({told})"
+    reason = found.server.facts.get("shared_memory", "on")
+    if reason != "on":
+        why = f"{why} ({reason})"
     seen = f"client and server seem to be on one host, but shared memory is off: {plain(why)}"
     yield _finding("shared_memory", seen)
 

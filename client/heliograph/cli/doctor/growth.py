@@ -20,7 +20,7 @@ LARGEST_BYTES = 64 * 2**20
 DIRECTION_SECONDS = 0.5
 MOST_DIRECTION_SECONDS = 1.0
 ADDED_ROUND_TRIPS = 10
-#: The least time of a transfer that tells its rate: in seconds, and in round trips.
+#: The least time of a transfer from which its rate is known: in seconds, and in round trips.
 LONG_ENOUGH = 0.05
 LONG_ENOUGH_ROUND_TRIPS = 5
 #: The least time that a transfer is counted with, so that they end even if the clock stands still.

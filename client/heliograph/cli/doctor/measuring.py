@@ -51,16 +51,16 @@ MEMORY_PART = 8
 REACH_SECONDS = 3.0
 AT_ONCE = 8
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def measure(url: Servers, timeout: float, tell: Tell) -> TransportMeasurements:
+def measure(url: Servers, timeout: float, report: Report) -> TransportMeasurements:
     """Measure the connection to a server, or to a pool of several in this process, and the members
-    behind the head of a pool. `tell` is called with the name of each step. Raises ConnectionError,
-    and the other errors of a session."""
+    behind the head of a pool. `report` is called with the name of each step. Raises
+    ConnectionError, and the other errors of a session."""
     address = address_of(url)
     began = time.perf_counter()
-    tell("connecting")
+    report("connecting")
     with hg.connect(url, timeout=timeout, progress=None) as session:
         connected = time.perf_counter() - began
         facts = session.server_facts(timeout)
@@ -70,12 +70,12 @@ def measure(url: Servers, timeout: float, tell: Tell) -> TransportMeasurements:
             device = next((one for one in session.devices if not one.lost), session.devices[0])
         seen = tuple(_all_seen(session, timeout))
         if session.info.is_head:
-            tell("the pool")
+            report("the pool")
         pool = see_pool(session, bool(address.members), timeout)
-        tell("round trips")
+        report("round trips")
         empty = round_trips(lambda: session.synchronize(timeout))
         run = round_trips(_run(session, device, timeout))
-        measuring = _Measuring(device, empty.median_seconds, timeout, tell)
+        measuring = _Measuring(device, empty.median_seconds, timeout, report)
         transports = tuple(_transports(session, address, measuring))
         return TransportMeasurements(
             url=session.address,
@@ -151,42 +151,42 @@ class _Measuring:
     device: hg.Device
     round_trip_seconds: float
     timeout: float
-    tell: Tell
+    report: Report
 
     def growth(self, kind: TransportKind) -> Growth:
         first = FIRST_BYTES if kind is TransportKind.GRPC else FIRST_BY_MEMORY
         return Growth(first, most_bytes(self.device, self.timeout), self.round_trip_seconds)
 
 
-def _transports(session: hg.Session, address: Address, how: _Measuring) -> Iterator[PathMeasurement]:
+def _transports(session: hg.Session, address: Address, measuring: _Measuring) -> Iterator[PathMeasurement]:
     if address.members:
         # Each member has its own transports, which a doctor of that member's URL measures.
         return
     if address.scheme == "local":
-        yield _measured(TransportKind.LOCAL, session, how)
+        yield _measured(TransportKind.LOCAL, session, measuring)
     elif not session.shared_memory:
-        yield _measured(TransportKind.GRPC, session, how)
+        yield _measured(TransportKind.GRPC, session, measuring)
         return
     else:
-        yield _measured(TransportKind.SHARED, session, how)
+        yield _measured(TransportKind.SHARED, session, measuring)
         shown = address.token or None
         with hg.connect(
-            str(address), timeout=how.timeout, progress=None, shared_memory=False, token=shown
+            str(address), timeout=measuring.timeout, progress=None, shared_memory=False, token=shown
         ) as other:
-            yield _measured(TransportKind.GRPC, other, how)
+            yield _measured(TransportKind.GRPC, other, measuring)
     with _refusals(TransportKind.MAPPED) as refused:
-        yield _mapped(session, how)
+        yield _mapped(session, measuring)
     yield from refused
 
 
-def _measured(kind: TransportKind, session: hg.Session, how: _Measuring) -> PathMeasurement:
+def _measured(kind: TransportKind, session: hg.Session, measuring: _Measuring) -> PathMeasurement:
     """Measure a transport by setting and getting tensors."""
     up = down = None
     with _refusals(kind) as refused:
-        how.tell(f"{kind.value}, up")
-        up = _up(kind, session, how)
-        how.tell(f"{kind.value}, down")
-        down = _down(kind, session, how)
+        measuring.report(f"{kind.value}, up")
+        up = _up(kind, session, measuring)
+        measuring.report(f"{kind.value}, down")
+        down = _down(kind, session, measuring)
     return PathMeasurement(kind, up, down, refused[0].why_not if refused else "")
 
 
@@ -203,27 +203,28 @@ def _refusals(kind: TransportKind) -> Iterator[list[PathMeasurement]]:
         refused.append(PathMeasurement(kind, why_not=error.message))
 
 
-def _up(kind: TransportKind, session: hg.Session, how: _Measuring) -> Direction:
-    timeout = how.timeout
+def _up(kind: TransportKind, session: hg.Session, measuring: _Measuring) -> Direction:
+    timeout = measuring.timeout
 
     def transfer(size_bytes: int) -> float:
-        tensor, array = session.empty(size_bytes, "u8", how.device.name), np.ones(size_bytes, np.uint8)
+        tensor, array = session.empty(size_bytes, "u8", measuring.device.name), np.ones(size_bytes, np.uint8)
         session.synchronize(timeout)
         begun = time.perf_counter()
         tensor.set(array, timeout=timeout)
         session.synchronize(timeout)
         return time.perf_counter() - begun
 
-    with _counted(session, timeout) as count:
-        rate = grow(transfer, how.growth(kind))
-    return Direction(rate, count(lambda one: (one.copied_in_bytes, one.written_bytes)))
+    before = _traffic(session, timeout)
+    rate = grow(transfer, measuring.growth(kind))
+    after = _traffic(session, timeout)
+    return Direction(rate, _copies(lambda one: (one.copied_in_bytes, one.written_bytes), before, after))
 
 
-def _down(kind: TransportKind, session: hg.Session, how: _Measuring) -> Direction:
-    timeout = how.timeout
+def _down(kind: TransportKind, session: hg.Session, measuring: _Measuring) -> Direction:
+    timeout = measuring.timeout
 
     def transfer(size_bytes: int) -> float:
-        tensor = session.empty(size_bytes, "u8", how.device.name)
+        tensor = session.empty(size_bytes, "u8", measuring.device.name)
         # Otherwise its pages might not be there, and reading them would cost nothing.
         tensor.memset(1)
         session.synchronize(timeout)
@@ -231,17 +232,18 @@ def _down(kind: TransportKind, session: hg.Session, how: _Measuring) -> Directio
         tensor.get(timeout=timeout)
         return time.perf_counter() - begun
 
-    with _counted(session, timeout) as count:
-        rate = grow(transfer, how.growth(kind))
-    return Direction(rate, count(lambda one: (one.copied_out_bytes, one.read_bytes)))
+    before = _traffic(session, timeout)
+    rate = grow(transfer, measuring.growth(kind))
+    after = _traffic(session, timeout)
+    return Direction(rate, _copies(lambda one: (one.copied_out_bytes, one.read_bytes), before, after))
 
 
-def _mapped(session: hg.Session, how: _Measuring) -> PathMeasurement:
+def _mapped(session: hg.Session, measuring: _Measuring) -> PathMeasurement:
     """Measure a tensor in memory that both sides map: only the caller copies."""
-    how.tell(TransportKind.MAPPED.value)
-    size_bytes = most_bytes(how.device, how.timeout)
-    tensor = session.empty(size_bytes, "u8", how.device.name, buffer_type="shared")
-    there, here = tensor.map(how.timeout), np.ones(size_bytes, np.uint8)
+    measuring.report(TransportKind.MAPPED.value)
+    size_bytes = most_bytes(measuring.device, measuring.timeout)
+    tensor = session.empty(size_bytes, "u8", measuring.device.name, buffer_type="shared")
+    there, here = tensor.map(measuring.timeout), np.ones(size_bytes, np.uint8)
 
     def copy(destination: Any, source: Any) -> Callable[[int], float]:
         def transfer(size_bytes: int) -> float:
@@ -266,28 +268,22 @@ def most_bytes(device: hg.Device, timeout: float) -> int:
     return max(1, min(LARGEST_BYTES, free, kinds[0].max_size_bytes if kinds else LARGEST_BYTES))
 
 
-@contextmanager
-def _counted(
-    session: hg.Session, timeout: float
-) -> Iterator[Callable[[Callable[[Traffic], tuple[int, int]]], Copies]]:
-    """Count what both sides copy meanwhile. Gives a function that returns the copies, from a
-    function that reads (copied, carried) bytes."""
-    before = _traffic(session, timeout)
-
-    def count(read: Callable[[Traffic], tuple[int, int]]) -> Copies:
-        return Copies(*(_times(read, *pair) for pair in zip(before, _traffic(session, timeout), strict=True)))
-
-    yield count
-
-
 def _traffic(session: hg.Session, timeout: float) -> tuple[Traffic, Traffic]:
     """The traffic of the client, and of the server."""
     return session.statistics().traffic, session.server_traffic(timeout)
 
 
-def _times(read: Callable[[Traffic], tuple[int, int]], before: Traffic, after: Traffic) -> float | None:
-    (copied, carried), (copied_now, carried_now) = read(before), read(after)
-    return (copied_now - copied) / (carried_now - carried) if carried_now > carried else None
+def _copies(
+    read: Callable[[Traffic], tuple[int, int]],
+    before: tuple[Traffic, Traffic],
+    after: tuple[Traffic, Traffic],
+) -> Copies:
+    """The copies of each side between two traffics. `read` gives (copied, carried) bytes."""
+    times: list[float | None] = []
+    for one, other in zip(before, after, strict=True):
+        (copied, carried), (copied_now, carried_now) = read(one), read(other)
+        times.append((copied_now - copied) / (carried_now - carried) if carried_now > carried else None)
+    return Copies(*times)
 
 
 # The pool
@@ -312,7 +308,7 @@ def see_pool(session: hg.Session, is_here: bool, timeout: float) -> PoolSeen | N
 
 
 def _member_seen(session: hg.Session, member: MemberInfo, is_here: bool, timeout: float) -> MemberSeen:
-    told = (
+    known = (
         member.name,
         member.address,
         member.state.name.lower(),
@@ -322,11 +318,11 @@ def _member_seen(session: hg.Session, member: MemberInfo, is_here: bool, timeout
         member.server,
     )
     if is_here or member.state is not MemberState.READY:
-        return MemberSeen(*told)
+        return MemberSeen(*known)
     try:
-        return MemberSeen(*told, *_reached(session, member.address, timeout))
+        return MemberSeen(*known, *_reached(session, member.address, timeout))
     except hg.HeliographError as error:
-        return MemberSeen(*told, reached=False, why_not_reached=error.message)
+        return MemberSeen(*known, reached=False, why_not_reached=error.message)
 
 
 def _reached(session: hg.Session, address: str, timeout: float) -> tuple[bool, str, float]:

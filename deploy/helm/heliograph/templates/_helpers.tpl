@@ -12,7 +12,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What chooses the pods of a role. Takes (dict "root" $ "role" ROLE). */}}
+{{/* The selector of a role's pods. Takes (dict "root" $ "role" ROLE). */}}
 {{- define "heliograph.selector" -}}
 app.kubernetes.io/name: {{ include "heliograph.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -58,12 +58,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- default (printf "%s-tokens" (include "heliograph.fullname" .)) .Values.tokens.existingSecret -}}
 {{- end -}}
 
-{{/* The name by which every member is found, and for which its certificate is good. */}}
+{{/* The DNS name of all members, for which their certificates must be valid. */}}
 {{- define "heliograph.membersHost" -}}
 {{- printf "%s-members.%s.svc" (include "heliograph.fullname" .) .Release.Namespace -}}
 {{- end -}}
 
-{{/* Names that certificates must be good for, as a YAML list. */}}
+{{/* The names that certificates must be valid for, as a YAML list. */}}
 {{- define "heliograph.dnsNames" -}}
 {{- $full := include "heliograph.fullname" . -}}
 - {{ $full }}
@@ -77,7 +77,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{/* What no schema says, since it is about several values. */}}
+{{/* Checks that involve several values, which a schema cannot express. */}}
 {{- define "heliograph.check" -}}
 {{- if and .Values.tls.enabled (not .Values.tls.existingSecret) (not .Values.tls.certManager.enabled) (not (and .Values.tls.certificate .Values.tls.key .Values.tls.ca)) -}}
 {{- fail "tls.enabled needs tls.existingSecret, tls.certManager.enabled, or tls.certificate, tls.key and tls.ca" -}}
@@ -89,17 +89,17 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- fail "tokens.enabled needs tokens.existingSecret, or tokens.tokens and tokens.poolToken" -}}
 {{- end -}}
 {{- if and .Values.tokens.enabled (not .Values.tls.enabled) -}}
-{{- fail "tokens.enabled needs tls.enabled: without it tokens would cross the network in the clear" -}}
+{{- fail "tokens.enabled needs tls.enabled: without it, tokens would be sent in plain text" -}}
 {{- end -}}
 {{- if and (not .Values.insecure) (not .Values.tokens.enabled) (not (and .Values.tls.enabled .Values.tls.clientCertificates)) -}}
-{{- fail "whoever reaches the pods could use them: enable tokens, or tls with clientCertificates, or say insecure=true" -}}
+{{- fail "any client that reaches the pods could use them: enable tokens, or tls with clientCertificates, or set insecure=true" -}}
 {{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.enabled) -}}
 {{- fail "metrics.serviceMonitor.enabled needs metrics.enabled" -}}
 {{- end -}}
 {{- end -}}
 
-{{/* A value as TOML has it: texts, numbers, booleans and lists of texts. */}}
+{{/* A value in TOML: a text, number, boolean or list of texts. */}}
 {{- define "heliograph.toml" -}}
 {{- if kindIs "float64" . -}}
 {{- if eq (float64 (int64 .)) . }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
@@ -108,12 +108,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* heliograph.toml of a role: what the chart's values make of it, and `config`, which may say otherwise. Takes
+{{/* heliograph.toml of a role: the settings from the chart's values, overridden by `config`. Takes
 (dict "root" $ "role" ROLE "values" VALUES). */}}
 {{- define "heliograph.config" -}}
 {{- $v := .root.Values -}}
 {{- $scheme := ternary "grpcs" "grpc" $v.tls.enabled -}}
-{{- $said := dict
+{{- $settings := dict
   "listen" (list (printf "%s://%s:%v" $scheme $v.listenHost $v.ports.grpc))
   "health_listen" (printf "%s:%v" $v.listenHost $v.ports.health)
   "insecure" $v.insecure
@@ -124,37 +124,37 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
   "log_format" $v.log.format
 -}}
 {{- if $v.metrics.enabled -}}
-{{- $_ := set $said "metrics_listen" (printf "%s:%v" $v.listenHost $v.ports.metrics) -}}
+{{- $_ := set $settings "metrics_listen" (printf "%s:%v" $v.listenHost $v.ports.metrics) -}}
 {{- end -}}
 {{- with $v.traces -}}
-{{- $_ := set $said "traces" . -}}
+{{- $_ := set $settings "traces" . -}}
 {{- end -}}
 {{- if $v.tls.enabled -}}
 {{- $tls := "/run/secrets/heliograph/tls" -}}
-{{- $_ := merge $said (dict "tls_certificate" (printf "%s/tls.crt" $tls) "tls_key" (printf "%s/tls.key" $tls) "pool_ca" (printf "%s/ca.crt" $tls)) -}}
+{{- $_ := merge $settings (dict "tls_certificate" (printf "%s/tls.crt" $tls) "tls_key" (printf "%s/tls.key" $tls) "pool_ca" (printf "%s/ca.crt" $tls)) -}}
 {{- if $v.tls.clientCertificates -}}
-{{- $_ := merge $said (dict "tls_client_ca" (printf "%s/ca.crt" $tls) "pool_certificate" (printf "%s/tls.crt" $tls) "pool_key" (printf "%s/tls.key" $tls)) -}}
+{{- $_ := merge $settings (dict "tls_client_ca" (printf "%s/ca.crt" $tls) "pool_certificate" (printf "%s/tls.crt" $tls) "pool_key" (printf "%s/tls.key" $tls)) -}}
 {{- end -}}
 {{- end -}}
 {{- if $v.tokens.enabled -}}
-{{- $_ := merge $said (dict "tokens" "/run/secrets/heliograph/tokens/tokens" "pool_token" "/run/secrets/heliograph/tokens/pool_token") -}}
+{{- $_ := merge $settings (dict "tokens" "/run/secrets/heliograph/tokens/tokens" "pool_token" "/run/secrets/heliograph/tokens/pool_token") -}}
 {{- end -}}
 {{- with .values.cache.size -}}
-{{- $_ := merge $said (dict "cache" "/var/cache/heliograph/weights" "cache_size" .) -}}
+{{- $_ := merge $settings (dict "cache" "/var/cache/heliograph/weights" "cache_size" .) -}}
 {{- end -}}
 {{- if .values.modelsClaim -}}
-{{- $_ := set $said "models" "/srv/models" -}}
+{{- $_ := set $settings "models" "/srv/models" -}}
 {{- end -}}
 {{- if eq .role "head" -}}
-{{- $_ := merge $said (dict "pool" (include "heliograph.pool" .root) "pool_silence_seconds" .values.poolSilenceSeconds) -}}
+{{- $_ := merge $settings (dict "pool" (include "heliograph.pool" .root) "pool_silence_seconds" .values.poolSilenceSeconds) -}}
 {{- end -}}
-{{- $said = mergeOverwrite $said (deepCopy .values.config) -}}
-{{- range $name, $value := $said -}}
+{{- $settings = mergeOverwrite $settings (deepCopy .values.config) -}}
+{{- range $name, $value := $settings -}}
 {{- if not (kindIs "map" $value) -}}
 {{ $name }} = {{ include "heliograph.toml" $value }}
 {{ end -}}
 {{- end -}}
-{{- range $name, $table := $said -}}
+{{- range $name, $table := $settings -}}
 {{- if kindIs "map" $table }}
 [{{ $name }}]
 {{ range $key, $value := $table -}}

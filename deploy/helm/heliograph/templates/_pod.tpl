@@ -9,7 +9,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    # Another configuration is another pod.
+    # A changed configuration replaces the pod.
     checksum/config: {{ include "heliograph.config" . | trim | sha256sum }}
     {{- with .values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
@@ -83,7 +83,7 @@ spec:
         - name: metrics
           containerPort: {{ int64 $v.ports.metrics }}
         {{- end }}
-      # It lives from its first answer on, also while devices start; then the others ask.
+      # Succeeds from the first answer on, also while devices start; the other probes follow.
       startupProbe:
         grpc: {port: {{ int64 $v.ports.health }}, service: live}
         periodSeconds: 2
@@ -164,7 +164,7 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* What Kubernetes' restricted profile asks of a pod, and of a container; and no file of the image is changed. */}}
+{{/* The requirements of Kubernetes' restricted profile for a pod and a container, and a read-only image. */}}
 {{- define "heliograph.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: {{ int64 .Values.runAsUser }}
@@ -182,7 +182,7 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* Resources, and the GPUs that are asked for, which are limits. Takes a role's values. */}}
+{{/* Resources and requested GPUs, which are limits. Takes a role's values. */}}
 {{- define "heliograph.resources" -}}
 {{- $resources := deepCopy .resources -}}
 {{- if .gpu.count -}}

@@ -78,7 +78,7 @@ def _first_line(error: BaseException) -> str:
 # Up
 
 
-def up(wanted: PoolSpecification, seconds: float, progress: Progress) -> PoolStatus:
+def up(pool: PoolSpecification, seconds: float, progress: Progress) -> PoolStatus:
     """Create the pool, or its missing parts, and wait until all members serve.
 
     A pool that this call created is removed again if that fails. Raises ConfigurationError (another
@@ -86,23 +86,23 @@ def up(wanted: PoolSpecification, seconds: float, progress: Progress) -> PoolSta
     DeadlineExceededError.
     """
     deadline = time.monotonic() + seconds
-    _check_reach(wanted)
-    if not wanted.members and _find(wanted.name) is None:
-        wanted = replace(wanted, members=_nodes_with_room(wanted))
-    specification, is_ours = _registered(wanted)
+    _check_reach(pool)
+    if not pool.members and _find(pool.name) is None:
+        pool = replace(pool, members=_nodes_with_room(pool))
+    specification, is_ours = _registered(pool)
     try:
         _place(specification, deadline, progress)
         return _serving(specification, deadline, progress)
     except HeliographError:
         if is_ours:
             progress("removing the incomplete pool")
-            down(wanted.name, ANSWER_SECONDS, lambda text: None)
+            down(pool.name, ANSWER_SECONDS, lambda text: None)
         raise
 
 
-def _check_reach(wanted: PoolSpecification) -> None:
+def _check_reach(pool: PoolSpecification) -> None:
     reachable = [node for node in _node_addresses() if not Address("grpc", host=node).is_loopback]
-    if reachable and not wanted.may_be_reached:
+    if reachable and not pool.may_be_reached:
         raise ConfigurationError(
             f"members at {', '.join(sorted(set(reachable)))} could be reached from other hosts, in plain "
             "text and without authentication",
@@ -115,15 +115,15 @@ def _node_addresses() -> list[str]:
     return [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
 
 
-def _nodes_with_room(wanted: PoolSpecification) -> int:
+def _nodes_with_room(pool: PoolSpecification) -> int:
     """The number of living nodes with room for a member. Raises ConfigurationError if there is
     none."""
-    needs = _bundle(wanted)
+    needs = _bundle(pool)
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     found = sum(all(one.get(name, 0) >= amount for name, amount in needs.items()) for one in alive)
     if not found:
         raise ConfigurationError(
-            f"none of the cluster's {len(alive)} nodes has {_needs_text(wanted)} for a member",
+            f"none of the cluster's {len(alive)} nodes has {_needs_text(pool)} for a member",
             advice="reduce --cpus or --gpus, or add nodes",
         )
     return found
@@ -139,7 +139,7 @@ def _needs_text(specification: PoolSpecification) -> str:
     return " and ".join(f"{amount:g} {name}" for name, amount in _bundle(specification).items())
 
 
-def _registered(wanted: PoolSpecification) -> tuple[PoolSpecification, bool]:
+def _registered(pool: PoolSpecification) -> tuple[PoolSpecification, bool]:
     """Return the specification of the pool of this name, which is created if it is missing, and
     whether this call created it."""
     token = secrets.token_hex(16)
@@ -151,14 +151,14 @@ def _registered(wanted: PoolSpecification) -> tuple[PoolSpecification, bool]:
         options["resources"] = {head: 0.001}
     registry = (
         ray.remote(PoolRegistry)
-        .options(name=wanted.name, lifetime="detached", get_if_exists=True, **options)
-        .remote(asdict(wanted), token)
+        .options(name=pool.name, lifetime="detached", get_if_exists=True, **options)
+        .remote(asdict(pool), token)
     )
     found = specification_from_json(_answer(registry.specification.remote(), "the registry"))
-    if difference := wanted.difference(found):
+    if difference := pool.difference(found):
         raise ConfigurationError(
-            f"the pool {wanted.name!r} is up with another specification: {difference}",
-            advice=f"`heliograph pool down --name {wanted.name}` first, or choose another --name",
+            f"the pool {pool.name!r} is up with another specification: {difference}",
+            advice=f"`heliograph pool down --name {pool.name}` first, or choose another --name",
         )
     return found, _answer(registry.token.remote(), "the registry") == token
 

@@ -58,7 +58,7 @@ class RayEngine:
         self.address = address
 
     def up(
-        self, wanted: PoolSpecification, *, seconds: float = 120.0, progress: Progress = ignore
+        self, specification: PoolSpecification, *, seconds: float = 120.0, progress: Progress = ignore
     ) -> PoolStatus:
         """Create the pool, or its missing parts, and wait until all members serve.
 
@@ -66,7 +66,7 @@ class RayEngine:
         ComputeFailedError: a daemon does not start; DeadlineExceededError; UnavailableError: no
         cluster. A pool that this call created is then removed again.
         """
-        found = self._done("up", seconds, progress, specification=asdict(wanted))
+        found = self._done("up", seconds, progress, specification=asdict(specification))
         return pool_from_json(found)
 
     def status(self, name: str, *, seconds: float = 30.0) -> PoolStatus:
