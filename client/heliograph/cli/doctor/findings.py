@@ -373,13 +373,12 @@ def _copies(found: TransportMeasurements) -> Iterator[Finding]:
         return
     for transport in found.transports:
         for way, direction in (("up", transport.up), ("down", transport.down)):
-            for side in ("client", "server") if direction is not None else ():
-                times = getattr(direction.copies, side)
-                if usable(times) and times > MOST_COPIES:
-                    kind = transport.kind.value
-                    yield _finding(
-                        "copies", f"by {kind}, {way}, the {side} copies each byte {times:.3g} times"
-                    )
+            if direction is None:
+                continue
+            for side, times in (("client", direction.copies.client), ("server", direction.copies.server)):
+                if times is not None and usable(times) and times > MOST_COPIES:
+                    seen = f"by {transport.kind.value}, {way}, the {side} copies each byte {times:.3g} times"
+                    yield _finding("copies", seen)
 
 
 # Versions
