@@ -1,23 +1,25 @@
-"""The contract between client and server, and the pure modules that give its messages meaning.
+"""The contract between client and server: its messages and the types they carry.
 
-`v1/` holds the .proto files and the code generated from them. The other modules know no socket,
-clock or device: dtypes, the op table and its shape inference, graphs, errors, addresses, and the
-conversion between messages and the frozen dataclasses that live inside client and server.
+`v1/` holds the .proto files and the code generated from them. The other modules are pure (no
+sockets, clocks or devices): dtypes, the op table and its shape inference, graphs, errors,
+addresses, and the conversion between messages and the frozen dataclasses that client and server
+use.
 """
 
 #: The versions of the contract that this package speaks.
 VERSION_MIN = 1
 VERSION_MAX = 1
 
-#: A server that exchanges values with others, for graphs that run on several.
+#: The server exchanges values with other servers, for graphs that run on several.
 EXCHANGE = "exchange"
 SHARED_MEMORY = "shared-memory"
-#: A server that takes contents by tickets, and one that has devices of such servers.
+#: The server accepts contents by ticket.
 TICKETS = "tickets"
+#: The server has devices of servers that accept contents by ticket.
 DIRECT_WEIGHTS = "direct-weights"
-#: A client that is told of changes of devices.
+#: The client receives changes of devices.
 WATCH = "watch"
-#: The features that this package knows and that a peer may lack, as the handshake names them.
+#: The optional features that this package supports, as the handshake names them.
 FEATURES = (
     DIRECT_WEIGHTS,
     EXCHANGE,
@@ -26,5 +28,5 @@ FEATURES = (
     WATCH,
 )
 
-#: The version of the program, client and server alike.
+#: The version of the program: client and server.
 __version__ = "0.1.0"

@@ -1,11 +1,15 @@
-"""URLs of daemons: `local:`, `unix:///path` (or gRPC's `unix:/path`), `grpc://host:port` (or `host:port`), or
-`grpcs://host:port` with TLS.
+"""URLs of daemons.
 
-`grpcs://host:port?tls_name=NAME` expects a certificate for another name than the host's. `?token=TOKEN` is
-what to show there, as `heliograph serve` prints it; it is not part of what is shown, compared or logged.
+The forms are `local:`, `unix:///path` (or gRPC's `unix:/path`), `grpc://host:port` (or
+`host:port`), and `grpcs://host:port` with TLS.
 
-`URL#cpu0` names a device. `local:#cpu:threads=2` starts one, and `local:#fake` one without parameters: behind
-`local:` a fragment that has a colon, or does not end in a digit, is a specification.
+`grpcs://host:port?tls_name=NAME` expects a certificate for NAME instead of the host's name.
+`?token=TOKEN` gives the token to present, as `heliograph serve` prints it; the token is never
+printed, compared or logged with the address.
+
+`URL#cpu0` names a device. `local:#cpu:threads=2` starts one, and `local:#fake` one without
+parameters: after `local:`, a fragment with a colon, or one that does not end in a digit, is a
+specification.
 """
 
 from __future__ import annotations
@@ -19,19 +23,20 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from heliograph_proto.errors import InvalidArgumentError
 
-#: The metadata in which a token goes with every call, and what stands before it there.
+#: The metadata key that carries a token with every call, and the prefix of its value.
 TOKEN_KEY = "authorization"
 BEARER = "Bearer "
-#: The most characters of a token. Those that Heliograph makes have 47.
+#: The maximum length of a token, in characters. Tokens that Heliograph generates have 47.
 MAX_TOKEN = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A token, and PEM files; all of them may be empty.
+    """A token and paths of PEM files; each may be empty.
 
-    `ca` are the authorities that vouch for daemons (those of the system if empty); `certificate` and `key`
-    are shown to daemons that ask for them. The three matter for grpcs:// alone.
+    `ca` holds the authorities that daemons' certificates are verified against (the system's if
+    empty); `certificate` and `key` are presented to daemons that request them. These three apply to
+    grpcs:// only.
     """
 
     token: str = field(default="", repr=False)
@@ -41,28 +46,30 @@ class Credentials:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call."""
+        """The metadata of every call."""
         return ((TOKEN_KEY, f"{BEARER}{self.token}"),) if self.token else ()
 
 
-#: Told the address of a daemon whenever a connection with it is made, since tokens change.
+#: Returns the credentials for the daemon at an address. Called for each new connection, since
+#: tokens change.
 Shown: TypeAlias = Callable[[str], Credentials]
 
 
 def nothing_shown(address: str) -> Credentials:
-    """For daemons that ask nobody who they are."""
+    """Return empty credentials, for daemons without authentication."""
     return Credentials()
 
 
 def check_token(token: str, what: str = "the token") -> str:
-    """The token, if it can be one. Raises InvalidArgumentError, which does not repeat it."""
+    """Return the token if it is well formed. Raises InvalidArgumentError, which does not repeat
+    it."""
     if not isinstance(token, str) or not 0 < len(token) <= MAX_TOKEN:
         raise InvalidArgumentError(
-            f"{what} is none",
-            advice=f"it is a text of 1 to {MAX_TOKEN} characters, as `heliograph token new` says",
+            f"{what} is invalid",
+            advice=f"a token has 1 to {MAX_TOKEN} characters; create one with `heliograph token new`",
         )
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise InvalidArgumentError(f"{what} has characters in it that no token has", advice="copy it anew")
+        raise InvalidArgumentError(f"{what} has characters that a token cannot have", advice="copy it again")
     return token
 
 
@@ -70,17 +77,17 @@ Scheme: TypeAlias = Literal["local", "unix", "grpc", "grpcs"]
 
 DEFAULT_PORT = 7070
 DEFAULT_URL = f"grpc://127.0.0.1:{DEFAULT_PORT}"
-#: The kernel's sockaddr_un holds so many bytes, and a terminator.
+#: The kernel's sockaddr_un holds this many bytes and a terminator.
 MAX_SOCKET_PATH = 107
 _NOT_IN_HOSTS = frozenset(" ,@=\\\"'<>")
 ADVICE = "use local:, unix:///path/to/socket, grpc://host:port, or grpcs://host:port"
-#: A token in what may be a URL, where it belongs or not: never repeated in an error.
+#: A token anywhere in a text that may be a URL: it must not be repeated in an error.
 _TOKEN = re.compile(r"(token=)[^&#]*|(hgt_)[\w-]*|(://)[^/?#]*(?=@)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a daemon is."""
+    """The address of a daemon."""
 
     scheme: Scheme
     host: str = ""
@@ -90,11 +97,11 @@ class Address:
     device: str = ""
     #: The device that `local:#SPECIFICATION` starts; empty if none.
     specification: str = ""
-    #: URLs of the daemons whose pool is in this process; none elsewhere.
+    #: URLs of the members of a pool whose head is in this process; otherwise empty.
     members: tuple[str, ...] = ()
-    #: The name that the certificate of a grpcs:// daemon is for; empty: the host's.
+    #: The name that the certificate of a grpcs:// daemon must have; empty: the host's.
     tls_name: str = ""
-    #: What the URL said to show there; empty if nothing.
+    #: The token that the URL gave; empty if none.
     token: str = field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -112,7 +119,7 @@ class Address:
 
     @property
     def is_tls(self) -> bool:
-        """Whether what goes there is encrypted, and the daemon proves who it is."""
+        """True if connections are encrypted and the daemon is authenticated."""
         return self.scheme == "grpcs"
 
     @property
@@ -123,7 +130,7 @@ class Address:
 
     @property
     def grpc_target(self) -> str:
-        """What gRPC calls it. An address that is numeric skips name resolution."""
+        """The target that gRPC takes. A numeric address skips name resolution."""
         if self.scheme == "unix":
             return f"unix:{self.path}"
         try:
@@ -134,7 +141,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this host can reach it."""
+        """True if only this host can reach it."""
         if self.scheme in ("local", "unix") or self.host == "localhost":
             return True
         try:
@@ -144,37 +151,36 @@ class Address:
 
 
 def parse_address(url: str) -> Address:
-    """The address that a URL names. Raises InvalidArgumentError."""
+    """Parse a URL. Raises InvalidArgumentError."""
     if not url.strip().isprintable():
         shown = without_token(url)[:200]
-        raise InvalidArgumentError(f"bad address {shown!r}: what is no character is in it", advice=ADVICE)
+        raise InvalidArgumentError(f"bad address {shown!r}: it has unprintable characters", advice=ADVICE)
     try:
         return _parsed(url)
     except InvalidArgumentError:
         raise
     except ValueError as error:
-        # As urlsplit says that brackets or letters are no part of a host.
+        # From urlsplit, for example about brackets in a host.
         shown = without_token(url)[:200]
         raise InvalidArgumentError(f"bad address {shown!r}: {error}", advice=ADVICE) from None
 
 
 def without_token(text: str) -> str:
-    """A text that may be, or have in it, a URL, fit to be shown."""
+    """Return a text that may contain URLs with the tokens masked."""
     return _TOKEN.sub(lambda found: f"{found[found.lastindex or 0]}...", text)
 
 
 def _parsed(url: str) -> Address:
     url, _, device = url.strip().partition("#")
     if "?token=" in device:
-        raise InvalidArgumentError("a token is behind the device", advice="URL?token=TOKEN#DEVICE")
+        raise InvalidArgumentError("the token follows the device", advice="use URL?token=TOKEN#DEVICE")
     if url.rstrip("/") in ("local:", "local"):
         return _local(device)
     if "=" in device.partition(":")[2]:
         shown = without_token(device)
-        advice = f"a device of its own comes with local:, or start the daemon with --device {shown}"
-        raise InvalidArgumentError(f"{shown!r} is no device of a daemon", advice=advice)
+        advice = f"use local:#{shown} for a device in this process, or start the daemon with --device {shown}"
+        raise InvalidArgumentError(f"{shown!r} is not the name of a daemon's device", advice=advice)
     if url.startswith("unix:") and not url.startswith("unix://"):
-        # As gRPC writes it.
         return _unix(url.removeprefix("unix:"), device)
     if "://" not in url:
         url = f"grpc://{url}"
@@ -204,12 +210,14 @@ def _local(fragment: str) -> Address:
 
 def _unix(quoted: str, device: str) -> Address:
     quoted, has_token, query = quoted.partition("?token=")
-    token = _asked(f"token={query}").get("token", "") if has_token else ""
+    token = _parameters(f"token={query}").get("token", "") if has_token else ""
     path = unquote(quoted)
     if not path.startswith("/"):
         raise InvalidArgumentError("a unix address needs an absolute path", advice=ADVICE)
     if not path.isprintable():
-        raise InvalidArgumentError(f"the socket path {path[:200]!r} is none", advice=ADVICE)
+        raise InvalidArgumentError(
+            f"the socket path {path[:200]!r} has unprintable characters", advice=ADVICE
+        )
     if len(path.encode()) > MAX_SOCKET_PATH:
         raise InvalidArgumentError(
             f"the socket path has {len(path.encode())} bytes; at most {MAX_SOCKET_PATH} fit"
@@ -225,17 +233,19 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def _asked(query: str) -> dict[str, str]:
-    """What the query of a URL says. Raises InvalidArgumentError, without repeating a token."""
+def _parameters(query: str) -> dict[str, str]:
+    """Parse the query of a URL. Raises InvalidArgumentError, which does not repeat a token."""
     found: dict[str, str] = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
         if key not in ("tls_name", "token"):
             raise InvalidArgumentError(
-                f"an address has no {without_token(key)[:80]!r}",
-                advice="behind ? there is tls_name=NAME, for grpcs://, and token=TOKEN",
+                f"unknown parameter {without_token(key)[:80]!r} in an address",
+                advice="the parameters after ? are tls_name=NAME, for grpcs://, and token=TOKEN",
             )
         if key in found or not value:
-            raise InvalidArgumentError(f"{key} is in the address twice, or empty", advice=f"{key}=... once")
+            raise InvalidArgumentError(
+                f"{key} is in the address twice, or empty", advice=f"give {key}=... once"
+            )
         found[key] = value
     if "token" in found:
         check_token(found["token"], "the token in the address")
@@ -247,25 +257,29 @@ def _grpc(url: str, scheme: Literal["grpc", "grpcs"], device: str) -> Address:
     try:
         host, port = parts.hostname or "", parts.port
     except ValueError:
+        bare = shown.removeprefix("grpc://")
         raise InvalidArgumentError(
-            f"bad address {shown!r}: a port is a number from 0 to 65535", advice=_port_advice(shown)
+            f"bad address {shown!r}: a port is a number from 0 to 65535",
+            # A device specification may look like a host and a port.
+            advice=f"a device of this process is local:#{bare}" if "=" in bare.partition("?")[0] else ADVICE,
         ) from None
     if not host or parts.path.strip("/") or parts.username:
-        raise InvalidArgumentError(f"bad address {shown!r}: a host is needed, no path", advice=ADVICE)
+        raise InvalidArgumentError(f"bad address {shown!r}: it must have a host and no path", advice=ADVICE)
     if host.isdecimal():
-        # To the resolver it is an IPv4 address in one number, which nobody writes.
+        # The resolver would take it as an IPv4 address written as one number.
         raise InvalidArgumentError(
-            f"bad address {shown!r}: {host} is no host",
-            advice=f"127.0.0.1:{host}, if it is a port of this host",
+            f"bad address {shown!r}: {host} is not a host",
+            advice=f"use 127.0.0.1:{host} if it is a port of this host",
         )
-    asked = _asked(parts.query)
+    parameters = _parameters(parts.query)
     _check_host(host, is_bracketed=parts.netloc.startswith("["), shown=shown)
-    tls_name = asked.get("tls_name", "")
+    tls_name = parameters.get("tls_name", "")
     if tls_name:
         _check_host(tls_name, is_bracketed=False, shown=shown)
     if tls_name and scheme != "grpcs":
         raise InvalidArgumentError(
-            f"bad address {shown!r}: tls_name is of grpcs://", advice=f"grpcs://{host}:{port or DEFAULT_PORT}"
+            f"bad address {shown!r}: tls_name needs grpcs://",
+            advice=f"use grpcs://{host}:{port or DEFAULT_PORT}",
         )
     return Address(
         scheme,
@@ -273,16 +287,10 @@ def _grpc(url: str, scheme: Literal["grpc", "grpcs"], device: str) -> Address:
         port=DEFAULT_PORT if port is None else port,
         device=device,
         tls_name=tls_name,
-        token=asked.get("token", ""),
+        token=parameters.get("token", ""),
     )
-
-
-def _port_advice(shown: str) -> str:
-    """What was meant: a device of this process may look like a host and a port."""
-    bare = shown.removeprefix("grpc://")
-    return f"a device of this process is local:#{bare}" if "=" in bare.partition("?")[0] else ADVICE
 
 
 def _check_host(host: str, *, is_bracketed: bool, shown: str) -> None:
     if _NOT_IN_HOSTS.intersection(host) or (is_bracketed and not _is_ip(host)):
-        raise InvalidArgumentError(f"bad address {shown!r}: {host!r} is no host", advice=ADVICE)
+        raise InvalidArgumentError(f"bad address {shown!r}: {host!r} is not a host", advice=ADVICE)

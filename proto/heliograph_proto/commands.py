@@ -1,6 +1,6 @@
-"""Commands and completions as frozen dataclasses: what command.proto carries, without protobuf.
+"""Commands and completions as frozen dataclasses, without protobuf.
 
-The meaning of each field is in command.proto; the names are the same.
+command.proto documents each field, under the same name.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from heliograph_proto.codec.inline_forms import InlineResult
     from heliograph_proto.devices import DeviceChange
 
-#: Bytes that ride in a command or a completion. A client may hand in a view of an array.
+#: Bytes inside a command or a completion. A client may pass a view of an array.
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
-#: Handles with this bit are made by the server; a client's must not have it.
+#: The server sets this bit in the handles that it makes; a client's handles must not have it.
 SERVER_HANDLE = 1 << 63
-#: The stream that exists without being made.
+#: The stream that exists from the start.
 DEFAULT_STREAM = 0
 #: The most steps of a loop.
 MAX_LOOP_STEPS = 1_000_000_000
-#: What a value that a loop streams counts beyond its bytes.
+#: The overhead counted for each value that a loop streams, beyond its bytes.
 STREAMED_VALUE_BYTES = 512
 
 
@@ -47,14 +47,14 @@ class AllocateBuffer:
     device: str = ""
     buffer_type: str = ""
     usage: Usage = Usage.ANY
-    #: In one process only: bytes that the buffer is made of, kept alive and not copied.
+    #: In process only: memory that backs the buffer; kept alive and not copied.
     memory: memoryview | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AllocateTensors:
     buffer: int
-    #: Handles and types.
+    #: (handle, type) of each.
     tensors: tuple[tuple[int, TensorType], ...]
     device: str = ""
     buffer_type: str = ""
@@ -88,7 +88,7 @@ class ResetBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Pieces of equal size at equal distances in a tensor; packed on the other side."""
+    """Pieces of equal size at equal distances in a tensor; packed on the wire."""
 
     size_bytes: int
     count: int = 1
@@ -100,7 +100,7 @@ class Chunks:
 
     @property
     def extent_bytes(self) -> int:
-        """From the first byte of the first piece to behind the last one."""
+        """The distance from the first byte of the first piece to the end of the last one."""
         return (self.count - 1) * self.stride_bytes + self.size_bytes if self.total_bytes else 0
 
 
@@ -122,16 +122,16 @@ class CreateStream:
 
 @dataclass(frozen=True, slots=True)
 class SetTensor:
-    """`data` is None when a transfer carries the bytes, or they lie in shared memory."""
+    """`data` is None if a transfer carries the bytes, or they lie in shared memory."""
 
     tensor: int
     offset_bytes: int
     data: Bytes | None = None
     transfer: int = 0
-    #: Of the transfer, or in shared memory.
+    #: The size of the transfer, or of the bytes in shared memory.
     size_bytes: int = 0
     chunks: Chunks | None = None
-    #: Where the bytes lie in shared memory; None: not there.
+    #: The place of the bytes in shared memory; None: they are not there.
     shared: int | None = None
 
 
@@ -140,10 +140,10 @@ class GetTensor:
     tensor: int
     offset_bytes: int
     size_bytes: int
-    #: 0: the bytes ride in the completion, or go to shared memory.
+    #: 0: the bytes come in the completion, or in shared memory.
     transfer: int = 0
     chunks: Chunks | None = None
-    #: Where the bytes are put in shared memory; None: not there.
+    #: The place for the bytes in shared memory; None: they do not go there.
     shared: int | None = None
 
 
@@ -178,7 +178,7 @@ class FetchTensor:
 
 @dataclass(frozen=True, slots=True)
 class InputBinding:
-    """`data` is None when a tensor is bound."""
+    """`data` is None if a tensor is bound."""
 
     input: int
     data: Bytes | None = None
@@ -191,7 +191,7 @@ class OutputBinding:
     #: 0: no tensor.
     tensor: int = 0
     fetch: bool = False
-    #: An existing tensor that is written; 0: none.
+    #: An existing tensor to write; 0: none.
     into: int = 0
 
 
@@ -205,9 +205,9 @@ class Carry:
 class Loop:
     steps: int
     carries: tuple[Carry, ...] = ()
-    #: None: the steps alone end it.
+    #: The output that ends the loop; None: only `steps` ends it.
     until: int | None = None
-    #: Outputs that are streamed.
+    #: Outputs to stream.
     taps: tuple[int, ...] = ()
     unread_bytes: int = 0
 
@@ -217,13 +217,13 @@ class RunCommand:
     plan: int
     inputs: tuple[InputBinding, ...]
     outputs: tuple[OutputBinding, ...]
-    #: Whether it waits for `Continue` after each observed node.
+    #: True if the run waits for `Continue` after each observed node.
     pause: bool = False
     #: None: it runs once.
     loop: Loop | None = None
-    #: Of a plan that is a partition: which run of the whole it is; 0: it is none.
+    #: If the plan is a partition: the run of the whole graph; else 0.
     exchange_run: int = 0
-    #: W3C's traceparent of a span that is sampled; "": it is not traced.
+    #: The W3C traceparent of a sampled span; "": not traced.
     trace_parent: str = ""
 
 
@@ -255,7 +255,7 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class Continue:
     sequence: int
-    #: Of a loop.
+    #: Of a loop's streamed values.
     taken_bytes: int = 0
 
 
@@ -324,14 +324,16 @@ class TapPiece:
     last: bool
     #: Of a loop.
     step: int = 0
-    #: If it is an output's value; `node` says nothing then.
+    #: The output whose value this is; `node` is then unused.
     output: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionBatch:
-    """What is done: everything up to a number, and those listed by themselves. Changes, and then taps, come
-    before them."""
+    """Ended commands: all up to `completed_through`, and those in `completions`.
+
+    `changes`, and then `taps`, precede the completions.
+    """
 
     completed_through: int
     completions: tuple[Completion | InlineResult, ...] = ()
@@ -340,10 +342,10 @@ class CompletionBatch:
 
 
 def check_until(port: Port) -> None:
-    """Whether an output can say that a loop ends. Raises InvalidArgumentError."""
+    """Check that an output can end a loop. Raises InvalidArgumentError."""
     dtype = port.type.dtype
     if port.type.size != 1 or not (dtype.kind == "bool" or dtype.is_integer):
         raise InvalidArgumentError(
-            f"output {port.name!r} is {port.type}; what ends a loop is one bool or integer",
-            advice="reduce it in the graph, to a truth value of one element: hg.any(x)",
+            f"output {port.name!r} is {port.type}; only one bool or integer can end a loop",
+            advice="reduce it in the graph to one truth value: hg.any(x)",
         )

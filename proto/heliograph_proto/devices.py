@@ -1,4 +1,4 @@
-"""Daemons of a pool, and what happens to their devices."""
+"""Devices, backends, the members of a pool and the links between them, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DeviceType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a device can do beyond the minimum."""
+    """The optional capabilities of a device."""
 
     async_: bool = True
     host_buffer: bool = False
@@ -32,14 +32,15 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of a device that Heliograph may use. Both 0: the device does not tell."""
+    """The bytes of a device that Heliograph may use. Both 0: unknown."""
 
     free_bytes: int = 0
     total_bytes: int = 0
 
 
 class Usage(Enum):
-    """What a buffer is for; a hint to backends and the scheduler. The values are those of command.proto."""
+    """The use of a buffer: a hint to backends and the scheduler. The values are those of
+    command.proto."""
 
     ANY = 0
     WEIGHTS = 1
@@ -47,37 +48,37 @@ class Usage(Enum):
 
 
 class CopyPath(Enum):
-    """Who copied the bytes of a tensor to another. The values are those of command.proto."""
+    """The way in which a tensor was copied to another. The values are those of command.proto."""
 
-    #: The destination's device fetched them.
+    #: The destination's device fetched the bytes.
     DESTINATION = 1
-    #: The source's device brought them.
+    #: The source's device sent them.
     SOURCE = 2
-    #: Neither knew how: they went through host memory.
+    #: Neither could: they went through host memory.
     HOST = 3
 
 
 class BufferRole(Enum):
-    """Which of a device's buffer types one is. The values are those of device.proto."""
+    """The role of a buffer type on its device. The values are those of device.proto."""
 
     DEFAULT = 1
-    #: Host memory that the device reaches fast.
+    #: Host memory to which the device has fast access.
     HOST = 2
     EXTRA = 3
 
 
 @dataclass(frozen=True, slots=True)
 class BufferTypeInfo:
-    """How and where a device makes memory."""
+    """The properties of a device's buffer type."""
 
     name: str
     role: BufferRole
     alignment_bytes: int
     max_size_bytes: int
     is_host: bool
-    #: Names of the devices whose kernels read such memory in place.
+    #: Names of the devices whose kernels read this memory in place.
     readable_by: tuple[str, ...] = ()
-    #: Whether a tensor may take more than its own bytes.
+    #: True if a tensor may take more than its own bytes.
     pads: bool = False
 
 
@@ -91,15 +92,15 @@ class DeviceInfo:
     backend: str
     capabilities: Capabilities
     memory: Memory
-    #: Where the hardware is, such as "0000:c1:00.0"; empty where it has no such place.
+    #: The bus address of the hardware, such as "0000:c1:00.0"; empty if it has none.
     id: str = ""
     #: The default one first.
     buffer_types: tuple[BufferTypeInfo, ...] = ()
     #: Named facts, such as the instruction set.
     features: Mapping[str, str] = field(default_factory=dict)
-    #: Optional parts that it does not offer here, by name, and why.
+    #: Optional parts that are unavailable, by name, and the reasons.
     missing: Mapping[str, str] = field(default_factory=dict)
-    #: Why the device is gone, in words; empty while it is there.
+    #: The reason why the device is lost; empty unless it is.
     lost: str = ""
 
 
@@ -108,12 +109,12 @@ class BackendInfo:
     """A backend of a server's registry."""
 
     name: str
-    #: Where it comes from: "built in", "entry point of PACKAGE", "module NAME", or a file's path.
+    #: Its source: "built in", "entry point of PACKAGE", "module NAME", or a file's path.
     origin: str = "built in"
     contract_version: int = 0
     #: Names of its devices.
     devices: tuple[str, ...] = ()
-    #: Why it has none, in words.
+    #: The reason why it has none.
     why: str = ""
     features: Mapping[str, str] = field(default_factory=dict)
 
@@ -125,9 +126,9 @@ class DeviceList:
     devices: tuple[DeviceInfo, ...]
     backends: tuple[BackendInfo, ...] = ()
     server: str = ""
-    #: Of the server's process, as ListDevicesResponse.facts names them; empty where it tells none.
+    #: Facts of the server's process, as ListDevicesResponse.facts names them; may be empty.
     facts: Mapping[str, str] = field(default_factory=dict)
-    #: Of its pool, if it is the head of one.
+    #: The members of its pool, if it is a head.
     members: tuple[MemberInfo, ...] = ()
 
     @property
@@ -137,132 +138,132 @@ class DeviceList:
 
 
 class OpPath(Enum):
-    """How a device computes a node. The values are those of device.proto."""
+    """The way in which a device computes a node. The values are those of device.proto."""
 
-    #: Not asked for, or the device does not tell.
+    #: Not requested, or unknown.
     UNKNOWN = 0
     #: It computes nothing: the result is a view.
     VIEW = 1
-    #: The op's definition.
+    #: By the op's definition.
     DEFINITION = 2
-    #: The op's definition, whose matrix products are those of a BLAS library.
+    #: By the op's definition, with the matrix products of a BLAS library.
     BLAS = 3
-    #: A kernel of its own.
+    #: By a kernel of its own.
     KERNEL = 4
 
 
 @dataclass(frozen=True, slots=True)
 class OpQuery:
-    """A node about which a device is asked. Attributes are complete."""
+    """A node in a query about a device's support. Attributes are complete."""
 
     op: str
     operands: tuple[TensorType, ...]
     result: TensorType
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether the answer is to say by which path the device computes it.
+    #: True if the answer must include the op path.
     op_path: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OpAnswer:
-    """What a device says of it."""
+    """A device's answer to an `OpQuery`."""
 
-    #: Why it cannot run it, in words; empty if it can.
+    #: The reason why the device cannot run the node; empty if it can.
     why_not: str = ""
-    #: Whether fetching weights from host memory for it pays.
+    #: True if the node is worth fetching its weights from host memory.
     offload: bool = False
-    #: How it computes it, where that was asked for and it can.
+    #: The op path, if it was requested and the device can run the node.
     op_path: OpPath = OpPath.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementInfo:
-    """What a list of tensors would take of a buffer type."""
+    """The memory that a list of tensors needs in a buffer type."""
 
-    #: Of each tensor, padding included.
+    #: The size of each tensor, padding included.
     tensor_bytes: tuple[int, ...]
-    #: Of each buffer.
+    #: The size of each buffer.
     buffer_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a daemon has measured of its way to another one."""
+    """A daemon's measurement of its link to another daemon."""
 
-    #: Why it cannot be reached; None: it can.
+    #: The reason why it is unreachable; None if it is reachable.
     error: HeliographError | None = None
-    #: Who answered there.
+    #: The incarnation of the daemon that answered.
     incarnation: bytes = b""
-    #: 0: there was no answer.
+    #: 0: no answer.
     round_trip_seconds: float = 0.0
-    #: Each way, while as many go the other way; 0: not measured.
+    #: In each direction, while as much goes the other way; 0: not measured.
     bytes_per_second: float = 0.0
 
 
 class MemberState(Enum):
-    """Where a daemon of a pool is in its life."""
+    """The state of a member of a pool."""
 
-    #: It has not answered yet, or not as a member must; it is tried again.
+    #: It has not answered yet, or not as a member must; the head retries.
     JOINING = 1
-    #: Its devices are there.
+    #: Its devices are available.
     READY = 2
-    #: It was ready, and does not answer any more; it is tried again.
+    #: It was ready and no longer answers; the head retries.
     LOST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """A daemon whose devices are, or were to be, among a head's."""
+    """A member of a pool."""
 
-    #: Its devices are named NAME/DEVICE.
+    #: The prefix of its devices' names: NAME/DEVICE.
     name: str
-    #: Where the head reaches it.
+    #: The address at which the head reaches it.
     address: str
     state: MemberState
-    #: Unless it is ready: why not, in words.
+    #: Unless it is ready: the reason.
     why: str = ""
     #: Names of its devices; none unless it is ready.
     devices: tuple[str, ...] = ()
-    #: Its program and version; empty unless it is ready, and where the head does not tell.
+    #: Its program and version; empty unless it is ready and the head reports it.
     server: str = ""
-    #: Unless it is ready: what to do about that, in words; may be empty.
+    #: Unless it is ready: what to do about it; may be empty.
     advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """From one daemon of a pool to another one, which it fetches values from; what placement goes by."""
+    """The link by which daemon `a` of a pool fetches values from `b`; placement uses its costs."""
 
     #: The member that fetches; empty: the head itself.
     a: str
-    #: The member from which it does.
+    #: The member that it fetches from.
     b: str
-    #: Of an empty message, there and back.
+    #: Of an empty message.
     round_trip_seconds: float
     #: Of payload.
     bytes_per_second: float
-    #: Whether these two were measured; else they are assumed.
+    #: True if measured; an assumed value otherwise.
     round_trip_measured: bool = False
     bandwidth_measured: bool = False
-    #: Whether `a` can fetch values from `b`; if not, they go through the head. None: nobody knows yet.
+    #: True if `a` can fetch values from `b`; if not, the head relays them. None: not known yet.
     reachable: bool | None = None
-    #: If it cannot: why, in words.
+    #: If it cannot: the reason.
     why: str = ""
 
     @property
     def measured(self) -> bool:
-        """Whether nothing of it is assumed."""
+        """True if both the round trip and the bandwidth are measured."""
         return self.round_trip_measured and self.bandwidth_measured
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChange:
-    """Devices of a member came to a head, or are gone from it."""
+    """Devices of a member that a head gained or lost."""
 
     member: str
     appeared: tuple[DeviceInfo, ...] = ()
-    #: Names of those that are gone, and why, in words.
+    #: Names of lost devices, and the reason.
     lost: tuple[str, ...] = ()
     why: str = ""
-    #: The incarnations of all daemons behind the head, from now on.
+    #: The incarnations of all daemons behind the head after the change.
     daemons: tuple[bytes, ...] = ()

@@ -1,6 +1,7 @@
-"""What a content is named by: the BLAKE3 digest of its bytes, the same on both sides and on disk.
+"""BLAKE3 digests, which name contents on both sides and on disk.
 
-BLAKE3 is a tree, so that several threads may hash one content; the digest does not depend on how many.
+BLAKE3 is a tree hash: several threads can hash one content, and the digest does not depend on
+their number.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from blake3 import blake3
 
 #: Bytes of a digest.
 DIGEST_BYTES = 32
-#: Below this, starting threads costs more than they save: about a millisecond of hashing.
+#: Below this size, starting threads costs more than it saves: about a millisecond of hashing.
 _SHARED_BYTES = 4 * 2**20
 
 
 def hasher() -> Any:
-    """Takes a content piece by piece: `update(bytes)`, `digest()`. One thread."""
+    """Return a hasher with `update(bytes)` and `digest()`, for a content in pieces. One thread."""
     return blake3()
 
 
 def digest_of(data: Any, threads: int = 1) -> bytes:
-    """The digest of a content that is here as a whole: any contiguous bytes.
+    """Return the digest of a content: any contiguous bytes.
 
-    With several `threads`, those are started for this content alone, and end with it: threads that were
-    kept would be missing in the child of a fork, which would wait for them.
+    With several `threads`, the threads are started for this call and end with it: a kept pool would
+    be missing in the child of a fork, and the child would hang.
     """
     shared = threads if memoryview(data).nbytes >= _SHARED_BYTES else 1
     return blake3(data, max_threads=shared).digest()

@@ -1,8 +1,9 @@
-"""Coroutines that begin at once.
+"""Coroutines that start immediately.
 
-A task begins in the next turn of its event loop, which for a write of a few bytes takes as long as the
-write. Here the caller itself takes a coroutine to where it first waits, and callbacks take it from there. It
-is for coroutines of gRPC, which wait for futures and do not ask which task they run in.
+A task starts in the next iteration of its event loop, and for a write of a few bytes that delay is
+as long as the write. `begin` instead runs a coroutine on the caller's stack up to its first wait,
+and callbacks continue it. It suits gRPC's coroutines, which await futures and do not depend on the
+current task.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ from typing import Any
 
 
 def begin(coroutine: Coroutine[Any, Any, object], ended: Callable[[BaseException | None], None]) -> None:
-    """Runs it to its first wait, and later to its end; then `ended` is told what it raised, if anything. That
-    may be before this returns."""
+    """Run a coroutine up to its first wait, and later to its end.
+
+    At the end, `ended` is called with the exception that the coroutine raised, or None. The call
+    may happen before this returns.
+    """
     try:
         waits_for = coroutine.send(None)
     except StopIteration:
         ended(None)
-    except BaseException as error:  # its reader is `ended`, as a task's is who awaits it
+    except BaseException as error:  # delivered to `ended`, as a task delivers it to its awaiter
         ended(error)
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
     else:
-        # As a task does: the next one who awaits this future finds it as new.
+        # As asyncio.Task does; otherwise the future cannot be awaited again.
         waits_for._asyncio_future_blocking = False
         waits_for.add_done_callback(partial(_go_on, coroutine, ended))
 

@@ -12,30 +12,31 @@
     │   ├── HandleExistsError      made twice
     │   ├── UnknownDeviceError     no device of this name; also a LookupError
     │   └── MissingContentError    a weight that was not uploaded
-    ├── ResourceError              something does not fit
+    ├── ResourceError              a memory or handshake limit is exceeded
     │   ├── OutOfMemoryError       the device's memory; also a MemoryError
     │   └── LimitExceededError     a limit of the handshake
-    ├── WorkError                  work that began did not end well
+    ├── WorkError                  work started and failed
     │   ├── CancelledError         it was cancelled
-    │   ├── DeadlineExceededError  it was not done in time; also a TimeoutError
+    │   ├── DeadlineExceededError  it exceeded its deadline; also a TimeoutError
     │   ├── ComputeFailedError     the device failed
-    │   └── DeviceLostError        the device is gone until its daemon starts anew
-    │       └── MemberLostError    a daemon of the pool is gone, or was restarted
-    ├── ConnectionError            there is no session to talk to; also a builtin ConnectionError
+    │   └── DeviceLostError        the device is lost until its daemon restarts
+    │       └── MemberLostError    a daemon of the pool is unreachable, or was restarted
+    ├── ConnectionError            the session cannot be used; also a builtin ConnectionError
     │   ├── UnavailableError       the server cannot be reached, or the connection broke
-    │   ├── NotHeliographError     something else answers at that address
+    │   ├── NotHeliographError     the address is not a Heliograph server's
     │   ├── DrainingError          the server is shutting down
     │   ├── SessionClosedError     the session was closed or its lease ended
     │   ├── VersionMismatchError   no common version of the contract
-    │   ├── UnauthenticatedError   the server does not know who asks
+    │   ├── UnauthenticatedError   the client presented no valid credentials
     │   └── ProtocolError          the other side broke the contract
-    ├── ContentMismatchError       uploaded bytes do not have the digest announced
+    ├── ContentMismatchError       uploaded bytes do not have the announced digest
+    ├── PermissionDeniedError      the caller lacks permission
     ├── InvalidModelError          a model's files are missing or damaged
     ├── ConfigurationError         a configuration file or command line is wrong
     └── InternalError              a defect of Heliograph
 
-Each class has one reason, a number of the contract (`Reason` in error.proto). Programs decide by
-class or reason; the text is for people.
+Each class has one reason, a number of the contract (`Reason` in error.proto). Programs branch on
+the class or the reason; the text is for people.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ Reason = error_pb2.Reason
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an error began."""
+    """The place where an error began."""
 
     op: str = ""
     #: The node's number in its graph.
@@ -77,7 +78,7 @@ class Origin:
 class HeliographError(Exception):
     """The root: every error has a reason, an origin (perhaps empty) and advice (perhaps empty).
 
-    `retry_after_seconds`: after about how long the same may be granted; None where nobody knows, or never.
+    `retry_after_seconds`: the time after which a retry may succeed; None if unknown, or never.
     """
 
     reason: ClassVar[Reason.ValueType] = Reason.REASON_INTERNAL
@@ -105,23 +106,25 @@ class HeliographError(Exception):
         return "\n".join(lines)
 
     def in_a_line(self) -> str:
-        """What `str` gives in several lines, for a line of a log."""
+        """Return `str` in one line, for logs."""
         return "; ".join(line.strip() for line in str(self).splitlines())
 
     def __reduce__(self) -> tuple[object, ...]:
         return (rebuild, (type(self), self.message, self.advice, self.origin, self.retry_after_seconds))
 
     def at(self, origin: Origin) -> HeliographError:
-        """The same error with another origin; a copy, since errors are shared between threads."""
+        """Return a copy with another origin; a copy, since threads share errors."""
         return rebuild(type(self), self.message, self.advice, origin, self.retry_after_seconds)
 
     def anew(self) -> HeliographError:
-        """The same error, to be raised where it is kept for others: its traceback, which holds what there was
-        on the way, would grow with each time."""
+        """Return a copy to raise in place of a stored error.
+
+        The traceback of a stored error would grow with each raise, and keep its frames alive.
+        """
         return self.at(self.origin)
 
     def from_command(self, sequence: int) -> HeliographError:
-        """The same error, begun by this command, unless an earlier one is known."""
+        """Return the error with this command as its origin, unless it has one already."""
         if self.origin.sequence:
             return self
         return self.at(replace(self.origin, sequence=sequence))
@@ -152,7 +155,7 @@ class InvalidInputError(InvalidArgumentError):
 
 
 class OutOfRangeError(InvalidArgumentError, IndexError):
-    """An offset, a size or an index lies outside the tensor."""
+    """An offset, size or index lies outside the tensor."""
 
     reason = Reason.REASON_OUT_OF_RANGE
 
@@ -192,23 +195,23 @@ class MissingContentError(HandleError):
 
 
 class ResourceError(HeliographError):
-    """Something does not fit."""
+    """A memory or handshake limit is exceeded."""
 
 
 class OutOfMemoryError(ResourceError, MemoryError):
-    """The device's memory does not suffice."""
+    """The device does not have enough memory."""
 
     reason = Reason.REASON_OUT_OF_MEMORY
 
 
 class LimitExceededError(ResourceError):
-    """A limit of the handshake was passed."""
+    """A limit of the handshake was exceeded."""
 
     reason = Reason.REASON_LIMIT_EXCEEDED
 
 
 class WorkError(HeliographError):
-    """Work that began did not end well."""
+    """Work started and failed."""
 
 
 class CancelledError(WorkError):
@@ -218,31 +221,31 @@ class CancelledError(WorkError):
 
 
 class DeadlineExceededError(WorkError, TimeoutError):
-    """The work was not done within the time given with it."""
+    """The work did not end within its timeout."""
 
     reason = Reason.REASON_DEADLINE_EXCEEDED
 
 
 class ComputeFailedError(WorkError):
-    """The device failed while it computed."""
+    """The device failed while computing."""
 
     reason = Reason.REASON_COMPUTE_FAILED
 
 
 class DeviceLostError(WorkError):
-    """The device is gone until its daemon starts anew; others of the daemon go on."""
+    """The device is lost until its daemon restarts; the daemon's other devices still work."""
 
     reason = Reason.REASON_DEVICE_LOST
 
 
 class MemberLostError(DeviceLostError):
-    """A daemon of the pool is gone, or was restarted, and with it what it held."""
+    """A daemon of the pool is unreachable, or was restarted; what it held is lost."""
 
     reason = Reason.REASON_MEMBER_LOST
 
 
 class ConnectionError(HeliographError, builtins.ConnectionError):
-    """There is no session to talk to."""
+    """The session cannot be used."""
 
 
 class UnavailableError(ConnectionError):
@@ -252,13 +255,13 @@ class UnavailableError(ConnectionError):
 
 
 class NotHeliographError(ConnectionError):
-    """Something else answers at that address."""
+    """The address is not a Heliograph server's."""
 
     reason = Reason.REASON_NOT_HELIOGRAPH
 
 
 class DrainingError(ConnectionError):
-    """The server is shutting down and takes nothing new."""
+    """The server is shutting down and accepts nothing new."""
 
     reason = Reason.REASON_DRAINING
 
@@ -270,13 +273,13 @@ class SessionClosedError(ConnectionError):
 
 
 class VersionMismatchError(ConnectionError):
-    """The other side speaks no version of the contract that we speak."""
+    """The two sides have no version of the contract in common."""
 
     reason = Reason.REASON_VERSION_MISMATCH
 
 
 class UnauthenticatedError(ConnectionError):
-    """The server does not know who asks: no token or certificate was shown, or one that is not in force."""
+    """The client presented no token or certificate, or one that is not in force."""
 
     reason = Reason.REASON_UNAUTHENTICATED
 
@@ -288,13 +291,13 @@ class ProtocolError(ConnectionError):
 
 
 class ContentMismatchError(HeliographError):
-    """Uploaded bytes do not have the digest that was announced."""
+    """Uploaded bytes do not have the announced digest."""
 
     reason = Reason.REASON_CONTENT_MISMATCH
 
 
 class PermissionDeniedError(HeliographError):
-    """Who asks may not have it."""
+    """The caller lacks permission."""
 
     reason = Reason.REASON_PERMISSION_DENIED
 
@@ -324,12 +327,12 @@ def rebuild(
     origin: Origin,
     retry_after_seconds: float | None = None,
 ) -> HeliographError:
-    """Used by copy and by processes that pass errors on."""
+    """Construct an error from positional arguments, as copy and pickle need."""
     return kind(message, advice=advice, origin=origin, retry_after_seconds=retry_after_seconds)
 
 
 def concrete_classes() -> list[type[HeliographError]]:
-    """Every class that has a reason of its own, in the order of the tree."""
+    """Return every class with a reason of its own, in the order of the tree."""
     found: list[type[HeliographError]] = []
     pending: list[type[HeliographError]] = [HeliographError]
     while pending:
@@ -341,5 +344,5 @@ def concrete_classes() -> list[type[HeliographError]]:
 
 
 def class_for(reason: int) -> type[HeliographError]:
-    """The class of a reason; InternalError for one that a newer peer may have added."""
+    """Return the class of a reason; InternalError for an unknown one, perhaps of a newer peer."""
     return next((kind for kind in concrete_classes() if kind.reason == reason), InternalError)

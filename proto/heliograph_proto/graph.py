@@ -1,7 +1,7 @@
 """Graphs as frozen dataclasses, and their validation.
 
-Values are numbered: the leaves first, then the nodes in order. A graph that came from the wire is
-worth nothing before `validate` has passed it.
+Values are numbered: the leaves first, then the nodes in order. A graph from the wire must pass
+`validate` before any use.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from heliograph_proto.ops.table import OPS, infer
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, shape_problem
 
-#: The longest name of a leaf, a node or an output, in characters.
+#: The maximum length of the name of a leaf, a node or an output, in characters.
 MAX_NAME = 1024
 
 
 class LeafKind(Enum):
-    """What feeds a graph from outside."""
+    """The kinds of leaves."""
 
     INPUT = "input"
     WEIGHT = "weight"
@@ -31,18 +31,18 @@ class LeafKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor that a graph takes from outside."""
+    """A tensor that a graph takes as an input, a weight or a variable."""
 
     kind: LeafKind
     name: str
     type: TensorType
-    #: BLAKE3 of a weight's bytes; empty for the others.
+    #: The BLAKE3 digest of a weight's bytes; empty for other kinds.
     digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An op applied to values that come before it."""
+    """An op applied to earlier values."""
 
     op: str
     operands: tuple[int, ...]
@@ -53,7 +53,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A value that a run returns, under a name."""
+    """A named value that a run returns."""
 
     name: str
     value: int
@@ -72,12 +72,12 @@ class Graph:
         return f"<Graph {counts}>"
 
     def type_of(self, value: int) -> TensorType:
-        """The type of a value by its number."""
+        """Return the type of a value."""
         count = len(self.leaves)
         return self.leaves[value].type if value < count else self.nodes[value - count].type
 
     def of_kind(self, kind: LeafKind) -> tuple[Leaf, ...]:
-        """The leaves of a kind, in order."""
+        """Return the leaves of a kind, in order."""
         return tuple(leaf for leaf in self.leaves if leaf.kind is kind)
 
     @property
@@ -93,25 +93,25 @@ class Graph:
         return self.of_kind(LeafKind.VARIABLE)
 
     def origin(self, number: int) -> Origin:
-        """The origin of an error of node `number`."""
+        """Return the origin of an error of node `number`."""
         node = self.nodes[number]
         operands = tuple(self.type_of(value) for value in node.operands)
         return Origin(op=node.op, node=number, node_name=node.name, operands=operands)
 
 
 def validate(graph: Graph, limits: Limits, bound: Collection[int] = ()) -> Graph:
-    """Checks everything about a graph and returns it with attributes complete.
+    """Check every rule of a graph and return it with complete attributes.
 
-    `bound`: weights and variables, by number, whose bytes are given otherwise; such a weight needs no
-    digest. Linear in the graph's size and without recursion. Raises LimitExceededError, InvalidGraphError or
-    UnknownOpError, with the node as origin.
+    `bound`: numbers of weights and variables that are bound to tensors; such a weight needs no
+    digest. Linear in the graph's size and without recursion. Raises LimitExceededError,
+    InvalidGraphError or UnknownOpError, with the node as origin.
     """
     check_size(len(graph.nodes), limits)
     _check_leaves(graph, bound)
     nodes, depth = _check_nodes(graph)
     if depth > limits.graph_depth:
         raise LimitExceededError(
-            f"the graph is {depth:,} nodes deep; this server takes {limits.graph_depth:,}",
+            f"the graph is {depth:,} nodes deep; the server's limit is {limits.graph_depth:,}",
             advice="split the graph, or raise the limit in the server's configuration",
         )
     _check_outputs(graph)
@@ -119,29 +119,29 @@ def validate(graph: Graph, limits: Limits, bound: Collection[int] = ()) -> Graph
 
 
 def check_size(nodes: int, limits: Limits) -> None:
-    """Raises LimitExceededError for a graph of too many nodes."""
+    """Raise LimitExceededError if a graph has too many nodes."""
     if nodes > limits.graph_nodes:
         raise LimitExceededError(
-            f"the graph has {nodes:,} nodes; this server takes {limits.graph_nodes:,}",
+            f"the graph has {nodes:,} nodes; the server's limit is {limits.graph_nodes:,}",
             advice="split the graph, or raise the limit in the server's configuration",
         )
 
 
 def reordered(graph: Graph, order: Sequence[int]) -> Graph:
-    """The same graph with its nodes in another order: `order` has the old number of each.
+    """Return the graph with its nodes in another order: `order` has the old number of each.
 
-    Raises InvalidGraphError unless it names every node once, each behind its operands, and a variable's
-    reads and assignments as they were.
+    Raises InvalidGraphError unless the order has every node once, each after its operands, and
+    keeps the order of each variable's reads and assignments.
     """
     leaves = len(graph.leaves)
     if sorted(order) != list(range(len(graph.nodes))):
-        raise InvalidGraphError("an order of nodes that does not name each of them once")
+        raise InvalidGraphError("the order does not name each node once")
     value_of = {value: value for value in range(leaves)}
     nodes: list[Node] = []
     for old in order:
         node = graph.nodes[old]
         if any(value not in value_of for value in node.operands):
-            raise InvalidGraphError(f"an order in which node {old} comes before one of its operands")
+            raise InvalidGraphError(f"the order puts node {old} before one of its operands")
         value_of[leaves + old] = leaves + len(nodes)
         nodes.append(replace(node, operands=tuple(value_of[value] for value in node.operands)))
     _check_variables_order(graph, order)
@@ -150,19 +150,19 @@ def reordered(graph: Graph, order: Sequence[int]) -> Graph:
 
 
 def _check_variables_order(graph: Graph, order: Sequence[int]) -> None:
-    """Nodes that touch a variable that some node assigns to must stand among themselves as they did."""
+    """Check that the nodes that touch an assigned variable keep their relative order."""
     assigned = {node.operands[0] for node in graph.nodes if node.op == "assign"}
     touching = _touching(graph, assigned)
     last: dict[int, int] = {}
     for old in order:
         for variable in touching[old]:
             if last.get(variable, -1) > old:
-                raise InvalidGraphError(f"an order that moves node {old} over another of the same variable")
+                raise InvalidGraphError(f"the order moves node {old} past another of the same variable")
             last[variable] = old
 
 
 def _touching(graph: Graph, variables: Set[int]) -> list[frozenset[int]]:
-    """For each node the variables that it reads or writes, also through views of them."""
+    """Return, for each node, the variables that it reads or writes, also through views."""
     through: dict[int, frozenset[int]] = {value: frozenset((value,)) for value in variables}
     found = []
     for number, node in enumerate(graph.nodes):
@@ -176,10 +176,10 @@ def _touching(graph: Graph, variables: Set[int]) -> list[frozenset[int]]:
 def _check_leaves(graph: Graph, bound: Collection[int]) -> None:
     for number in bound:
         if not 0 <= number < len(graph.leaves) or graph.leaves[number].kind is LeafKind.INPUT:
-            raise InvalidGraphError(f"value {number} is bound to a tensor, but is no weight or variable")
+            raise InvalidGraphError(f"value {number} is bound to a tensor, but is not a weight or variable")
     seen: set[tuple[LeafKind, str]] = set()
     for number, leaf in enumerate(graph.leaves):
-        _check_name(leaf.name, f"{leaf.kind.value}", required=True)
+        _check_name(leaf.name, leaf.kind.value, required=True)
         if (leaf.kind, leaf.name) in seen:
             raise InvalidGraphError(f"two {leaf.kind.value}s are named {leaf.name!r}")
         seen.add((leaf.kind, leaf.name))
@@ -188,19 +188,19 @@ def _check_leaves(graph: Graph, bound: Collection[int]) -> None:
         if number in bound and leaf.kind is LeafKind.WEIGHT:
             continue
         if (leaf.kind is LeafKind.WEIGHT) != (len(leaf.digest) == DIGEST_BYTES):
-            raise InvalidGraphError(f"{leaf.kind.value} {leaf.name!r}: weights alone have a digest")
+            raise InvalidGraphError(f"{leaf.kind.value} {leaf.name!r}: only weights have a digest")
 
 
 def _check_name(name: str, what: str, *, required: bool) -> None:
     if len(name) > MAX_NAME or not name.isprintable() or (required and not name):
         raise InvalidGraphError(
             f"{what}: the name {name[:40]!r} is empty, longer than {MAX_NAME} characters, "
-            "or has characters that cannot be printed"
+            "or has unprintable characters"
         )
 
 
 def _check_nodes(graph: Graph) -> tuple[tuple[Node, ...], int]:
-    """The nodes with complete attributes, and the length of the longest path."""
+    """Return the nodes with complete attributes, and the length of the longest path."""
     types = [leaf.type for leaf in graph.leaves]
     depths = [0] * len(types)
     complete = []
@@ -221,7 +221,7 @@ def _check_node(graph: Graph, node: Node, types: list[TensorType]) -> Node:
         if not 0 <= value < len(types):
             raise InvalidGraphError(
                 f"an operand is value {value}, which does not come before this node",
-                advice="nodes stand after their operands; a graph has no cycles",
+                advice="each node comes after its operands; a graph has no cycles",
             )
     found, attributes = infer(node.op, [types[value] for value in node.operands], node.attributes)
     if node.op == "assign" and not _is_variable(graph, node.operands[0]):

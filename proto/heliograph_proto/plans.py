@@ -1,7 +1,7 @@
-"""Plans: what is asked of a server that compiles, and what it answers, the same on both sides.
+"""Plans: the requests and results of compiling, estimating and reserving, as frozen dataclasses.
 
-Among it the parts of a graph that run on several daemons at once, and the edges by which values go between
-them. plan.proto has the meaning of every field.
+They include the partitions of a graph that runs on several daemons, and the edges between them.
+plan.proto documents every field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from heliograph_proto.types import TensorType
 
 
 class Cause(Enum):
-    """Why a node runs where it runs; after ggml's causes. The values are those of plan.proto."""
+    """The reason for a node's placement, after ggml's causes. The values are those of
+    plan.proto."""
 
     USER = 1
     PLACED_RESULT = 2
@@ -42,18 +43,18 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
-    """Where a node runs."""
+    """The placement of a node."""
 
     split: int
     cause: Cause
-    #: Where `names_operand`: the place of the operand.
+    #: The place of the operand if `names_operand`.
     operand: int = 0
-    #: The number, from 1, of the set of its split's nodes that run at the same time; 0: it runs alone.
+    #: The number, from 1, of its set of nodes in the split that run concurrently; 0: it runs alone.
     concurrent: int = 0
 
     @property
     def names_operand(self) -> bool:
-        """Whether an operand is the cause."""
+        """True if an operand is the cause."""
         return self.cause in (Cause.WEIGHT, Cause.OFFLOAD, Cause.DIVIDED_WEIGHT)
 
     @property
@@ -64,7 +65,7 @@ class NodePlacement:
 
 @dataclass(frozen=True, slots=True)
 class WeightShare:
-    """Rows of a weight that lie on a device; all of them where something reads it as a whole."""
+    """Rows of a weight on a device; all of them if some node reads the whole weight."""
 
     #: The weight's number.
     leaf: int
@@ -73,7 +74,7 @@ class WeightShare:
     first: int
     count: int
     size_bytes: int
-    #: Whether they are columns: those of a weight that `matmul` reads.
+    #: True if they are columns: those of a weight that `matmul` reads.
     are_columns: bool = False
 
 
@@ -89,12 +90,12 @@ class NodePart:
 
 
 class Route(Enum):
-    """How a value gets from a device of one daemon to one of another. The values are those of plan.proto."""
+    """The route of a value between devices of two daemons. The values are those of plan.proto."""
 
-    #: Both are of one host, or the server does not tell.
+    #: Both devices belong to one host, or the server does not report routes.
     WITHIN = 0
     DIRECT = 1
-    #: The head fetches and brings it, since they cannot reach each other.
+    #: The head carries it, since the two cannot reach each other.
     RELAYED = 2
     #: The head copies it between two splits.
     THROUGH_HEAD = 3
@@ -105,19 +106,19 @@ class Route(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """A value that is copied before a split runs."""
+    """A value to copy before a split runs."""
 
     value: int
     #: The place of the device that it comes from.
     source: int
     size_bytes: int
-    #: Whether no other rows of it are copied than those that the run reads.
+    #: True if only the rows that the run reads are copied.
     rows_only: bool = False
-    #: Whether it is copied while the split before on its device computes.
+    #: True if it is copied while the previous split on its device computes.
     ahead: bool = False
-    #: How it travels between hosts.
+    #: The route between hosts.
     route: Route = Route.WITHIN
-    #: By itself, as it was expected; 0: nobody knew.
+    #: The predicted time of this copy alone; 0: unknown.
     predicted_us: float = 0.0
 
 
@@ -129,14 +130,14 @@ class SplitReport:
     copies: tuple[CopyReport, ...]
     steps: int
     compute_bytes: int
-    #: Of the last run, in microseconds; 0 before the first.
+    #: The times of the last run, in microseconds; 0 before the first.
     copy_us: float = 0.0
     compute_us: float = 0.0
-    #: After the run did. Splits of different devices may overlap.
+    #: The start, relative to the start of the run. Splits of different devices may overlap.
     began_us: float = 0.0
-    #: What the device says of how it runs, in words.
+    #: The device's note on how it runs the split.
     note: str = ""
-    #: As they were expected when the plan was made; 0: nobody knew.
+    #: The predictions made with the plan; 0: unknown.
     predicted_copy_us: float = 0.0
     predicted_compute_us: float = 0.0
     predicted_began_us: float = 0.0
@@ -144,56 +145,56 @@ class SplitReport:
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """The way between two hosts, by which values are copied."""
+    """The link between two hosts by which values are copied."""
 
     #: Names of hosts; empty: the server's own.
     source: str
     destination: str
     round_trip_us: float
     bytes_per_s: float
-    #: Whether both were measured; else what was not is assumed.
+    #: True if both were measured; else at least one is assumed.
     is_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """What a plan takes of a device."""
+    """The memory that a plan takes of a device."""
 
     name: str
     weights_bytes: int = 0
     variables_bytes: int = 0
-    #: Intermediate results, and values that lie between splits.
+    #: Intermediate results, and values between splits.
     compute_bytes: int = 0
-    #: What those would take if each had memory of its own.
+    #: The bytes that those would take without sharing memory.
     results_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """A plan, explained: its nodes in the graph's order, its splits in theirs, its devices by priority."""
+    """An explained plan: nodes in graph order, splits in run order, devices by priority."""
 
     nodes: tuple[NodePlacement, ...]
     splits: tuple[SplitReport, ...]
     devices: tuple[DeviceShare, ...]
-    #: Where the rows of divided weights lie, and the products with them.
+    #: The shares of divided weights, and the products with them.
     weights: tuple[WeightShare, ...] = ()
     parts: tuple[NodePart, ...] = ()
-    #: Of a run that is alone, as it was expected when the plan was made; 0: nobody knew.
+    #: The prediction, made with the plan, for a run that has the devices to itself; 0: unknown.
     predicted_us: float = 0.0
-    #: The ways that its copies take, as they were known then.
+    #: The links of its copies, as known when the plan was made.
     links: tuple[LinkReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEstimate:
-    """What a graph would take of one device, in bytes."""
+    """The bytes that a graph would take of one device."""
 
     name: str
-    #: Of each buffer for intermediate results, and for values between splits.
+    #: The size of each buffer for intermediate results and values between splits.
     compute_bytes: tuple[int, ...]
     weights_bytes: int
     variables_bytes: int
-    #: What is kept beside weights, such as their packed form.
+    #: Data kept beside weights, such as their packed form.
     extra_bytes: int
 
     @property
@@ -203,19 +204,19 @@ class DeviceEstimate:
 
 @dataclass(frozen=True, slots=True)
 class PlanEstimate:
-    """What a graph would take of devices, in bytes: all together, and of each."""
+    """The bytes that a graph would take of devices: in total, and of each."""
 
-    #: That of the last split.
+    #: The device of the last split.
     device: str
-    #: Of each buffer for intermediate results.
+    #: The size of each buffer for intermediate results.
     compute_bytes: tuple[int, ...]
     weights_bytes: int
     variables_bytes: int
-    #: What is kept beside weights, such as their packed form.
+    #: Data kept beside weights, such as their packed form.
     extra_bytes: int
-    #: Blocks that could be reserved; empty: its plans take memory of their own.
+    #: The sizes of blocks to reserve; empty: its plans take memory of their own.
     arena_bytes: tuple[int, ...] = ()
-    #: By priority, of those that take part.
+    #: The devices that take part, by priority.
     devices: tuple[DeviceEstimate, ...] = ()
 
     @property
@@ -225,7 +226,7 @@ class PlanEstimate:
 
 @dataclass(frozen=True, slots=True)
 class ContentOffer:
-    """A daemon that takes a content from whoever shows the ticket; see ContentOffer in plan.proto."""
+    """A daemon that accepts a content with this ticket; see ContentOffer in plan.proto."""
 
     digest: bytes
     address: str
@@ -233,7 +234,7 @@ class ContentOffer:
     ticket: bytes
 
     def __repr__(self) -> str:
-        # Not the ticket, which is a secret.
+        # The ticket is a secret.
         return f"<ContentOffer of {self.digest.hex()[:8]} at {self.address}>"
 
 
@@ -256,7 +257,7 @@ class VariablePort:
 
 @dataclass(frozen=True, slots=True)
 class PlanInfo:
-    """What a compiled plan is; inputs and outputs are numbered by their places here."""
+    """A compiled plan; inputs and outputs are numbered by their places here."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -265,34 +266,39 @@ class PlanInfo:
     compute_bytes: int
     steps: int
     duration_ms: float = 0.0
-    #: All that run a part of it, by priority.
+    #: All devices that run a part of it, by priority.
     devices: tuple[str, ...] = ()
     splits: int = 1
-    #: Of one run, between devices.
+    #: Copied between devices in one run.
     copied_bytes: int = 0
-    #: How many of its runs may be under way at once.
+    #: The number of its runs that may be in flight at once.
     pipeline: int = 1
-    #: Of `compute_bytes`, those that lie in the reservation.
+    #: The part of `compute_bytes` that lies in the reservation.
     reserved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RowSplit:
-    """Names of devices and what each has of the rows, in their order. The fractions need not add up to 1:
-    each counts against their sum."""
+    """Names of devices and the fraction of the rows that each holds, in their order.
 
-    #: Where the parts of a product are joined.
+    The fractions are relative to their sum, which need not be 1.
+    """
+
+    #: The device that joins the parts of a product.
     main: str
     fractions: tuple[tuple[str, float], ...]
 
 
 def check_fractions(fractions: Sequence[tuple[str, float]]) -> None:
-    """Raises InvalidArgumentError unless they are 0 or more, finite, not all 0, and each device has one."""
+    """Check that fractions are finite, 0 or more, not all 0, and one a device.
+
+    Raises InvalidArgumentError.
+    """
     names: set[str] = set()
     for name, fraction in fractions:
         if not (math.isfinite(fraction) and fraction >= 0):
             raise InvalidArgumentError(
-                f"device {name[:64]!r} is to have the fraction {fraction} of a weight's rows",
+                f"device {name[:64]!r} has the fraction {fraction} of a weight's rows",
                 advice="fractions are finite and 0 or more, such as 0.6 and 0.4",
             )
         if name in names:
@@ -300,8 +306,8 @@ def check_fractions(fractions: Sequence[tuple[str, float]]) -> None:
         names.add(name)
     if not 0 < sum(fraction for _, fraction in fractions) < math.inf:
         raise InvalidArgumentError(
-            "the fractions of a weight's rows add up to no finite number above 0",
-            advice="say what each device is to have, such as {'cpu0': 0.6, 'cpu1': 0.4}",
+            "the sum of the fractions of a weight's rows is 0 or not finite",
+            advice="give each device its fraction, such as {'cpu0': 0.6, 'cpu1': 0.4}",
         )
 
 
@@ -312,7 +318,7 @@ CAPABILITY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The way of a value from one daemon to another, as both ends know it."""
+    """The name and the secret of an edge, known to both daemons."""
 
     name: bytes
     secret: bytes
@@ -328,32 +334,33 @@ class Edge:
         return f"<Edge {self.name.hex()[:8]}>"
 
     def capability(self, run: int) -> bytes:
-        """What whoever gets or brings the value of a run shows, once."""
+        """Return the capability, valid once, to pull or push the value of a run."""
         message = self.name + run.to_bytes(8, "little")
         return blake2b(message, digest_size=CAPABILITY_BYTES, key=self.secret).digest()
 
     def allows(self, run: int, capability: bytes) -> bool:
-        """Whether this is the capability of a run; takes the same time for any."""
+        """True if this is the capability of the run. Takes constant time."""
         return compare_digest(self.capability(run), capability)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSource:
-    """A daemon that values are pulled from, in one of its lives."""
+    """A daemon to pull values from, in one of its incarnations."""
 
     address: str
     incarnation: bytes
 
 
 def lost(source: PeerSource, why: str) -> MemberLostError:
-    """Whoever exchanges values with a daemon found it gone."""
+    """Return the error for a daemon found lost in an exchange of values."""
     return MemberLostError(
-        f"{_loss_of(source)}: {why}", advice="compile for the members that are left, or wait until it is back"
+        f"{_loss_of(source)}: {why}",
+        advice="compile for the remaining members, or wait until it is back",
     )
 
 
 def is_loss(error: HeliographError, source: PeerSource) -> bool:
-    """Whether an error, perhaps from another daemon, is that it found this one gone (`lost`)."""
+    """True if an error, perhaps from another daemon, is a `lost` error of this daemon."""
     return isinstance(error, MemberLostError) and error.message.startswith(_loss_of(source))
 
 
@@ -363,7 +370,7 @@ def _loss_of(source: PeerSource) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An input of a partition, by its value number, that another daemon makes during the run."""
+    """An input of a partition, by its value number, that another daemon computes during the run."""
 
     leaf: int
     edge: Edge
@@ -381,7 +388,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """How a part of a graph exchanges values with the other parts while it runs."""
+    """The values that a partition exchanges with other partitions during a run."""
 
     arrivals: tuple[Arrival, ...] = ()
     departures: tuple[Departure, ...] = ()
@@ -391,61 +398,61 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """How a graph is compiled: what compiling, estimating and reserving share. Hashable."""
+    """The options that compiling, estimating and reserving share. Hashable."""
 
     #: Names of devices by priority; empty: the server's first.
     devices: tuple[str, ...] = ()
-    #: Whether nodes may share kernels.
+    #: True if nodes may share kernels.
     fusion: bool = True
-    #: The most that a run uses; 0: all.
+    #: The maximum threads of a run; 0: all.
     threads: int = 0
-    #: Devices and the numbers of the nodes that must run there.
+    #: (device, numbers of the nodes that must run there).
     pins: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    #: Devices and the most bytes of each.
+    #: (device, maximum bytes).
     memory: tuple[tuple[str, int], ...] = ()
-    #: How many runs may be under way at once.
+    #: The number of runs that may be in flight at once.
     pipeline: int = 1
-    #: How the rows of weights lie over devices, and the numbers of these weights.
+    #: (division of rows over devices, numbers of the weights divided so).
     splits: tuple[tuple[RowSplit, tuple[int, ...]], ...] = ()
-    #: Devices and the names of their buffer types.
+    #: (device, name of its buffer type).
     buffer_types: tuple[tuple[str, str], ...] = ()
-    #: Numbers of the nodes that are observed.
+    #: Numbers of observed nodes.
     taps: tuple[int, ...] = ()
-    #: How it exchanges values with other parts of a graph, if it is one.
+    #: The exchange of values with other partitions, if the graph is a partition.
     partition: Partition | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedGraph:
-    """A graph as it came: the digest of its bytes, how many there were, and how to make it of them."""
+    """An encoded graph: its digest, its size, and a function that decodes it."""
 
     digest: bytes
     size_bytes: int
-    #: Raises what is wrong with it.
+    #: Raises the decoding error.
     decode: Callable[[], Graph]
 
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """A graph, and what is to become of it."""
+    """A graph to compile, and the handles that the plan uses."""
 
-    #: The handle that the plan is to have.
+    #: The handle for the plan.
     plan: int
     graph: Graph | ReceivedGraph
     options: PlanOptions = PlanOptions()
-    #: Handles of tensors by the numbers of the leaves that they are.
+    #: Handles of tensors by the numbers of the leaves bound to them.
     bindings: Mapping[int, int] = field(default_factory=dict)
-    #: The handle of a plan whose memory is taken over; 0: none.
+    #: The handle of a plan whose memory the new one takes over; 0: none.
     updates: int = 0
-    #: The handle of the reservation in whose memory it is to lie; 0: none.
+    #: The handle of the reservation to place it in; 0: none.
     reservation: int = 0
-    #: Whether variables that lay on a device that is lost begin anew.
+    #: True if variables on a lost device start afresh.
     renews_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceContentsRequest:
-    """For what contents are needed."""
+    """A compile request and the contents it lacks."""
 
     compile: CompileRequest
     missing_digests: tuple[bytes, ...]
@@ -453,7 +460,7 @@ class PlaceContentsRequest:
 
 @dataclass(frozen=True, slots=True)
 class EstimateRequest:
-    """What to estimate: a graph whose weights need not be there."""
+    """A graph to estimate; its weights need not be uploaded."""
 
     graph: Graph
     options: PlanOptions = PlanOptions()
@@ -461,9 +468,9 @@ class EstimateRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReserveRequest:
-    """For what to take memory: a graph, or blocks of the first device."""
+    """Memory to reserve: for a graph, or blocks of the first device."""
 
-    #: The handle that the reservation is to have.
+    #: The handle for the reservation.
     reservation: int
     graph: Graph | None = None
     options: PlanOptions = PlanOptions()

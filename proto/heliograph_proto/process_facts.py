@@ -1,5 +1,6 @@
-"""Named facts of a process that decide how fast it talks: versions, and what makes its memory. Pure: whoever
-asks hands in the environment.
+"""Facts of a process that affect its performance: versions and the memory allocator.
+
+Pure: the caller passes the environment.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import platform
 from collections.abc import Mapping
 from importlib import metadata
 
-#: Packages whose versions are told, by the names of their distributions.
+#: Packages whose versions are reported, and the names of their distributions.
 PACKAGES = {
     "grpc": "grpcio",
     "protobuf": "protobuf",
@@ -17,21 +18,22 @@ PACKAGES = {
     "uvloop": "uvloop",
     "rich": "rich",
 }
-#: What changes how glibc makes memory.
+#: Environment variables that configure glibc's allocator.
 ALLOCATOR_VARIABLES = (
     "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_",
     "MALLOC_ARENA_MAX", "GLIBC_TUNABLES",
 )  # fmt: skip
-#: Libraries that replace it when they are preloaded.
+#: Libraries that replace it when preloaded.
 ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
-#: The longest value of an environment variable that is told.
+#: The maximum length of a reported environment variable.
 VALUE_CHARACTERS = 100
 
 
 def process_facts(environment: Mapping[str, str], told: str = "") -> dict[str, str]:
-    """The facts of this process, as ListDevicesResponse.facts names them; what is unknown is absent.
+    """Return the facts of this process by the names of ListDevicesResponse.facts, omitting unknown
+    ones.
 
-    `told`: what its allocator was told beside its environment, as NAME=VALUE.
+    `told`: settings of the allocator besides the environment, as NAME=VALUE.
     """
     versions = {name: _version(package) for name, package in PACKAGES.items()}
     found = {
@@ -45,20 +47,20 @@ def process_facts(environment: Mapping[str, str], told: str = "") -> dict[str, s
 
 
 def allocator(environment: Mapping[str, str], libc: str) -> str:
-    """What makes memory: a library that is preloaded, else the C library; empty if that is unknown."""
+    """Return the memory allocator: a preloaded library, else the C library; empty if unknown."""
     preloaded = environment.get("LD_PRELOAD", "").replace(":", " ").split()
     files = [path.rpartition("/")[2] for path in preloaded]
     return next((name for file in files for name in ALLOCATORS if name in file), libc)
 
 
 def allocator_settings(environment: Mapping[str, str]) -> str:
-    """The variables that change it, as NAME=VALUE with spaces between."""
+    """Return the environment variables that configure it, as NAME=VALUE separated by spaces."""
     given = {name: environment[name] for name in ALLOCATOR_VARIABLES if environment.get(name)}
     return " ".join(f"{name}={printable(value)[:VALUE_CHARACTERS]}" for name, value in given.items())
 
 
 def printable(text: str) -> str:
-    """A text of somebody else that is safe in a log and on a terminal."""
+    """Make a foreign text safe for logs and terminals."""
     return "".join(one if one.isprintable() else "?" for one in text)
 
 

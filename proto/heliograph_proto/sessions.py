@@ -1,4 +1,7 @@
-"""What an operator sees of a daemon: frozen dataclasses without protobuf, with the fields of admin.proto."""
+"""Sessions, limits, quotas and the status of a daemon, as frozen dataclasses.
+
+session.proto and admin.proto document the fields.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from heliograph_proto.settings import Kind, Setting
 from heliograph_proto.types import MOST
 
 MIB = 2**20
-#: The most bytes that one command, or one piece of a content, may have at its place in shared memory.
+#: The maximum bytes in shared memory for one command, or for one piece of a content.
 PLACE_BYTES = 16 * MIB
 #: Limits travel in 32 or 64 bits.
 MAX_LIMIT = 2**31 - 1
@@ -25,58 +28,61 @@ def _limit(says: str, kind: Kind = "plain") -> Setting:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what one session may send or keep; see Limits in session.proto for each."""
+    """Bounds on what one session may send or keep, documented as Limits in session.proto."""
 
     message_bytes: Annotated[int, _limit("The largest message, encoded.", "size")] = 64 * MIB
-    graph_nodes: Annotated[int, _limit("The most nodes in one graph.")] = 250_000
+    graph_nodes: Annotated[int, _limit("The maximum nodes in one graph.")] = 250_000
     graph_depth: Annotated[int, _limit("The longest path through a graph, in nodes.")] = 250_000
-    tensors: Annotated[int, _limit("The most tensors that may live at once.")] = 100_000
-    plans: Annotated[int, _limit("The most plans that may live at once.")] = 1_000
-    #: Held for one session, both ways together.
+    tensors: Annotated[int, _limit("The maximum tensors at once.")] = 100_000
+    plans: Annotated[int, _limit("The maximum plans at once.")] = 1_000
+    #: Held for one session, in both directions together.
     in_flight_bytes: Annotated[
         int,
         _limit(
-            "The most bytes held at once, each: of transfers, of data in commands and results, of graphs "
-            "to be compiled.",
+            "The maximum bytes held at once for each of: transfers, data in commands and results, "
+            "graphs to compile.",
             "size",
         ),
     ] = 256 * MIB
-    in_flight_commands: Annotated[int, _limit("The most commands that may be unanswered at once.")] = 100_000
+    in_flight_commands: Annotated[int, _limit("The maximum unanswered commands at once.")] = 100_000
     inline_bytes: Annotated[
         int,
         _limit(
-            "The most bytes of one tensor that may ride in a command or a completion; larger ones go in "
-            "pieces.",
+            "The maximum bytes of a tensor inside a command or a completion; larger ones go in pieces.",
             "size",
         ),
     ] = 256 * 1024
-    chunk_bytes: Annotated[int, _limit("The size of such pieces, on calls of their own.", "size")] = 1 * MIB
+    chunk_bytes: Annotated[
+        int, _limit("The size of such pieces, which go on calls of their own.", "size")
+    ] = 1 * MIB
     attach_timeout_ms: Annotated[
         int,
-        _limit("How long a session may be without its command stream after it was opened, in milliseconds."),
+        _limit("The time to attach the command stream after a session opens, in milliseconds."),
     ] = 10_000
 
     @property
     def piece_bytes(self) -> int:
-        """What a client sends as one transfer, so that several fit into in_flight_bytes."""
+        """The maximum bytes that a client sends as one transfer: several fit into
+        in_flight_bytes."""
         return max(1, min(32 * MIB, self.in_flight_bytes // 8))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryOffer:
-    """Where a client asks for memory that both sides map: one of the two is set."""
+    """The socket from which a client gets memory that both sides map: one of the two fields is
+    set."""
 
     #: A name in Linux's abstract namespace.
     abstract_name: str = ""
-    #: Appended to the path of the socket by which the client came.
+    #: A suffix of the path of the socket to which the client connected.
     path_suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What the handshake agreed on."""
+    """The result of the handshake."""
 
-    #: The secret that names the session: not for logs.
+    #: The secret that names the session; must not be logged.
     session: bytes = field(repr=False)
     version: int
     features: tuple[str, ...]
@@ -87,49 +93,49 @@ class SessionInfo:
     lease_ms: int = 0
     #: None: the server shares no memory with this client.
     shared_memory: SharedMemoryOffer | None = None
-    #: Whether devices may come and go: the server is the head of a pool.
+    #: True if the server is the head of a pool, whose devices may appear and disappear.
     is_head: bool = False
-    #: The incarnations of all daemons whose devices are among these, through other heads too.
+    #: The incarnations of all daemons behind these devices, including those behind other heads.
     daemons: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PeerTraffic:
-    """What has gone between a daemon and others since it started, as it counts it."""
+    """The traffic between a daemon and other daemons since it started, as it counts it."""
 
     #: Bytes of tensors that other daemons pulled from it, or that it pushed.
     sent_bytes: int = 0
-    #: That it pulled from others, or was pushed.
+    #: Bytes of tensors that it pulled from others, or that they pushed.
     received_bytes: int = 0
     sent_values: int = 0
     received_values: int = 0
-    #: That it took from one daemon to another, which cannot reach each other.
+    #: Bytes of tensors that it relayed between daemons that cannot reach each other.
     relayed_bytes: int = 0
     relayed_values: int = 0
-    #: Capabilities that it did not accept.
+    #: Rejected capabilities.
     refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of tensors that a session has carried by `set` and `get`, as one side of it counts them."""
+    """Bytes of tensors transferred by `set` and `get` in a session, as one side counts them."""
 
     #: Into tensors.
     written_bytes: int = 0
     #: Out of tensors.
     read_bytes: int = 0
-    #: Every copy that this side's code made of a byte on its way in, and out; those that gRPC and the kernel
-    #: make are not among them.
+    #: Every copy of a byte that this side's code made, inbound and outbound; copies by gRPC and the
+    #: kernel are not counted.
     copied_in_bytes: int = 0
     copied_out_bytes: int = 0
-    #: Of contents, such as weights, that came to this side; and what of them was passed on as it came.
+    #: Contents, such as weights, that this side received; and the part that it forwarded unchanged.
     content_bytes: int = 0
     relayed_bytes: int = 0
-    #: What has gone between the server and other daemons, for all sessions together, if it says that.
+    #: The server's traffic with other daemons, of all sessions together, if it reports that.
     peers: PeerTraffic = PeerTraffic()
 
     def plus(self, other: Traffic) -> Traffic:
-        """Both together."""
+        """Return the sum; `peers` are those of `self`."""
         return Traffic(
             self.written_bytes + other.written_bytes,
             self.read_bytes + other.read_bytes,
@@ -147,21 +153,17 @@ def _at_most(says: str, kind: Kind = "plain") -> Setting:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The most that a tenant may have at once, over all its sessions; 0: as much as there is."""
+    """The maximum that a tenant may have at once, over all its sessions; 0: unlimited."""
 
     sessions: Annotated[int, _at_most("Sessions.")] = 0
     plans: Annotated[int, _at_most("Compiled plans.")] = 0
-    runs_in_flight: Annotated[int, _at_most("Runs that were asked for and have not ended.")] = 0
-    device_memory_bytes: Annotated[
-        int, _at_most("Memory, on all devices of the daemon together.", "size")
-    ] = 0
-    staging_bytes: Annotated[
-        int, _at_most("Memory of the host, for transfers and contents on their way.", "size")
-    ] = 0
+    runs_in_flight: Annotated[int, _at_most("Runs that were requested and have not ended.")] = 0
+    device_memory_bytes: Annotated[int, _at_most("Memory on all devices of the daemon together.", "size")] = 0
+    staging_bytes: Annotated[int, _at_most("Host memory for transfers and contents in flight.", "size")] = 0
     weight: Annotated[
         float,
         Setting(
-            "Its share of a device that others want too: two tenants have time on it as their weights are.",
+            "Its share of contended devices: tenants get device time in proportion to their weights.",
             least=0.001,
             most=1000,
         ),
@@ -170,102 +172,101 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class TenantUsage:
-    """What one tenant has of a host, now. `device_seconds` and `refused` only grow."""
+    """The current usage of one tenant. `device_seconds` and `refused` only grow."""
 
-    #: "": the daemon knows no tenants, and everybody is one.
+    #: "": the daemon has no tenants configured, and all clients share one.
     tenant: str
     sessions: int = 0
     plans: int = 0
     runs_in_flight: int = 0
-    #: Of all devices together.
+    #: On all devices together.
     device_memory_bytes: int = 0
-    #: Of the host: transfers and contents on their way.
+    #: Host memory for transfers and contents in flight.
     staging_bytes: int = 0
-    #: For how long it had devices, of all of them together.
+    #: Device time, summed over all devices.
     device_seconds: float = 0.0
-    #: How often something was refused, because a quota was met.
+    #: Requests refused because of a quota.
     refused: int = 0
-    #: The most that it may have.
     quota: Quota = field(default_factory=Quota)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing."""
+        """True if the tenant holds nothing."""
         counts = self.sessions, self.plans, self.runs_in_flight
         return not any((*counts, self.device_memory_bytes, self.staging_bytes))
 
 
-#: The most that a drain may take; what is longer is a mistake.
+#: The maximum duration of a drain; a longer one is a mistake.
 LONGEST_DRAIN_SECONDS = 86_400.0
 
 
 class DrainState(Enum):
-    """Where a daemon is in its life."""
+    """The state of a daemon."""
 
-    #: New sessions are welcome.
+    #: New sessions are accepted.
     SERVING = 1
     #: New sessions are refused; running work goes on.
     DRAINING = 2
-    #: New sessions are refused; there are no others.
+    #: New sessions are refused; none is left.
     DRAINED = 3
-    #: It is about to end, which nothing undoes.
+    #: It is about to exit, irrevocably.
     STOPPING = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DrainStatus:
-    """Whether a daemon drains, and how far it is."""
+    """The progress of a daemon's drain."""
 
     state: DrainState = DrainState.SERVING
-    #: While draining: how long running work may still go on.
+    #: While draining: the time left for running work.
     remaining_seconds: float = 0.0
-    #: While draining: whether the daemon stays afterwards; else it stops.
+    #: While draining: True if the daemon keeps running afterwards; else it stops.
     stay: bool = False
-    #: Sessions that still have work.
+    #: Sessions with running work.
     busy_sessions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """One device."""
+    """The status of a device."""
 
     name: str
     description: str = ""
     memory: Memory = field(default_factory=Memory)
-    #: For how long somebody of this daemon computed on it, since the daemon started.
+    #: The time it was busy with this daemon's work, since the daemon started.
     busy_seconds: float = 0.0
-    #: Of the time since the snapshot before, the share in which somebody computed: 0 to 1.
+    #: The share of the time since the previous snapshot in which it was busy: 0 to 1.
     busy_share: float = 0.0
-    #: Why it is lost; empty unless it is.
+    #: The reason why it is lost; empty unless it is.
     lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """One session."""
+    """The status of a session."""
 
-    #: Counts the sessions of the daemon: its name for operators and logs, and no secret.
+    #: Its number on the daemon, for operators and logs; not a secret.
     number: int
     tenant: str = ""
-    #: The name of the token or certificate by which it came; empty: none was asked for.
+    #: The name of its token or certificate; empty if the daemon requires none.
     credential: str = ""
-    #: What the client says it is.
+    #: The client's own description.
     client: str = ""
     age_seconds: float = 0.0
-    #: Whether its command stream came.
+    #: True if its command stream is attached.
     attached: bool = False
-    #: So far.
+    #: Since it opened.
     commands: int = 0
     commands_in_flight: int = 0
     #: Of these, runs of plans.
     runs_in_flight: int = 0
     plans: int = 0
     tensors: int = 0
-    #: Of devices, by its tensors, plans and weights.
+    #: Device memory of its tensors, plans and weights.
     device_bytes: int = 0
-    #: Of the host, on their way.
+    #: Host memory for transfers and contents in flight.
     staged_bytes: int = 0
-    #: Of tensors and weights, so far.
+    #: Of tensors and weights, since it opened.
     received_bytes: int = 0
     sent_bytes: int = 0
     commands_per_second: float = 0.0
@@ -275,53 +276,53 @@ class SessionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a daemon has and does, at one moment. Rates and shares are those since the snapshot before."""
+    """The status of a daemon at one moment. Rates and shares are since the previous snapshot."""
 
     #: Program and version.
     server: str
-    #: Another one means that the daemon was restarted.
+    #: It differs after a restart of the daemon.
     incarnation: bytes = b""
     uptime_seconds: float = 0.0
     drain: DrainStatus = field(default_factory=DrainStatus)
     devices: tuple[DeviceStatus, ...] = ()
     sessions: tuple[SessionStatus, ...] = ()
     tenants: tuple[TenantUsage, ...] = ()
-    #: Of the server's pool; none unless it is the head of one.
+    #: The members of its pool; none unless it is a head.
     members: tuple[MemberInfo, ...] = ()
     log_level: str = ""
 
 
-#: From the least one.
+#: By severity, lowest first.
 LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One event."""
+    """A log event."""
 
     #: Seconds since 1970.
     time: float
     #: One of LEVELS.
     level: str
-    #: Which part of the server says it.
+    #: The part of the server that logged it.
     logger: str
     message: str
-    #: The sequence number of the command that it is about; 0: none.
+    #: The sequence number of its command; 0: none.
     run: int = 0
     #: The id of the command's trace; "": none.
     trace: str = ""
-    #: How many lines before it are missing, since nobody read them in time.
+    #: The number of lines lost before it, since they were not read in time.
     dropped: int = 0
 
 
 def check_level(level: str) -> str:
-    """The level. Raises InvalidArgumentError for one that there is not."""
+    """Return the level. Raises InvalidArgumentError for an unknown one."""
     if level not in LEVELS:
         levels = ", ".join(LEVELS)
-        raise InvalidArgumentError(f"there is no level {level!r:.40}", advice=f"take one of {levels}")
+        raise InvalidArgumentError(f"unknown log level {level!r:.40}", advice=f"use one of {levels}")
     return level
 
 
 def after_dropped(lines: Sequence[LogLine], dropped: int) -> list[LogLine]:
-    """Lines of which the first says how many before it were dropped."""
+    """Return the lines with the count of dropped lines in the first one."""
     return [replace(one, dropped=0 if number else dropped) for number, one in enumerate(lines)]

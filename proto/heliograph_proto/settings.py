@@ -1,9 +1,9 @@
-"""What an operator may say of a field of a configuration: an annotation that the field carries. Pure.
+"""The annotation that makes a dataclass field a setting of the configuration. Pure.
 
-    drain_seconds: Annotated[float, Setting("How long work may go on.", least=0, most=86_400)] = 30.0
+    drain_seconds: Annotated[float, Setting("The time for running work.", least=0)] = 30.0
 
-The type and the default are the field's. `heliograph_server.config` makes keys of a file, variables and
-flags of it.
+The type and the default are the field's. `heliograph_server.config` derives keys of the file,
+environment variables and flags from it.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ Kind: TypeAlias = Literal["plain", "size", "path", "plugin", "device"]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is said and asked of one field."""
+    """The description and the bounds of one field."""
 
-    #: What it is, in one sentence.
+    #: The description, in one sentence.
     says: str
-    #: What else there is to know, which the example of a file tells and --help does not.
+    #: More of the description, shown in the example file but not in --help.
     more: str = ""
-    #: The least and the most that it may be, both included; of a list: how many it has.
+    #: The bounds, both inclusive; for a list, of its length.
     least: float | None = None
     most: float | None = None
-    #: The words that it may be; empty: any text.
+    #: The accepted words; empty: any text.
     words: tuple[str, ...] = ()
-    #: "size": a number of bytes that may be written as "20GiB"; "path" and "plugin" begin at the folder of
-    #: the file that names them; "device": a list of specifications, which have commas of their own.
+    #: "size": a number of bytes that may be written as "20GiB"; "path" and "plugin": relative to
+    #: the folder of the configuration file; "device": a list of specifications, which contain
+    #: commas.
     kind: Kind = "plain"
-    #: The heading in --help; empty: that of the field before.
+    #: The heading in --help; empty: that of the previous field.
     section: str = ""
-    #: The flag, where it is not the field's name.
+    #: The flag, if it differs from the field's name.
     flag: str = ""
-    #: What --help calls the value.
+    #: The placeholder of the value in --help.
     shown: str = "TEXT"
-    #: Whether it may change while the daemon runs.
+    #: True if it may change while the daemon runs.
     live: bool = False

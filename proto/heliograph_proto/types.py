@@ -1,7 +1,6 @@
-"""Data types and tensor types: what a tensor is, wherever it lies.
+"""Data types and tensor types, and the text forms of sizes.
 
-Sizes are counted in bits per element, and for ggml's quantized types in bytes per block, so that
-one function gives the bytes of any shape.
+The unit of storage is the block: one element, or for ggml's quantized types a block of elements.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAX_BYTES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """The type of a tensor's elements, or of its blocks. There is one object of each."""
+    """The type of a tensor's elements, or of its blocks. Each type is one object."""
 
     name: str
     number: tensor_pb2.DataType.ValueType
@@ -38,7 +37,7 @@ class DType:
     block_bytes: int
     #: Elements in a block; 1 unless quantized.
     block_size: int = 1
-    #: NumPy's full name; empty where NumPy has no such type.
+    #: NumPy's full name; empty if NumPy has no such type.
     numpy_name: str = ""
 
     def __str__(self) -> str:
@@ -52,12 +51,12 @@ class DType:
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element; 0 for quantized types, whose unit is the block."""
+        """The bytes per element; 0 for quantized types, whose unit is the block."""
         return self.block_bytes if self.block_size == 1 else 0
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype. Raises TypeError where there is none."""
+        """The NumPy dtype. Raises TypeError if there is none."""
         if self.name == "bf16":
             bfloat16: np.dtype[Any] = np.dtype(_bfloat16())
             return bfloat16
@@ -67,7 +66,8 @@ class DType:
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """The NumPy dtype of the raw elements: bf16 as its bits in uint16, blocks as bytes in uint8."""
+        """The NumPy dtype of the raw elements: bf16 as its bits in uint16, blocks as bytes in
+        uint8."""
         if self.kind == "quantized":
             return np.dtype(np.uint8)
         return np.dtype(self.numpy_name or np.uint16)
@@ -122,10 +122,10 @@ DTypeArgument: TypeAlias = "DType | str | DTypeLike"
 
 
 def dtype(argument: DTypeArgument) -> DType:
-    """The data type that an argument names: ours ("f32"), a NumPy dtype, or its full name.
+    """Return the data type of a Heliograph name ("f32"), a NumPy dtype, or NumPy's full name.
 
-    NumPy's short codes are ours here ("i8" is eight bits), and codes with a byte order, such as
-    "<i8", are refused, since to NumPy the same letters count bytes. Raises TypeError.
+    A short code has Heliograph's meaning ("i8" is eight bits). Codes with a byte order, such as
+    "<i8", are rejected, since NumPy counts bytes in them. Raises TypeError.
     """
     if isinstance(argument, DType):
         return argument
@@ -157,7 +157,7 @@ def _by_name(name: str) -> DType:
 
 
 def dtype_from_number(number: int) -> DType | None:
-    """The data type of a number of the contract, or None."""
+    """Return the data type of a number of the contract, or None."""
     return _BY_NUMBER.get(number)
 
 
@@ -165,7 +165,7 @@ def dtype_from_number(number: int) -> DType | None:
 class TensorType:
     """Data type and shape (row-major; () is a scalar) of a tensor.
 
-    Built by `tensor_type`, which checks; the constructor trusts, for the hot paths.
+    `tensor_type` checks its arguments; the constructor does not, for the hot paths.
     """
 
     dtype: DType
@@ -185,31 +185,31 @@ class TensorType:
 
     @cached_property
     def nbytes(self) -> int:
-        """The number of bytes, contiguous."""
+        """The number of bytes when contiguous."""
         return self.size // self.dtype.block_size * self.dtype.block_bytes
 
     @cached_property
     def block_shape(self) -> tuple[int, ...]:
-        """The shape in blocks, which `strides` step through; that of the elements unless quantized."""
+        """The shape in blocks, the unit of `strides`; equal to `shape` unless quantized."""
         if self.dtype.block_size == 1:
             return self.shape
         return (*self.shape[:-1], self.shape[-1] // self.dtype.block_size)
 
     @cached_property
     def storage_shape(self) -> tuple[int, ...]:
-        """The shape of an array of `dtype.storage` that holds it: rows of blocks are rows of bytes."""
+        """The shape of its array of `dtype.storage`: rows of blocks are rows of bytes."""
         if self.dtype.block_size == 1:
             return self.shape
         return (*self.shape[:-1], self.block_shape[-1] * self.dtype.block_bytes)
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """Byte strides when contiguous. Quantized: of rows; the last one is the block's."""
+        """The byte strides when contiguous. Quantized: the last one is the block's."""
         return contiguous_strides(self.shape, self.dtype)
 
 
 def contiguous_strides(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
-    """Byte strides of a contiguous row-major tensor."""
+    """Return the byte strides of a contiguous row-major tensor."""
     strides: list[int] = []
     step = dtype.block_bytes
     for place, size in enumerate(reversed(shape)):
@@ -219,7 +219,7 @@ def contiguous_strides(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
 
 
 def tensor_type(dtype_argument: DTypeArgument, shape: tuple[int, ...]) -> TensorType:
-    """A checked tensor type. Raises TypeError or ValueError, saying what is wrong."""
+    """Return a checked tensor type. Raises TypeError or ValueError with the reason."""
     made = TensorType(dtype(dtype_argument), tuple(int(size) for size in shape))
     if problem := shape_problem(made):
         raise ValueError(problem)
@@ -227,12 +227,12 @@ def tensor_type(dtype_argument: DTypeArgument, shape: tuple[int, ...]) -> Tensor
 
 
 def shape_problem(found: TensorType) -> str:
-    """What is wrong with the shape of a tensor, in words; empty if nothing is."""
+    """Return a description of what is wrong with the shape of a tensor; empty if valid."""
     if found.ndim > MAX_DIMENSIONS:
         return f"{found.ndim} dimensions; a tensor has at most {MAX_DIMENSIONS}"
     if any(size < 0 for size in found.shape):
         return f"shape {found.shape}: a dimension cannot be negative"
-    # Each non-zero dimension counts, even beside a zero, so that strides stay below 2**63 too.
+    # Every non-zero dimension counts, even next to a zero, so that strides stay below 2**63 too.
     widest = math.prod(size for size in found.shape if size) * found.dtype.block_bytes
     if widest > MAX_BYTES:
         return f"shape {found.shape} of {found.dtype} passes 2**63 bytes"
@@ -242,16 +242,16 @@ def shape_problem(found: TensorType) -> str:
     return ""
 
 
-#: Bytes of each unit; without one, bytes.
+#: The bytes of each unit; a number without a unit is bytes.
 UNITS: Mapping[str, int] = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-#: For numbers that are no sizes.
+#: For numbers that are not sizes.
 NO_UNITS: Mapping[str, int] = {"": 1}
-#: What travels in 64 bits with a sign.
+#: The maximum of a signed 64-bit integer.
 MOST = 2**63 - 1
 
 
 def parse_size(text: str, units: Mapping[str, int] = UNITS) -> int | None:
-    """A whole number with a unit behind it, in bytes; None for any other text, and from 2**63 on."""
+    """Parse a whole number followed by a unit, in bytes; None for other texts and from 2**63 on."""
     match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]*)", text)
     if match is None or match[2] not in units:
         return None
@@ -260,7 +260,7 @@ def parse_size(text: str, units: Mapping[str, int] = UNITS) -> int | None:
 
 
 def size_text(size_bytes: int) -> str:
-    """Bytes in the largest unit that fits, such as "1.5 GiB"."""
+    """Format a number of bytes in the largest unit that fits, such as "1.5 GiB"."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size_bytes >= unit:
             return f"{size_bytes / unit:.1f} {name}"

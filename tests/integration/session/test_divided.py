@@ -326,12 +326,12 @@ def test_limits_of_memory_hold_for_parts(local: hg.Session) -> None:
 @pytest.mark.parametrize(
     ("fractions", "words"),
     [
-        ({"cpu0": -0.5, "cpu1": 1}, "'cpu0' is to have the fraction -0.5"),
+        ({"cpu0": -0.5, "cpu1": 1}, "'cpu0' has the fraction -0.5"),
         ({"cpu0": float("nan")}, "fraction nan"),
         ({"cpu0": 1, "cpu1": float("inf")}, "fraction inf"),
-        ({"cpu0": 1e308, "cpu1": 1e308}, "no finite number above 0"),
-        ({"cpu0": 0, "cpu1": 0.0}, "no finite number above 0"),
-        ({}, "no finite number above 0"),
+        ({"cpu0": 1e308, "cpu1": 1e308}, "the sum of the fractions .* is 0 or not finite"),
+        ({"cpu0": 0, "cpu1": 0.0}, "the sum of the fractions .* is 0 or not finite"),
+        ({}, "the sum of the fractions .* is 0 or not finite"),
         ({"cpu0": "half"}, "the fraction of cpu0 is 'half'"),
         ({"cpu0": None}, "the fraction of cpu0 is None"),
         ([("cpu0", 1)], "fractions is list"),

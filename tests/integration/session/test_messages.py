@@ -206,8 +206,8 @@ def test_an_empty_url_is_not_quietly_the_default(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "message", "advice"),
     [
-        ("7071", "7071 is no host", "127.0.0.1:7071"),
-        ("grpc://7071", "7071 is no host", "127.0.0.1:7071"),
+        ("7071", "7071 is not a host", "127.0.0.1:7071"),
+        ("grpc://7071", "7071 is not a host", "127.0.0.1:7071"),
         ("grpc://127.0.0.1:99999", "a port is a number from 0 to 65535", "grpc://host:port"),
         ("cpu:reference=1", "a port is a number", "local:#cpu:reference=1"),
     ],

@@ -118,7 +118,7 @@ def test_the_fragment_of_a_url_names_a_device_or_for_local_starts_one(url: str, 
 
 @pytest.mark.parametrize("url", ["grpc://host:1#cpu:threads=2", "unix:///x#cpu:memory=1GiB,threads=1"])
 def test_a_daemon_starts_no_device_for_a_url(url: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="is no device of a daemon") as caught:
+    with pytest.raises(InvalidArgumentError, match="is not the name of a daemon's device") as caught:
         parse_address(url)
     assert "--device cpu:" in caught.value.advice
 

@@ -121,7 +121,7 @@ def test_numbers_of_a_newer_peer_are_the_least_that_can_be_said() -> None:
 
 def test_types_that_are_none_are_refused() -> None:
     port = plan_pb2.Port(name="x", type=tensor_pb2.TensorType(data_type=tensor_pb2.DataType.ValueType(99)))
-    with pytest.raises(InvalidArgumentError, match="data type number 99 is unknown here"):
+    with pytest.raises(InvalidArgumentError, match="data type number 99 is unknown"):
         decode(plan_pb2.CompileResponse(inputs=[port]), plans.PlanInfo)
     tensor = model_pb2.ModelTensor(type=tensor_pb2.TensorType(data_type=DATA_TYPES[0], shape=[-1]))
     with pytest.raises(InvalidArgumentError):

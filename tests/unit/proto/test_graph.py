@@ -157,11 +157,11 @@ def test_an_assignment_to_the_result_of_one_is_refused() -> None:
 
 
 def test_a_weight_without_a_digest_is_refused() -> None:
-    assert "weights alone have a digest" in refused(graph(leaves=(replace(W, digest=b""),))).message
+    assert "only weights have a digest" in refused(graph(leaves=(replace(W, digest=b""),))).message
 
 
 def test_an_input_with_a_digest_is_refused() -> None:
-    assert "weights alone have a digest" in refused(graph(leaves=(replace(X, digest=bytes(32)),))).message
+    assert "only weights have a digest" in refused(graph(leaves=(replace(X, digest=bytes(32)),))).message
 
 
 @pytest.mark.parametrize(
@@ -181,12 +181,12 @@ def test_a_leaf_that_no_tensor_can_be_is_refused(shape: tuple[int, ...], dtype: 
 
 
 def test_a_graph_with_more_nodes_than_the_limit_is_refused_with_both_numbers() -> None:
-    with pytest.raises(LimitExceededError, match="has 4 nodes; this server takes 3"):
+    with pytest.raises(LimitExceededError, match="has 4 nodes; the server's limit is 3"):
         validate(chain(4), replace(LIMITS, graph_nodes=3))
 
 
 def test_a_graph_deeper_than_the_limit_is_refused_with_both_numbers() -> None:
-    with pytest.raises(LimitExceededError, match="is 4 nodes deep; this server takes 3"):
+    with pytest.raises(LimitExceededError, match="is 4 nodes deep; the server's limit is 3"):
         validate(chain(4), replace(LIMITS, graph_depth=3))
 
 

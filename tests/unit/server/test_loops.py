@@ -355,7 +355,7 @@ def test_of_two_devices_both_may_wait_for_the_client() -> None:
         ({"carries": (c.Carry(0, 1),)}, "'y' is f32.4., and is to be input 'n', which is i32.1."),
         ({"carries": (c.Carry(0, 0), c.Carry(0, 0))}, "input 0 is fed from two outputs"),
         ({"until": 2}, "output 2 of a plan with 2"),
-        ({"until": 0}, "what ends a loop is one bool or integer"),
+        ({"until": 0}, "only one bool or integer can end a loop"),
         ({"taps": (0, 1, 0)}, "output 0 is streamed twice"),
         ({"taps": (7,)}, "output 7 of a plan"),
     ],
