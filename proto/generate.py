@@ -1,8 +1,8 @@
-"""Writes the Python modules and type stubs of every .proto file below this folder.
+"""Generate the Python modules and type stubs of every .proto file below this folder.
 
-The files live where their Python package is (heliograph_proto/v1/graph.proto becomes
-heliograph_proto.v1.graph_pb2), while the protobuf package inside them is heliograph.v1; so the
-imports that protoc writes are right as they are.
+The files lie in the folders of their Python package (heliograph_proto/v1/graph.proto becomes
+heliograph_proto.v1.graph_pb2), while their protobuf package is heliograph.v1; so the imports that
+protoc generates are correct.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 def plugin_path(name: str) -> str:
-    """The path of a protoc plugin beside this interpreter, or on PATH."""
+    """Return the path of a protoc plugin next to this interpreter, or on PATH."""
     found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     if found is None:
         raise SystemExit(f"{name} is missing; install it with: pip install mypy-protobuf")
@@ -25,7 +25,7 @@ def plugin_path(name: str) -> str:
 
 
 def generate() -> list[Path]:
-    """Runs protoc in this process and returns the sources it read."""
+    """Run protoc in this process and return the sources."""
     from grpc_tools import protoc
 
     sources = sorted(ROOT.rglob("*.proto"))
@@ -44,7 +44,7 @@ def generate() -> list[Path]:
 
 
 def drop_empty_service_modules(source: Path) -> None:
-    """protoc writes a _pb2_grpc pair for every file; without a service it is empty."""
+    """Delete the _pb2_grpc pair that protoc writes even for a file without services."""
     for suffix in ("_pb2_grpc.py", "_pb2_grpc.pyi"):
         source.with_name(source.stem + suffix).unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
-"""Between the messages of the contract and the dataclasses that live inside client and server.
+"""Conversion between the messages of the contract and the dataclasses of client and server.
 
-Decoding trusts nothing but checks little: what a graph or a command means is checked where it is
-used. What is checked here is what a dataclass cannot express, such as an unknown data type.
+Decoders accept untrusted input but check only what a dataclass cannot express, such as an unknown
+data type. The meaning of a graph or a command is checked where it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from heliograph_proto.codec.graphs import (
     encode_queries,
     graph_digest,
 )
-from heliograph_proto.codec.partitions import decode_partition, encode_partition
 from heliograph_proto.codec.plans import (
     decode_compile_request,
     decode_estimate_request,
@@ -53,7 +52,6 @@ __all__ = [
     "decode_estimate_request",
     "decode_graph",
     "decode_options",
-    "decode_partition",
     "decode_query",
     "decode_reserve_request",
     "decode_type",
@@ -67,7 +65,6 @@ __all__ = [
     "encode_graph",
     "encode_options",
     "encode_place_contents_request",
-    "encode_partition",
     "encode_queries",
     "encode_reserve_request",
     "encode_type",

@@ -1,7 +1,7 @@
 """Bulk messages, encoded and decoded by hand: one copy instead of protobuf's three.
 
-What is written has the bytes that protobuf would write for `UploadRequest` and `DownloadResponse`, and
-every encoding of them is understood; tests hold both against protobuf's own code. Pure: bytes alone.
+The encoders write the same bytes as protobuf for `UploadRequest` and `DownloadResponse`, and the
+decoders accept every valid encoding; tests compare both with protobuf. Pure.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _U64 = 2**64 - 1
 class UploadPiece:
     """A decoded UploadRequest."""
 
-    #: The encoded UploadTarget; None where the message has none.
+    #: The encoded UploadTarget; None if the message has none.
     target: bytes | None
     offset_bytes: int
     #: A view of the message.
     data: memoryview
-    #: The whole message.
+    #: The size of the whole message.
     message_bytes: int = field(default=0, compare=False)
 
 
@@ -45,13 +45,13 @@ class DownloadPiece:
 
 
 def encode_upload(target: bytes | None, offset_bytes: int, data: memoryview) -> bytes:
-    """One UploadRequest; `target` is an encoded UploadTarget. Copies the data once."""
+    """Encode an UploadRequest; `target` is an encoded UploadTarget. Copies the data once."""
     head = b"" if target is None else bytes((_TARGET,)) + varint(len(target)) + target
     return _with_data(head + _number(_UPLOAD_OFFSET, offset_bytes), data)
 
 
 def encode_download(offset_bytes: int, size_bytes: int, data: memoryview) -> bytes:
-    """One DownloadResponse. Copies the data once."""
+    """Encode a DownloadResponse. Copies the data once."""
     head = _number(_DOWNLOAD_OFFSET, offset_bytes) + _number(_DOWNLOAD_SIZE, size_bytes)
     return _with_data(head, data)
 
@@ -79,7 +79,7 @@ def decode_upload(message: bytes) -> UploadPiece:
             return UploadPiece(target, offset, memoryview(message)[begin:], len(message))
         else:
             break
-    found = _slowly(bulk_pb2.UploadRequest, message)
+    found = _decode_any(bulk_pb2.UploadRequest, message)
     given = found.target.SerializeToString() if found.HasField("target") else None
     return UploadPiece(given, found.offset_bytes, memoryview(found.data), len(message))
 
@@ -96,15 +96,18 @@ def decode_download(message: bytes) -> DownloadPiece:
             return DownloadPiece(offset, size, memoryview(message)[begin:])
         else:
             break
-    found = _slowly(bulk_pb2.DownloadResponse, message)
+    found = _decode_any(bulk_pb2.DownloadResponse, message)
     return DownloadPiece(found.offset_bytes, found.size_bytes, memoryview(found.data))
 
 
 def _fields(
     message: bytes, numbers: tuple[int, ...], blobs: tuple[int, ...]
 ) -> Iterator[tuple[int, int, int]]:
-    """(tag, value, where what follows begins) of fields in the form that we write, each once: of a blob the
-    value is its length. Ends at whatever else there is, which protobuf then reads, and much faster."""
+    """Yield (tag, value, offset after the value) of fields in the form of the encoders, each once.
+
+    The value of a blob is its length. Stops at anything else; protobuf then decodes the message,
+    much faster than this would.
+    """
     place, left = 0, {*numbers, *blobs}
     while place < len(message):
         tag = message[place]
@@ -119,7 +122,7 @@ def _fields(
 
 
 def _read_varint(message: bytes, place: int) -> tuple[int, int] | None:
-    """A number and where what follows begins; None where it is cut off or has more than 64 bits."""
+    """Return a number and the offset after it; None if it is cut off or has more than 64 bits."""
     value = shift = 0
     while place < len(message) and shift < 64:
         byte = message[place]
@@ -130,9 +133,9 @@ def _read_varint(message: bytes, place: int) -> tuple[int, int] | None:
     return None
 
 
-def _slowly(kind: type[bulk_pb2.UploadRequest] | type[bulk_pb2.DownloadResponse], message: bytes) -> Any:
-    """For encodings that nobody known writes, but that protobuf allows. Raises ProtocolError."""
+def _decode_any(kind: type[bulk_pb2.UploadRequest] | type[bulk_pb2.DownloadResponse], message: bytes) -> Any:
+    """Decode a valid encoding that no known peer writes. Raises ProtocolError."""
     try:
         return kind.FromString(message)
     except Exception:
-        raise ProtocolError("a piece of a transfer could not be read") from None
+        raise ProtocolError("a piece of a transfer cannot be decoded") from None

@@ -1,4 +1,4 @@
-"""Commands as messages."""
+"""Commands and completions as messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def encode_command(command: c.Command) -> command_pb2.Command:
                 message.set_tensor.size_bytes = size
                 if shared is not None:
                     message.set_tensor.shared.offset_bytes = shared
-                    # An offset of 0 is a place, too.
+                    # Marks the field as present even for offset 0.
                     message.set_tensor.shared.SetInParent()
                 else:
                     message.set_tensor.transfer = transfer
@@ -70,7 +70,7 @@ def encode_command(command: c.Command) -> command_pb2.Command:
             proceeding = getattr(message, "continue")
             proceeding.sequence, proceeding.taken_bytes = sequence, taken_bytes
         case _:
-            _encode_making(message, command.kind)
+            _encode_memory_command(message, command.kind)
     return message
 
 
@@ -94,8 +94,8 @@ def _encode_loop(message: command_pb2.Loop, loop: c.Loop) -> None:
         message.until = loop.until
 
 
-def _encode_making(message: command_pb2.Command, kind: c.CommandKind) -> None:
-    """Commands that make tensors and buffers, and those that name buffers."""
+def _encode_memory_command(message: command_pb2.Command, kind: c.CommandKind) -> None:
+    """Encode a command that creates a tensor or buffer, or names a buffer."""
     match kind:
         case c.OfferTensor(tensor, edge, run):
             offer = message.offer_tensor
@@ -159,7 +159,7 @@ def _encode_input(binding: c.InputBinding) -> command_pb2.InputBinding:
 
 
 def decode_command(message: command_pb2.Command) -> c.Command:
-    """Raises InvalidArgumentError or ProtocolError; the sequence number can be read all the same."""
+    """Raise InvalidArgumentError or ProtocolError; the message's sequence number stays readable."""
     return c.Command(
         sequence=message.sequence,
         kind=_decode_kind(message),
@@ -208,10 +208,10 @@ def _decode_kind(message: command_pb2.Command) -> c.CommandKind:
         case "continue":
             proceeding = getattr(message, "continue")
             return c.Continue(proceeding.sequence, proceeding.taken_bytes)
-    return _decode_buffer_command(message)
+    return _decode_memory_command(message)
 
 
-def _decode_buffer_command(message: command_pb2.Command) -> c.CommandKind:
+def _decode_memory_command(message: command_pb2.Command) -> c.CommandKind:
     match message.WhichOneof("kind"):
         case "offer_tensor":
             offer = message.offer_tensor
@@ -239,11 +239,11 @@ def _decode_buffer_command(message: command_pb2.Command) -> c.CommandKind:
             return c.ClearBuffer(message.clear_buffer.buffer, message.clear_buffer.value)
         case "reset_buffer":
             return c.ResetBuffer(message.reset_buffer.buffer)
-    raise ProtocolError(f"command {message.sequence} has no kind that is known here")
+    raise ProtocolError(f"command {message.sequence} has an unknown kind, or none")
 
 
 def _decode_usage(number: int) -> Usage:
-    """A usage of a newer peer is a hint that nobody here understands."""
+    """Decode a usage; an unknown hint of a newer peer is Usage.ANY."""
     return Usage(number) if number in {one.value for one in Usage} else Usage.ANY
 
 

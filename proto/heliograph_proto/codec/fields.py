@@ -1,8 +1,9 @@
-"""Dataclasses as messages, field by field: for all that is not on the way of a run.
+"""Generic conversion of dataclasses to messages, field by field, for everything off the path of a
+run.
 
-A dataclass and its message have the same fields, but for what DIFFERENT says; how each travels follows from
-its type. Enums have the contract's numbers, `X | None` a field that may be absent, and dataclasses are
-messages of their own. Unset fields of a message have the defaults of protobuf, as everywhere.
+A dataclass and its message have the same fields, except for those in DIFFERENT; a field's encoding
+follows from its type. Enums have the contract's numbers, `X | None` is a field that may be absent,
+and dataclasses are nested messages. Unset fields have protobuf's defaults.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from heliograph_proto.v1 import device_pb2
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-#: How a value becomes another one; None: it stays as it is.
+#: The conversion of a value; None: unchanged.
 Change = Callable[[Any], Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Different:
-    """How a field travels that is not as its message's."""
+    """The encoding of a field that differs from its message's."""
 
-    #: The message's field; empty: it does not travel.
+    #: The message's field; empty: not encoded.
     name: str
     encode: Change = None
     decode: Change = None
@@ -74,15 +75,15 @@ DIFFERENT: dict[type, dict[str, Different]] = {
         "reachable": Different("reachability", _REACHABILITY.__getitem__, _REACHABLE.get),
     },
 }
-#: What a number is taken for that only a newer peer knows.
+#: The decoding of a number that only a newer peer knows.
 NEWER: dict[type[Enum], Enum] = {
     BufferRole: BufferRole.EXTRA,
-    # The least that can be said.
+    # The weakest cause.
     Cause: Cause.FIRST_THAT_CAN,
-    # One between hosts, whichever.
+    # Some route between hosts.
     Route: Route.DIRECT,
     DeviceType: DeviceType.ACCELERATOR,
-    # None in which there could be new sessions.
+    # A state that accepts no new sessions.
     DrainState: DrainState.DRAINING,
     MemberState: MemberState.JOINING,
     OpPath: OpPath.UNKNOWN,
@@ -90,41 +91,41 @@ NEWER: dict[type[Enum], Enum] = {
 
 
 def encode(found: Any, message: type[M]) -> M:
-    """A dataclass as a message of this type."""
+    """Encode a dataclass as a message of this type."""
     return cast(M, _codec(type(found), message).encode(found))
 
 
 def decode(message: Message, kind: type[T]) -> T:
-    """A dataclass of a message. Raises InvalidArgumentError for types of tensors that are none."""
+    """Decode a message into a dataclass. Raises InvalidArgumentError for invalid tensor types."""
     return cast(T, _codec(kind, type(message)).decode(message))
 
 
 def encode_all(found: Iterable[Any], message: type[M]) -> list[M]:
-    """Each as a message of this type."""
+    """Encode each dataclass as a message of this type."""
     return [encode(one, message) for one in found]
 
 
 def decode_all(messages: Iterable[Message], kind: type[T]) -> tuple[T, ...]:
-    """Each message as a dataclass."""
+    """Decode each message into a dataclass."""
     return tuple(decode(one, kind) for one in messages)
 
 
 class _Codec:
-    """Both directions between a dataclass and a message, worked out once."""
+    """The conversion between a dataclass and a message, derived once."""
 
     def __init__(self, kind: type, message: type[Message]) -> None:
         self._kind = kind
         self._message = message
         hints, different = get_type_hints(kind), DIFFERENT.get(kind, {})
-        told = {one.name: different.get(one.name, Different(one.name)) for one in fields(kind)}
-        told = {attribute: one for attribute, one in told.items() if one.name}
-        self._attributes = tuple(told)
-        self._names = tuple(one.name for one in told.values())
-        #: What is changed, by its place among the fields; and the fields that may be absent.
+        encodings = {one.name: different.get(one.name, Different(one.name)) for one in fields(kind)}
+        encodings = {attribute: one for attribute, one in encodings.items() if one.name}
+        self._attributes = tuple(encodings)
+        self._names = tuple(one.name for one in encodings.values())
+        #: Conversions by the place of their field, and the fields that may be absent.
         self._encoders: list[tuple[int, Callable[[Any], Any]]] = []
         self._decoders: list[tuple[int, Callable[[Any], Any]]] = []
         self._optional: list[tuple[int, str]] = []
-        for place, (attribute, one) in enumerate(told.items()):
+        for place, (attribute, one) in enumerate(encodings.items()):
             changes, hint = (one.encode, one.decode), hints[attribute]
             if changes == (None, None):
                 inner: Any = message.DESCRIPTOR.fields_by_name[one.name].message_type
@@ -162,7 +163,7 @@ def _codec(kind: type, message: type[Message]) -> _Codec:
 
 
 def _changes(hint: Any, message: type[Message] | None) -> tuple[Change, Change]:
-    """How values of a type become those of a field, which has messages of this type, and back."""
+    """Return the conversions of a type to a field, whose messages have this type, and back."""
     inner = get_args(hint)
     if get_origin(hint) is UnionType:
         encoding, decoding = _changes(inner[0], message)

@@ -1,6 +1,7 @@
-"""The content of a graph file: a header, and the graph as the contract has it. See v1/file.proto.
+"""The format of graph files: a header, and the graph as a message of the contract. See
+v1/file.proto.
 
-A file is input from outside: nothing of it is trusted before its digest and its graph were checked.
+A file is untrusted input: its digest and its graph are checked before use.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ MAGIC = "heliograph graph"
 #: The format that this version writes, and the newest one that it reads.
 FORMAT = 1
 
-#: The most bytes of a graph file.
+#: The maximum size of a graph file.
 MAX_FILE_BYTES = Limits().message_bytes
-#: The most operands, attributes, leaves and dimensions, for each node that a graph may have.
+#: The maximum operands, attributes, leaves and dimensions together, for each node that a graph may
+#: have.
 _NUMBERS_PER_NODE = 64
 
-_AGAIN = "copy the file again, or save the graph anew"
+_AGAIN = "copy the file again, or save the graph again"
 _NEWER = "update heliograph, or save the graph with this version"
 
 
 def encode_graph_file(graph: Graph) -> bytes:
-    """The bytes of a graph file; the same for the same graph.
+    """Encode a graph file; equal graphs give equal bytes.
 
-    Raises InvalidGraphError for a graph that no server would take, LimitExceededError.
+    Raises InvalidGraphError for a graph that no server would accept, LimitExceededError.
     """
     content = encode_graph(_checked(graph)).SerializeToString(deterministic=True)
     made = file_pb2.GraphFile(
@@ -47,43 +49,40 @@ def encode_graph_file(graph: Graph) -> bytes:
 
 
 def decode_graph_file(data: bytes) -> Graph:
-    """The graph of a file, validated.
+    """Decode and validate the graph of a file.
 
-    Raises InvalidModelError, LimitExceededError, InvalidGraphError, UnknownOpError (by a newer version).
+    Raises InvalidModelError, LimitExceededError, InvalidGraphError, UnknownOpError (a newer
+    version's op).
     """
     _check_bytes(len(data))
     message = _header(data)
     if hashlib.sha256(message.graph).digest() != message.digest:
-        raise InvalidModelError("the graph does not have the digest that its file says", advice=_AGAIN)
+        raise InvalidModelError("the graph does not match the digest in its file", advice=_AGAIN)
     try:
         return _graph(message.graph)
     except UnknownOpError as error:
-        raise error_of(error, f"{error.message}; {message.producer!r:.80} wrote it", _NEWER) from None
+        text = f"{error.message}; {message.producer!r:.80} wrote it"
+        raise UnknownOpError(text, advice=_NEWER, origin=error.origin) from None
     except HeliographError as error:
-        raise error_of(error, error.message, error.advice or _AGAIN) from None
+        raise type(error)(error.message, advice=error.advice or _AGAIN, origin=error.origin) from None
 
 
 def _check_bytes(size_bytes: int) -> None:
     if size_bytes > MAX_FILE_BYTES:
         raise LimitExceededError(
-            f"a graph file has at most {MAX_FILE_BYTES:,} bytes, as many as a server takes in one message",
-            advice="weights are not counted, since they lie beside it; split the graph",
+            f"a graph file has at most {MAX_FILE_BYTES:,} bytes, the limit of a message to a server",
+            advice="split the graph; weights are in a file of their own and do not count",
         )
-
-
-def error_of(error: HeliographError, message: str, advice: str) -> HeliographError:
-    """The same error in other words."""
-    return type(error)(message, advice=advice, origin=error.origin)
 
 
 def _header(data: bytes) -> file_pb2.GraphFile:
     try:
         message = file_pb2.GraphFile.FromString(data)
     except DecodeError:
-        raise InvalidModelError("this is not a graph file, or it is cut short", advice=_AGAIN) from None
+        raise InvalidModelError("this is not a graph file, or it is truncated", advice=_AGAIN) from None
     if message.magic != MAGIC:
         raise InvalidModelError(
-            "this is no graph file", advice="name a file that hg.save wrote, such as model.hgraph"
+            "this is not a graph file", advice="name a file that hg.save wrote, such as model.hgraph"
         )
     if not 1 <= message.version <= FORMAT:
         raise InvalidModelError(
@@ -98,13 +97,13 @@ def _graph(content: bytes) -> Graph:
     try:
         message = graph_pb2.Graph.FromString(content)
     except DecodeError:
-        raise InvalidModelError("the graph in the file cannot be read", advice=_AGAIN) from None
+        raise InvalidModelError("the graph in the file cannot be decoded", advice=_AGAIN) from None
     _check_extent(message, Limits())
     return _checked(decode_graph(message))
 
 
 def _checked(graph: Graph) -> Graph:
-    """The graph, validated; weights without a digest are bound to tensors when it is compiled."""
+    """Validate a graph; weights without a digest are bound to tensors when it is compiled."""
     bound = [
         number for number, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT and not leaf.digest
     ]
@@ -112,11 +111,13 @@ def _checked(graph: Graph) -> Graph:
 
 
 def _check_extent(message: graph_pb2.Graph, limits: Limits) -> None:
-    """Counted before anything is made of it: a number of one byte takes thirty in Python."""
+    """Limit the size of a graph before decoding: a number of one byte takes thirty in Python."""
     check_size(len(message.nodes), limits)
     numbers = len(message.outputs) + sum(1 + len(leaf.type.shape) for leaf in message.leaves)
     for node in message.nodes:
         numbers += len(node.operands) + len(node.result.shape)
         numbers += sum(1 + len(one.integers.values) for one in node.attributes)
     if numbers > _NUMBERS_PER_NODE * limits.graph_nodes:
-        raise LimitExceededError(f"a graph with {numbers:,} operands, attributes, leaves and dimensions")
+        raise LimitExceededError(
+            f"the graph has {numbers:,} operands, attributes, leaves and dimensions, which is too many"
+        )

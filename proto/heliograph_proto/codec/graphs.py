@@ -1,4 +1,4 @@
-"""Graphs, and nodes about which a device is asked, as messages."""
+"""Graphs and op queries as messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def encode_graph(graph: Graph) -> graph_pb2.Graph:
             graph_pb2.Node(
                 op=node.op,
                 operands=node.operands,
-                attributes=encode_attributes(node.attributes),
+                attributes=_encode_attributes(node.attributes),
                 result=encode_type(node.type),
                 name=node.name,
             )
@@ -48,12 +48,12 @@ def encode_graph(graph: Graph) -> graph_pb2.Graph:
 
 
 def graph_digest(message: graph_pb2.Graph) -> tuple[bytes, int]:
-    """The SHA-256 of a graph's message, names included, and how many bytes that is."""
+    """Return the SHA-256 digest of a graph's encoding, names included, and its size in bytes."""
     data = message.SerializeToString(deterministic=True)
     return sha256(data).digest(), len(data)
 
 
-def encode_attributes(attributes: Mapping[str, Any]) -> list[graph_pb2.Attribute]:
+def _encode_attributes(attributes: Mapping[str, Any]) -> list[graph_pb2.Attribute]:
     return [_encode_attribute(*item) for item in attributes.items()]
 
 
@@ -71,7 +71,7 @@ def _encode_attribute(name: str, value: Any) -> graph_pb2.Attribute:
 
 
 def decode_graph(message: graph_pb2.Graph) -> Graph:
-    """Not validated yet. Raises InvalidGraphError for what a Graph cannot express."""
+    """Decode a graph without validation. Raises InvalidGraphError for what a Graph cannot express."""
     return Graph(
         leaves=tuple(map(_decode_leaf, message.leaves)),
         nodes=tuple(
@@ -79,7 +79,7 @@ def decode_graph(message: graph_pb2.Graph) -> Graph:
                 op=node.op,
                 operands=tuple(node.operands),
                 type=decode_type(node.result),
-                attributes=decode_attributes(node.op, node.attributes),
+                attributes=_decode_attributes(node.op, node.attributes),
                 name=node.name,
             )
             for node in message.nodes
@@ -94,8 +94,8 @@ def _decode_leaf(leaf: graph_pb2.Leaf) -> Leaf:
     return Leaf(_LEAF_KINDS_BACK[leaf.kind], leaf.name, decode_type(leaf.type), leaf.digest)
 
 
-def decode_attributes(op: str, messages: Iterable[graph_pb2.Attribute]) -> dict[str, Any]:
-    """Raises InvalidGraphError, InvalidArgumentError."""
+def _decode_attributes(op: str, messages: Iterable[graph_pb2.Attribute]) -> dict[str, Any]:
+    """Raise InvalidGraphError or InvalidArgumentError."""
     attributes: dict[str, Any] = {}
     for one in messages:
         if one.name in attributes:
@@ -118,7 +118,7 @@ def encode_queries(device: str, queries: Sequence[OpQuery]) -> device_pb2.QueryO
         queries=[
             device_pb2.OpQuery(
                 op=one.op,
-                attributes=encode_attributes(one.attributes),
+                attributes=_encode_attributes(one.attributes),
                 operands=map(encode_type, one.operands),
                 op_path=one.op_path,
             )
@@ -128,8 +128,8 @@ def encode_queries(device: str, queries: Sequence[OpQuery]) -> device_pb2.QueryO
 
 
 def decode_query(message: device_pb2.OpQuery) -> OpQuery:
-    """Raises what `infer` does: the result is inferred here."""
+    """Decode a query and infer its result. Raises the errors of `infer`."""
     operands = tuple(map(decode_type, message.operands))
-    attributes = decode_attributes(message.op, message.attributes)
+    attributes = _decode_attributes(message.op, message.attributes)
     result, complete = infer(message.op, operands, attributes)
     return OpQuery(message.op, operands, result, complete, message.op_path)

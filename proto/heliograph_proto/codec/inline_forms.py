@@ -1,10 +1,10 @@
-"""Runs that are one small message each way, in the form in which they are sent again and again.
+"""Templates for runs that are one small message each way.
 
-A plan that is run often sends the same message each time, but for the command's number and the bytes of its
-inputs; so does its completion. What stays the same is encoded once, as a `Template`: writing a message is
-joining bytes, and reading one is comparing them, at a fraction of what a message object takes. The bytes are
-those that protobuf writes; what was encoded in another way, or has other fields, is no such run and goes
-the ordinary way. Which is which, `heliograph_proto.codec.inline_runs` says.
+A plan that runs often sends the same message each time, except for the command's number and the
+bytes of its inputs; so does its completion. The constant part is encoded once, as a `Template`:
+writing a message joins bytes, and reading one compares them, at a fraction of the cost of a message
+object. The bytes are those that protobuf writes. Messages with another encoding or other fields are
+decoded by protobuf; `heliograph_proto.codec.inline_runs` decides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from heliograph_proto.trace_context import TRACE_BYTES, sampled
 
 
 def varint(number: int) -> bytes:
-    """A number of 0 or more as protobuf writes it."""
+    """Encode a number of 0 or more as protobuf does."""
     if number < 0x80:
         return bytes((number,))
     if number < 0x4000:
@@ -41,17 +41,17 @@ _TRACE_TAG = varint(50 << 3 | 2)
 
 
 class Template:
-    """The bytes of a command or a completion behind its sequence number, with holes of fixed sizes."""
+    """The bytes of a command or a completion after its sequence number, with holes of fixed sizes."""
 
     __slots__ = ("_fixed", "_heads", "_holes", "_segments", "size_bytes")
 
     def __init__(self, segments: Sequence[bytes], hole_bytes: Sequence[int]) -> None:
-        """A segment more than there are holes: each hole lies between two."""
+        """There is one more segment than holes: each hole lies between two segments."""
         self._segments = tuple(segments)
-        #: What is fixed and where; empty bytes need no look.
+        #: Non-empty segments and their offsets.
         self._fixed: list[tuple[bytes, int]] = []
         self._holes: list[tuple[int, int]] = []
-        #: By how many bytes the sequence number takes: what stands before it.
+        #: The bytes before the sequence number, by its encoded length.
         self._heads: dict[int, bytes] = {}
         at = 0
         for segment, size in zip(segments, (*hole_bytes, 0), strict=True):
@@ -64,7 +64,7 @@ class Template:
         self.size_bytes = at
 
     def frame(self, sequence: int, holes: Iterable[bytes]) -> bytes:
-        """The message with its tag and its length, as an element of a batch."""
+        """Return the message with its tag and its length, as an element of a batch."""
         number = varint(sequence)
         head = self._heads.get(len(number))
         if head is None:
@@ -77,7 +77,10 @@ class Template:
         return b"".join(parts)
 
     def match(self, buffer: bytes, start: int) -> list[bytes] | None:
-        """What is in the holes if the rest is equal; the buffer has `size_bytes` more from `start` on."""
+        """Return the contents of the holes if the rest matches, else None.
+
+        The buffer must have `size_bytes` after `start`.
+        """
         for segment, offset in self._fixed:
             if not buffer.startswith(segment, start + offset):
                 return None
@@ -85,8 +88,11 @@ class Template:
 
 
 class RunForm:
-    """All of a run but its number, the bytes of its inputs, which all ride in it, and which trace it belongs
-    to. It is on the default stream, and all of its outputs that are wanted ride in its completion."""
+    """The constant part of a run: all but its number, the bytes of its inputs, and its traceparent.
+
+    The run is on the default stream, with all inputs in its command and all fetched outputs in its
+    completion.
+    """
 
     __slots__ = ("inputs", "is_traced", "outputs", "plan", "template", "timeout_ms")
 
@@ -100,7 +106,7 @@ class RunForm:
     ) -> None:
         """`inputs`: places and sizes in bytes; `outputs`: places."""
         self.timeout_ms = timeout_ms
-        #: Whether its runs have a traceparent.
+        #: True if its runs have a traceparent.
         self.is_traced = is_traced
         self.plan = plan
         self.inputs = tuple(inputs)
@@ -112,7 +118,7 @@ class RunForm:
 
 
 class InlineRun:
-    """A run of such a form: a command. Its number is 0 until it is sent."""
+    """A run command of a `RunForm`. Its number is 0 until it is sent."""
 
     __slots__ = ("form", "inputs", "sequence", "trace_parent")
 
@@ -129,7 +135,7 @@ class InlineRun:
         return f"<InlineRun {self.sequence} of plan {self.form.plan}>"
 
     def frame(self) -> bytes:
-        """As an element of a CommandBatch."""
+        """Encode it as an element of a CommandBatch."""
         form = self.form
         if form.is_traced:
             return form.template.frame(self.sequence, (*self.inputs, self.trace_parent.encode()))
@@ -137,28 +143,30 @@ class InlineRun:
 
     @classmethod
     def traced(cls, form: RunForm, sequence: int, holes: list[bytes]) -> InlineRun | None:
-        """From what was in the holes of the template of a form that is traced; None where that is no text."""
+        """Return the run with these contents of the holes of a traced form; None if the trace is
+        not ASCII."""
         trace = holes.pop()
         return cls(form, holes, sequence, sampled(trace.decode())) if trace.isascii() else None
 
     def command(self) -> c.Command:
-        """The same in the ordinary way."""
+        """Return the run as an ordinary command."""
         form = self.form
         bindings = (
             c.InputBinding(one, data) for (one, _), data in zip(form.inputs, self.inputs, strict=True)
         )
-        wanted = tuple(c.OutputBinding(one, fetch=True) for one in form.outputs)
-        run = c.RunCommand(form.plan, tuple(bindings), wanted, trace_parent=self.trace_parent)
+        outputs = tuple(c.OutputBinding(one, fetch=True) for one in form.outputs)
+        run = c.RunCommand(form.plan, tuple(bindings), outputs, trace_parent=self.trace_parent)
         return c.Command(self.sequence, run, notify=True, timeout_ms=form.timeout_ms)
 
 
 class ResultForm:
-    """All of the completion of such a run but its number, its bytes, and how long it took."""
+    """The constant part of an inline run's completion: all but its number, its bytes, and its
+    duration."""
 
     __slots__ = ("outputs", "template")
 
     def __init__(self, outputs: Sequence[tuple[int, int]]) -> None:
-        """Places and sizes in bytes, each 1 or more."""
+        """`outputs`: places and sizes in bytes, each 1 or more."""
         self.outputs = tuple(outputs)
         self.template = _result_template(self)
 
@@ -167,7 +175,7 @@ class ResultForm:
 
 
 class InlineResult:
-    """The good end of a run, of such a form: a completion."""
+    """The successful completion of an inline run, of a `ResultForm`."""
 
     __slots__ = ("data_of_outputs", "device_us", "form", "sequence")
 
@@ -179,7 +187,7 @@ class InlineResult:
     def __init__(
         self, form: ResultForm, sequence: int, data_of_outputs: Sequence[bytes], device_us: float
     ) -> None:
-        """`device_us` is not 0, which is not sent."""
+        """`device_us` must not be 0, which protobuf would not encode."""
         self.form = form
         self.sequence = sequence
         self.data_of_outputs = data_of_outputs
@@ -190,17 +198,17 @@ class InlineResult:
 
     @property
     def outputs(self) -> tuple[tuple[int, c.Bytes], ...]:
-        """As those of a Completion."""
+        """The pairs of place and bytes, as in Completion."""
         pairs = zip(self.form.outputs, self.data_of_outputs, strict=True)
         return tuple((place, data) for (place, _), data in pairs)
 
     def frame(self) -> bytes:
-        """As an element of a CompletionBatch."""
+        """Encode it as an element of a CompletionBatch."""
         return self.form.template.frame(self.sequence, (*self.data_of_outputs, _DOUBLE.pack(self.device_us)))
 
     @classmethod
     def matched(cls, form: ResultForm, sequence: int, holes: list[bytes]) -> InlineResult:
-        """From what was in the holes of its form's template."""
+        """Return the result with these contents of the holes of its form's template."""
         return cls(form, sequence, holes, *_DOUBLE.unpack(holes.pop()))
 
 
@@ -236,5 +244,5 @@ def _result_template(form: ResultForm) -> Template:
 
 
 def _place(place: int) -> bytes:
-    """InputBinding.input, OutputBinding.output and OutputValue.output: 0 is not sent."""
+    """Encode InputBinding.input, OutputBinding.output or OutputValue.output; protobuf omits 0."""
     return b"\x08" + varint(place) if place else b""

@@ -1,8 +1,8 @@
-"""Inline runs as messages: batches of them, and which messages are such.
+"""Batches of commands and completions, with templates for inline runs.
 
-A reader knows the last few forms that it met. A message that equals one, but for its number and what is in
-the holes, was written by the same rules: protobuf would read the same from it. Every other one protobuf
-reads; if it is an inline run, and its bytes are those that we would write, then its form is kept.
+A reader keeps the last few forms that it met. A message that matches one, except for its number and
+the contents of the holes, is decoded by it. Protobuf decodes every other message; if that is an
+inline run in the canonical encoding, the reader keeps its form.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from heliograph_proto.codec.inline_forms import (
 from heliograph_proto.trace_context import TRACE_BYTES
 from heliograph_proto.v1 import command_pb2
 
-#: A reader keeps so many forms.
+#: The maximum number of forms that a reader keeps.
 KNOWN_FORMS = 64
-#: Forms of longer messages are not kept: their bytes take longer to copy than to find.
-MOST_BYTES = 2**18
+#: The maximum message size of a kept form: longer messages take longer to copy than to decode.
+MAX_FORM_BYTES = 2**18
 
 _TAG, _SEQUENCE = FRAME_TAG[0], 0x08
 _F = TypeVar("_F", RunForm, ResultForm)
 
-#: What a reader of commands gives: a known form's run, or a message.
+#: A command from a reader: an inline run of a known form, or a message.
 Received: TypeAlias = "InlineRun | command_pb2.Command"
 
 
 def encode_commands(commands: Iterable[c.Command | InlineRun], session: bytes = b"") -> bytes:
-    """A CommandBatch."""
+    """Encode a CommandBatch."""
     frames = [command_pb2.CommandBatch(session=session).SerializeToString()] if session else []
     for one in commands:
         if type(one) is InlineRun:
@@ -49,7 +49,7 @@ def encode_commands(commands: Iterable[c.Command | InlineRun], session: bytes = 
 
 
 def encode_results(batch: c.CompletionBatch) -> bytes:
-    """A CompletionBatch. Completions stay in their order, in which whoever waits is woken."""
+    """Encode a CompletionBatch. Completions keep their order, in which waiters wake."""
     head = c.CompletionBatch(batch.completed_through, (), batch.taps, batch.changes)
     frames = [encode_completions(head).SerializeToString()]
     for one in batch.completions:
@@ -61,19 +61,19 @@ def encode_results(batch: c.CompletionBatch) -> bytes:
 
 
 def encode_result(result: InlineResult) -> bytes:
-    """A CompletionBatch of one that acknowledges everything up to itself."""
+    """Encode a CompletionBatch of one completion that acknowledges everything up to itself."""
     return b"\x08" + varint(result.sequence) + result.frame()
 
 
 class _Forms(Generic[_F]):
-    """The forms that a reader knows, by the size of what stands behind the sequence number."""
+    """The known forms of a reader, by the size of the part after the sequence number."""
 
     def __init__(self) -> None:
         self._forms: dict[int, list[_F]] = {}
         self._count = 0
 
     def find(self, buffer: bytes, start: int, end: int) -> tuple[_F, int, list[bytes]] | None:
-        """The form of a message, its sequence number, and what is in its holes."""
+        """Return the form of a message, its sequence number, and the contents of its holes."""
         if start + 1 >= end or buffer[start] != _SEQUENCE:
             return None
         sequence, at = _varint_at(buffer, start + 1, end)
@@ -83,7 +83,7 @@ class _Forms(Generic[_F]):
         return None
 
     def add(self, form: _F) -> None:
-        """Keeps one; beyond KNOWN_FORMS it begins anew."""
+        """Keep a form; beyond KNOWN_FORMS, drop all others."""
         if self._count >= KNOWN_FORMS:
             self._forms.clear()
             self._count = 0
@@ -92,25 +92,25 @@ class _Forms(Generic[_F]):
 
 
 class CommandReader:
-    """Reads the CommandBatches of one stream."""
+    """A decoder of the CommandBatches of one stream."""
 
     def __init__(self) -> None:
         self._forms: _Forms[RunForm] = _Forms()
 
     def read(self, data: bytes) -> Iterator[Received]:
-        """The commands of a batch, one by one, since there may be very many. Raises DecodeError."""
+        """Yield the commands of a batch, which may be very many. Raises DecodeError."""
         at = 0
         while at < len(data):
             frame = _frame_at(data, at)
             if frame is None:
-                # What else is in a batch; the rest of a message is a message.
+                # Another field of the batch; the rest of a message is a message.
                 yield from command_pb2.CommandBatch.FromString(data[at:]).commands
                 return
             at = frame[1]
             yield self._read_one(data, *frame)
 
     def single(self, data: bytes) -> InlineRun | None:
-        """A batch that is one run of a known form, and nothing else."""
+        """Return the run if the batch is exactly one run of a known form, else None."""
         frame = _frame_at(data, 0) if data else None
         if frame is None or frame[1] != len(data):
             return None
@@ -128,20 +128,20 @@ class CommandReader:
                 return known
         frame = data[start:end]
         message = command_pb2.Command.FromString(frame)
-        run = _inline_run(message) if len(frame) <= MOST_BYTES else None
+        run = _inline_run(message) if len(frame) <= MAX_FORM_BYTES else None
         if run is not None and run.frame().endswith(frame):
             self._forms.add(run.form)
         return message
 
 
 class CompletionReader:
-    """Reads the CompletionBatches of one stream."""
+    """A decoder of the CompletionBatches of one stream."""
 
     def __init__(self) -> None:
         self._forms: _Forms[ResultForm] = _Forms()
 
     def read(self, data: bytes) -> c.CompletionBatch:
-        """Raises DecodeError."""
+        """Decode a batch. Raises DecodeError."""
         through, at = 0, 0
         if data[:1] == b"\x08":
             through, at = _varint_at(data, 1, len(data))
@@ -161,7 +161,7 @@ class CompletionReader:
     def _read_all(self, data: bytes) -> c.CompletionBatch:
         message = command_pb2.CompletionBatch.FromString(data)
         batch = decode_completions(message)
-        if len(data) <= MOST_BYTES:
+        if len(data) <= MAX_FORM_BYTES:
             for one, encoded in zip(batch.completions, message.completions, strict=True):
                 self._learn(one, encoded)
         return batch
@@ -180,7 +180,7 @@ class CompletionReader:
 
 
 def _inline_run(message: command_pb2.Command) -> InlineRun | None:
-    """A message as an inline run, unless it says more than one can."""
+    """Return a message as an inline run, or None if it has more than that can express."""
     run = message.run
     if not message.notify or message.stream or message.sequence < 1:
         return None
@@ -201,7 +201,7 @@ def _inline_run(message: command_pb2.Command) -> InlineRun | None:
 
 
 def _frame_at(data: bytes, at: int) -> tuple[int, int] | None:
-    """Where an element of a batch begins and ends; None where there is anything else."""
+    """Return the start and the end of an element of a batch; None if something else is there."""
     end = len(data)
     if data[at] != _TAG or at + 1 >= end:
         return None
@@ -213,9 +213,9 @@ def _frame_at(data: bytes, at: int) -> tuple[int, int] | None:
 
 
 def _varint_at(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number and where it ends; behind the end of all if it is cut off or too long."""
+    """Return a number and the offset after it; `end + 1` as offset if it is cut off or too long."""
     if at + 3 <= end:
-        # Most are as short as this.
+        # The fast path: most have one or two bytes.
         if (first := data[at]) < 0x80:
             return first, at + 1
         if (second := data[at + 1]) < 0x80:

@@ -1,16 +1,20 @@
-"""Compile options, and the requests that carry them, as messages."""
+"""Compile options, partitions, and the requests that carry them, as messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from heliograph_proto.codec.graphs import decode_graph, encode_graph
-from heliograph_proto.codec.partitions import decode_partition, encode_partition
 from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import (
+    Arrival,
     CompileRequest,
+    Departure,
+    Edge,
     EstimateRequest,
+    Partition,
+    PeerSource,
     PlaceContentsRequest,
     PlanOptions,
     ReceivedGraph,
@@ -31,12 +35,12 @@ def encode_options(options: PlanOptions) -> plan_pb2.PlanOptions:
         row_splits=[_encode_row_split(split, leaves) for split, leaves in options.splits],
         buffer_types=dict(options.buffer_types),
         taps=options.taps,
-        partition=None if options.partition is None else encode_partition(options.partition),
+        partition=None if options.partition is None else _encode_partition(options.partition),
     )
 
 
 def decode_options(message: plan_pb2.PlanOptions) -> PlanOptions:
-    """Equal ones for equal messages. Raises InvalidArgumentError for an edge that is none."""
+    """Return equal options for equal messages. Raises InvalidArgumentError for an invalid edge."""
     return PlanOptions(
         devices=tuple(message.devices),
         fusion=message.fusion != plan_pb2.FUSION_OFF,
@@ -48,7 +52,7 @@ def decode_options(message: plan_pb2.PlanOptions) -> PlanOptions:
         splits=tuple((_decode_row_split(one), tuple(one.leaves)) for one in message.row_splits),
         buffer_types=tuple(sorted(message.buffer_types.items())),
         taps=tuple(message.taps),
-        partition=decode_partition(message.partition) if message.HasField("partition") else None,
+        partition=_decode_partition(message.partition) if message.HasField("partition") else None,
     )
 
 
@@ -59,6 +63,40 @@ def _encode_row_split(split: RowSplit, leaves: Sequence[int]) -> plan_pb2.RowSpl
 
 def _decode_row_split(message: plan_pb2.RowSplit) -> RowSplit:
     return RowSplit(message.main, tuple((part.device, part.fraction) for part in message.fractions))
+
+
+def _encode_partition(partition: Partition) -> plan_pb2.Partition:
+    return plan_pb2.Partition(
+        arrivals=[
+            plan_pb2.Arrival(
+                leaf=one.leaf,
+                edge=one.edge.name,
+                secret=one.edge.secret,
+                source=one.source.address if one.source is not None else "",
+                incarnation=one.source.incarnation if one.source is not None else b"",
+            )
+            for one in partition.arrivals
+        ],
+        departures=[
+            plan_pb2.Departure(node=one.node, edge=one.edge.name, secret=one.edge.secret)
+            for one in partition.departures
+        ],
+        begins=sorted(partition.begins),
+    )
+
+
+def _decode_partition(message: plan_pb2.Partition) -> Partition:
+    """Raise InvalidArgumentError for an edge's name or secret of the wrong length."""
+    return Partition(
+        arrivals=tuple(map(_decode_arrival, message.arrivals)),
+        departures=tuple(Departure(one.node, Edge(one.edge, one.secret)) for one in message.departures),
+        begins=frozenset(message.begins),
+    )
+
+
+def _decode_arrival(message: plan_pb2.Arrival) -> Arrival:
+    source = PeerSource(message.source, message.incarnation) if message.source else None
+    return Arrival(message.leaf, Edge(message.edge, message.secret), source)
 
 
 def encode_compile_request(request: CompileRequest, session: bytes) -> plan_pb2.CompileRequest:
@@ -76,11 +114,13 @@ def encode_compile_request(request: CompileRequest, session: bytes) -> plan_pb2.
 
 
 def decode_compile_request(message: plan_pb2.CompileRequest, graph: ReceivedGraph) -> CompileRequest:
-    """`graph`: the message's, which is made when it is needed. Raises InvalidGraphError for a leaf that is
-    bound twice, and what `decode_options` does."""
+    """Return a message's request with its `graph`, which is decoded when needed.
+
+    Raises InvalidGraphError for a leaf that is bound twice, and the errors of `decode_options`.
+    """
     bindings = {one.leaf: one.tensor for one in message.bindings}
     if len(bindings) < len(message.bindings):
-        raise InvalidGraphError("a leaf is bound to a tensor twice", advice="bind each of them once")
+        raise InvalidGraphError("a leaf is bound to a tensor twice", advice="bind each leaf once")
     return CompileRequest(
         plan=message.plan,
         graph=graph,
@@ -119,9 +159,9 @@ def encode_reserve_request(request: ReserveRequest, session: bytes) -> plan_pb2.
 
 
 def decode_reserve_request(message: plan_pb2.ReserveRequest) -> ReserveRequest:
-    """Raises InvalidArgumentError for a graph and blocks at once, or neither."""
+    """Raise InvalidArgumentError for both a graph and blocks, or neither."""
     if message.HasField("graph") == bool(message.block_bytes):
-        raise InvalidArgumentError("memory is reserved for a graph, or in blocks of these sizes: say which")
+        raise InvalidArgumentError("a reservation needs either a graph or sizes of blocks")
     return ReserveRequest(
         reservation=message.reservation,
         graph=None if message.block_bytes else decode_graph(message.graph),

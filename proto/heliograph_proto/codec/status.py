@@ -1,6 +1,7 @@
-"""How a refusal of a unary call travels: a gRPC status, and the typed error beside it.
+"""Refusals of unary calls: a gRPC status, and the typed error in its metadata.
 
-No grpc here: codes are the numbers of google.rpc.Code, which both sides turn into their library's.
+This module does not import grpc: codes are the numbers of google.rpc.Code, which both sides convert
+to their library's.
 """
 
 from __future__ import annotations
@@ -46,17 +47,18 @@ _CODES = {
 
 
 def code_for(error: HeliographError) -> int:
-    """The gRPC status code of an error."""
+    """Return the gRPC status code of an error."""
     return _CODES.get(error.reason, INTERNAL)
 
 
 def error_to_metadata(error: HeliographError) -> tuple[tuple[str, bytes], ...]:
-    """The trailing metadata of a refusal."""
+    """Return the trailing metadata of a refusal."""
     return ((ERROR_KEY, encode_error(error).SerializeToString()),)
 
 
 def error_from_metadata(metadata: object) -> HeliographError | None:
-    """The typed error of a refusal, or None if the peer sent none, as a non-Heliograph would."""
+    """Return the typed error of a refusal, or None if the peer, perhaps no Heliograph server, sent
+    none."""
     for item in metadata if isinstance(metadata, (list, tuple)) else ():
         key, value = item
         if key == ERROR_KEY:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heliograph_proto.errors import HeliographError, InvalidArgumentError, Origin, Reason, class_for, rebuild
+from heliograph_proto.errors import HeliographError, InvalidArgumentError, Origin, Reason, class_for
 from heliograph_proto.types import DType, TensorType, dtype_from_number, shape_problem
 from heliograph_proto.v1 import error_pb2, tensor_pb2
 
@@ -12,10 +12,10 @@ def encode_type(found: TensorType) -> tensor_pb2.TensorType:
 
 
 def decode_dtype(number: int) -> DType:
-    """Raises InvalidArgumentError for a number that is none, also one of a newer peer."""
+    """Raise InvalidArgumentError for an unknown number, perhaps of a newer peer."""
     found = dtype_from_number(number)
     if found is None:
-        raise InvalidArgumentError(f"data type number {number} is unknown here")
+        raise InvalidArgumentError(f"data type number {number} is unknown")
     return found
 
 
@@ -24,7 +24,7 @@ def decode_type(message: tensor_pb2.TensorType) -> TensorType:
 
 
 def decode_checked_type(message: tensor_pb2.TensorType) -> TensorType:
-    """As decode_type, for a tensor that is to be made. Raises InvalidArgumentError."""
+    """Decode the type of a tensor to create. Raises InvalidArgumentError for an invalid shape."""
     found = decode_type(message)
     if problem := shape_problem(found):
         raise InvalidArgumentError(problem)
@@ -55,10 +55,9 @@ def decode_error(message: error_pb2.Error) -> HeliographError:
         operands=tuple(map(decode_type, known)),
         sequence=message.origin.sequence,
     )
-    return rebuild(
-        kind,
+    return kind(
         message.message or Reason.Name(kind.reason),
-        message.advice,
-        origin,
-        message.retry_after_ms / 1e3 or None,
+        advice=message.advice,
+        origin=origin,
+        retry_after_seconds=message.retry_after_ms / 1e3 or None,
     )
