@@ -1,4 +1,4 @@
-"""ggml's block-quantized types and bf16: rows of floats to stored bytes and back.
+"""Conversion of floats to ggml's block-quantized types and bf16, and back.
 
-Imports types and errors.
+Within the package it imports only the types and the errors.
 """

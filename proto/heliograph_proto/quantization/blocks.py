@@ -1,12 +1,11 @@
-"""ggml's block-quantized types: rows of floats to rows of blocks and back.
+"""Conversion of rows of floats to rows of ggml's blocks and to bf16, and back.
 
-A row of n elements is n / block_size blocks, each of `block_bytes` bytes: scales in f16, and quanta of a
-few bits. Layouts and roundings are those of ggml's reference (ggml-quants.c), bit for bit. Arrays of
-blocks are uint8 [.., row_bytes]; `xp` is the array library, NumPy or CuPy.
+A row of n elements is n / block_size blocks, each of `block_bytes` bytes: scales in f16, and quanta
+of a few bits. Layouts and rounding match ggml's reference (ggml-quants.c) bit for bit. Arrays of
+blocks are uint8 [.., row_bytes].
 
-bf16 without a NumPy type for it: its bits, in uint16, and the floats that they are.
-
-A bf16 is the upper half of an f32. `xp` is the array library, NumPy or CuPy.
+bf16, the upper half of an f32, is stored as its bits in uint16. `xp` is the array library, NumPy or
+CuPy.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from heliograph_proto.types import dtype as dtype_of
 
 Array = Any
 
-#: Elements that are converted at once, so that temporaries stay small.
+#: The number of elements converted at once; it keeps temporaries small.
 TILE_ELEMENTS = 2**17
 
 
 def quantize(array: Array, dtype: DTypeArgument) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
-    """Floats [.., n] as rows of blocks, uint8 [.., row_bytes].
+    """Convert floats [.., n] to rows of blocks, uint8 [.., row_bytes].
 
-    Raises InvalidArgumentError for a type that is not quantized, for rows that are not whole blocks, and
-    for elements that are not finite or too large for the f16 scale of a block.
+    Raises InvalidArgumentError for a type that is not quantized, for rows that are not whole
+    blocks, and for elements that are not finite or too large for the f16 scale of a block.
     """
     target, values = _quantized(dtype), numpy.asarray(array)
     if values.dtype.kind != "f" and values.dtype.name != "bfloat16":
@@ -41,7 +40,7 @@ def quantize(array: Array, dtype: DTypeArgument) -> numpy.ndarray[Any, numpy.dty
         raise InvalidArgumentError(
             f"an array of shape {values.shape}: rows of {target} are whole blocks of {target.block_size}",
             advice="pad the rows with zeros, or "
-            + ("use q8_0 or q4_0, whose blocks have 32" if target.block_size > 32 else "keep it as f16"),
+            + ("use q8_0 or q4_0, with blocks of 32" if target.block_size > 32 else "use f16 instead"),
         )
     rows: numpy.ndarray[Any, numpy.dtype[numpy.uint8]] = to_blocks(values, target)
     _require_finite_scales(rows, target)
@@ -49,9 +48,10 @@ def quantize(array: Array, dtype: DTypeArgument) -> numpy.ndarray[Any, numpy.dty
 
 
 def dequantize(rows: Array, dtype: DTypeArgument) -> numpy.ndarray[Any, numpy.dtype[numpy.float32]]:
-    """Rows of blocks, uint8 [.., row_bytes] (or one row as bytes), as f32 [.., n].
+    """Convert rows of blocks, uint8 [.., row_bytes] (or one row as bytes), to f32 [.., n].
 
-    Raises InvalidArgumentError for a type that is not quantized, and for rows that are not whole blocks.
+    Raises InvalidArgumentError for a type that is not quantized, and for rows that are not whole
+    blocks.
     """
     source = _quantized(dtype)
     is_bytes = isinstance(rows, bytes | bytearray | memoryview)
@@ -66,7 +66,7 @@ def dequantize(rows: Array, dtype: DTypeArgument) -> numpy.ndarray[Any, numpy.dt
 
 
 def to_blocks(x: Array, dtype: DType, xp: Any = numpy) -> Array:
-    """`quantize` unchecked. A block with NaN or infinity has a scale that is not finite."""
+    """`quantize` without checks. A block with NaN or infinity gets a scale that is not finite."""
     count = x.size // dtype.block_size
     blocks = x.reshape(count, dtype.block_size)
     result = xp.empty((count, dtype.block_bytes), xp.uint8)
@@ -78,13 +78,13 @@ def to_blocks(x: Array, dtype: DType, xp: Any = numpy) -> Array:
 
 
 def from_blocks(rows: Array, dtype: DType, xp: Any = numpy) -> Array:
-    """`dequantize` unchecked."""
+    """`dequantize` without checks."""
     blocks_in_row = rows.shape[-1] // dtype.block_bytes
     count = rows.size // dtype.block_bytes
     blocks = rows.reshape(count, dtype.block_bytes)
     result = xp.empty((count, dtype.block_size), xp.float32)
     for part in _tiles(count, dtype):
-        # Scales of any bits are data: infinity times 0 is NaN, and no reason for a warning.
+        # Scales may have any bits: infinity times 0 is NaN, without a warning.
         with numpy.errstate(all="ignore"):
             result[part] = _FROM_BLOCKS[dtype.name](xp, blocks[part])
     return result.reshape(*rows.shape[:-1], blocks_in_row * dtype.block_size)
@@ -103,7 +103,7 @@ def _quantized(dtype: DTypeArgument) -> DType:
     if found is None or found.kind != "quantized":
         name = dtype if found is None else found
         raise InvalidArgumentError(
-            f"{name!s:.80} is no quantized type", advice=f"one is: {', '.join(_FROM_BLOCKS)}"
+            f"{name!s:.80} is not a quantized type", advice=f"use one of {', '.join(_FROM_BLOCKS)}"
         )
     return found
 
@@ -112,8 +112,8 @@ def _require_finite_scales(rows: Array, dtype: DType) -> None:
     heads = rows.reshape(rows.size // dtype.block_bytes, dtype.block_bytes)[:, _HEADS[dtype.name]]
     if not numpy.isfinite(halves(numpy, heads)).all():
         raise InvalidArgumentError(
-            f"elements that {dtype} cannot hold: not finite, or past the range of a block's f16 scale",
-            advice="clip them first",
+            f"{dtype} cannot hold some elements: not finite, or out of the range of a block's f16 scale",
+            advice="clip the elements first",
         )
 
 
@@ -129,7 +129,7 @@ def _to_q8_0(xp: Any, x: Array) -> Array:
     scaled = x * _inverse(xp, scale)
     size = xp.abs(scaled)
     whole = xp.floor(size)
-    # Halves away from zero; size + 0.5 itself could round up what is just below a half.
+    # Halves away from zero; size + 0.5 itself could round up values just below a half.
     rounded = whole + (size - whole >= xp.float32(0.5))
     quanta = xp.copysign(rounded, scaled).astype(xp.int8)
     return xp.concatenate([half_bytes(xp, scale), quanta.view(xp.uint8)], -1)
@@ -141,7 +141,8 @@ def _from_q8_0(xp: Any, blocks: Array) -> Array:
 
 
 def _to_signed(bits: int) -> Callable[[Any, Array], Array]:
-    """q4_0 and q5_0: quanta from -2**(bits - 1), which is the element of the largest size."""
+    """Return the encoder of q4_0 or q5_0: the element of the largest size has quantum -2**(bits -
+    1)."""
     half = 2 ** (bits - 1)
 
     def to_blocks(xp: Any, x: Array) -> Array:
@@ -164,7 +165,7 @@ def _from_signed(bits: int) -> Callable[[Any, Array], Array]:
 
 
 def _to_unsigned(bits: int) -> Callable[[Any, Array], Array]:
-    """q4_1 and q5_1: quanta from the smallest element of a block to its largest."""
+    """Return the encoder of q4_1 or q5_1: quanta span a block's smallest to its largest element."""
 
     def to_blocks(xp: Any, x: Array) -> Array:
         least = x.min(-1, keepdims=True)
@@ -185,12 +186,12 @@ def _from_unsigned(bits: int) -> Callable[[Any, Array], Array]:
 
 
 def _quanta(xp: Any, x: Array, bits: int) -> Array:
-    """Numbers, cut off to whole ones of so many bits."""
+    """Truncate numbers to integers of `bits` bits."""
     return xp.minimum(x, xp.float32(2**bits - 1)).astype(xp.uint8)
 
 
 def _quanta_bytes(xp: Any, quanta: Array, bits: int) -> Array:
-    """32 quanta as nibbles; behind the fifth bits, if there are any."""
+    """Pack 32 quanta as nibbles, after their fifth bits if there are any."""
     nibbles = packed(xp, quanta & xp.uint8(15), 4, 16)
     if bits == 4:
         return nibbles
@@ -204,7 +205,7 @@ def _quanta_of(xp: Any, field: Array, bits: int) -> Array:
     return unpacked(xp, nibbles, 4, 16) | (unpacked(xp, fifth, 1, 1) << xp.uint8(4))
 
 
-# Blocks of 256, of 16 or 8 parts with scales of their own
+# Blocks of 256, in 16 or 8 parts with scales of their own
 
 
 def _from_q2_k(xp: Any, blocks: Array) -> Array:
@@ -219,7 +220,7 @@ def _from_q3_k(xp: Any, blocks: Array) -> Array:
     lower, upper = fields(scales, 8, 4)
     part_scales = unpacked(xp, lower, 4, 8) | (unpacked(xp, upper, 2, 4) << xp.uint8(4))
     factor = halves(xp, scale) * (part_scales.astype(xp.float32) - xp.float32(32))
-    # A high bit that is not set takes 4 off.
+    # A clear high bit subtracts 4.
     numbers = unpacked(xp, low, 2, 32) | (unpacked(xp, high, 1, 32) << xp.uint8(2))
     return _parts(xp, factor, numbers.astype(xp.float32) - xp.float32(4), None)
 
@@ -245,7 +246,10 @@ def _from_q6_k(xp: Any, blocks: Array) -> Array:
 
 
 def _scales_of_eight(xp: Any, scale: Array, least: Array, packed: Array) -> tuple[Array, Array]:
-    """Scales and offsets of a block's eight parts: 6 bits each, those of the last four cut in two."""
+    """Return the scales and offsets of a block's eight parts.
+
+    Each has 6 bits; those of the last four parts are split in two.
+    """
     first, second, third = fields(packed, 4, 4, 4)
     found = []
     for head, own, rest in (
@@ -259,7 +263,7 @@ def _scales_of_eight(xp: Any, scale: Array, least: Array, packed: Array) -> tupl
 
 
 def _parts(xp: Any, factor: Array, quanta: Array, offset: Array | None) -> Array:
-    """Each part's factor times its quanta, less its offset: [n, 256]."""
+    """Return each part's factor times its quanta, minus its offset: [n, 256]."""
     numbers = quanta.astype(xp.float32).reshape(*factor.shape, -1) * factor[..., None]
     if offset is not None:
         numbers = numbers - offset[..., None]
@@ -278,7 +282,7 @@ _TO_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "q5_k": k_quants.to_q5_k,
     "q6_k": k_quants.to_q6_k,
 }
-#: Where the f16 scales of a block are.
+#: The places of the f16 scales in a block.
 _HEADS: Mapping[str, slice] = {
     "q4_0": slice(0, 2),
     "q4_1": slice(0, 4),
@@ -306,25 +310,28 @@ _FROM_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
 
 
 def from_bits(bits: Array, xp: Any = numpy) -> Array:
-    """Bits (uint16) to f32, exactly."""
+    """Convert bf16 bits (uint16) to f32, exactly."""
     wide = bits.astype(xp.uint32)
-    # In place: an array of no dimensions stays one.
+    # In place, so that an array of no dimensions stays an array.
     wide <<= xp.uint32(16)
     return wide.view(xp.float32)
 
 
 def to_bits(x: Array, xp: Any = numpy) -> Array:
-    """Floats of any width to bits (uint16), rounded once to the nearest, halves to even; NaN stays NaN."""
+    """Convert floats of any width to bf16 bits (uint16).
+
+    Rounds once to the nearest, halves to even; NaN stays NaN.
+    """
     wide = _to_odd(xp, x) if x.dtype == xp.float64 else xp.ascontiguousarray(x, xp.float32)
     bits = wide.reshape(x.shape).view(xp.uint32)
     upper = bits >> xp.uint32(16)
     rounded = (bits + (upper & xp.uint32(1)) + xp.uint32(0x7FFF)) >> xp.uint32(16)
-    # Rounding could carry a NaN into infinity; a set quiet bit cannot be lost with the lower half.
+    # Rounding could carry a NaN into infinity; a quiet bit set here survives the truncation.
     return xp.where(xp.isnan(wide.reshape(x.shape)), upper | xp.uint32(0x40), rounded).astype(xp.uint16)
 
 
 def _to_odd(xp: Any, x: Array) -> Array:
-    """f64 to f32, inexact ones to the odd neighbour, from which a second rounding is right.
+    """Round f64 to f32, inexact values to the odd neighbour, so that a second rounding is exact.
 
     See Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums" (2008).
     """

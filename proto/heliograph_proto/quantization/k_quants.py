@@ -1,9 +1,10 @@
-"""Floats to ggml's blocks of 256, in 8 or 16 parts with scales of their own, bit for bit as ggml's reference.
+"""Encoders of ggml's blocks of 256, in 8 or 16 parts with scales, bit for bit as ggml's reference.
 
-The scale of a part is searched for: some are tried, and that with the least error weighted by the elements'
-sizes is taken. The scales of a block's parts become whole numbers of a few bits, and the elements are
-rounded to what these stand for. Sums are in f32 and in the order of the elements, since the last bit decides
-between scales: so elements come first here, [elements, parts], and all parts are computed at once.
+The scale of each part is searched: several candidates are tried, and the one with the least error,
+weighted by the elements' sizes, wins. A block's scales become integers of a few bits, and the
+elements are rounded relative to these. Sums are in f32 and in element order, since the last bit
+decides between candidates: so elements come first here, [elements, parts], and all parts are
+computed at once.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ Array = Any
 
 
 def fields(blocks: Array, *sizes: int) -> list[Array]:
-    """The bytes of blocks [n, sum(sizes)], cut into parts."""
+    """Split the bytes of blocks [n, sum(sizes)] into fields."""
     ends = numpy.cumsum(sizes)
     return [blocks[:, end - size : end] for size, end in zip(sizes, ends.tolist(), strict=True)]
 
 
 def halves(xp: Any, field: Array) -> Array:
-    """Bytes [n, 2 k] that are f16, as f32 [n, k]."""
+    """Convert bytes [n, 2 k] of f16 to f32 [n, k]."""
     return xp.ascontiguousarray(field).view(xp.float16).astype(xp.float32)
 
 
@@ -31,9 +32,9 @@ def half_bytes(xp: Any, scale: Array) -> Array:
 
 
 def unpacked(xp: Any, packed: Array, width: int, run: int) -> Array:
-    """Bytes [n, m] of 8 / width numbers each, as numbers [n, m * 8 / width].
+    """Unpack bytes [n, m] of 8 / width numbers each to numbers [n, m * 8 / width].
 
-    Of every `run` bytes first come the lowest bits of each, then the next ones, and so on.
+    Within every `run` bytes, the lowest bits of each come first, then the next ones, and so on.
     """
     shifts = xp.arange(0, 8, width, dtype=xp.uint8)[:, None]
     numbers = packed.reshape(len(packed), -1, 1, run) >> shifts
@@ -48,38 +49,38 @@ def packed(xp: Any, numbers: Array, width: int, run: int) -> Array:
 
 
 BLOCK = 256
-#: Parts whose elements are all smaller are zeros.
+#: Parts with only smaller elements become zeros.
 SMALLEST = numpy.float32(1e-15)
 F32 = numpy.float32
-#: Adding it to a float32 rounds that to a whole number, halves to even, in its last 23 bits.
+#: Adding MAGIC to a float32 rounds it to an integer, halves to even, in its last 23 bits.
 MAGIC, MAGIC_BITS, MAGIC_ZERO = F32(12582912), 0x7FFFFF, 0x400000
 
 
 class BlockFit(NamedTuple):
-    """How elements are fitted by whole numbers from 0 on, times a scale, and an offset."""
+    """The fit of elements by integers from 0, times a scale, minus an offset."""
 
     most: int
-    """The largest number."""
+    """The largest integer."""
     first: float
-    """The first scale that is tried stretches the numbers by so much; then ..."""
+    """The first candidate scale stretches the integers by this much."""
     steps: int
-    """... so many more by a tenth each."""
+    """The number of further candidates, each a tenth more."""
     by_size: bool
-    """Whether errors count by their size, not by their square."""
+    """True if errors count by their size, not by their square."""
 
 
 def _nearest(x: Array) -> Array:
-    """The nearest whole numbers, int32."""
+    """Round to int32."""
     return ((x + MAGIC).view(numpy.int32) & MAGIC_BITS) - MAGIC_ZERO
 
 
 def _clipped(xp: Any, x: Array, least: int, most: int) -> Array:
-    """The nearest whole numbers between these, as f32."""
+    """Round to integers in a range, as f32."""
     return xp.clip(_nearest(x), least, most).astype(F32)
 
 
 def _summed(terms: Array) -> Array:
-    """The sums over elements, in their order."""
+    """Sum over elements, in their order."""
     total = terms[0].copy()
     for term in terms[1:]:
         total += term
@@ -87,31 +88,31 @@ def _summed(terms: Array) -> Array:
 
 
 def _parts(xp: Any, x: Array, size: int) -> Array:
-    """Blocks [n, 256] as [size, n * parts]."""
+    """Reshape blocks [n, 256] to [size, n * parts]."""
     return xp.ascontiguousarray(x.reshape(-1, size).T)
 
 
 def _largest(xp: Any, x: Array, axis: int) -> Array:
-    """The first element of the largest size."""
+    """Return the first element of the largest size."""
     place = xp.expand_dims(xp.abs(x).argmax(axis), axis)
     return xp.take_along_axis(x, place, axis).squeeze(axis)
 
 
 def _by_part(numbers: Array, blocks: int) -> Array:
-    """[elements, parts] as [n, parts of a block, elements]."""
+    """Reshape [elements, parts] to [n, parts of a block, elements]."""
     return numbers.T.reshape(blocks, -1, len(numbers))
 
 
 def _head(xp: Any, x: Array, scale: Array) -> Array:
-    """The bytes of a block's scale, NaN where the block has an element that is not finite."""
+    """Return the bytes of a block's scale; NaN if the block has an element that is not finite."""
     return half_bytes(xp, xp.where(xp.isfinite(x).all(-1), scale, F32("nan"))[:, None])
 
 
-# Numbers around zero: q3_k and q6_k
+# Integers around zero: q3_k and q6_k
 
 
 class _Around(NamedTuple):
-    """Numbers for the elements of parts, and the sums of a least squares fit of their scale."""
+    """Integers for the elements of parts, and the sums for a least squares fit of their scale."""
 
     numbers: Array
     products: Array
@@ -119,7 +120,7 @@ class _Around(NamedTuple):
 
 
 def _around(xp: Any, x: Array, inverse: Array, half: int) -> _Around:
-    """Numbers from -half to half - 1, with errors weighted by the squares of the elements."""
+    """Round to -half .. half - 1, with errors weighted by the squares of the elements."""
     numbers, weights = _clipped(xp, inverse * x, -half, half - 1), x * x
     return _Around(numbers, _summed(weights * x * numbers), _summed(weights * numbers * numbers))
 
@@ -129,7 +130,7 @@ def _ratio(xp: Any, dividend: Array, divisor: Array) -> Array:
 
 
 def _search(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
-    """Numbers and scales of parts; nineteen scales around that of the largest element are tried."""
+    """Return integers and scales of parts, the best of nineteen around the largest element's."""
     extreme = _largest(xp, x, 0)
     found = _around(xp, x, F32(-half) / extreme, half)
     scale = _ratio(xp, found.products, found.squares)
@@ -146,7 +147,8 @@ def _search(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
 
 
 def _refine(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
-    """Numbers and scales of parts; five times each number is moved where that betters the fit."""
+    """Return integers and scales of parts; five passes move each integer if that improves the
+    fit."""
     extreme = _largest(xp, x, 0)
     numbers, products, squares = _around(xp, x, F32(-half) / extreme, half)
     weights = x * x
@@ -166,26 +168,27 @@ def _refine(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
 
 
 def _rounded_around(xp: Any, x: Array, numbers: Array, factor: Array, half: int) -> Array:
-    """The numbers of elements [n, parts, elements], those that were found where the factor is zero."""
+    """Round elements [n, parts, elements] by their factor; keep the given numbers where it is
+    zero."""
     wide = factor[..., None]
     found = _clipped(xp, x.reshape(numbers.shape) / wide, -half, half - 1) + F32(half)
     return xp.where(wide == 0, numbers, found).reshape(len(x), BLOCK).astype(xp.uint8)
 
 
 def _stored(head: Array) -> Array:
-    """The bytes of f16 as f32."""
+    """Convert bytes of f16 to f32."""
     return head.view(numpy.float16).astype(F32)
 
 
 def to_q3_k(xp: Any, x: Array) -> Array:
-    """Blocks [n, 256] of f32 as bytes [n, 110]."""
+    """Encode blocks [n, 256] of f32 as bytes [n, 110]."""
     numbers, found = _refine(xp, _parts(xp, x, 16), 4)
     found = found.reshape(len(x), -1)
     extreme = _largest(xp, found, 1)
     inverse = xp.where(extreme == 0, F32(0), F32(-32) / extreme)
     head = _head(xp, x, xp.where(extreme == 0, F32(0), F32(1) / inverse))
     scales = _clipped(xp, inverse[:, None] * found, -32, 31)
-    # Of a block without a scale all bits are zeros.
+    # A block without a scale has only zero bits.
     stored = xp.where(extreme[:, None] == 0, F32(0), scales + F32(32)).astype(xp.uint8)
     quanta = _rounded_around(xp, x, _by_part(numbers, len(x)), _stored(head) * scales, 4)
     lower = packed(xp, stored & xp.uint8(15), 4, 8)
@@ -195,7 +198,7 @@ def to_q3_k(xp: Any, x: Array) -> Array:
 
 
 def to_q6_k(xp: Any, x: Array) -> Array:
-    """Blocks [n, 256] of f32 as bytes [n, 210]."""
+    """Encode blocks [n, 256] of f32 as bytes [n, 210]."""
     numbers, found = _search(xp, _parts(xp, x, 16), 32)
     found = found.reshape(len(x), -1)
     extreme = _largest(xp, found, 1)
@@ -210,11 +213,12 @@ def to_q6_k(xp: Any, x: Array) -> Array:
     return xp.concatenate([low, high, scales.view(xp.uint8), head], -1)
 
 
-# Numbers from an offset: q2_k, q4_k and q5_k
+# Integers from an offset: q2_k, q4_k and q5_k
 
 
 def _fitted(xp: Any, x: Array, weights: Array, fit: BlockFit) -> tuple[Array, Array, Array]:
-    """Numbers, scales and offsets, which are taken off; each try starts from the best offset yet."""
+    """Return integers, scales and offsets, which are subtracted; each try starts from the best
+    offset."""
     least, most = xp.minimum(x.min(0), F32(0)), x.max(0)
     total, weighted = _summed(weights), _summed(weights * x)
     inverse = F32(fit.most) / (most - least)
@@ -236,7 +240,7 @@ def _fitted(xp: Any, x: Array, weights: Array, fit: BlockFit) -> tuple[Array, Ar
 def _solved(
     xp: Any, x: Array, weights: Array, numbers: Array, total: Array, weighted: Array
 ) -> tuple[Array, Array, Array]:
-    """The least squares scale and offset of numbers, an offset at most 0; and whether there are any."""
+    """Return the least squares scale and offset (at most 0) of integers, and where they exist."""
     products = weights * numbers
     first, squares, mixed = _summed(products), _summed(products * numbers), _summed(products * x)
     divisor = total * squares - first * first
@@ -255,7 +259,8 @@ def _error(
 
 
 def _scales_from(xp: Any, found: Array, most: int) -> tuple[Array, Array]:
-    """Whole numbers up to `most` for scales [n, parts], and the block's scale that they multiply [n]."""
+    """Return integers up to `most` for scales [n, parts], and the block's scale to multiply them by
+    [n]."""
     largest = xp.maximum(found.max(1), F32(0))
     inverse = xp.where(largest > 0, F32(most) / largest, F32(0))
     numbers = xp.minimum(_nearest(inverse[:, None] * found).astype(xp.uint8), xp.uint8(most))
@@ -263,14 +268,15 @@ def _scales_from(xp: Any, found: Array, most: int) -> tuple[Array, Array]:
 
 
 def _rounded_from(xp: Any, x: Array, numbers: Array, factor: Array, offset: Array, most: int) -> Array:
-    """The numbers of elements [n, parts, elements], those that were found where the factor is zero."""
+    """Round elements [n, parts, elements] by their factor; keep the given numbers where it is
+    zero."""
     wide = factor[..., None]
     found = _clipped(xp, (x.reshape(numbers.shape) + offset[..., None]) / wide, 0, most)
     return xp.where(wide == 0, numbers, found).reshape(len(x), BLOCK).astype(xp.uint8)
 
 
 class _From(NamedTuple):
-    """What is stored of blocks: the heads' bytes, the parts' scales and offsets, the elements' numbers."""
+    """The stored fields of blocks: the bytes of heads, scales and offsets of parts, and quanta."""
 
     scale: Array
     offset: Array
@@ -290,7 +296,7 @@ def _from(xp: Any, x: Array, parts: Array, weights: Array, fit: BlockFit, most: 
 
 
 def to_q2_k(xp: Any, x: Array) -> Array:
-    """Blocks [n, 256] of f32 as bytes [n, 84]."""
+    """Encode blocks [n, 256] of f32 as bytes [n, 84]."""
     parts = _parts(xp, x, 16)
     found = _from(xp, x, parts, xp.abs(parts), BlockFit(3, -0.5, 15, by_size=True), 15)
     scales = found.scales | (found.offsets << xp.uint8(4))
@@ -298,7 +304,7 @@ def to_q2_k(xp: Any, x: Array) -> Array:
 
 
 def _from_eight(xp: Any, x: Array, fit: BlockFit) -> tuple[Array, Array]:
-    """The first 16 bytes of q4_k and q5_k, and the elements' numbers."""
+    """Return the first 16 bytes of q4_k and q5_k, and the elements' quanta."""
     parts = _parts(xp, x, 32)
     weights = xp.sqrt(_summed(parts * parts) / F32(32)) + xp.abs(parts)
     found = _from(xp, x, parts, weights, fit, 63)
@@ -309,13 +315,13 @@ def _from_eight(xp: Any, x: Array, fit: BlockFit) -> tuple[Array, Array]:
 
 
 def to_q4_k(xp: Any, x: Array) -> Array:
-    """Blocks [n, 256] of f32 as bytes [n, 144]."""
+    """Encode blocks [n, 256] of f32 as bytes [n, 144]."""
     head, quanta = _from_eight(xp, x, BlockFit(15, -1.0, 20, by_size=False))
     return xp.concatenate([head, packed(xp, quanta, 4, 32)], -1)
 
 
 def to_q5_k(xp: Any, x: Array) -> Array:
-    """Blocks [n, 256] of f32 as bytes [n, 176]."""
+    """Encode blocks [n, 256] of f32 as bytes [n, 176]."""
     head, quanta = _from_eight(xp, x, BlockFit(31, -0.5, 15, by_size=False))
     fifth, nibbles = packed(xp, quanta >> xp.uint8(4), 1, 32), packed(xp, quanta & xp.uint8(15), 4, 32)
     return xp.concatenate([head, fifth, nibbles], -1)

@@ -150,8 +150,8 @@ def test_any_bits_are_blocks(name: str) -> None:
 @pytest.mark.parametrize(
     ("array", "name", "message"),
     [
-        (np.zeros(32), "f32", "no quantized type"),
-        (np.zeros(32), "q9_0", "no quantized type"),
+        (np.zeros(32), "f32", "not a quantized type"),
+        (np.zeros(32), "q9_0", "not a quantized type"),
         (np.zeros(33), "q8_0", "whole blocks of 32"),
         (np.zeros(()), "q8_0", "whole blocks of 32"),
         (np.zeros(32, np.int32), "q8_0", "floats needed"),
