@@ -100,7 +100,7 @@ REFUSED: list[Refusal] = [
     ("the mean of integers", "mean", [t("i32", 2)], {}, "takes float"),
     ("the sums of a scalar", "cumsum", [t(F)], {}, "at least 1"),
     ("the products of booleans", "cumprod", [t("bool", 2)], {}, "takes float or int"),
-    ("a search in a matrix", "searchsorted", [t(F, 2, 2), t(F)], {}, "has one dimension"),
+    ("a search in a matrix", "searchsorted", [t(F, 2, 2), t(F)], {}, "must have one dimension"),
     ("a search for another type", "searchsorted", [t(F, 2), t("f64")], {}, "different data types"),
     ("a search in booleans", "searchsorted", [t("bool", 2), t("bool")], {}, "takes float or int"),
     ("the order of a scalar", "argsort", [t(F)], {}, "at least 1"),

@@ -205,7 +205,7 @@ REFUSED: list[Refusal] = [
     refused("rows at floats", "get_rows_back", "must be i32 or i64", X, t("f32", 3), rows=5),
     refused("fewer rows than none", "get_rows_back", "rows is -1", X, t("i32", 3), rows=-1),
     refused("labels of another shape", "cross_entropy_loss", "shapes must be equal", X, Y),
-    refused("a loss of nothing", "cross_entropy_loss", "nothing to take", t("f32", 0, 4), t("f32", 0, 4)),
+    refused("a loss of nothing", "cross_entropy_loss", "mean of an empty", t("f32", 0, 4), t("f32", 0, 4)),
     refused("a loss of a number", "cross_entropy_loss", "at least 1", t("f32"), t("f32")),
     refused("the gradient of many losses", "cross_entropy_loss_back", "must be one element", X, X, X),
     refused("six numbers of AdamW", "opt_step_adamw", "7 numbers needed", *ADAM, t("f32", 6)),

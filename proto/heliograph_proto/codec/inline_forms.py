@@ -41,7 +41,8 @@ _TRACE_TAG = varint(50 << 3 | 2)
 
 
 class Template:
-    """The bytes of a command or a completion after its sequence number, with holes of fixed sizes."""
+    """The bytes of a command or a completion after its sequence number, with holes of fixed
+    sizes."""
 
     __slots__ = ("_fixed", "_heads", "_holes", "_segments", "size_bytes")
 

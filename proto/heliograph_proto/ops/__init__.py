@@ -1,4 +1,4 @@
-"""The op table: one file an op family, each with the rows and the rules of its ops, joined in `table`.
+"""The op table: one module per op family, with its rows and rules; `table` joins them.
 
-Imports the types, the errors and nothing else of ours.
+Within the package it imports only the types and the errors.
 """

@@ -18,14 +18,14 @@ from heliograph_proto.types import TensorType
 
 
 def require_finite(attributes: Attributes, *names: str) -> None:
-    """Raises unless these attributes are finite numbers."""
+    """Raise unless these attributes are finite numbers."""
     for name in names:
         if not math.isfinite(attributes[name]):
             raise InvalidGraphError(f"{name} is {attributes[name]}; it must be finite")
 
 
 def require_not_negative(attributes: Attributes, *names: str) -> None:
-    """Raises unless these attributes are finite and not negative."""
+    """Raise unless these attributes are finite and not negative."""
     require_finite(attributes, *names)
     for name in names:
         if attributes[name] < 0:
@@ -68,7 +68,7 @@ def swiglu_oai(types: Types, attributes: Attributes) -> TensorType:
 
 
 _SWAP = Attribute("swap", "boolean", False)
-_HALVES = "; without b, a and b are the halves of x's rows, and `swap` exchanges them."
+_HALVES = "; without b, a and b are the halves of x's rows, which `swap` exchanges."
 
 
 def _glu(name: str, doc: str) -> Op:

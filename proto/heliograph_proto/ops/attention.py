@@ -1,4 +1,4 @@
-"""Rules of softmax with ALiBi and sinks, of attention, and of group norm."""
+"""Rows and rules of softmax with ALiBi and sinks, of attention, and of group norm."""
 
 from __future__ import annotations
 
@@ -19,27 +19,30 @@ from heliograph_proto.types import DType, TensorType
 
 
 def require_bias_types(found: DType, others: Types) -> None:
-    """Raises unless masks and sinks have the data type of the scores, or at most 32 bits."""
+    """Raise unless masks and sinks have the data type of the scores, or at most 32 bits."""
     for other in others:
         if other.dtype is not found and other.dtype.name not in ("bf16", "f16", "f32"):
-            raise InvalidGraphError(f"mask or sinks {other} beside {found}: the data types do not fit")
+            raise InvalidGraphError(
+                f"mask or sinks {other} with scores of {found}: the data types do not fit"
+            )
 
 
 def require_sinks(sinks: TensorType, heads: int) -> None:
-    """Raises unless there is one sink for each head."""
+    """Raise unless there is one sink for each head."""
     if sinks.shape != (heads,):
         raise InvalidGraphError(f"sinks {sinks}: one number for each of {heads} heads needed")
 
 
 def require_bias(types: Types, attributes: Attributes, mask: int) -> None:
-    """Raises unless max_bias is a number that a mask is there for."""
+    """Raise unless max_bias is valid, and a mask is given if it is not 0."""
     require_not_negative(attributes, "max_bias")
     if attributes["max_bias"] and len(types) <= mask:
         raise InvalidGraphError("max_bias without a mask: ALiBi's slopes multiply the mask")
 
 
 def soft_max(types: Types, attributes: Attributes) -> TensorType:
-    """Scores, optionally a mask that broadcasts to them, optionally sinks [heads]; heads are axis -3."""
+    """Scores, optionally a mask that broadcasts to them, optionally sinks [heads]; heads are axis
+    -3."""
     x = types[0]
     require_kind(types, FLOATS)
     require_rank(x, 1)
@@ -56,7 +59,8 @@ def soft_max(types: Types, attributes: Attributes) -> TensorType:
 
 
 def flash_attn_ext(types: Types, attributes: Attributes) -> TensorType:
-    """q [b, h, m, d], k [b', h', n, d], v [b', h', n, dv], mask [.., m, n], sinks [h] give [b, m, h, dv]."""
+    """q [b, h, m, d], k [b', h', n, d], v [b', h', n, dv], mask [.., m, n], sinks [h] give [b, m,
+    h, dv]."""
     q, k, v = types[:3]
     dtype = accumulated((k, v, q), weights=2)
     require_kind(types[3:], FLOATS)
@@ -84,7 +88,7 @@ def _require_mask(mask: TensorType, scores: TensorType) -> None:
 
 
 def group_norm(types: Types, attributes: Attributes) -> TensorType:
-    """[.., channels, h, w]; from 1 group up to as many as there are channels."""
+    """[.., channels, h, w]; `groups` is from 1 to the number of channels."""
     require_kind(types, FLOATS)
     require_rank(types[0], 3)
     require_not_negative(attributes, "eps")
@@ -98,15 +102,15 @@ _MAX_BIAS = Attribute("max_bias", "real", 0.0)
 ROWS: tuple[Op, ...] = (
     Op(
         "soft_max", ("x", "mask?", "sinks?"), "rows", soft_max,
-        "exp(y - max(y)) / sum, for each row of y = x * scale + slope * mask; slopes are 1, or with max_bias "
-        "ALiBi's of the heads, axis -3, each of which may have a sink, one more score.",
+        "exp(y - max(y)) / sum, for each row of y = x * scale + slope * mask; slopes are 1, or with "
+        "max_bias ALiBi's of the heads, axis -3. Each head may have a sink: one more score.",
         (_SCALE, _MAX_BIAS), (0,), 1e-6,
     ),
     Op(
         "flash_attn_ext", ("q", "k", "v", "mask?", "sinks?"), "attention", flash_attn_ext,
         "Attention, [b, m, h, dv], of q [b, h, m, d], k [b, kv, n, d] and v [b, kv, n, dv], where heads "
         "share keys as in mul_mat, with soft_max's mask, slopes and sinks; with a cap, scores are cap * "
-        "tanh(score / cap). A row that is hidden whole gives 0. k and v may be blocks.",
+        "tanh(score / cap). A fully masked row gives 0. k and v may be blocks.",
         (_SCALE, _MAX_BIAS, Attribute("logit_softcap", "real", 0.0)), (), PRODUCT_TOLERANCE,
     ),
     Op(

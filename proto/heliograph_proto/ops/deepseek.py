@@ -1,4 +1,4 @@
-"""Rules of DeepSeek's ops: the lightning indexer, and the mixes of hyper-connections."""
+"""Rows and rules of DeepSeek's ops: the lightning indexer, and hyper-connections."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from heliograph_proto.ops.row import PRODUCT_TOLERANCE, Attribute, Op
 from heliograph_proto.ops.rules import FLOATS, Attributes, Types, require_kind, require_within
 from heliograph_proto.types import TensorType
 
-#: DeepSeek's models take 20 iterations; what follows is converged long before.
+#: DeepSeek's models use 20 iterations, which converge long before this.
 MOST_ITERATIONS = 1000
 
 
 def lightning_indexer(types: Types, attributes: Attributes) -> TensorType:
-    """q [s, t, h, d], k [s, n, 1, d], weights [s, 1, t, h] and mask [s', 1, t, n] give [s, 1, t, n]."""
+    """q [s, t, h, d], k [s, n, 1, d], weights [s, 1, t, h] and mask [s', 1, t, n] give [s, 1, t,
+    n]."""
     q, k, weights, mask = types
     dtype = accumulated((k, q, weights), weights=1)
     require_kind([mask], FLOATS)
@@ -36,7 +37,8 @@ def lightning_indexer(types: Types, attributes: Attributes) -> TensorType:
 
 
 def dsv4_hc_comb(types: Types, attributes: Attributes) -> TensorType:
-    """Mixes [t, (2 + hc) hc], a scale of three numbers or more, base [(2 + hc) hc] give [t, hc, hc]."""
+    """Mixes [t, (2 + hc) hc], a scale of three numbers or more, base [(2 + hc) hc] give [t, hc,
+    hc]."""
     mixes, scale, base = types
     dtype = accumulated(types)
     require_not_negative(attributes, "eps")
@@ -64,7 +66,8 @@ def dsv4_hc_pre(types: Types, attributes: Attributes) -> TensorType:
 
 
 def dsv4_hc_post(types: Types, attributes: Attributes) -> TensorType:
-    """x [t, n], residual [t, hc, n], post [t, hc] and optionally comb [t, hc, hc] give [t, hc, n]."""
+    """x [t, n], residual [t, hc, n], post [t, hc] and optionally comb [t, hc, hc] give [t, hc,
+    n]."""
     x, residual, post, *comb = types
     dtype = accumulated(types)
     if residual.ndim != 3:
@@ -81,14 +84,14 @@ ROWS: tuple[Op, ...] = (
     Op(
         "lightning_indexer", ("q", "k", "weights", "mask"), "attention", lightning_indexer,
         "Scores [s, 1, t, n], in f32: the sum over heads of relu(q k) times the head's weight, plus a mask; "
-        "of q [s, t, h, d], k [s, n, 1, d], weights [s, 1, t, h], mask [s', 1, t, n], which repeats. k may "
-        "be blocks.",
+        "of q [s, t, h, d], k [s, n, 1, d], weights [s, 1, t, h], mask [s', 1, t, n], which repeats. k "
+        "may be blocks.",
         (), (), PRODUCT_TOLERANCE,
     ),
     Op(
         "dsv4_hc_comb", ("mixes", "scale", "base"), "rows", dsv4_hc_comb,
-        "What each of hc streams gives to each, [t, from, to], in f32: the last hc hc elements of mixes * "
-        "scale[2] + base, soft_max by rows plus eps, columns made to add up to 1, rows, columns, ...",
+        "The mixing weights of hc streams, [t, from, to], in f32: the last hc hc elements of mixes * "
+        "scale[2] + base, soft_max by rows plus eps, then columns and rows normalised in turn to sum to 1.",
         (Attribute("eps", "real"), Attribute("iterations", "integer")), (), 1e-6,
     ),
     Op(
@@ -99,8 +102,8 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "dsv4_hc_post", ("x", "residual", "post", "comb?"), "rows", dsv4_hc_post,
-        "x [t, n] times post [t, hc], plus the residual's streams [t, hc, n], which comb [t, from, to] mixes "
-        "where it is given, in f32.",
+        "x [t, n] times post [t, hc], plus the residual's streams [t, hc, n], mixed by comb "
+        "[t, from, to] if given, in f32.",
         (), (), 1e-6,
     ),
 )  # fmt: skip

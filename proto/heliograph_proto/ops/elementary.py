@@ -1,13 +1,12 @@
-"""Rows: what the array API has and ggml lacks of logarithms, inverse functions, functions of two floats, and
-the bits of floats and integers.
-"""
+"""Rows of the array API's functions that ggml lacks: logarithms, inverse functions, functions of
+two floats, and bits of floats and integers."""
 
 from __future__ import annotations
 
 from heliograph_proto.ops.row import EXACT, Op, binary, question, unary
 from heliograph_proto.ops.rules import FLOATS, INTEGERS
 
-_COUNT = "; by less than 0 or all bits and more: by all of them."
+_COUNT = "; a count below 0, or of all bits or more, shifts by all bits."
 
 ROWS: tuple[Op, ...] = (
     # of one float
@@ -24,16 +23,16 @@ ROWS: tuple[Op, ...] = (
     binary("hypot", "sqrt(a * a + b * b), without overflow.", FLOATS),
     binary("logaddexp", "log(exp(a) + exp(b)), without overflow.", FLOATS),
     # the bits of floats
-    question("signbit", "Whether the sign is negative, that of -0 and NaN too."),
+    question("signbit", "True where the sign bit is set, also for -0 and NaN."),
     binary("copysign", "a with the sign of b.", FLOATS, EXACT),
-    binary("nextafter", "The float after a on the way to b; b where they are equal.", FLOATS, EXACT),
+    binary("nextafter", "The next float after a towards b; b if they are equal.", FLOATS, EXACT),
     # the bits of integers
-    unary("bitwise_invert", "Each bit the other way round.", INTEGERS, EXACT),
-    binary("bitwise_and", "The bits that both have.", INTEGERS, EXACT),
-    binary("bitwise_or", "The bits that one of them has.", INTEGERS, EXACT),
-    binary("bitwise_xor", "The bits that exactly one of them has.", INTEGERS, EXACT),
-    binary("bitwise_left_shift", "The bits of a moved b places up" + _COUNT, INTEGERS, EXACT),
+    unary("bitwise_invert", "Each bit inverted.", INTEGERS, EXACT),
+    binary("bitwise_and", "The bits set in both.", INTEGERS, EXACT),
+    binary("bitwise_or", "The bits set in at least one.", INTEGERS, EXACT),
+    binary("bitwise_xor", "The bits set in exactly one.", INTEGERS, EXACT),
+    binary("bitwise_left_shift", "The bits of a shifted up by b" + _COUNT, INTEGERS, EXACT),
     binary(
-        "bitwise_right_shift", "The bits of a moved b places down, the sign stays" + _COUNT, INTEGERS, EXACT
+        "bitwise_right_shift", "The bits of a shifted down by b, keeping the sign" + _COUNT, INTEGERS, EXACT
     ),
 )

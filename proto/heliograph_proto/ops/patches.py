@@ -1,4 +1,5 @@
-"""Rules of vision's rarer ops: volumes, columns as signals, windows of attention, gradients of windows."""
+"""Rows and rules of further vision ops: volumes, signals from columns, attention windows,
+gradients."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def add_rel_pos(types: Types, attributes: Attributes) -> TensorType:
 
 
 def im2col_back(types: Types, attributes: Attributes) -> TensorType:
-    """Gradients [n, *windows, c k] and the kernel [oc, c, *k] give data of `shape` [n, c, *sizes]."""
+    """Gradients [n, *windows, c k] and the kernel [oc, c, *k] give data of `shape` [n, c,
+    *sizes]."""
     gradient, kernel = types
     dtype = accumulated(types)
     shape = tuple(attributes["shape"])
@@ -114,7 +116,7 @@ def im2col_back(types: Types, attributes: Attributes) -> TensorType:
 
 
 def pool_2d_back(types: Types, attributes: Attributes) -> TensorType:
-    """Gradients [.., oh, ow] and x [.., h, w], which pool_2d turned into that, give x's shape."""
+    """Gradients [.., oh, ow] of pool_2d and its operand x [.., h, w] give x's shape."""
     gradient, x = types
     dtype = accumulated(types)
     forward = rules.pool_2d((x,), attributes)
@@ -136,17 +138,17 @@ ROWS: tuple[Op, ...] = (
     Op(
         "col2im_1d", ("x",), "window", col2im_1d,
         "Signals [channels, (t - 1) stride + k - 2 padding], the sum of the columns [t, channels k], each "
-        "`stride` further on, without `padding` at both ends.",
+        "shifted by `stride`, without `padding` at both ends.",
         (_CHANNELS, Attribute("stride", "integer", 1), Attribute("padding", "integer", 0)), (), 1e-6,
     ),
     Op(
         "win_part", ("x",), "move", win_part,
-        "x [h, w, c] cut into square windows, [windows, window, window, c], with zeros at the far ends.",
+        "x [h, w, c] cut into square windows, [windows, window, window, c], zero-padded at the far ends.",
         (Attribute("window", "integer"),), (), EXACT,
     ),
     Op(
         "win_unpart", ("x",), "move", win_unpart,
-        "Windows [windows, window, window, c] put together to [height, width, c], without what is too much.",
+        "Windows [windows, window, window, c] joined to [height, width, c], without the padding.",
         (Attribute("height", "integer"), Attribute("width", "integer")), (), EXACT,
     ),
     Op(
@@ -160,12 +162,12 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "im2col_back", ("gradient", "kernel"), "window", im2col_back,
-        "The gradient of im2col with respect to data of `shape`: the sum of what windows give it, in f32.",
+        "The gradient of im2col with respect to data of `shape`: the sum over windows, in f32.",
         (Attribute("shape", "integers"), *_STEPS), (), 1e-6,
     ),
     Op(
         "pool_2d_back", ("gradient", "x"), "window", pool_2d_back,
-        "The gradient of pool_2d at x: to the first largest element of each window, or its mean, in f32.",
+        "The gradient of pool_2d at x, in f32: for each window's first largest element, or its mean.",
         (Attribute("kernel", "integers"), *_STEPS[:2], Attribute("average", "boolean", False)), (), 1e-6,
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from heliograph_proto.types import F32, F64, DType, TensorType
 
 
 def accumulated(types: Types, weights: int = 0) -> DType:
-    """The data type of sums of products, as in ggml f32; f64 where all operands are f64.
+    """Return the data type of sums of products: f32 as in ggml; f64 if all operands are f64.
 
     The first `weights` operands may be quantized.
     """
@@ -31,30 +31,31 @@ def accumulated(types: Types, weights: int = 0) -> DType:
     return F64 if wide.pop() else F32
 
 
-#: Weights whose products ggml takes with rows of q8_0, besides floats.
+#: The types of weights that ggml multiplies with q8_0 rows, besides floats.
 BESIDE_Q8_0 = ("q4_0", "q5_0", "q8_0")
 
 
 def multiplied(weights: TensorType, activations: TensorType) -> DType:
-    """The data type of a product of weights and activations: as accumulated, or of blocks with q8_0, f32."""
+    """Return the data type of weights times activations: `accumulated`, or f32 for blocks with
+    q8_0."""
     if activations.dtype.name == "q8_0" and weights.dtype.name in BESIDE_Q8_0:
         return F32
     return accumulated((weights, activations), weights=1)
 
 
 def require_indices(found: TensorType) -> None:
-    """Raises unless the operand can index."""
+    """Raise unless the operand can index."""
     if found.dtype.name not in ("i32", "i64"):
         raise InvalidGraphError(f"indices are {found}; they must be i32 or i64")
 
 
 def divides(part: int, whole: int) -> bool:
-    """Whether a dimension of size `part` fills one of size `whole` by whole repetitions."""
+    """True if whole repetitions of a dimension of size `part` fill one of size `whole`."""
     return part == whole or (part > 0 and whole % part == 0)
 
 
 def require_repeats(part: TensorType, whole: TensorType, drop: int) -> None:
-    """Raises unless part's leading dimensions divide whole's; the last `drop` ones do not count."""
+    """Raise unless part's leading dimensions, without the last `drop`, divide whole's."""
     inner, outer = part.shape[: part.ndim - drop], whole.shape[: whole.ndim - drop]
     aligned = (1,) * (len(outer) - len(inner)) + inner
     if len(inner) > len(outer) or not all(map(divides, aligned, outer)):
@@ -93,7 +94,8 @@ def out_prod(types: Types, attributes: Attributes) -> TensorType:
 
 
 def mul_mat_id(types: Types, attributes: Attributes) -> TensorType:
-    """Experts [e, n, k], activations [t, u, k] and ids [t, used] give [t, used, n]; u divides used."""
+    """Experts [e, n, k], activations [t, u, k] and ids [t, used] give [t, used, n]; u divides
+    used."""
     experts, activations, ids = types
     dtype = multiplied(experts, activations)
     require_indices(ids)
@@ -112,14 +114,14 @@ ROWS: tuple[Op, ...] = (
     Op(
         "mul_mat", ("weights", "activations"), "matmul", mul_mat,
         "activations [.., m, k] times the transpose of weights [.., n, k], in f32; each matrix of weights "
-        "serves as many consecutive ones of the activations as their leading sizes ask for. Weights may be "
-        "blocks, and the activations q8_0 where they are q4_0, q5_0 or q8_0.",
+        "repeats for consecutive ones of the activations, by the ratio of leading sizes. Weights may be "
+        "blocks; with q4_0, q5_0 or q8_0 weights, the activations may be q8_0.",
         tolerance=PRODUCT_TOLERANCE,
     ),
     Op(
         "mul_mat_id", ("experts", "activations", "ids"), "matmul", mul_mat_id,
-        "For each token and each of its expert ids, that expert's matrix times the token's row, in f32, of "
-        "mul_mat's data types. An id outside is an error of the run.",
+        "For each token and each of its expert ids, that expert's matrix times the token's row, in f32, with "
+        "mul_mat's data types. An id out of range fails the run.",
         tolerance=PRODUCT_TOLERANCE,
     ),
     Op(

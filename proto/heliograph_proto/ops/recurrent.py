@@ -1,4 +1,4 @@
-"""Rules of state space models and linear attention, whose states run along the tokens, and of solve_tri."""
+"""Rows and rules of state space models, linear attention and solve_tri."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from heliograph_proto.types import TensorType
 
 
 def require_shape(name: str, found: TensorType, *allowed: Sequence[int]) -> None:
-    """Raises unless the operand has one of these shapes."""
+    """Raise unless the operand has one of these shapes."""
     if found.shape not in map(tuple, allowed):
         needed = " or ".join(str([*shape]) for shape in allowed)
         raise InvalidGraphError(f"{name} is {found}; its shape must be {needed}")
 
 
 def _sizes(name: str, found: TensorType, words: str) -> tuple[int, ...]:
-    """The operand's sizes, one for each word."""
+    """Return the operand's sizes, one per word."""
     if found.ndim != len(words.split()):
         raise InvalidGraphError(f"{name} is {found}; [{', '.join(words.split())}] needed")
     return found.shape
@@ -46,7 +46,8 @@ def ssm_conv(types: Types, attributes: Attributes) -> TensorType:
 
 
 def ssm_scan(types: Types, attributes: Attributes) -> TensorType:
-    """States [m, h, d, s], x [n, t, h, d], dt [n, t, h], A [h, s or 1], B and C [n, t, g, s], ids [n]."""
+    """States [m, h, d, s], x [n, t, h, d], dt [n, t, h], A [h, s or 1], B and C [n, t, g, s], ids
+    [n]."""
     states, x, dt, a, b, c, ids = types
     dtype = accumulated(types[:-1])
     require_indices(ids)
@@ -78,7 +79,7 @@ def wkv(types: Types, tokenwise: Sequence[str]) -> TensorType:
     sequences = _sizes("state", state, "n elements")[0]
     require_shape("state", state, (sequences, heads * width * width))
     if sequences < 1 or tokens % sequences:
-        raise InvalidGraphError(f"{tokens} tokens are not those of {sequences} sequences of equal length")
+        raise InvalidGraphError(f"{tokens} tokens do not divide into {sequences} sequences of equal length")
     return TensorType(dtype, (tokens + sequences * width, heads * width))
 
 
@@ -103,7 +104,8 @@ def gated_linear_attn(types: Types, attributes: Attributes) -> TensorType:
 
 
 def gated_delta_net(types: Types, attributes: Attributes) -> TensorType:
-    """q and k [n', t, h', s], v [n, t, h, s], g [n, t, h, s or 1], beta [n, t, h, 1], state [n, h, s, s]."""
+    """q and k [n', t, h', s], v [n, t, h, s], g [n, t, h, s or 1], beta [n, t, h, 1], state [n, h,
+    s, s]."""
     q, k, v, g, beta, state = types
     dtype = accumulated(types)
     sequences, tokens, heads, width = _sizes("v", v, "n t h s")
@@ -145,8 +147,8 @@ ROWS: tuple[Op, ...] = (
         "ssm_scan", ("states", "x", "dt", "a", "b", "c", "ids"), "attention", ssm_scan,
         "Mamba's scan, in f32: for each token of x [n, t, h, d] states [m, h, d, s] become exp(p a) state + "
         "p x b, p = softplus(dt), and y is the sum of state c; a is [h, s] (Mamba 1) or [h, 1] (Mamba 2). "
-        "The result is flat: y as x lies, then the states of the last `snapshots` tokens, the newest first, "
-        "0 where there are none. ids say which states sequences begin with; one outside is an error of the "
+        "The result is flat: y in x's order, then the states of the last `snapshots` tokens, newest first, "
+        "0 where there are none. ids select the initial states of sequences; an id out of range fails the "
         "run.",
         (_SNAPSHOTS,), (), 1e-6,
     ),
@@ -172,12 +174,12 @@ ROWS: tuple[Op, ...] = (
         "gated_delta_net", ("q", "k", "v", "g", "beta", "state"), "attention", gated_delta_net,
         "The gated delta rule, in f32: states [n, h, values, keys] become S exp(g), then S + beta (v - S k) "
         "k^T, and a token's row is S q / sqrt(s). Heads of q and k repeat over those of v. The result is "
-        "[n t + snapshots n s, h s]: rows, then the states of the last tokens, the newest first.",
+        "[n t + snapshots n s, h s]: rows, then the states of the last tokens, newest first.",
         (_SNAPSHOTS,), (), 1e-6,
     ),
     Op(
         "solve_tri", ("a", "b"), "matmul", solve_tri,
-        "x with a x = b, for a [.., n, n], of which the lower triangle counts, and b [.., n, k].",
+        "The solution x of a x = b, for b [.., n, k] and the lower triangle of a [.., n, n].",
         (), (1,), 1e-6,
     ),
 )  # fmt: skip

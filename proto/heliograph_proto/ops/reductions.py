@@ -30,7 +30,7 @@ def count_equal(types: Types, attributes: Attributes) -> TensorType:
 
 
 def sum_(types: Types, attributes: Attributes) -> TensorType:
-    """Anything to a scalar."""
+    """Any shape to a scalar."""
     require_kind(types, NUMBERS)
     return TensorType(types[0].dtype, ())
 
@@ -76,12 +76,12 @@ def top_k(types: Types, attributes: Attributes) -> TensorType:
 
 
 def searchsorted(types: Types, attributes: Attributes) -> TensorType:
-    """A vector and what is looked for in it, of one data type, give a place (i64) for each of the latter."""
+    """A sorted vector and values of the same data type give a place (i64) for each value."""
     vector, x = types
     require_kind(types, NUMBERS)
     require_one_dtype(types)
     if vector.ndim != 1:
-        raise InvalidGraphError(f"searchsorted in {vector}: what is searched has one dimension")
+        raise InvalidGraphError(f"searchsorted in {vector}: the sorted operand must have one dimension")
     return TensorType(I64, x.shape)
 
 
@@ -101,11 +101,11 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "count_equal", ("a", "b"), "reduction", count_equal,
-        "How many elements are equal, i64.", tolerance=EXACT,
+        "The number of equal elements, i64.", tolerance=EXACT,
     ),
     Op(
         "argsort", ("x",), "rows", argsort,
-        "The places (i32) of each row's elements in rising order, or falling; equal ones stay in order.",
+        "The places (i32) of each row's elements in ascending or descending order; the sort is stable.",
         (Attribute("descending", "boolean", False),), (), EXACT,
     ),
     Op(
@@ -115,8 +115,8 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "searchsorted", ("sorted", "x"), "rows", searchsorted,
-        "For each x how many elements of a sorted vector are below it, or with `right` not above it; i64. "
-        "NaN is above all numbers.",
+        "For each x, the number (i64) of elements of a sorted vector below it, or with `right` not above "
+        "it. NaN sorts above all numbers.",
         (Attribute("right", "boolean", False),), (), EXACT,
     ),
 )  # fmt: skip

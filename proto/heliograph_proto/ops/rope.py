@@ -1,4 +1,4 @@
-"""Rules of rotary position embedding, in ggml's modes, and of timestep embedding."""
+"""Rows and rules of rotary position embedding, in ggml's modes, and of timestep embedding."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from heliograph_proto.types import F32, TensorType
 
 #: ggml's numbers of the modes.
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
-#: Modes whose tokens have four positions, and sections of the row that use them.
+#: Modes with four positions per token and sections of the row that use them.
 SECTIONED = (MROPE, VISION, IMROPE)
 
 
 def pairs(attributes: Attributes) -> int:
-    """How many pairs of each row turn."""
+    """Return the number of rotated pairs in each row."""
     dims: int = attributes["n_dims"]
     return dims if attributes["mode"] == VISION else dims // 2
 
 
 def rope(types: Types, attributes: Attributes) -> TensorType:
-    """x [.., tokens, heads, d], positions i32 [tokens] or [4, tokens], optional factors f32 [>= pairs]."""
+    """x [.., tokens, heads, d], positions i32 [tokens] or [4, tokens], optional factors f32 [>=
+    pairs]."""
     x, positions, *factors = types
     require_kind(types[:1], FLOATS)
     require_rank(x, 3)
@@ -62,7 +63,8 @@ def _require_mode(x: TensorType, attributes: Attributes) -> None:
         return
     if len(sections) != 4 or min(sections) < 0 or not any(sections[:3]) or sum(sections) > width:
         raise InvalidGraphError(f"sections are {sections}; four sizes needed, within {width} together")
-    # ggml starts a section's angles anew where it begins, which an empty one before it would hide.
+    # ggml restarts the angles at the start of each section, which an empty one before it would
+    # hide.
     if mode == VISION and any(not a and b for a, b in zip(sections, sections[1:], strict=False)):
         raise InvalidGraphError(f"sections are {sections}; an empty one must be the last")
 
@@ -88,16 +90,16 @@ def timestep_embedding(types: Types, attributes: Attributes) -> TensorType:
     return TensorType(F32, (*types[0].shape, attributes["dim"]))
 
 
-#: ggml's, for angles that are computed in f32.
+#: ggml's, for angles computed in f32.
 ANGLE_TOLERANCE = 1e-3
 
 ROWS: tuple[Op, ...] = (
     Op(
         "rope", ("x", "positions", "factors?"), "rows", rope,
         "Rotary position embedding of x [.., tokens, heads, d] by positions [tokens], in ggml's `mode`: 0 "
-        "pairs of neighbours, 2 of halves (NeoX), 8, 24, 40 with positions [4, tokens] and `sections` "
-        "(M-RoPE, vision, interleaved); frequencies are divided by factors; with `ext_factor` as in YaRN. "
-        "The `n_dims` elements that turn begin at `offset`.",
+        "pairs neighbours, 2 pairs halves (NeoX), 8, 24, 40 use positions [4, tokens] and `sections` "
+        "(M-RoPE, vision, interleaved). Factors divide the frequencies; `ext_factor` is YaRN's. The "
+        "`n_dims` rotated elements start at `offset`.",
         (
             Attribute("n_dims", "integer"), Attribute("mode", "integer", NORMAL),
             Attribute("sections", "integers", ()), Attribute("n_ctx_orig", "integer", 0),
@@ -110,8 +112,8 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "timestep_embedding", ("timesteps",), "rows", timestep_embedding,
-        "For each timestep `dim` numbers, f32: cosines, then sines of it times falling frequencies from 1 to "
-        "almost 1 / max_period; an odd last one is 0.",
+        "For each timestep, `dim` numbers in f32: cosines, then sines of it times falling frequencies from "
+        "1 to almost 1 / max_period; with an odd `dim` the last is 0.",
         (Attribute("dim", "integer"), Attribute("max_period", "integer", 10000)), (), 1e-6,
     ),
 )  # fmt: skip

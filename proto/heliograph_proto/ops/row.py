@@ -1,4 +1,4 @@
-"""What a row of the op table is."""
+"""The type of a row of the op table, and constructors for common rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Group: TypeAlias = Literal[
     "source", "variable",
 ]  # fmt: skip
 
-#: Normalised mean squared error that a device's result may have against float64.
+#: The normalised mean squared error that a device's result may have against float64.
 EXACT = 0.0
 DEFAULT_TOLERANCE = 1e-7
-#: ggml's, of sums of products in whatever order and of the accumulator's precision.
+#: ggml's, for sums of products in any order and with any accumulator's precision.
 PRODUCT_TOLERANCE = 5e-4
-#: ggml's, where a value is rounded to a narrow float; bf16 keeps 8 bits.
+#: ggml's, for values rounded to a narrow float; bf16 keeps 8 bits.
 NARROW_TOLERANCES = {"f16": 5e-5, "bf16": 1e-4}
-#: ggml's, where a device may put a value on the boundary of two quanta on either side.
+#: ggml's, for values on the boundary of two quanta, which devices may round either way.
 QUANTA_TOLERANCE = 5e-6
 
 
@@ -33,7 +33,7 @@ class Attribute:
 
     name: str
     kind: AttributeKind
-    #: None: it must be given.
+    #: None: required.
     default: Any = None
 
 
@@ -42,26 +42,27 @@ class Op:
     """A row of the table."""
 
     name: str
-    #: Names of the operands. The last ones may end in "?" (may be absent), or the last in "*" (one or more).
+    #: Names of the operands. The last ones may end in "?" (optional), or the last in "*" (one or
+    #: more).
     operands: tuple[str, ...]
     group: Group
     rule: Rule
     doc: str
     attributes: tuple[Attribute, ...] = ()
-    #: Places of the operands whose memory the result may take over when nobody else needs it.
+    #: Places of the operands whose memory the result may take over if nothing else uses it.
     in_place: tuple[int, ...] = ()
     tolerance: float = DEFAULT_TOLERANCE
 
     @property
     def is_view(self) -> bool:
-        """Whether the result may share the first operand's bytes."""
+        """True if the result may share the first operand's bytes."""
         return self.group == "view"
 
     def tolerance_for(self, operands: Sequence[TensorType], result: TensorType) -> float:
-        """The normalised mean squared error that a node of these types may have.
+        """Return the normalised mean squared error that a node of these types may have.
 
-        The row's own, but not less than what rounding to its types costs. Exact rows stay exact unless
-        they convert to or from blocks; results in blocks are compared after dequantization.
+        It is the row's own, but at least what rounding to its types costs. Exact rows stay exact
+        unless they convert to or from blocks; results in blocks are compared after dequantization.
         """
         if self.tolerance == EXACT:
             if result.dtype.kind == "quantized":
@@ -81,32 +82,35 @@ class Op:
         return MAX_OPERANDS if variadic else len(self.operands)
 
 
-#: The most operands of a variadic op.
+#: The maximum operands of a variadic op.
 MAX_OPERANDS = 1024
 
 
 def unary(name: str, doc: str, kinds: Sequence[str] = FLOATS, tolerance: float = 1e-7) -> Op:
-    """Of one operand, whose type the result has."""
+    """Return the row of an op with one operand, whose type the result has."""
     return Op(name, ("x",), "elementwise", rules.same(kinds), doc, (), (0,), tolerance)
 
 
 def binary(name: str, doc: str, kinds: Sequence[str] = NUMBERS, tolerance: float = 1e-7) -> Op:
-    """Of two operands of one data type that broadcast."""
+    """Return the row of an op with two operands of one data type, which broadcast."""
     return Op(name, ("a", "b"), "elementwise", rules.binary(kinds), doc, (), (0, 1), tolerance)
 
 
 def arithmetic(name: str, doc: str, kinds: Sequence[str] = NUMBERS, *, blocks: bool = False) -> Op:
-    """As binary; beside a narrow float, or blocks where they may be, the second may be f32."""
+    """Return a binary row that also accepts f32 as second operand.
+
+    The first is then a narrow float or, with `blocks`, may be quantized.
+    """
     narrow = "f16, bf16 or blocks" if blocks else "f16 or bf16"
-    doc = f"{doc} b may be f32 where a is {narrow}."
+    doc = f"{doc} b may be f32 if a is {narrow}."
     return Op(name, ("a", "b"), "elementwise", rules.mixed(kinds, blocks=blocks), doc, (), (0, 1))
 
 
 def question(name: str, doc: str) -> Op:
-    """A question about floats."""
+    """Return the row of a predicate on floats."""
     return Op(name, ("x",), "elementwise", rules.to_bool(FLOATS), doc, tolerance=EXACT)
 
 
 def comparison(name: str, doc: str, kinds: Sequence[str] = PLAIN) -> Op:
-    """As binary, with a bool result."""
+    """Return a binary row with a bool result."""
     return Op(name, ("a", "b"), "elementwise", rules.comparison(kinds), doc, tolerance=EXACT)

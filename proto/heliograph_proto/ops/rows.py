@@ -1,4 +1,4 @@
-"""Rows and rules of the ops that put rows, blocks and triangles into a tensor."""
+"""Rows and rules of ops that write rows, blocks and triangles into a tensor."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from heliograph_proto.types import I32, TensorType
 def set_rows(types: Types, attributes: Attributes) -> TensorType:
     """[.., n, d], rows [.., r, d] and indices [.., r], whose leading dimensions divide the others'.
 
-    Floats become what the target stores: other floats, blocks, or i32 towards zero.
+    Floats convert to the target's type: other floats, blocks, or i32 towards zero.
     """
     target, rows, indices = types
     require_kind((rows,), PLAIN)
     require_indices(indices)
     require_rank(target, 2)
     require_rank(indices, 1)
-    becomes = target.dtype.kind in WEIGHTS or target.dtype is I32
-    if rows.dtype is not target.dtype and not (rows.dtype.is_float and becomes):
+    converts = target.dtype.kind in WEIGHTS or target.dtype is I32
+    if rows.dtype is not target.dtype and not (rows.dtype.is_float and converts):
         raise InvalidGraphError(f"rows {rows} and target {target} have different data types")
     if rows.shape[:-2] != target.shape[:-2] or rows.shape[-1:] != target.shape[-1:]:
-        raise InvalidGraphError(f"set_rows of {rows} in {target}: they may differ in dimension -2 alone")
+        raise InvalidGraphError(f"set_rows of {rows} in {target}: they may differ only in dimension -2")
     if rows.ndim != target.ndim or indices.shape[-1] != rows.shape[-2]:
         raise InvalidGraphError(f"set_rows of {rows} at {indices}: one index for each row needed")
     require_repeats(TensorType(rows.dtype, (*indices.shape, 1)), rows, 2)
@@ -64,7 +64,8 @@ def add_id(types: Types, attributes: Attributes) -> TensorType:
 
 
 def block(kinds: tuple[str, ...]) -> Rule:
-    """A tensor and a block of its rank, that lies in it at `start`, its elements `step` apart (none: 1)."""
+    """A tensor and a block of its rank within it at `start`, with elements `step` apart (empty:
+    1)."""
 
     def rule(types: Types, attributes: Attributes) -> TensorType:
         whole, part = types
@@ -72,7 +73,9 @@ def block(kinds: tuple[str, ...]) -> Rule:
         require_one_dtype(types)
         start, step = attributes["start"], attributes["step"] or (1,) * whole.ndim
         if not whole.ndim == part.ndim == len(start) == len(step):
-            raise InvalidGraphError(f"{part} in {whole} at {start}: all must name as many dimensions")
+            raise InvalidGraphError(
+                f"{part} in {whole} at {start}: all must have the same number of dimensions"
+            )
         for at, by, size, room in zip(start, step, part.shape, whole.shape, strict=True):
             require_within("step", by, 1)
             if at < 0 or at + max(0, size - 1) * by + min(1, size) > room:
@@ -127,30 +130,29 @@ _N_PAST = (Attribute("n_past", "integer", 0),)
 ROWS: tuple[Op, ...] = (
     Op(
         "set_rows", ("target", "rows", "indices"), "gather", set_rows,
-        "The target, which may be blocks, with the rows in place of those at the indices. Floats become what "
-        "the target stores, also i32. An index outside is an error of the run.",
+        "The target, which may be blocks, with the rows at the indices replaced. Floats convert to the "
+        "target's type, also i32. An index out of range fails the run.",
         (), (0,), EXACT,
     ),
     Op(
         "add1", ("a", "b"), "elementwise", add1,
-        "a + b, where b is one number. b may be f32 where a is f16, bf16 or blocks.", (), (0,),
+        "a + b, where b is one number. b may be f32 if a is f16, bf16 or blocks.", (), (0,),
     ),
     Op(
         "add_id", ("a", "biases", "ids"), "gather", add_id,
-        "a, plus for each of its rows the row of the biases that its id names. An id outside is an error of "
-        "the run.",
+        "a, plus for each row the row of the biases that its id selects. An id out of range fails the run.",
         (), (0,),
     ),
     Op(
         "acc", ("a", "b"), "move", block(NUMBERS), "a, with b added to its block at `start`, "
-        "whose elements are `step` apart (none: 1).", _START, (0,),
+        "with elements `step` apart (empty: 1).", _START, (0,),
     ),
     Op(
-        "set", ("a", "b"), "move", block(PLAIN), "a, with b in place of its block at `start`, "
-        "whose elements are `step` apart (none: 1).", _START, (0,), EXACT,
+        "set", ("a", "b"), "move", block(PLAIN), "a, with its block at `start` replaced by b, "
+        "with elements `step` apart (empty: 1).", _START, (0,), EXACT,
     ),
     Op(
-        "diag", ("x",), "move", diag, "Square matrices with x along the diagonal, else 0.",
+        "diag", ("x",), "move", diag, "Square matrices with x on the diagonal and 0 elsewhere.",
         tolerance=EXACT,
     ),
     Op(
@@ -163,11 +165,11 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "tri", ("x",), "move", tri,
-        "x, but 0 outside of a triangle: `type` 0 upper with diagonal, 1 upper, 2 lower with it, 3 lower.",
+        "x, but 0 outside a triangle: `type` 0 upper with diagonal, 1 upper, 2 lower with diagonal, 3 lower.",
         (Attribute("type", "integer"),), (0,), EXACT,
     ),
     Op(
-        "repeat", ("x",), "move", repeat, "x over and over again up to `shape`.",
+        "repeat", ("x",), "move", repeat, "x repeated to `shape`.",
         (Attribute("shape", "integers"),), (), EXACT,
     ),
 )  # fmt: skip

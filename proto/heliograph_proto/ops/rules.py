@@ -1,7 +1,7 @@
 """Shape and data type rules of the op table: pure functions from operand types to a result type.
 
-Each takes the operands' types and the attributes (complete, with defaults) and returns the result's
-type or raises InvalidGraphError, whose message says what was given and what the op needs.
+Each takes the operands' types and the complete attributes, and returns the result's type or raises
+InvalidGraphError, whose message has the given values and the requirement.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Types: TypeAlias = Sequence[TensorType]
 Attributes: TypeAlias = dict[str, Any]
 Rule: TypeAlias = Callable[[Types, Attributes], TensorType]
 
-#: The largest size, stride or offset that an attribute may be: ggml's are 32 bits wide.
+#: The largest size, stride or offset of an attribute: ggml's have 32 bits.
 LARGEST = 2**31 - 1
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """NumPy's rule: aligned at the last dimension, where a 1 stretches."""
+    """Broadcast shapes by NumPy's rule: aligned at the last dimension, where a 1 stretches."""
     rank = max(map(len, shapes), default=0)
     result: list[int] = []
     for place in range(-rank, 0):
@@ -31,33 +31,33 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
             named = " and ".join(map(str, shapes))
             raise InvalidGraphError(
                 f"shapes {named} do not broadcast: dimension {place} is {sorted(sizes)}",
-                advice="aligned at the last dimension, sizes must be equal or 1; reshape one operand",
+                advice="sizes, aligned at the last dimension, must be equal or 1; reshape one operand",
             )
         result.append(sizes.pop() if sizes else 1)
     return tuple(result)
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """An axis counted from the front. Raises InvalidGraphError."""
+    """Return an axis counted from the front. Raises InvalidGraphError."""
     if not -rank <= axis < rank:
         raise InvalidGraphError(f"axis {axis} does not exist: the operand has {rank} dimensions")
     return axis % rank
 
 
 def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Axes counted from the front; none named twice. Raises InvalidGraphError."""
+    """Return distinct axes counted from the front. Raises InvalidGraphError."""
     found = tuple(normalize_axis(axis, rank) for axis in axes)
     if len(set(found)) != len(found):
         raise InvalidGraphError(f"axes {tuple(axes)} name a dimension twice")
     return found
 
 
-#: A data type of each kind that one converts to.
+#: The data type of each kind to suggest for conversions.
 _ONE_OF = {"float": "f32", "int": "i64", "uint": "u64", "bool": "bool", "quantized": "q8_0"}
 
 
 def require_kind(types: Types, kinds: Sequence[str]) -> None:
-    """Raises unless every operand's data type is of one of the kinds."""
+    """Raise unless every operand's data type is of one of the kinds."""
     for found in types:
         if found.dtype.kind not in kinds:
             raise InvalidGraphError(
@@ -67,23 +67,23 @@ def require_kind(types: Types, kinds: Sequence[str]) -> None:
 
 
 def _conversion(found: DType, kinds: Sequence[str]) -> str:
-    """How an operand of another kind becomes one."""
+    """Return advice on converting an operand to one of the kinds."""
     if found.kind == "quantized":
         expand = f"hg.astype(w, '{_ONE_OF[kinds[0]]}') expands them"
-        return f"blocks are the weights of hg.ops.mul_mat, its first operand; {expand}"
-    convert = f"convert the one that is {found}: hg.astype(..., '{_ONE_OF[kinds[0]]}')"
+        return f"use blocks as the weights of hg.ops.mul_mat, its first operand; {expand}"
+    convert = f"convert the {found} operand: hg.astype(..., '{_ONE_OF[kinds[0]]}')"
     if found.name == "u8" and "quantized" in kinds:
         return f"{convert}; rows of blocks need their data type: g.weight('w', rows, dtype='q4_0')"
     return convert
 
 
 def require_one_dtype(types: Types) -> DType:
-    """The data type that all operands share, or raises."""
+    """Return the data type that all operands share, or raise."""
     names = {found.dtype.name for found in types}
     if len(names) > 1:
         raise InvalidGraphError(
             f"operands have different data types: {', '.join(map(str, types))}",
-            advice="convert one of them: hg.astype(..., dtype); functions under hg. promote by themselves",
+            advice="convert one of them: hg.astype(..., dtype); functions under hg. promote automatically",
         )
     return types[0].dtype
 
@@ -92,9 +92,9 @@ FLOATS = ("float",)
 NUMBERS = ("float", "int", "uint")
 INTEGERS = ("int", "uint")
 PLAIN = ("float", "int", "uint", "bool")
-#: What bytes can be moved of: rows of blocks too.
+#: The kinds that moves accept: rows of blocks, too.
 ANY = (*PLAIN, "quantized")
-#: What products take as weights, and rows are looked up in.
+#: The kinds of a product's weights and of tables of rows.
 WEIGHTS = ("float", "quantized")
 #: Floats of 16 bits.
 NARROW = ("f16", "bf16")
@@ -132,7 +132,7 @@ def binary(kinds: Sequence[str]) -> Rule:
 
 
 def mixed(kinds: Sequence[str], *, blocks: bool = False) -> Rule:
-    """As binary; or, as in ggml, f16 or bf16 and then f32, with `blocks` also blocks and then f32.
+    """As binary; or, as in ggml, f16 or bf16 with f32, and with `blocks` also blocks with f32.
 
     The result has the first operand's data type. Blocks do not stretch.
     """
@@ -145,7 +145,7 @@ def mixed(kinds: Sequence[str], *, blocks: bool = False) -> Rule:
             return alike(types, attributes)
         shape = broadcast_shapes(first.shape, second.shape)
         if stored and shape != first.shape:
-            raise InvalidGraphError(f"{second} beside {first}: it must broadcast to its shape")
+            raise InvalidGraphError(f"{second} does not broadcast to the shape of {first}")
         return TensorType(first.dtype, shape)
 
     return rule
@@ -170,11 +170,11 @@ def where(types: Types, attributes: Attributes) -> TensorType:
 
 
 def require_conversion(source: DType, target: DType) -> None:
-    """Raises unless elements of one data type can become those of the other: blocks from and to floats."""
+    """Raise unless one data type converts to the other: blocks convert from and to floats."""
     for one, other in ((source, target), (target, source)):
         if one.kind == "quantized" and not other.is_float and other is not one:
             raise InvalidGraphError(
-                f"{source} does not convert to {target}", advice=f"{one} converts from and to floats alone"
+                f"{source} does not convert to {target}", advice=f"{one} converts only from and to floats"
             )
 
 
@@ -185,7 +185,7 @@ def cast(types: Types, attributes: Attributes) -> TensorType:
 
 
 def cpy(types: Types, attributes: Attributes) -> TensorType:
-    """As cast, to the type of a second operand, which has as many elements."""
+    """As cast, to the type of a second operand with as many elements."""
     x, target = types
     require_conversion(x.dtype, target.dtype)
     if x.size != target.size:
@@ -218,13 +218,13 @@ def rows_with_eps(types: Types, attributes: Attributes) -> TensorType:
 
 
 def require_rank(found: TensorType, least: int) -> None:
-    """Raises unless the operand has that many dimensions."""
+    """Raise unless the operand has at least that many dimensions."""
     if found.ndim < least:
         raise InvalidGraphError(f"operand {found} has {found.ndim} dimensions; at least {least} needed")
 
 
 def reduction(kinds: Sequence[str], *, empty: bool) -> Rule:
-    """Over `axes` (none named: all). `empty`: whether nothing can be reduced to something."""
+    """Over `axes` (empty: all). `empty`: True if an empty reduction has a result."""
 
     def rule(types: Types, attributes: Attributes) -> TensorType:
         require_kind(types, kinds)
@@ -252,13 +252,14 @@ def last_axis_index(types: Types, attributes: Attributes) -> TensorType:
 
 
 def require_i32_places(length: int) -> None:
-    """Raises unless an i32 names each place of a row."""
+    """Raise unless i32 can index every place of a row."""
     if length >= 2**31:
         raise InvalidGraphError(f"rows of {length} elements: their places do not fit in i32")
 
 
 def matmul(types: Types, attributes: Attributes) -> TensorType:
-    """The array API's: [..., m, k] and [..., k, n] give [..., m, n]; leading dimensions broadcast."""
+    """The array API's: [..., m, k] and [..., k, n] give [..., m, n]; leading dimensions
+    broadcast."""
     left, right = types
     require_kind(types, NUMBERS)
     dtype = require_one_dtype(types)
@@ -292,7 +293,8 @@ def get_rows(types: Types, attributes: Attributes) -> TensorType:
 
 
 def reshape(types: Types, attributes: Attributes) -> TensorType:
-    """The same elements in row-major order; one dimension may be -1. Rows of blocks stay whole blocks."""
+    """The same elements in row-major order; one dimension may be -1. Rows of blocks stay whole
+    blocks."""
     target = list(attributes["shape"])
     size = types[0].size
     if target.count(-1) > 1 or any(length < -1 for length in target):
@@ -314,7 +316,7 @@ def permute(types: Types, attributes: Attributes) -> TensorType:
     if types[0].dtype.kind == "quantized" and order[-1] != len(shape) - 1:
         raise InvalidGraphError(
             f"permute of {types[0]} by {tuple(axes)}: blocks lie along the last axis",
-            advice="hg.ops.mul_mat(w, x) multiplies by the transpose as it is; hg.astype(w, 'f32') expands w",
+            advice="hg.ops.mul_mat(w, x) multiplies by the transpose of w; hg.astype(w, 'f32') expands w",
         )
     return TensorType(types[0].dtype, tuple(shape[axis] for axis in order))
 
@@ -330,11 +332,14 @@ def broadcast_to(types: Types, attributes: Attributes) -> TensorType:
 
 
 def slice_(types: Types, attributes: Attributes) -> TensorType:
-    """[start, stop) by step along every dimension, all within the operand; rows of blocks by whole blocks."""
+    """[start, stop) by step along every dimension, all within the operand; rows of blocks by whole
+    blocks."""
     shape = types[0].shape
     triples = [attributes["start"], attributes["stop"], attributes["step"]]
     if any(len(numbers) != len(shape) for numbers in triples):
-        raise InvalidGraphError(f"slice of {types[0]}: start, stop and step name every dimension")
+        raise InvalidGraphError(
+            f"slice of {types[0]}: start, stop and step need a number for every dimension"
+        )
     sizes = []
     for size, start, stop, step in zip(shape, *triples, strict=True):
         if not (0 <= start <= stop <= size and step >= 1):
@@ -345,7 +350,9 @@ def slice_(types: Types, attributes: Attributes) -> TensorType:
         sizes.append(len(range(start, stop, step)))
     block = types[0].dtype.block_size
     if block > 1 and (triples[0][-1] % block or triples[1][-1] % block or triples[2][-1] != 1):
-        raise InvalidGraphError(f"slice of {types[0]}: rows are cut between blocks of {block} elements")
+        raise InvalidGraphError(
+            f"slice of {types[0]}: rows can be cut only between blocks of {block} elements"
+        )
     return TensorType(types[0].dtype, tuple(sizes))
 
 
@@ -361,7 +368,7 @@ def concat(types: Types, attributes: Attributes) -> TensorType:
             shape[axis] = total
     if any(shape != shapes[0] for shape in shapes):
         named = ", ".join(map(str, types))
-        raise InvalidGraphError(f"concat of {named}: they may differ in dimension {axis} alone")
+        raise InvalidGraphError(f"concat of {named}: they may differ only in dimension {axis}")
     return TensorType(dtype, tuple(shapes[0]))
 
 
@@ -369,15 +376,15 @@ def fill(types: Types, attributes: Attributes) -> TensorType:
     """A constant of any shape; integers must fit, and bool is 0 or 1."""
     dtype: DType = attributes["dtype"]
     if dtype.kind not in PLAIN:
-        raise InvalidGraphError(f"fill of {dtype} is not offered")
+        raise InvalidGraphError(f"fill of {dtype} is not supported")
     is_bool = dtype.kind == "bool" and attributes["value"] in (0, 1)
     if not (dtype.is_float or is_bool or fits(attributes["value"], dtype)):
-        raise InvalidGraphError(f"fill: {attributes['value']} is no {dtype}")
+        raise InvalidGraphError(f"fill: {attributes['value']} is not a value of {dtype}")
     return TensorType(dtype, tuple(attributes["shape"]))
 
 
 def fits(value: float, dtype: DType) -> bool:
-    """Whether a number is one of an integer type's."""
+    """True if an integer type can represent the number."""
     if not math.isfinite(value) or value != int(value):
         return False
     if not dtype.is_integer:
@@ -406,13 +413,13 @@ def assign(types: Types, attributes: Attributes) -> TensorType:
 
 
 def check_result(found: TensorType) -> TensorType:
-    """Refuses results that no tensor can be. Every rule's answer passes through here."""
+    """Raise if a result is not a valid tensor type. Every rule's result passes through here."""
     if problem := shape_problem(found):
         raise InvalidGraphError(f"the result would be {found}: {problem}")
     return found
 
 
 def require_within(name: str, value: int, least: int, most: int = LARGEST) -> None:
-    """Raises unless least <= value <= most."""
+    """Raise unless least <= value <= most."""
     if not least <= value <= most:
         raise InvalidGraphError(f"{name} is {value}; it must be from {least} to {most}")

@@ -1,9 +1,9 @@
-"""The op table: one row for each op, walked by the builder, the validation, the planner, the
-conformance cases and the documentation.
+"""The op table: one row per op, used by the builder, validation, the planner, conformance cases and
+documentation.
 
-Names and rules are ggml's where ggml has the op (`soft_max`, `gelu_erf`, `get_rows`), else the array
-API's or ONNX's. Shapes are in row-major order. The functions under `heliograph` have the array API's
-names and rules and lower to these rows.
+Names and rules are ggml's if ggml has the op (`soft_max`, `gelu_erf`, `get_rows`), else the array
+API's or ONNX's. Shapes are in row-major order. The functions under `heliograph` have the array
+API's names and rules and lower to these rows.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ from heliograph_proto.ops.row import (
     Group,
     Op,
 )
-from heliograph_proto.ops.rules import INTEGERS
 from heliograph_proto.types import MAX_DIMENSIONS, DType, TensorType
 
 __all__ = [
-    "DEFAULT_TOLERANCE", "EXACT", "INTEGER_KINDS", "MAX_OPERANDS", "OPS", "Attribute", "AttributeKind",
+    "DEFAULT_TOLERANCE", "EXACT", "MAX_OPERANDS", "OPS", "Attribute", "AttributeKind",
     "Group", "Op", "complete_attributes", "convert_attribute", "infer", "op",
 ]  # fmt: skip
 
@@ -50,15 +49,12 @@ _FAMILIES = (
     basic, elementary, activations, attention, products, rows, reductions, rope, windows, recurrent, training,
     patches, deepseek,
 )  # fmt: skip
-#: Every op by its name.
+#: Every op by name.
 OPS: Mapping[str, Op] = {row.name: row for family in _FAMILIES for row in family.ROWS}
-
-#: The integer ops among the elementwise ones, for documentation.
-INTEGER_KINDS = INTEGERS
 
 
 def op(name: str) -> Op:
-    """The row of an op. Raises UnknownOpError."""
+    """Return the row of an op. Raises UnknownOpError."""
     if name in OPS:
         return OPS[name]
     near = get_close_matches(name[:64], OPS, 1)
@@ -71,9 +67,9 @@ def op(name: str) -> Op:
 def infer(
     name: str, operands: Sequence[TensorType], attributes: Mapping[str, Any]
 ) -> tuple[TensorType, dict[str, Any]]:
-    """The result's type, and the attributes complete with defaults.
+    """Return the result's type, and the attributes complete with defaults.
 
-    The same code on both sides of the wire. Raises InvalidGraphError or UnknownOpError.
+    Client and server share this function. Raises InvalidGraphError or UnknownOpError.
     """
     row = op(name)
     if not row.least_operands <= len(operands) <= row.most_operands:
@@ -89,7 +85,7 @@ def infer(
 
 
 def complete_attributes(row: Op, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a node, checked, with defaults where they were left out."""
+    """Check the attributes of a node and fill in defaults."""
     known = {attribute.name for attribute in row.attributes}
     if unknown := set(given) - known:
         listed = ", ".join(sorted(known)) or "none"
@@ -104,7 +100,7 @@ def complete_attributes(row: Op, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert_attribute(row: Op, attribute: Attribute, value: Any) -> Any:
-    """The value in the form of its kind. Raises InvalidGraphError."""
+    """Convert a value to its attribute's kind. Raises InvalidGraphError."""
     match attribute.kind, value:
         case "boolean", bool():
             return value
@@ -128,5 +124,5 @@ def convert_attribute(row: Op, attribute: Attribute, value: Any) -> Any:
 
 def _bounded(row: Op, attribute: Attribute, value: int) -> int:
     if not -(2**63) <= value < 2**63:
-        raise InvalidGraphError(f"{row.name}: attribute {attribute.name!r} passes 64 bits: {value}")
+        raise InvalidGraphError(f"{row.name}: attribute {attribute.name!r} exceeds 64 bits: {value}")
     return value

@@ -1,4 +1,4 @@
-"""Rules of the ops of training: gradients, losses, and steps of optimizers."""
+"""Rows and rules of training ops: gradients, losses, and optimizer steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from heliograph_proto.ops.rules import (
 )
 from heliograph_proto.types import TensorType
 
-#: How many numbers each optimizer's step takes.
+#: The number of parameters of each optimizer's step.
 SGD_PARAMETERS, ADAMW_PARAMETERS = 2, 7
 
 
 def require_same_shape(types: Types) -> None:
-    """Raises unless all operands have one shape."""
+    """Raise unless all operands have one shape."""
     if len({found.shape for found in types}) > 1:
         raise InvalidGraphError(f"operands are {', '.join(map(str, types))}; their shapes must be equal")
 
@@ -41,7 +41,7 @@ def repeat_back(types: Types, attributes: Attributes) -> TensorType:
 
 
 def same_floats(types: Types, attributes: Attributes) -> TensorType:
-    """Operands of one type, which the result has too."""
+    """Operands of one type, which is the result's."""
     require_kind(types, FLOATS)
     require_one_dtype(types)
     require_same_shape(types)
@@ -79,12 +79,13 @@ def cross_entropy_loss(types: Types, attributes: Attributes) -> TensorType:
     require_rank(types[0], 1)
     require_same_shape(types)
     if types[0].size == 0:
-        raise InvalidGraphError(f"logits {types[0]}: there is nothing to take the mean of")
+        raise InvalidGraphError(f"logits {types[0]}: the mean of an empty tensor is undefined")
     return TensorType(dtype, ())
 
 
 def cross_entropy_loss_back(types: Types, attributes: Attributes) -> TensorType:
-    """The loss's gradient, one number, logits and labels give the logits' gradients in f32; f64 stays."""
+    """The loss's gradient, one number, logits and labels give the logits' gradients in f32; f64
+    stays."""
     gradient, logits, _ = types
     dtype = accumulated(types)
     cross_entropy_loss(types[1:], attributes)
@@ -119,7 +120,7 @@ _ROPE = next(row for row in rope.ROWS if row.name == "rope")
 ROWS: tuple[Op, ...] = (
     Op(
         "repeat_back", ("x",), "reduction", repeat_back,
-        "The sum of the tiles of `shape` that x consists of: the gradient of repeat.",
+        "The sum of the tiles of `shape` in x: the gradient of repeat.",
         (Attribute("shape", "integers"),), (), 1e-6,
     ),
     Op(
@@ -137,13 +138,13 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "rope_back", ("gradient", "positions", "factors?"), "rows", rope.rope,
-        "The gradient of rope with the same attributes: every pair turns back by its angle.",
+        "The gradient of rope with the same attributes: rotates every pair back by its angle.",
         _ROPE.attributes, (0,), rope.ANGLE_TOLERANCE,
     ),
     Op(
         "get_rows_back", ("gradient", "indices"), "gather", get_rows_back,
         "The gradient of get_rows from `rows` rows: each is the sum of the gradients at its index, in f32. "
-        "An index outside is an error of the run.",
+        "An index out of range fails the run.",
         (Attribute("rows", "integer"),), (), 1e-6,
     ),
     Op(

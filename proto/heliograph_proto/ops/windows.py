@@ -1,7 +1,8 @@
-"""Rules of the ops of vision: windows over the last dimensions, and their sizes."""
+"""Rows and rules of vision ops: windows over the last dimensions, and sizes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from heliograph_proto.errors import InvalidGraphError
@@ -22,7 +23,7 @@ from heliograph_proto.types import F32, DType, TensorType
 
 
 def steps(attributes: Attributes, name: str, count: int, default: int) -> tuple[int, ...]:
-    """An attribute of one number for each dimension; none named: the default for each."""
+    """Return an attribute with one number per dimension; if empty, the default for each."""
     given: tuple[int, ...] = tuple(attributes.get(name, ())) or (default,) * count
     if len(given) != count:
         raise InvalidGraphError(f"{name} is {given}; {count} numbers needed, one for each dimension")
@@ -32,7 +33,7 @@ def steps(attributes: Attributes, name: str, count: int, default: int) -> tuple[
 
 
 def window_sizes(attributes: Attributes, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-    """How many windows fit along each dimension. Raises where none does."""
+    """Return the number of windows along each dimension. Raises if none fits."""
     count = len(sizes)
     stride, dilation = steps(attributes, "stride", count, 1), steps(attributes, "dilation", count, 1)
     padding = steps(attributes, "padding", count, 0)
@@ -58,9 +59,9 @@ def _require_channels(kernel: int, data: int, types: Types) -> None:
 
 
 def im2col(types: Types, attributes: Attributes) -> TensorType:
-    """Kernel [oc, c, *k] and data [n, c, *sizes] give [n, *windows, c * k]; one or two of them.
+    """Kernel [oc, c, *k] and data [n, c, *sizes] give [n, *windows, c * k]; one or two sizes.
 
-    Of the kernel only the shape matters, so it may be blocks.
+    Only the kernel's shape matters, so it may be blocks.
     """
     kernel, data = types
     require_kind([kernel], WEIGHTS)
@@ -68,11 +69,12 @@ def im2col(types: Types, attributes: Attributes) -> TensorType:
     _require_dimensions(types, 3, 4)
     _require_channels(kernel.shape[1], data.shape[1], types)
     windows = window_sizes(attributes, data.shape[2:], kernel.shape[2:])
-    return TensorType(_float(attributes), (data.shape[0], *windows, _taps(kernel.shape[1:])))
+    return TensorType(_float(attributes), (data.shape[0], *windows, math.prod(kernel.shape[1:])))
 
 
 def im2col_3d(types: Types, attributes: Attributes) -> TensorType:
-    """Kernel [oc * c, *k] and data [n * c, d, h, w] give [n * od, oh, ow, c * k]; the kernel as of im2col."""
+    """Kernel [oc * c, *k] and data [n * c, d, h, w] give [n * od, oh, ow, c * k]; the kernel as of
+    im2col."""
     kernel, data = types
     require_kind([kernel], WEIGHTS)
     require_kind([data], FLOATS)
@@ -83,7 +85,7 @@ def im2col_3d(types: Types, attributes: Attributes) -> TensorType:
         raise InvalidGraphError(f"kernel {kernel} and data {data} do not have {channels} channels")
     depth, *rest = window_sizes(attributes, data.shape[1:], kernel.shape[1:])
     rows = data.shape[0] // channels * depth
-    return TensorType(_float(attributes), (rows, *rest, _taps((channels, *kernel.shape[1:]))))
+    return TensorType(_float(attributes), (rows, *rest, channels * math.prod(kernel.shape[1:])))
 
 
 def _float(attributes: Attributes) -> DType:
@@ -91,13 +93,6 @@ def _float(attributes: Attributes) -> DType:
     if not found.is_float:
         raise InvalidGraphError(f"dtype is {found}; a float is needed")
     return found
-
-
-def _taps(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
 
 
 def conv_2d(types: Types, attributes: Attributes) -> TensorType:
@@ -188,7 +183,7 @@ def upscale(types: Types, attributes: Attributes) -> TensorType:
 
 
 def pad(types: Types, attributes: Attributes) -> TensorType:
-    """Each dimension longer by its numbers in `left` and `right`."""
+    """Each dimension grows by its numbers in `left` and `right`."""
     (x,) = types
     require_kind(types, PLAIN)
     sizes = []
@@ -207,7 +202,7 @@ def pad(types: Types, attributes: Attributes) -> TensorType:
 
 
 def pad_reflect_1d(types: Types, attributes: Attributes) -> TensorType:
-    """Rows longer on both sides, by less than they have elements."""
+    """Rows grow on both sides, by fewer elements than they have."""
     (x,) = types
     require_kind(types, PLAIN)
     require_rank(x, 1)
@@ -233,12 +228,12 @@ _DTYPE = Attribute("dtype", "dtype", F32)
 ROWS: tuple[Op, ...] = (
     Op(
         "im2col", ("kernel", "data"), "window", im2col,
-        "The windows of data [n, c, h, w] that a kernel [oc, c, kh, kw] sees, as rows [n, oh, ow, c kh kw]; "
-        "or of one dimension.", (*_STEPS, _DTYPE), tolerance=1e-6,
+        "The windows of data [n, c, h, w] for a kernel [oc, c, kh, kw], as rows [n, oh, ow, c kh kw]; also "
+        "in one dimension.", (*_STEPS, _DTYPE), tolerance=1e-6,
     ),
     Op(
         "im2col_3d", ("kernel", "data"), "window", im2col_3d,
-        "As im2col of data [n channels, d, h, w] and a kernel [oc channels, kd, kh, kw]: [n od, oh, ow, k].",
+        "As im2col, of data [n channels, d, h, w] and a kernel [oc channels, kd, kh, kw]: [n od, oh, ow, k].",
         (Attribute("channels", "integer"), *_STEPS, _DTYPE), tolerance=1e-6,
     ),
     Op(
@@ -273,26 +268,26 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "upscale", ("x",), "window", upscale,
-        "x [.., h, w] at another `shape`: `mode` 0 the nearest element before; in h and w 1 linear, 2 cubic; "
-        "linear and antialiased: a triangle over all elements that become one.",
+        "x [.., h, w] resampled to `shape`: `mode` 0 takes the nearest element before; in h and w, 1 is "
+        "linear and 2 cubic; linear with antialias weights all elements that become one by a triangle.",
         (Attribute("shape", "integers"), Attribute("mode", "integer", 0),
          Attribute("align_corners", "boolean", False), Attribute("antialias", "boolean", False)),
         tolerance=1e-6,
     ),
     Op(
         "pad", ("x",), "move", pad,
-        "x between zeros, `left` and `right` along each dimension; or, circular, between copies of itself.",
+        "x padded by `left` and `right` along each dimension, with zeros or, if circular, copies of itself.",
         (Attribute("left", "integers"), Attribute("right", "integers"),
          Attribute("circular", "boolean", False)), tolerance=EXACT,
     ),
     Op(
         "pad_reflect_1d", ("x",), "move", pad_reflect_1d,
-        "Rows between their mirror images, without the edge itself.",
+        "Rows padded with their mirror images, without the edge element.",
         (Attribute("left", "integer"), Attribute("right", "integer")), tolerance=EXACT,
     ),
     Op(
         "roll", ("x",), "move", roll,
-        "x moved by `shifts` along each dimension; what leaves at one end enters at the other.",
+        "x shifted cyclically by `shifts` along each dimension.",
         (Attribute("shifts", "integers"),), tolerance=EXACT,
     ),
 )  # fmt: skip
