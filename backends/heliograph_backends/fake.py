@@ -1,14 +1,14 @@
-"""A device whose delays and failures are scripted, so that tests of scheduling, cancellation and
-errors are exact and quick.
+"""A device with scripted delays and failures, for exact and fast tests of scheduling and errors.
 
-It computes for real, on the definition, in host memory with a budget. Before each kind of work it asks
-its script, which may let it pass, wait for a gate that the test opens, wait for a time, or fail.
+It computes real results by the ops' definitions, in host memory with a budget. Before each kind of
+work it consults its script, which lets it pass, or makes it wait for a gate that the test opens,
+wait for a time, or fail.
 
     device = FakeDevice()
     gate = device.script.hold("compute")      # the next run waits here
     ...
     gate.entered.wait(5)                      # it has begun
-    gate.open()                               # let it go on
+    gate.open()                               # let it continue
     device.script.fail("compute", ComputeFailedError("the fan stopped"))
     device.script.lose("it fell off the bus")   # from now on everything ends with DeviceLostError
 """
@@ -49,24 +49,24 @@ from heliograph_proto.errors import CancelledError, DeviceLostError, OutOfMemory
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
-#: Kinds of work that a script can hold up. A run is asked for as "compute", and then once for all its nodes
-#: as "nodes", of which each takes its delay.
+#: Kinds of work in a script. A run passes as "compute", and then once for all its nodes as "nodes",
+#: of which each takes its delay.
 Work: TypeAlias = Literal["allocate", "set", "get", "copy", "compile", "compute", "nodes"]
 
-#: A gate that nobody opens gives way, so that a test that failed does not hang.
+#: The time after which a gate opens by itself, so that a failed test does not hang.
 GATE_SECONDS = 30.0
 
-#: The most extra buffer types of a device.
+#: The maximum extra buffer types of a device.
 MOST_EXTRA = 100
 
 
 @dataclass(eq=False)
 class FakeGate:
-    """Where work waits until the test lets it pass, or it is aborted."""
+    """A gate at which work waits until the test opens it, or the work is aborted."""
 
     entered: threading.Event = field(default_factory=threading.Event)
     opened: threading.Event = field(default_factory=threading.Event)
-    #: How long it stays shut when nobody opens it.
+    #: The time after which it opens by itself.
     seconds: float = GATE_SECONDS
 
     def open(self) -> None:
@@ -84,36 +84,36 @@ class FakeGate:
 
 
 class Script:
-    """What is to happen to the next pieces of work, by kind, in order; by default nothing."""
+    """The script for the next pieces of work, by kind, in order; empty by default."""
 
     def __init__(self, device: str = "fake0") -> None:
         self._device = device
         self._lock = threading.Lock()
         self._next: dict[str, deque[FakeGate | BaseException]] = defaultdict(deque)
         self.always_seconds: dict[str, float] = {}
-        #: The bytes of each copy to the device from elsewhere, so far.
+        #: The bytes of each copy from other devices so far.
         self.copied: list[int] = []
-        #: Why the device is gone; None as long as it is not.
+        #: The reason why the device is lost; None unless it is.
         self.lost: DeviceLostError | None = None
-        #: The runs that end well before the device is lost; None: it never is by itself.
+        #: The number of successful runs before the device is lost; None: unlimited.
         self.lost_after: int | None = None
         self._held: list[FakeGate] = []
 
     def hold(self, work: Work) -> FakeGate:
-        """The next such work waits at the gate."""
+        """Make the next work of a kind wait at a gate, and return the gate."""
         return self._add(work, FakeGate())
 
     def delay(self, work: Work, seconds: float) -> None:
-        """Every such work takes this much longer."""
+        """Add a delay to all work of a kind."""
         self.always_seconds[work] = seconds
 
     def fail(self, work: Work, error: BaseException) -> None:
-        """The next such work fails with this error."""
+        """Make the next work of a kind fail with this error."""
         with self._lock:
             self._next[work].append(error)
 
-    def lose(self, why: str = "it was told to") -> None:
-        """The device is gone, also for the work that waits at a gate."""
+    def lose(self, why: str = "its script says so") -> None:
+        """Lose the device, also for work that waits at a gate."""
         with self._lock:
             self._lose(why)
             held, self._held = self._held, []
@@ -121,18 +121,18 @@ class Script:
             gate.open()
 
     def check(self) -> None:
-        """Raises DeviceLostError where the device is gone."""
+        """Raise DeviceLostError if the device is lost."""
         if self.lost is not None:
             raise self.lost.at(self.lost.origin)
 
     def _lose(self, why: str) -> None:
         self.lost = self.lost or DeviceLostError(
             f"device {self._device} is lost: {why}",
-            advice="compile the plan for another device; this one comes back when the daemon starts anew",
+            advice="compile the plan for another device; this one is back after a restart of the daemon",
         )
 
     def pass_(self, work: Work, abort: Abort | None = None, pieces: int = 1) -> None:
-        """Called by the device before so many pieces of work; returns when it may go on."""
+        """Return when `pieces` pieces of work may proceed. Called by the device before the work."""
         self.check()
         self._meet(work, abort, pieces)
         self.check()
@@ -143,7 +143,7 @@ class Script:
             if work == "compute" and self.lost_after is not None:
                 self.lost_after -= 1
                 if self.lost_after < 0:
-                    self._lose("it was to be lost after so many runs")
+                    self._lose("its script limits the number of runs")
                     return
         if seconds := pieces * self.always_seconds.get(work, 0.0):
             FakeGate(seconds=seconds).wait(abort)
@@ -160,11 +160,11 @@ class Script:
 
 
 class FakeDevice(CpuDevice):
-    """One scripted device.
+    """A scripted device in host memory.
 
-    Its memory is the host's. With `is_host` False nobody else may touch it, as if it were a GPU's: then its
-    kernels read their own memory alone, and it brings and fetches bytes itself. With `offloads` it computes
-    with weights that lie on the host, which are copied to it for each run. It pretends to be on host `site`.
+    With `is_host` False, other code cannot access its memory, as with a GPU: its kernels read only
+    their own memory, and it copies bytes itself. With `offloads`, it computes with weights on the
+    host, which are copied to it for each run. `site` is the host that it claims to be on.
     """
 
     backend = "fake"
@@ -265,14 +265,15 @@ class _FakeBufferType(HostBufferType):
         self.script.pass_("allocate")
         if size_bytes > self.max_size:
             raise OutOfMemoryError(
-                f"a buffer of {size_bytes:,} bytes; {self.name} has {self.max_size:,} at most"
+                f"a buffer of {size_bytes:,} bytes; {self.name} has at most {self.max_size:,}"
             )
         self.budget.take(size_bytes)
         return _FakeBuffer(self, size_bytes, usage)
 
 
 class _FakeBuffer(HostBuffer):
-    """A host buffer that asks the script before it is written or read. Its bytes were taken already."""
+    """A host buffer that consults the script before reads and writes. Its bytes are already
+    counted."""
 
     buffer_type: _FakeBufferType
 
@@ -307,7 +308,7 @@ class _FakeBuffer(HostBuffer):
         super().get_2d(offset_bytes, out, chunks)
 
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
-        """From host memory, and from the device's own."""
+        """Copy from host memory or from the device's own."""
         self.script.check()
         if source.buffer.buffer_type.device is not self.buffer_type.device:
             self.script.pass_("copy")
@@ -318,7 +319,7 @@ class _FakeBuffer(HostBuffer):
         return True
 
     def copy_to(self, source: Tensor, destination: Tensor) -> bool:
-        """Where nobody else may touch its memory, it brings the bytes to the host's."""
+        """Copy to host memory, if other code cannot access this buffer."""
         self.script.check()
         if self.buffer_type.is_host or not destination.buffer.buffer_type.is_host:
             return False
@@ -327,21 +328,21 @@ class _FakeBuffer(HostBuffer):
 
 
 class FakeBackend(Backend):
-    """Scripted devices, of the shapes that tests of memory and of copies need."""
+    """Scripted devices with configurable memory, for tests of memory and copies."""
 
     name = "fake"
     contract_version = CONTRACT_VERSION
     parameters = (
-        Parameter("memory", ParameterKind.SIZE, "memory that it may use"),
-        Parameter("alignment", ParameterKind.SIZE, "of its tensors: a power of two"),
-        Parameter("max_size", ParameterKind.SIZE, "the most bytes of one buffer"),
-        Parameter("extra", ParameterKind.COUNT, "how many more buffer types it has"),
-        Parameter("host", ParameterKind.COUNT, "1: its memory is host memory to others, 0: it is not"),
+        Parameter("memory", ParameterKind.SIZE, "the memory that it may use"),
+        Parameter("alignment", ParameterKind.SIZE, "the alignment of its tensors: a power of two"),
+        Parameter("max_size", ParameterKind.SIZE, "the maximum size of one buffer"),
+        Parameter("extra", ParameterKind.COUNT, "the number of further buffer types"),
+        Parameter("host", ParameterKind.COUNT, "1: other devices may access its memory, 0: they may not"),
         Parameter("offload", ParameterKind.COUNT, "1: it fetches weights from the host for every op"),
-        Parameter("compute_ms", ParameterKind.COUNT, "how many milliseconds longer a run of a plan takes"),
-        Parameter("site", ParameterKind.TEXT, "the host that it pretends to be on"),
-        Parameter("fail", ParameterKind.TEXT, "it cannot start, and gives this reason"),
-        Parameter("lost_after", ParameterKind.COUNT, "it is lost with the run that follows so many"),
+        Parameter("compute_ms", ParameterKind.COUNT, "the delay of each run, in milliseconds"),
+        Parameter("site", ParameterKind.TEXT, "the host that it claims to be on"),
+        Parameter("fail", ParameterKind.TEXT, "it cannot start, for this reason"),
+        Parameter("lost_after", ParameterKind.COUNT, "it is lost after this many runs"),
     )
 
     def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:
@@ -358,14 +359,14 @@ class FakeBackend(Backend):
 
 
 def _why_not(parameters: Mapping[str, Any]) -> str:
-    """Why there can be no such device; empty if there can."""
+    """Return the reason why a device cannot have these parameters; empty if it can."""
     if "fail" in parameters:
-        return parameters["fail"] or "it was told to fail"
+        return parameters["fail"] or "the parameter 'fail' is set"
     alignment = parameters.get("alignment", ALIGNMENT)
     if not 0 < alignment <= 2**20 or alignment & (alignment - 1):
-        return f"alignment={alignment} is no power of two up to 1MiB"
+        return f"alignment={alignment} is not a power of two up to 1MiB"
     if parameters.get("extra", 0) > MOST_EXTRA:
-        return f"extra={parameters['extra']}; there can be {MOST_EXTRA} at most"
+        return f"extra={parameters['extra']}; the maximum is {MOST_EXTRA}"
     for name in ("host", "offload"):
         if parameters.get(name, 1) > 1:
             return f"{name}={parameters[name]} is neither 0 nor 1"

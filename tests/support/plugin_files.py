@@ -53,13 +53,13 @@ BAD = {
     "imports": ("import a_package_that_nobody_has", "No module named 'a_package_that_nobody_has'"),
     "syntax": ("def broken(:", "SyntaxError"),
     "empty": ("", "it defines no BACKEND"),
-    "number": ("BACKEND = 3", "3 is no subclass of"),
-    "stranger": ("class Stranger: pass\nBACKEND = Stranger", "is no subclass of"),
+    "number": ("BACKEND = 3", "3 is not a subclass of"),
+    "stranger": ("class Stranger: pass\nBACKEND = Stranger", "is not a subclass of"),
     "older": (GOOD.replace("= CONTRACT_VERSION", "= 1"), "made for version 1 of the contract"),
     "unversioned": (GOOD.replace("contract_version = CONTRACT_VERSION", ""), "for version None"),
     "nameless": (GOOD.replace('name = "NAME"', ""), "name is None"),
     "spaced": (GOOD.replace('name = "NAME"', 'name = "a name"'), "name is 'a name'"),
-    "keyed": (GOOD.replace("parameters = (", "parameters = (3,"), "no sequence of Parameter"),
+    "keyed": (GOOD.replace("parameters = (", "parameters = (3,"), "not a sequence of Parameter"),
     "odd": (GOOD.replace("    parameters = (", "    parameters = 3\n    others = ("), "it cannot be loaded"),
     "talkative": ("raise RuntimeError('much\\nto\\nsay ' * 10_000)", "RuntimeError: much to say much"),
     "constructor": (GOOD.replace("self.made = []", "raise OSError('no card')"), "failed: OSError: no card"),
@@ -69,11 +69,11 @@ BAD = {
 
 #: Those that show it only when their devices are wanted.
 BAD_DEVICES = {
-    "taken": (GOOD.replace('f"NAME{number}"', '"cpu0"'), "a device is named 'cpu0' already"),
-    "no_device": (GOOD.replace("return self.made", "return [3]"), "3 among its devices is no"),
-    "unnamed": (GOOD.replace('f"NAME{number}"', '""'), "a device is named ''"),
+    "taken": (GOOD.replace('f"NAME{number}"', '"cpu0"'), "another device is named 'cpu0'"),
+    "no_device": (GOOD.replace("return self.made", "return [3]"), "3 among its devices is not"),
+    "unnamed": (GOOD.replace('f"NAME{number}"', '""'), "a device has the invalid name ''"),
     "untyped": (GOOD.replace("return self.made", "return 3"), "TypeError"),
-    "silent": (GOOD.replace("return self.made", "return []"), "does not say why"),
+    "silent": (GOOD.replace("return self.made", "return []"), "gives no reason"),
 }
 
 

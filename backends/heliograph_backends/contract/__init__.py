@@ -2,14 +2,13 @@
 
     Backend ── devices ──▸ Device ── buffer_type ──▸ BufferType ── allocate ──▸ Buffer
                              │ stream                                            ▲
-                             │ event                                           Tensor (a placed view)
+                             │ event                                           Tensor (placed view)
                              ▼ compile
                             Plan
 
-Each class stands on one screen. Methods that raise nothing but have a body here are optional; what
-they do when left alone is their default. Work is asynchronous by streams: `Stream.submit` queues
-host code that issues device work, and reports when that work has been *computed*.
-`heliograph_backends.conformance` tells a backend's author when it is right.
+Methods with a body are optional to override; the body is their default. Streams make work
+asynchronous: `Stream.submit` queues host code that issues device work, and reports when that work
+has been *computed*. `heliograph_backends.conformance` tests an implementation.
 """
 
 from heliograph_backends.contract.device import CONTRACT_VERSION, Backend, Device, Parameter, ParameterKind

@@ -1,8 +1,8 @@
-"""Reading, writing and copying tensors as bytes, whatever their strides.
+"""Reads, writes and copies of tensors as bytes, for any strides.
 
-Offsets and sizes count a tensor's elements in row-major order, as if it were contiguous; on a tensor
-with gaps both must be whole elements. What is written must not overlap itself: a view that repeats
-(stride 0) can be read, but how much of it there is bounds no memory and no time.
+Offsets and sizes count a tensor's elements in row-major order, as if it were contiguous; on a
+tensor with gaps both must be whole elements. A written tensor must not overlap itself. A view that
+repeats (stride 0) can be read; its size is then no bound on memory or time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from heliograph_proto.devices import CopyPath
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.types import DTYPES, TensorType
 
-#: Unsigned integers by their bytes: bytes are moved, so a data type that NumPy lacks moves too.
+#: Unsigned integers by size: moving bytes also works for data types that NumPy lacks.
 _RAW = {DTYPES[name].block_bytes: DTYPES[name] for name in ("u8", "u16", "u32", "u64")}
 
 
 def write(tensor: Tensor, offset_bytes: int, data: memoryview) -> None:
-    """Writes bytes into a tensor. Raises OutOfRangeError, InvalidArgumentError."""
+    """Write bytes into a tensor. Raises OutOfRangeError, InvalidArgumentError."""
     tensor.check_range(offset_bytes, data.nbytes)
     if tensor.is_contiguous:
         tensor.buffer.set(tensor.offset_bytes + offset_bytes, data)
@@ -36,7 +36,7 @@ def write(tensor: Tensor, offset_bytes: int, data: memoryview) -> None:
 
 
 def read(tensor: Tensor, offset_bytes: int, out: memoryview) -> None:
-    """Reads bytes of a tensor into `out`. Raises OutOfRangeError, InvalidArgumentError."""
+    """Read bytes of a tensor into `out`. Raises OutOfRangeError, InvalidArgumentError."""
     tensor.check_range(offset_bytes, out.nbytes)
     if tensor.is_contiguous:
         tensor.buffer.get(tensor.offset_bytes + offset_bytes, out)
@@ -48,14 +48,14 @@ def read(tensor: Tensor, offset_bytes: int, out: memoryview) -> None:
 
 
 def read_whole(tensor: Tensor) -> bytearray:
-    """All bytes of a tensor."""
+    """Return all bytes of a tensor."""
     data = bytearray(tensor.type.nbytes)
     read(tensor, 0, memoryview(data))
     return data
 
 
 def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> None:
-    """Fills bytes of a tensor. Raises OutOfRangeError, InvalidArgumentError."""
+    """Fill bytes of a tensor. Raises OutOfRangeError, InvalidArgumentError."""
     tensor.check_range(offset_bytes, size_bytes)
     if not 0 <= value <= 255:
         raise InvalidArgumentError(f"memset with {value}; a byte is 0 to 255")
@@ -69,33 +69,34 @@ def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> No
 
 
 def write_2d(tensor: Tensor, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
-    """Writes chunks, packed in `data`, into a tensor. Raises OutOfRangeError, InvalidArgumentError."""
+    """Write chunks, packed in `data`, into a tensor. Raises OutOfRangeError,
+    InvalidArgumentError."""
     check_chunks(tensor, offset_bytes, chunks)
     if chunks.total_bytes:
         tensor.buffer.set_2d(tensor.offset_bytes + offset_bytes, data, chunks)
 
 
 def read_2d(tensor: Tensor, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
-    """Reads chunks of a tensor, packed into `out`. Raises OutOfRangeError, InvalidArgumentError."""
+    """Read chunks of a tensor, packed into `out`. Raises OutOfRangeError, InvalidArgumentError."""
     check_chunks(tensor, offset_bytes, chunks)
     if chunks.total_bytes:
         tensor.buffer.get_2d(tensor.offset_bytes + offset_bytes, out, chunks)
 
 
 def check_chunks(tensor: Tensor, offset_bytes: int, chunks: Chunks) -> None:
-    """Raises OutOfRangeError, or InvalidArgumentError for a tensor with gaps."""
+    """Raise OutOfRangeError, or InvalidArgumentError for a tensor with gaps."""
     tensor.check_chunks(offset_bytes, chunks)
     if not tensor.is_contiguous:
         raise InvalidArgumentError(
-            "chunks of a tensor with gaps", advice="use a view: it has strides of its own"
+            "chunks need a tensor without gaps", advice="use a view, which has strides of its own"
         )
 
 
 def copy(source: Tensor, destination: Tensor) -> CopyPath:
-    """Copies a whole tensor to another of the same type, on any device; says which path it took.
+    """Copy a whole tensor to another of the same type, on any device; return the copy path.
 
-    The destination is asked first, then the source; else the bytes go through host memory. Raises
-    InvalidArgumentError where the types differ or the destination overlaps itself.
+    Tries the destination's buffer, then the source's, and finally host memory. Raises
+    InvalidArgumentError if the types differ or the destination overlaps itself.
     """
     if source.type != destination.type:
         raise InvalidArgumentError(f"copy of {source.type} to {destination.type}: the types differ")
@@ -112,8 +113,11 @@ def copy(source: Tensor, destination: Tensor) -> CopyPath:
 
 @contextmanager
 def _reachable(tensor: Tensor, *, writes: bool) -> Iterator[Any]:
-    """The elements of a tensor with gaps as an array. Where a device has none to give, all bytes from the
-    first to the last are fetched, and brought back if they were written."""
+    """Yield the elements of a tensor with gaps as an array.
+
+    On a device without host access, the bytes from the first to the last are fetched, and stored
+    again if `writes`.
+    """
     if tensor.buffer.buffer_type.is_host:
         yield elements(tensor)
         return
@@ -143,7 +147,7 @@ def _element_range(tensor: Tensor, offset_bytes: int, size_bytes: int) -> tuple[
 
 
 def elements(tensor: Tensor) -> Any:
-    """The tensor's elements as unsigned integers; of quantized types its bytes."""
+    """Return the tensor's elements as unsigned integers; for quantized types, its bytes."""
     dtype = tensor.type.dtype
     if dtype.block_size > 1:
         return tensor.array

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     )
     from heliograph_backends.contract.remote import Intake, Site
 
-#: Raised by one with every change that an older backend or an older server could not live with.
+#: Incremented with every change that is incompatible with older backends or servers.
 CONTRACT_VERSION = 2
 
 
 class ParameterKind(Enum):
-    """What a parameter of a backend can be."""
+    """The kind of a backend's parameter."""
 
     COUNT = "a whole number"
     SIZE = "bytes, with a unit such as 512MiB or 2GiB"
@@ -39,41 +39,42 @@ class ParameterKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter with which a device is made: `NAME:key=value,...`."""
+    """A parameter of a device: `NAME:key=value,...`."""
 
     name: str
     kind: ParameterKind
-    #: For people, one line.
+    #: A description in one line.
     doc: str
 
 
 class Backend(ABC):
-    """An implementation for one kind of hardware, made from the parameters of each device to be.
+    """An implementation for one kind of hardware, constructed with the parameters of each device to
+    create.
 
-    A plugin is such a class, found by an entry point of the group "heliograph.backends" or as `BACKEND`
-    in a module or file. Constructing it must not fail: see `why_unavailable`.
+    A plugin is such a class, found by an entry point of the group "heliograph.backends" or as
+    `BACKEND` in a module or file. The constructor must not raise; see `why_unavailable`.
     """
 
-    #: "cpu", "cuda", ...: what names it in specifications.
+    #: Its name in specifications, such as "cpu".
     name: ClassVar[str]
     contract_version: ClassVar[int]
-    #: What a specification can say.
+    #: The parameters that a specification may give.
     parameters: ClassVar[Sequence[Parameter]] = ()
 
     @abstractmethod
     def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:
-        """For each device to be made, its parameters: int for counts and sizes, str for text."""
+        """Take the parameters of each device to create: int for counts and sizes, str for text."""
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:
-        """Its devices; empty when it cannot start."""
+        """Return its devices; empty if it cannot start."""
 
     def why_unavailable(self) -> str:
-        """Why there are no devices, in words."""
+        """Return the reason why there are no devices."""
         return ""
 
     def features(self) -> Mapping[str, str]:
-        """Named facts for people, such as the instruction set."""
+        """Return named facts for people, such as the instruction set."""
         return {}
 
 
@@ -84,129 +85,151 @@ class Device(ABC):
     name: str
     description: str
     type: DeviceType
-    #: The kind of implementation: two devices of the same kind understand each other's memory layouts.
+    #: The implementation: devices of the same backend understand each other's memory layouts.
     backend: str
     capabilities: Capabilities
-    #: Where the hardware is, such as "0000:c1:00.0" on PCI; empty where it has no such place.
+    #: The bus address of the hardware, such as "0000:c1:00.0" on PCI; empty if it has none.
     id: str = ""
-    #: The host that runs partitions of graphs on it by itself; None: this process does.
+    #: The host that runs partitions of graphs on it; None: this process does.
     site: Site | None = None
 
     @property
     def lost(self) -> DeviceLostError | None:
-        """Why it is gone, with everything in its memory; None as long as it is there. One that is lost stays
-        so: what comes back is another device. Asked often. Default: never lost."""
+        """The reason why it is lost, with everything in its memory; None unless it is.
+
+        A lost device stays lost: a recovered one is another device. Called often. Default: never
+        lost.
+        """
         return None
 
     @property
     def site_name(self) -> str:
-        """The host that it is on, where that is not this one: devices of one site reach each other's memory
-        without a network. Default: this one."""
+        """The name of its host; empty for this one.
+
+        Devices of one site reach each other's memory without a network. Default: empty.
+        """
         return ""
 
     @abstractmethod
     def memory(self) -> Memory:
-        """Free and total bytes, now."""
+        """Return the current free and total bytes."""
 
     @property
     @abstractmethod
     def buffer_type(self) -> BufferType:
-        """How memory is made unless somebody says otherwise."""
+        """The default buffer type."""
 
     @property
     def host_buffer_type(self) -> BufferType | None:
-        """Host memory that this device reaches fast (pinned). Default: none."""
+        """The type of host memory with fast access (pinned). Default: none."""
         return None
 
     @property
     def extra_buffer_types(self) -> Sequence[BufferType]:
-        """Other kinds of memory, such as one that repacks weights. Default: none."""
+        """Further buffer types, such as one that repacks weights. Default: none."""
         return ()
 
     @property
     def intake(self) -> Intake | None:
-        """How contents come to its memory past this process, if it is another daemon's. Default: none."""
+        """The direct path for contents into its memory, if it belongs to another daemon. Default:
+        none."""
         return None
 
     @abstractmethod
     def stream(self) -> Stream:
-        """A new ordered queue of work."""
+        """Return a new ordered queue of work."""
 
     def finish(self) -> None:
-        """From inside a stream's work: waits until what it issued so far is computed. Raises what that failed
-        with. Default: it is when the call that issued it returns."""
+        """Wait, inside a stream's work, until all work issued so far is computed.
+
+        Raises the error of that work. Default: returns at once; issued work is computed when its
+        call returns.
+        """
 
     @abstractmethod
     def compile(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
-        """A plan for a validated graph whose ops it supports.
+        """Return a plan for a validated graph whose ops it supports.
 
         Raises OutOfMemoryError, UnsupportedError.
         """
 
     def arena(self, block_bytes: Sequence[int]) -> Arena:
-        """Memory in which plans can lie, in blocks of so many bytes; contents are undefined.
+        """Return memory for plans, in blocks of these sizes; contents are undefined.
 
-        Raises OutOfMemoryError. Default: UnsupportedError; then no estimate of this device names blocks.
+        Raises OutOfMemoryError. Default: UnsupportedError; estimates of the device then have no
+        arena blocks.
         """
         raise UnsupportedError(f"plans of device {self.name} take memory of their own")
 
     def compile_in(
         self, arena: Arena, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions
     ) -> Plan:
-        """As `compile`, for a plan whose intermediate results lie in an arena of this device as far as they
-        fit there: see `Plan.arena_bytes`. Default: they do not."""
+        """Compile a plan whose intermediate results lie in an arena of this device as far as they
+        fit.
+
+        See `Plan.arena_bytes`. Default: `compile`, without the arena.
+        """
         return self.compile(graph, bindings, options)
 
     @abstractmethod
     def supports_op(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
     ) -> str:
-        """Empty if a node like this can run here, else why not, in words. Attributes are complete."""
+        """Return the reason why a node cannot run here; empty if it can. Attributes are
+        complete."""
 
     def supports_buffer_type(self, buffer_type: BufferType) -> bool:
-        """Whether kernels can read such memory in place. Default: this device's own."""
+        """True if kernels can read this memory in place. Default: only this device's own."""
         return buffer_type.device is self
 
     def offload_op(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
     ) -> bool:
-        """Whether fetching host weights for such a node pays. Default: never."""
+        """True if a node is worth fetching its weights from the host. Default: never."""
         return False
 
     def op_path(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
     ) -> OpPath:
-        """How it computes such a node, which it can run. Default: it does not tell."""
+        """Return the op path of a node that the device can run. Default: unknown."""
         return OpPath.UNKNOWN
 
     def estimate(self, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
-        """What compiling would take, without taking it. Default: UnsupportedError."""
-        raise UnsupportedError(f"device {self.name} cannot tell what a plan takes before it is compiled")
+        """Return the memory that compiling would take, without taking it. Default:
+        UnsupportedError."""
+        raise UnsupportedError(f"device {self.name} cannot estimate the memory of a plan before compiling it")
 
     def optimize(self, graph: Graph) -> Sequence[int]:
-        """The order in which the nodes of a graph had best run, before it is compiled: every node once, each
-        behind its operands, reads and assignments of a variable as before. Default: as they are."""
+        """Return the best order of a graph's nodes, before it is compiled.
+
+        It has every node once, after its operands, and keeps the order of reads and assignments of
+        each variable. Default: unchanged.
+        """
         return range(len(graph.nodes))
 
     def buffer_from_host(self, memory: memoryview) -> Buffer:
-        """A buffer over memory of this process: kept alive, not copied. Default: UnsupportedError."""
+        """Return a buffer over memory of this process: kept alive, not copied. Default:
+        UnsupportedError."""
         raise UnsupportedError(f"device {self.name} cannot use host memory in place")
 
     def event(self) -> Event:
-        """A new event. Default: one made of host primitives."""
+        """Return a new event. Default: one built from host primitives."""
         return Event()
 
     def set_threads(self, count: int) -> None:
-        """How many threads it computes with from now on, once it is idle. Default: UnsupportedError."""
-        raise UnsupportedError(f"device {self.name} has no threads that can be counted")
+        """Set the number of compute threads, effective once the device is idle. Default:
+        UnsupportedError."""
+        raise UnsupportedError(f"device {self.name} has no configurable number of threads")
 
     def features(self) -> Mapping[str, str]:
-        """Named facts for people and programs, such as the instruction set. Default: none."""
+        """Return named facts for people and programs, such as the instruction set. Default:
+        none."""
         return {}
 
     def why_missing(self) -> Mapping[str, str]:
-        """Optional parts that this machine does not offer, by name, and why. Default: none."""
+        """Return optional parts that are unavailable on this machine, with reasons. Default:
+        none."""
         return {}
 
     def close(self) -> None:
-        """Ends threads and frees what the device itself holds. Default: nothing."""
+        """End threads and free the device's own resources. Default: nothing."""

@@ -20,45 +20,50 @@ if TYPE_CHECKING:
 
 
 class BufferType(ABC):
-    """Where and how memory is made."""
+    """A kind of memory of a device."""
 
     name: str
     device: Device
-    #: Of every tensor's first byte; a power of two.
+    #: The alignment of every tensor; a power of two.
     alignment: int = 64
-    #: The most bytes of one buffer.
+    #: The maximum size of one buffer.
     max_size: int = 2**63 - 1
-    #: Whether its bytes are plain host memory, row-major, that anybody in this process may touch.
+    #: True if its bytes are plain host memory, row-major, accessible to all code of this process.
     is_host: bool = False
-    #: Whether other processes of this host can map it (`Buffer.descriptor`). Nothing computes on such memory,
-    #: whose bytes may change at any time.
+    #: True if other processes of this host can map it (`Buffer.descriptor`). Nothing computes on
+    #: such memory, since its bytes may change at any time.
     is_mappable: bool = False
-
-    #: Whether new memory is all zero, so that nobody need fill it.
+    #: True if new memory is all zero and need not be filled.
     makes_zeros: bool = False
 
     @abstractmethod
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:
-        """A buffer; size 0 is fine. Contents are undefined. Raises OutOfMemoryError."""
+        """Allocate a buffer, perhaps of size 0. Contents are undefined. Raises OutOfMemoryError."""
 
     def alloc_size(self, tensor: TensorType) -> int:
-        """Bytes that a tensor takes, padding included. Default: its own. Pure, and quick."""
+        """Return the bytes that a tensor takes, padding included. Default: its own. Pure and
+        fast."""
         return tensor.nbytes
 
     @property
     def pads(self) -> bool:
-        """Whether a tensor may take more than its own bytes. Default: if `alloc_size` is not the default."""
+        """True if a tensor may take more than its own bytes. Default: if `alloc_size` is
+        overridden."""
         return type(self).alloc_size is not BufferType.alloc_size
 
     def place(self, tensors: Sequence[TensorType]) -> Placement:
-        """Where each of a list of tensors would lie, without taking memory: in their order, a new buffer
-        where the running size would pass `max_size`. Raises OutOfMemoryError for one that never fits."""
+        """Return the places for a list of tensors, without allocating memory.
+
+        Tensors keep their order; a new buffer starts where the running size would exceed
+        `max_size`. Raises OutOfMemoryError for a tensor that never fits.
+        """
         return place([self.alloc_size(one) for one in tensors], self.alignment, self.max_size)
 
     def allocate_tensors(
         self, tensors: Sequence[TensorType], usage: Usage = Usage.ANY
     ) -> tuple[Buffer, tuple[Tensor, ...]]:
-        """Memory for a list of tensors: one buffer, or several behaving as one. Contents are undefined.
+        """Allocate a list of tensors in one buffer, or in several that act as one. Contents are
+        undefined.
 
         Raises OutOfMemoryError, with everything freed.
         """
@@ -80,7 +85,7 @@ class BufferType(ABC):
 
 
 class Buffer(ABC):
-    """A block of memory on a device. Offsets are checked by `Tensor`, not here."""
+    """A block of memory on a device. `Tensor` checks offsets; a buffer does not."""
 
     buffer_type: BufferType
     size_bytes: int
@@ -88,75 +93,80 @@ class Buffer(ABC):
 
     @abstractmethod
     def set(self, offset_bytes: int, data: memoryview) -> None:
-        """Writes bytes."""
+        """Write bytes."""
 
     @abstractmethod
     def get(self, offset_bytes: int, out: memoryview) -> None:
-        """Reads bytes into `out`."""
+        """Read bytes into `out`."""
 
     @abstractmethod
     def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
-        """Fills bytes."""
+        """Fill bytes."""
 
     @abstractmethod
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
-        """A view as the device's array library has it (numpy.ndarray, cupy.ndarray).
+        """Return a view as an array of the device's library (numpy.ndarray, cupy.ndarray).
 
-        Raises UnsupportedError where there is none, as for memory of another host.
+        Raises UnsupportedError if there is none, as for memory of another host.
         """
 
     @abstractmethod
     def free(self) -> None:
-        """Gives the memory back. Idempotent."""
+        """Free the memory. Idempotent."""
 
     def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
-        """Writes chunks, which are packed in `data`. Default: one `set` for each."""
+        """Write chunks, which are packed in `data`. Default: one `set` for each."""
         for number in range(chunks.count):
             start = number * chunks.size_bytes
             self.set(offset_bytes + number * chunks.stride_bytes, data[start : start + chunks.size_bytes])
 
     def get_2d(self, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
-        """Reads chunks, packed into `out`. Default: one `get` for each."""
+        """Read chunks, packed into `out`. Default: one `get` for each."""
         for number in range(chunks.count):
             start = number * chunks.size_bytes
             self.get(offset_bytes + number * chunks.stride_bytes, out[start : start + chunks.size_bytes])
 
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
-        """Copies a tensor of the same type into one of this buffer, if this side knows how. Default: no."""
+        """Copy a tensor of the same type into one of this buffer; False if unsupported. Default:
+        False."""
         return False
 
     def copy_to(self, source: Tensor, destination: Tensor) -> bool:
-        """Copies a tensor of this buffer to another of the same type, if this side knows how. Default: no."""
+        """Copy a tensor of this buffer to another of the same type; False if unsupported. Default:
+        False."""
         return False
 
     def descriptor(self) -> int:
-        """A new file descriptor of its memory, which the caller closes. Default: UnsupportedError."""
+        """Return a new file descriptor of its memory; the caller closes it. Default:
+        UnsupportedError."""
         raise UnsupportedError(
             f"memory of buffer type {self.buffer_type.name} cannot be mapped by another process",
             advice="use the buffer type 'shared', which CPU and CUDA devices have",
         )
 
     def set_usage(self, usage: Usage) -> None:
-        """Says what the buffer is for from now on."""
+        """Set the buffer's usage."""
         self.usage = usage
 
     def clear(self, value: int = 0) -> None:
-        """Fills the whole buffer."""
+        """Fill the whole buffer."""
         self.memset(0, self.size_bytes, value)
 
     def init_tensor(self, tensor: Tensor) -> None:
-        """Called when a tensor was placed here. Default: nothing."""
+        """Called after a tensor was placed here. Default: nothing."""
 
     def free_tensor(self, tensor: Tensor) -> None:
-        """Called before a tensor that was placed here goes. Default: nothing."""
+        """Called before a tensor that was placed here is freed. Default: nothing."""
 
     def reset(self) -> None:
-        """Drops what init_tensor attached, before tensors are placed anew. Default: nothing."""
+        """Drop data attached by init_tensor, before new tensors are placed. Default: nothing."""
 
 
 class MultiBuffer(Buffer):
-    """Several buffers that are freed, cleared, reset and used as one. It has no bytes of its own:
-    tensors lie in its parts, so reading and writing go there."""
+    """Several buffers that are freed, cleared, reset and used as one.
+
+    It has no bytes of its own: tensors lie in its parts, which serve reads and writes.
+    """
 
     def __init__(self, buffer_type: BufferType, parts: Sequence[Buffer]) -> None:
         self.buffer_type = buffer_type
@@ -180,7 +190,7 @@ class MultiBuffer(Buffer):
     def _no_bytes() -> InvalidArgumentError:
         return InvalidArgumentError(
             "a multi-buffer has no bytes of its own",
-            advice="read and write the tensors that lie in its parts",
+            advice="read and write the tensors in its parts",
         )
 
     def set_usage(self, usage: Usage) -> None:
@@ -203,7 +213,8 @@ class MultiBuffer(Buffer):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A tensor placed in a buffer: type, offset, byte strides. A view is another Tensor on the same."""
+    """A tensor placed in a buffer: type, offset, byte strides. A view is another Tensor on the same
+    bytes."""
 
     type: TensorType
     buffer: Buffer
@@ -212,7 +223,7 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether its elements lie in row-major order without gaps."""
+        """True if its elements lie in row-major order without gaps."""
         pairs = zip(self.type.shape, self.byte_strides, self.type.strides, strict=True)
         return self.type.size == 0 or all(size == 1 or mine == plain for size, mine, plain in pairs)
 
@@ -222,7 +233,7 @@ class Tensor:
 
     @property
     def extent_bytes(self) -> int:
-        """From its first byte to behind its last one."""
+        """The distance from its first byte to the end of its last one."""
         if self.type.size == 0:
             return 0
         if self.type.dtype.block_size > 1:
@@ -232,12 +243,12 @@ class Tensor:
 
     @property
     def array(self) -> Any:
-        """The view as the device's array library has it."""
+        """The tensor as an array of the device's library."""
         return self.buffer.array(self.type, self.offset_bytes, self.byte_strides)
 
     @property
     def overlaps_itself(self) -> bool:
-        """Whether two elements may share bytes, as in a view that repeats with stride 0."""
+        """True if two elements may share bytes, as in a view that repeats with stride 0."""
         if self.is_contiguous:
             return False
         reach = self.type.dtype.block_bytes
@@ -248,7 +259,7 @@ class Tensor:
         return False
 
     def view(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...] = ()) -> Tensor:
-        """A part of this tensor: byte strides for every dimension, or none at all for contiguous.
+        """Return a view of a part of this tensor; `strides` are in bytes, empty for contiguous.
 
         Raises OutOfRangeError if it reaches outside.
         """
@@ -261,18 +272,18 @@ class Tensor:
         return made
 
     def check_chunks(self, offset_bytes: int, chunks: Chunks) -> None:
-        """Raises OutOfRangeError unless all chunks lie inside and none overlaps the next."""
+        """Raise OutOfRangeError unless all chunks lie inside and none overlaps the next."""
         if min(chunks.size_bytes, chunks.count) < 0 or (
             chunks.count > 1 and chunks.stride_bytes < chunks.size_bytes
         ):
             raise OutOfRangeError(
                 f"{chunks.count} chunks of {chunks.size_bytes} bytes, {chunks.stride_bytes} apart, overlap",
-                advice="the stride is at least the size",
+                advice="the stride must be at least the size",
             )
         self.check_range(offset_bytes, chunks.extent_bytes)
 
     def check_range(self, offset_bytes: int, size_bytes: int) -> None:
-        """Raises OutOfRangeError unless the bytes lie inside. Python's integers cannot overflow."""
+        """Raise OutOfRangeError unless the bytes lie inside. Python's integers cannot overflow."""
         if offset_bytes < 0 or size_bytes < 0 or offset_bytes + size_bytes > self.type.nbytes:
             raise OutOfRangeError(
                 f"bytes {offset_bytes} to {offset_bytes + size_bytes} are not within "
@@ -281,5 +292,6 @@ class Tensor:
 
 
 def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of a contiguous array, without a copy, also of an empty or zero-dimensional one."""
+    """Return the bytes of a contiguous array without a copy; it may be empty or
+    zero-dimensional."""
     return array.reshape(-1).view("u1").data

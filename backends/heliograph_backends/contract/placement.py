@@ -1,7 +1,7 @@
-"""Where each of a list of tensors lies, over as many buffers as the largest size of one asks for.
+"""Places for a list of tensors, over as many buffers as the maximum size requires.
 
-After ggml's allocation of a list of tensors: in their order, each at the next aligned offset, a new
-buffer where the running size would pass the maximum.
+After ggml's allocation of a list of tensors: in their order, each at the next aligned offset, with
+a new buffer where the running size would exceed the maximum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heliograph_proto.errors import OutOfMemoryError
 
 @dataclass(frozen=True, slots=True)
 class BufferPlace:
-    """A tensor's buffer, by number, and its offset there."""
+    """A tensor's buffer, by number, and its offset in it."""
 
     buffer: int
     offset_bytes: int
@@ -29,14 +29,15 @@ class Placement:
 
 
 def place(sizes_bytes: Sequence[int], alignment: int, max_size: int) -> Placement:
-    """Raises OutOfMemoryError for a tensor that is larger than any buffer."""
+    """Place tensors of these sizes. Raises OutOfMemoryError for one that is larger than any
+    buffer."""
     buffers: list[int] = []
     places: list[BufferPlace] = []
     end = 0
     for size in sizes_bytes:
         if size > max_size:
             raise OutOfMemoryError(
-                f"a tensor of {size:,} bytes; one buffer has {max_size:,} at most", advice="split the tensor"
+                f"a tensor of {size:,} bytes; one buffer has at most {max_size:,}", advice="split the tensor"
             )
         start = -(-end // alignment) * alignment
         if start + size > max_size:

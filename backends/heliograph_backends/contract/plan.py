@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeafBindings:
-    """Where a graph's constant and lasting leaves lie, by value number. Inputs come with each run.
+    """The tensors of a graph's weights and variables, by value number. Inputs come with each run.
 
     The bytes of weights do not change while a plan is bound to them.
     """
@@ -28,36 +28,38 @@ class LeafBindings:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCompileOptions:
-    """How to compile; none of these changes a result."""
+    """Options of compiling; none of them changes a result."""
 
     fusion: bool = True
-    #: The most threads of the device that a run uses; 0: all of them.
+    #: The maximum threads of the device in a run; 0: all.
     threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """What compiling a graph would take of a device, in bytes."""
+    """The bytes that compiling a graph would take of a device."""
 
-    #: Of each buffer for intermediate results.
+    #: The size of each buffer for intermediate results.
     compute_bytes: tuple[int, ...]
-    #: What is kept beside weights, such as their packed form.
+    #: Data kept beside weights, such as their packed form.
     extra_bytes: int = 0
-    #: Blocks of an arena in which the plan fits but for its constants; empty: it takes memory of its own.
+    #: Blocks of an arena that holds the plan except its constants; empty: it takes memory of its
+    #: own.
     arena_bytes: tuple[int, ...] = ()
 
 
 class Arena(ABC):
-    """Memory of a device in which plans lie that run one after the other: each writes over the others'
-    intermediate results. Made by `Device.arena`.
+    """Memory of a device for plans that run one after another, made by `Device.arena`.
+
+    Each plan overwrites the others' intermediate results.
     """
 
-    #: What it takes of the device.
+    #: Its bytes on the device.
     size_bytes: int
 
     @abstractmethod
     def free(self) -> None:
-        """Gives the memory back. Idempotent; the plans that lie there were freed before."""
+        """Free the memory. Idempotent; its plans were freed before."""
 
 
 class Plan(ABC):
@@ -65,60 +67,66 @@ class Plan(ABC):
 
     device: Device
     graph: Graph
-    #: Bytes taken for intermediate results.
+    #: The bytes of its intermediate results.
     compute_bytes: int
-    #: What the nodes became.
+    #: The number of steps of its nodes.
     steps: int
-    #: Of `compute_bytes`, those that lie in an arena.
+    #: The part of `compute_bytes` in an arena.
     arena_bytes: int = 0
-    #: Whether inputs may lie in any memory, and outputs are written wherever they are wanted: of a plan that
-    #: another host runs, to which what lies in this one's memory goes with the run.
+    #: True if inputs and outputs may lie in any memory: for a plan that another host runs, whose
+    #: runs carry the bytes in this host's memory.
     takes_anything: bool = False
 
     @property
     def held_bytes(self) -> int:
-        """What it takes of its device's memory now, beside an arena. Default: what it took when it was
-        made."""
+        """The device memory that it holds now, outside an arena. Default: as when it was
+        compiled."""
         return self.compute_bytes - self.arena_bytes
 
     @property
     def note(self) -> str:
-        """What there is to say about how it runs, in words, such as why runs are not replayed. Default:
-        nothing."""
+        """A note on how it runs, such as the reason why runs are not replayed. Default: empty."""
         return ""
 
     @abstractmethod
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
-        """Runs once, from inside a stream's work. Tensors in the graph's order; None: not wanted.
+        """Run once, inside a stream's work. Tensors are in the graph's order; None: output not
+        needed.
 
-        Outputs overlap neither inputs nor variables nor each other. An output that is a variable itself
-        has the value that the run leaves in it. Raises CancelledError after an abort, OutOfRangeError for
-        an index outside, and ComputeFailedError, with the node as origin; InvalidInputError for tensors
-        of other types than the graph's; UnknownHandleError once the plan was freed.
+        Outputs overlap neither inputs nor variables nor each other. An output that is a variable
+        itself has its value after the run. Raises CancelledError after an abort, OutOfRangeError
+        for an index out of range, and ComputeFailedError, with the node as origin;
+        InvalidInputError for tensors of other types than the graph's; UnknownHandleError once the
+        plan was freed.
         """
 
     def short_run(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> tuple[Callable[[], None], float] | None:
-        """A function that computes on these tensors, in the calling thread, each time it is called, as long
-        as they and the plan live; and about how many microseconds that takes. None unless it is quick and
-        always the same, so that nobody would want to abort it. It raises what `compute` does. Default: None.
+        """Return a function that runs on these tensors in the calling thread, and its time in
+        microseconds.
+
+        It may be called repeatedly while the tensors and the plan live, and raises the errors of
+        `compute`. None unless a run is short and its duration constant, so that it needs no abort.
+        Default: None.
         """
         return None
 
     @abstractmethod
     def free(self) -> None:
-        """Gives its memory back. Idempotent; never during `compute`."""
+        """Free its memory. Idempotent; never called during `compute`."""
 
     def concurrency(self) -> Sequence[int]:
-        """For each node of the graph the number, from 1, of the set of steps that it runs in at the same time
-        as others; 0: alone. Default: all alone."""
+        """Return the number, from 1, of each node's set of concurrent steps; 0: alone. Default: all
+        0."""
         return (0,) * len(self.graph.nodes)
 
     def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
-        """A plan for another graph, which takes over this one's memory where that suffices. Frees this one.
+        """Return a plan for another graph that takes over this one's memory where it suffices; free
+        this one.
 
-        Raises what `Device.compile` does, and leaves this plan as it was then. Default: compiles anew.
+        Raises the errors of `Device.compile`, and then leaves this plan unchanged. Default:
+        compiles afresh.
         """
         made = self.device.compile(graph, bindings, options)
         self.free()

@@ -1,4 +1,4 @@
-"""Hosts that run partitions of a graph by themselves, and exchange values with each other meanwhile."""
+"""Hosts that run partitions of a graph and exchange values with each other during a run."""
 
 from __future__ import annotations
 
@@ -20,42 +20,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SiteWork:
-    """A partition that a site is to compile."""
+    """A partition for a site to compile."""
 
     graph: Graph
     partition: Partition
-    #: Of the site: that of each node.
+    #: The site's device of each node.
     devices: tuple[Device, ...]
     bindings: LeafBindings
     options: DeviceCompileOptions
-    #: How many of its runs may be under way at once.
+    #: The number of its runs that may be in flight at once.
     pipeline: int = 1
 
 
 class SiteRun(ABC):
-    """A run of a partition: prepared, then started, then over."""
+    """A run of a partition: prepared, then started, then ended."""
 
     @abstractmethod
     def start(self, number: int, ended: Callable[[], None]) -> None:
-        """Sends it: the whole's run of this number. Does not wait; raises where it cannot be sent. `ended` is
-        called once when it has ended, from any thread, and must not wait."""
+        """Send it as the whole graph's run `number`, without waiting. Raises if it cannot be sent.
+
+        `ended` is called once when the run has ended, from any thread, and must not block.
+        """
 
     @property
     @abstractmethod
     def error(self) -> HeliographError | None:
-        """What it failed with, once it has ended."""
+        """The error with which it ended; None if it succeeded."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Asks for its end, from any thread; does not wait."""
+        """Request its end, from any thread, without waiting."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Once it has ended well: all outputs are where they are wanted. May wait for bytes."""
+        """Wait, after success, until all outputs are in their tensors."""
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of what was made for it. Idempotent."""
+        """Free the resources of the run. Idempotent."""
 
 
 class SitePlan(ABC):
@@ -66,110 +68,123 @@ class SitePlan(ABC):
 
     @abstractmethod
     def prepare(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> SiteRun:
-        """A run on these tensors, of the partition's inputs that do not arrive, and its outputs; None: not
-        wanted. Those that lie there are used in place. May wait for bytes on their way there."""
+        """Prepare a run on tensors of the partition's inputs that do not arrive, and of its
+        outputs.
+
+        None: output not needed. Tensors on the site are used in place. May wait for bytes on their
+        way there.
+        """
 
     @abstractmethod
     def report(self) -> PlanReport:
-        """Where its nodes run, and how long the last run took; nodes and splits of the partition."""
+        """Return the placement of the partition's nodes and the times of the last run."""
 
     @abstractmethod
     def free(self) -> None:
-        """Gives its memory back. Idempotent; never during a run."""
+        """Free its memory. Idempotent; never called during a run."""
 
 
 class Site(ABC):
-    """A host with devices of its own that runs partitions. `Device.site` names it."""
+    """A host with devices that runs partitions. `Device.site` refers to it."""
 
     name: str
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where other sites reach it."""
+        """The address at which other sites reach it."""
 
     @property
     @abstractmethod
     def incarnation(self) -> bytes:
-        """Which life of it."""
+        """Its current incarnation."""
 
     @property
     @abstractmethod
     def why_not(self) -> str:
-        """Why it cannot run partitions, in words; empty if it can."""
+        """The reason why it cannot run partitions; empty if it can."""
 
     @abstractmethod
     def compile(self, work: SiteWork) -> SitePlan:
-        """Raises what `Device.compile` does, with the partition's node as origin."""
+        """Compile a partition. Raises the errors of `Device.compile`, with the partition's node as
+        origin."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raises MemberLostError when it is gone."""
+        """Raise MemberLostError if it is lost."""
 
     def confirm(self) -> None:
-        """Waits, within a bound, until it has answered or is known to be gone. Default: that is known."""
+        """Wait, for a bounded time, until it answers or is known to be lost. Default: returns at
+        once."""
 
     def can_reach(self, other: Site) -> bool:
-        """Whether it can fetch values from another site, as far as is known. Default: yes."""
+        """True if it can fetch values from another site, as far as known. Default: True."""
         return True
 
     def cannot_reach(self, other: Site) -> None:
-        """It just could not. Default: nothing."""
+        """Report that a fetch from another site just failed. Default: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadNews:
-    """What became of a content: an upload broke off after so many bytes, or it is over."""
+    """The progress of a content: its upload broke off after some bytes, or it has ended."""
 
     received_bytes: int
     is_over: bool
-    #: Why it will not come.
+    #: The reason why it failed for good.
     error: HeliographError | None = None
 
 
-#: Called from any thread, also before `admit` returns, with the place of a content. Must not block long.
+#: Called with the place of a content, from any thread, perhaps before `admit` returns. Must not
+#: block long.
 Tell: TypeAlias = Callable[[int, UploadNews], None]
 
 
 class Intake(ABC):
-    """Of all devices of one daemon: the same object."""
+    """The direct path for contents into another daemon's devices: one object for all of them."""
 
     @abstractmethod
-    def admit(self, wanted: Sequence[tuple[bytes, Buffer]], tell: Tell) -> Admittance:
-        """Announces contents by their digests, and the buffers of exactly their sizes, none of them empty, to
-        which they go. Nobody else may write there until each is over. Raises what the daemon refuses it with,
-        and MemberLostError or ConnectionError."""
+    def admit(self, contents: Sequence[tuple[bytes, Buffer]], tell: Tell) -> Admittance:
+        """Announce contents by digest, with the buffers for them, which have exactly their sizes,
+        not 0.
+
+        The caller must not write these buffers until each content has ended. Raises the daemon's
+        refusal, MemberLostError or ConnectionError.
+        """
 
 
 class Admittance(ABC):
-    """Contents that were announced together."""
+    """Contents announced together."""
 
-    #: In their order.
+    #: In the order of the contents.
     offers: tuple[ContentOffer, ...]
 
     @abstractmethod
     def relay(self, place: int) -> Relay:
-        """Brings one of them from here. Raises as an upload does, and ConnectionError."""
+        """Start to upload one content from here. Raises the errors of an upload, and
+        ConnectionError."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """What is not over will not come: its offers are void. Nothing is told from now on. Idempotent."""
+        """Void the offers of contents that have not ended; `tell` is not called again.
+        Idempotent."""
 
 
 class Relay(ABC):
-    """Bytes on their way from here to the daemon."""
+    """An upload from here to the daemon."""
 
-    #: How many are there already: the first piece begins there.
+    #: The bytes that the daemon already has: the first piece starts there.
     received_bytes: int
 
     @abstractmethod
     def write(self, data: memoryview) -> None:
-        """The next piece, which is copied. Waits while much is on its way. Raises why it broke off."""
+        """Send the next piece, which is copied. Blocks while much is in flight. Raises why it broke
+        off."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Waits until the content is there. Raises ContentMismatchError, or why it broke off."""
+        """Wait until the content is complete. Raises ContentMismatchError, or why it broke off."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Breaks it off; what came stays for another. Idempotent."""
+        """Break it off; another upload may continue from the received bytes. Idempotent."""

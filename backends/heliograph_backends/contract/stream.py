@@ -1,4 +1,4 @@
-"""Order in time: streams of work, events between them, and asking work to end early."""
+"""Order in time: streams of work, events between them, and aborts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Called once when submitted work is done, from any thread, with what it raised or None.
+#: Called once when submitted work is done, from any thread, with its exception or None.
 Done: TypeAlias = Callable[[BaseException | None], None]
 
 
@@ -31,7 +31,7 @@ def report_done(done: Done, failure: BaseException | None) -> None:
 
 
 class Abort:
-    """Asks work that runs to end early. Set from any thread; polled between nodes."""
+    """A request that running work end early. Set from any thread; polled between nodes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class Abort:
         self.is_set = False
 
     def set(self) -> None:
-        """Asks once; later calls do nothing."""
+        """Set it; later calls do nothing."""
         with self._lock:
             if self.is_set:
                 return
@@ -48,7 +48,7 @@ class Abort:
                 hook()
 
     def when_set(self, hook: Callable[[], None]) -> None:
-        """Calls `hook` once if set, before or ever after. It must not block."""
+        """Call `hook` once when this is set, or at once if it is. The hook must not block."""
         with self._lock:
             self._hooks.append(hook)
             if self.is_set:
@@ -56,9 +56,10 @@ class Abort:
 
     @contextmanager
     def watch(self, hook: Callable[[], None]) -> Iterator[None]:
-        """Calls `hook` once if set before or during the block, never after it. The hook must not block.
+        """Call `hook` once if this is set before or during the block, never after it.
 
-        Several threads may watch at once: the splits of one run share its abort.
+        The hook must not block. Several threads may watch at once: the splits of one run share its
+        abort.
         """
         with self._lock:
             self._hooks.append(hook)
@@ -78,27 +79,27 @@ class Stream(ABC):
 
     @abstractmethod
     def submit(self, work: Callable[[], None], done: Done) -> None:
-        """Queues `work`, which issues device work (a plan, reads, writes) in this stream's order.
+        """Queue `work`, which issues device work (a plan, reads, writes) in this stream's order.
 
-        Returns at once. `done` is called exactly once, after what `work` issued has been computed, or
-        with what it raised; it must not raise. Work that was queued on a stream that is closed is done
-        with CancelledError.
+        Returns at once. `done` is called exactly once, after the issued work has been computed, or
+        with the exception of `work`; it must not raise. Work queued on a closed stream ends with
+        CancelledError.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Waits for the running work, ends what is queued with CancelledError, and frees the stream."""
+        """Wait for the running work, end queued work with CancelledError, and free the stream."""
 
     def synchronize(self, timeout: float) -> None:
-        """Waits until everything queued so far is done. Raises DeadlineExceededError."""
+        """Wait until all work queued so far is done. Raises DeadlineExceededError."""
         self.device.event().record(self).synchronize(timeout)
 
 
 class Event:
     """A mark in a stream's order that another stream, or the host, can wait for.
 
-    One that was never recorded counts as reached. Recording again moves the mark. This one is made of
-    host primitives; a device with events of its own overrides all four methods.
+    An event that was never recorded counts as reached. Recording again moves the mark. This class
+    uses host primitives; a device with events of its own overrides all four methods.
     """
 
     def __init__(self) -> None:
@@ -106,13 +107,13 @@ class Event:
         self._reached.set()
 
     def record(self, stream: Stream) -> Event:
-        """Marks the present end of the stream's queue."""
+        """Mark the current end of the stream's queue."""
         mark = self._reached = threading.Event()
         stream.submit(lambda: None, lambda _error: mark.set())
         return self
 
     def wait(self, stream: Stream) -> None:
-        """Makes the stream's later work wait for the mark, without blocking the host."""
+        """Make the stream's later work wait for the mark, without blocking the host."""
         mark = self._reached
 
         def wait_for_mark() -> None:
@@ -121,7 +122,7 @@ class Event:
         stream.submit(wait_for_mark, lambda _error: None)
 
     def synchronize(self, timeout: float) -> None:
-        """Waits for the mark. Raises DeadlineExceededError."""
+        """Wait for the mark. Raises DeadlineExceededError."""
         if not self._reached.wait(timeout):
             raise DeadlineExceededError(f"the event was not reached within {timeout} s")
 

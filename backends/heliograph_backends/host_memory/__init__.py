@@ -1,4 +1,5 @@
-"""Memory of this host behind the contract: budgeted, and shared with other processes.
+"""Memory of this host behind the contract: ordinary, with a budget, and shared with other
+processes.
 
-May import `contract`.
+Imports only `contract`.
 """

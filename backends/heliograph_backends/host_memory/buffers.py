@@ -18,16 +18,17 @@ from heliograph_proto.types import TensorType
 ALIGNMENT = 64
 
 
-#: Where a control group says how much its processes may take together, in its second and its first version.
+#: The files with a control group's memory limit, in version 2 and version 1.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-#: What a daemon takes beside its tensors: its code and compiler, and transfers on their way.
+#: The memory of a daemon beside its tensors: code, compiler, and transfers in flight.
 PROCESS_BYTES = 512 * 2**20
 
 
 def machine_memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
-    """What tensors may take: the machine's memory, or less where a control group limits it, as a container's.
+    """Return the memory for tensors: the machine's, or less in a control group with a limit.
 
-    The kernel kills who takes more than such a limit, so PROCESS_BYTES are left for the rest, half at most.
+    The kernel kills processes that exceed such a limit, so PROCESS_BYTES, or half of the limit if
+    that is less, stay free.
     """
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = []
@@ -41,7 +42,7 @@ def machine_memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
 
 
 class MemoryBudget:
-    """Counts the bytes of a device and refuses what does not fit, before any memory is taken."""
+    """A counter of a device's bytes, which refuses allocations beyond the total in advance."""
 
     def __init__(self, device_name: str, total_bytes: int, backend: str = "cpu") -> None:
         self.device_name = device_name
@@ -51,7 +52,8 @@ class MemoryBudget:
         self.used_bytes = 0
 
     def take(self, size_bytes: int, use: str = "", advice: str = "") -> None:
-        """Raises OutOfMemoryError, saying by how much; where given, also for what, and what else may help."""
+        """Count bytes as used. Raises OutOfMemoryError with the shortage, the `use`, and the
+        `advice`."""
         with self._lock:
             free = self.total_bytes - self.used_bytes
             if size_bytes > free:
@@ -73,10 +75,10 @@ class MemoryBudget:
 
 
 def aligned_bytes(size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Uninitialised bytes whose first one lies on a multiple of ALIGNMENT. Raises MemoryError."""
+    """Return uninitialised bytes at a multiple of ALIGNMENT. Raises MemoryError."""
     raw = np.empty(size_bytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
-    # In two slices: NumPy lets an empty one begin anywhere.
+    # Two slices: NumPy does not keep the start of an empty slice.
     return raw[start:][:size_bytes]
 
 
@@ -103,14 +105,14 @@ class HostBufferType(BufferType):
         return HostBuffer(self, memory, usage, on_free=lambda: self.budget.give(size_bytes))
 
     def wrap(self, memory: memoryview) -> HostBuffer:
-        """A buffer over somebody else's memory, which is not counted."""
+        """Return a buffer over existing memory, which does not count against the budget."""
         array = np.frombuffer(memory, np.uint8) if memory.nbytes else aligned_bytes(0)
         return HostBuffer(self, array, Usage.ANY, on_free=lambda: None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Extra:
-    """What kernels keep beside a range of bytes."""
+    """Data that kernels keep beside a range of bytes."""
 
     made: Any
     size_bytes: int
@@ -119,7 +121,7 @@ class _Extra:
 
 
 class HostBuffer(Buffer):
-    """A block of host memory, and what kernels keep beside it, such as packed weights."""
+    """A block of host memory, with data that kernels keep beside it, such as packed weights."""
 
     buffer_type: HostBufferType
 
@@ -177,24 +179,26 @@ class HostBuffer(Buffer):
         return True
 
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
-        """Of `type.dtype.storage`: bf16 as its bits, rows of blocks as bytes, which lie together."""
+        """Return an array of `type.dtype.storage`: bf16 as bits, rows of blocks as contiguous
+        bytes."""
         if type.size == 0:
             return np.empty(type.storage_shape, type.dtype.storage)
         steps = strides if type.dtype.block_size == 1 else (*strides[:-1], 1)
         return np.ndarray(type.storage_shape, type.dtype.storage, self.memory, offset_bytes, steps)
 
     def extra(self, key: object, span: tuple[int, int], size_bytes: int, make: Callable[[], Any]) -> Any:
-        """What `make` gave for this key, counted as memory of the device until reset or free.
+        """Return the result of `make` for this key, kept and counted as device memory until reset
+        or free.
 
-        Made from the buffer's bytes from `span[0]` to before `span[1]`, so it is dropped when one of those is
-        written. Raises OutOfMemoryError.
+        It depends on the bytes of `span` (start, end), and is dropped when one of them is written.
+        Raises OutOfMemoryError.
         """
         with self._lock:
             if key not in self._extras:
                 self.buffer_type.budget.take(
                     size_bytes,
-                    "beside a weight, for its packed form",
-                    "weights of hg.ops.mul_mat in f16, bf16 or blocks are not packed",
+                    "for the packed form of a weight",
+                    "use f16, bf16 or block weights with hg.ops.mul_mat, which are not packed",
                 )
                 try:
                     self._extras[key] = _Extra(make(), size_bytes, *span)
@@ -207,7 +211,7 @@ class HostBuffer(Buffer):
         self.drop_extras(tensor.offset_bytes, tensor.offset_bytes + tensor.extent_bytes)
 
     def drop_extras(self, start: int, end: int) -> None:
-        """Forgets what kernels keep beside these bytes, which are about to be written."""
+        """Drop data that kernels keep beside these bytes, before they are written."""
         if not self._extras:
             return
         with self._lock:

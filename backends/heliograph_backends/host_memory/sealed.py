@@ -1,8 +1,8 @@
-"""Memory that another process of the same host may map: a file without a name whose size cannot change.
+"""Memory that other processes of the same host can map: an unnamed file of fixed size. Linux only.
 
-Linux alone has it (memfd_create(2)). Nobody can find it who was not handed its descriptor, and when the
-last process that has it ends, however it ends, the memory is free. Its size is sealed, so that nobody can
-take pages away under somebody who reads them, and it can never be executed where the kernel knows how.
+It uses memfd_create(2). Only processes that received its descriptor can access the memory, and it
+is freed when the last of them ends. Its size is sealed, so that no process can truncate it under a
+reader, and it is not executable if the kernel supports that.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if sys.platform == "linux":
     import fcntl
     import resource
 
-#: Of linux/memfd.h, since Linux 6.3. Where vm.memfd_noexec is 2, nothing else is allowed.
+#: From linux/memfd.h, since Linux 6.3. Required if vm.memfd_noexec is 2.
 _MFD_NOEXEC_SEAL = 0x0008
-#: One in so many of the descriptors and mappings that the process may have; the others are for connections.
+#: The divisor of the process's descriptor and mapping limits; the other ones are for connections.
 SHARE = 4
-#: Refusals of the moment, which say nothing about the system.
+#: Temporary errors, which do not mean that the system lacks the feature.
 _FOR_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @cache
 def why_no_sealed() -> str:
-    """Why this system has no such memory; empty if it has. Found out by making some, once."""
+    """Return the reason why this system has no such memory; empty if it has. Tried once."""
     if not hasattr(os, "memfd_create"):
         return f"{sys.platform} has no memfd_create"
     try:
@@ -53,26 +53,26 @@ def why_no_sealed() -> str:
 
 
 def whole_pages(size_bytes: int) -> int:
-    """What a file of so many bytes takes of memory when all of it was touched."""
+    """Return the memory that a file of this size takes once all of it was touched."""
     return -(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class _Files:
-    """Counts those of the process, each of which takes a descriptor and a mapping, and bounds them."""
+    """A bounded counter of the process's files, each of which takes a descriptor and a mapping."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
 
     def take(self) -> None:
-        """Raises LimitExceededError."""
-        # Asked each time: a process may raise its limit at any time.
+        """Count a file. Raises LimitExceededError."""
+        # Read each time: a process may raise its limit at any time.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = _most_mappings() if limit == resource.RLIM_INFINITY else min(limit, _most_mappings())
         with self._lock:
             if self._count >= max(1, room // SHARE):
                 raise LimitExceededError(
-                    f"{self._count:,} pieces of memory are shared; this process has room for no more",
+                    f"this process shares {self._count:,} pieces of memory, the most that it can",
                     advice="put several tensors into one buffer, free some, or raise the limit (ulimit -n)",
                 )
             self._count += 1
@@ -86,16 +86,15 @@ _FILES = _Files()
 
 
 class SealedMemory:
-    """Bytes, all zero at first; at the beginning of a page. It takes one descriptor until `close`.
+    """Bytes, initially zero, at the start of a page. It takes one descriptor until `close`.
 
-    `close` lets go of the pages too, which stay as long as somebody, here or in another process, has an array
-    over them.
+    After `close`, the pages stay as long as an array over them lives, here or in another process.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """Raises UnsupportedError, OutOfMemoryError, LimitExceededError."""
+        """Raise UnsupportedError, OutOfMemoryError or LimitExceededError."""
         if why := why_no_sealed():
-            raise UnsupportedError(f"no memory that other processes can map: {why}")
+            raise UnsupportedError(f"memory that other processes can map is unavailable: {why}")
         self.size_bytes = size_bytes
         self._lock = threading.Lock()
         _FILES.take()
@@ -104,15 +103,18 @@ class SealedMemory:
         except HeliographError:
             _FILES.give()
             raise
-        #: Empty once it is closed.
+        #: Empty after `close`.
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = whole[:size_bytes]
 
     def __repr__(self) -> str:
         return f"<SealedMemory {self.size_bytes:,} bytes{'' if self._descriptor >= 0 else ', closed'}>"
 
     def descriptor(self) -> int:
-        """A new descriptor of it, which the caller closes. Raises OutOfMemoryError if none is left,
-        UnknownHandleError after `close`."""
+        """Return a new descriptor, which the caller closes.
+
+        Raises OutOfMemoryError if the process has no descriptor left, UnknownHandleError after
+        `close`.
+        """
         with self._lock:
             if self._descriptor < 0:
                 raise _given_back()
@@ -122,14 +124,14 @@ class SealedMemory:
                 raise OutOfMemoryError(f"the memory cannot be shared: {error.strerror}") from None
 
     def part(self, offset_bytes: int, size_bytes: int) -> memoryview:
-        """Bytes of it, in place. Raises UnknownHandleError after `close`."""
+        """Return a range of its bytes, in place. Raises UnknownHandleError after `close`."""
         array = self.array
         if array.nbytes < self.size_bytes:
             raise _given_back()
         return array[offset_bytes : offset_bytes + size_bytes].data
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the descriptor. Idempotent."""
         with self._lock:
             descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
@@ -139,14 +141,12 @@ class SealedMemory:
 
 
 def _given_back() -> UnknownHandleError:
-    return UnknownHandleError(
-        "the memory was given back", advice="ask for it while its tensor or session lives"
-    )
+    return UnknownHandleError("the memory was freed", advice="use it while its tensor or session lives")
 
 
 def _mapped_file(size_bytes: int) -> tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]:
-    """A descriptor, and all bytes of it. Raises OutOfMemoryError."""
-    # A mapping of nothing is an error.
+    """Return a descriptor and an array of all its bytes. Raises OutOfMemoryError."""
+    # An empty mapping is an error.
     mapped_bytes = max(size_bytes, 1)
     try:
         descriptor = _new_file(mapped_bytes)
@@ -157,12 +157,12 @@ def _mapped_file(size_bytes: int) -> tuple[int, np.ndarray[Any, np.dtype[np.uint
             raise
     except (OSError, ValueError, OverflowError) as error:
         raise OutOfMemoryError(
-            f"the host refused {size_bytes:,} bytes of memory that can be shared: {error}"
+            f"the host refused {size_bytes:,} bytes of shareable memory: {error}"
         ) from None
 
 
 def _new_file(size_bytes: int) -> int:
-    """A descriptor of a sealed file of zeros. Raises OSError, OverflowError."""
+    """Return a descriptor of a new sealed file of zeros. Raises OSError, OverflowError."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         descriptor = os.memfd_create("heliograph", flags | _MFD_NOEXEC_SEAL)
@@ -181,13 +181,13 @@ def _new_file(size_bytes: int) -> int:
 
 
 class _Mapping:
-    """A file's bytes for NumPy, mapped as long as an array over them lives.
+    """A file's bytes for NumPy, mapped while an array over them lives.
 
-    `mmap.mmap` would keep a descriptor of its own, before Python 3.13 at any rate.
+    `mmap.mmap` would keep a descriptor of its own, at least before Python 3.13.
     """
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
-        """Raises OSError."""
+        """Map the file. Raises OSError."""
         library, access = _library(), mmap.PROT_READ | mmap.PROT_WRITE
         address = library.mmap(None, size_bytes, access, mmap.MAP_SHARED, descriptor, 0)
         if address == ctypes.c_void_p(-1).value:
@@ -199,7 +199,7 @@ class _Mapping:
             "typestr": "|u1",
             "version": 3,
         }
-        # Not at the end of the process: threads may still be at work there.
+        # Not at process exit: threads may still use the memory.
         weakref.finalize(self, library.munmap, address, size_bytes).atexit = False
 
 
@@ -214,7 +214,7 @@ def _library() -> Any:
 
 @cache
 def _most_mappings() -> int:
-    """That a process may have."""
+    """Return the maximum number of mappings of a process."""
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_text())
     except (OSError, ValueError):

@@ -1,7 +1,8 @@
-"""Host memory that a client of the same host can map: a mailbox, in which nothing is computed.
+"""Host memory that a client of the same host can map; nothing computes in it.
 
-Whoever maps it may change its bytes at any time, also while they are read. So plans compute on copies of
-what lies there, and write results there when they are done; kernels trust what they have checked.
+Any process that maps it may change its bytes at any time, even during a read. Plans therefore
+compute on copies and write results when they are done; kernels rely on values that they have
+checked.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ NAME = "shared"
 class SharedBufferType(HostBufferType):
     """Memory that other processes can map, counted against the device's budget in whole pages.
 
-    `free` gives the budget its bytes back at once. The pages themselves stay as long as a client has them
-    mapped, and who does, only the kernel knows: a client that keeps its arrays keeps memory of the host that
-    no device counts any more. Each buffer takes a descriptor; see `sealed` for how many there may be.
+    `free` returns the bytes to the budget at once. The pages stay as long as a client maps them,
+    which only the kernel knows: clients that keep arrays keep host memory that no device counts.
+    Each buffer takes a descriptor; `sealed` bounds their number.
     """
 
     is_mappable = True
@@ -43,15 +44,16 @@ class SharedBufferType(HostBufferType):
             raise
 
     def make(self, memory: SealedMemory, usage: Usage) -> SharedBuffer:
-        """The buffer over new memory. Devices that reach such memory in a way of their own make another."""
+        """Return a buffer over new memory. Overridden for devices with their own access to such
+        memory."""
         return SharedBuffer(self, memory, usage)
 
     def wrap(self, memory: memoryview) -> HostBuffer:
-        raise UnsupportedError("memory that exists already cannot be made to be shared")
+        raise UnsupportedError("existing memory cannot become shared memory")
 
 
 class SharedBuffer(HostBuffer):
-    """A block of it."""
+    """A block of shared memory."""
 
     buffer_type: SharedBufferType
 
@@ -63,11 +65,11 @@ class SharedBuffer(HostBuffer):
         return self._sealed.descriptor()
 
     def give_back(self) -> None:
-        """Lets go of the memory; called once, by `free`."""
+        """Release the memory; called once, by `free`."""
         self._sealed.close()
         self.buffer_type.budget.give(whole_pages(self._sealed.size_bytes))
 
 
 def shared_buffer_types(device: Device, budget: MemoryBudget) -> tuple[SharedBufferType, ...]:
-    """One buffer type, or none: see `why_no_sealed`."""
+    """Return the buffer type, or none if `why_no_sealed` gives a reason."""
     return () if why_no_sealed() else (SharedBufferType(device, budget),)

@@ -1,4 +1,4 @@
-"""One backend of a registry: found, then loaded, then started. What goes wrong is kept in words."""
+"""One backend of a registry: found, then loaded, then started. Failures are kept as text."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from heliograph_proto.errors import ConfigurationError, HeliographError
 
 logger = logging.getLogger(__name__)
 
-#: The longest reason that is kept, in characters: it may quote what a plugin raised.
+#: The maximum length of a reason, which may quote a plugin's exception.
 LONGEST_WHY = 1000
 
 
 class BackendEntry:
-    """A backend, from where it was found to its devices. The registry's lock is around it."""
+    """A backend, from its source to its devices. The registry's lock guards it."""
 
     def __init__(self, source: BackendSource) -> None:
         self.name = source.name
         self.origin = source.origin
-        #: Why it has no devices, in words.
+        #: The reason why it has no devices.
         self.why = ""
         self.devices: tuple[Device, ...] = ()
-        #: How many have acquired its devices.
+        #: The number of holders of its devices.
         self.users = 0
         self.source = source
-        #: The one that has its name.
+        #: The entry that already has its name.
         self.rival: BackendEntry | None = None
         self._kind: type[Backend] | None = None
         self._modules: tuple[str, ...] = ()
@@ -43,25 +43,25 @@ class BackendEntry:
 
     @classmethod
     def of(cls, name: str, devices: Sequence[Device]) -> BackendEntry:
-        """Devices that were made elsewhere."""
+        """Return an entry of devices created elsewhere."""
         made = cls(BackendSource(name, "the program's own", lambda: (None, ())))
         made.devices, made._probed = tuple(devices), True
         return made
 
     @property
     def info(self) -> BackendInfo:
-        """What it says of itself."""
+        """A description of the backend."""
         version = CONTRACT_VERSION if self._kind is not None or self.devices else 0
         names = tuple(device.name for device in self.devices)
         return BackendInfo(self.name, self.origin, version, names, self.why, self._features)
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        """Those of its class, once it was loaded."""
+        """The parameters of its class, once loaded."""
         return self._kind.parameters if self._kind is not None else ()
 
     def load(self) -> bool:
-        """Runs its code, once. Whether there is a class to start."""
+        """Run its code, once; return True if it has a class to start."""
         if self._kind is not None or self.why or self.devices:
             return self._kind is not None
         try:
@@ -79,9 +79,9 @@ class BackendEntry:
         return True
 
     def start(self, parameters: Sequence[Mapping[str, Any]], taken: Collection[str]) -> None:
-        """Makes its devices, each with its parameters and none with a name that is taken.
+        """Create a device for each set of parameters, with names that are not in `taken`.
 
-        Raises ConfigurationError saying why there are none; it may be tried again.
+        Raises ConfigurationError with the reason if there are none; the call may be repeated.
         """
         self._probed = True
         if self.load():
@@ -89,12 +89,13 @@ class BackendEntry:
         self.require()
 
     def require(self) -> None:
-        """Raises ConfigurationError if it cannot start."""
+        """Raise ConfigurationError if it cannot start."""
         if self.why:
             raise ConfigurationError(f"backend {self.name!r} ({self.origin}) cannot start: {self.why}")
 
     def probe(self) -> None:
-        """Finds out, once, what it has to say when it is asked for no device."""
+        """Start it once without devices, to learn its features and the reason if it is
+        unavailable."""
         if not self._probed and self.load():
             self._start((), ())
             self.close()
@@ -108,7 +109,7 @@ class BackendEntry:
             why = why_unusable(self.devices, taken) if self.devices else backend.why_unavailable()
             self.why = one_line(why)
             if parameters and not self.devices:
-                self.why = self.why or "it has no devices, and does not say why"
+                self.why = self.why or "it has no devices and gives no reason"
             self._features = {str(key): str(value) for key, value in backend.features().items()}
         except (Exception, SystemExit) as error:
             self._fail("starting it failed", error)
@@ -116,21 +117,21 @@ class BackendEntry:
             self.close()
 
     def close(self) -> None:
-        """Closes its devices. Idempotent."""
+        """Close its devices. Idempotent."""
         devices, self.devices = self.devices, ()
         for device in devices:
             try:
                 device.close()
             except Exception:
-                logger.exception("%r of backend %s could not be closed", device, self.name)
+                logger.exception("failed to close %r of backend %s", device, self.name)
 
     def unload(self) -> None:
-        """Closes its devices and forgets its code."""
+        """Close its devices and drop its modules."""
         self.close()
         drop_modules(self._modules)
 
     def refuse(self, why: str) -> None:
-        """It is not to be used."""
+        """Make it unusable for a reason."""
         self.close()
         drop_modules(self._modules)
         self._kind, self.why = None, why
@@ -141,42 +142,46 @@ class BackendEntry:
 
 
 def why_unusable(devices: Sequence[object], taken: Collection[str]) -> str:
-    """Why devices cannot go to a registry that has others of the names taken; empty if they can."""
+    """Return the reason why devices cannot join a registry with the names in `taken`; empty if they
+    can."""
     names = set(taken)
     for one in devices:
         if not isinstance(one, Device):
-            return f"{one!r:.80} among its devices is no heliograph_backends.contract.Device"
+            return f"{one!r:.80} among its devices is not a heliograph_backends.contract.Device"
         if not isinstance(one.name, str) or not one.name:
-            return f"a device is named {one.name!r:.80}"
+            return f"a device has the invalid name {one.name!r:.80}"
         if one.name in names:
-            return f"a device is named {one.name!r} already"
+            return f"another device is named {one.name!r}"
         names.add(one.name)
     return ""
 
 
 def in_words(error: BaseException) -> str:
-    """An error: ours as it is, others with their class."""
+    """Return an error's text: message and advice of a HeliographError, class and text of others."""
     if isinstance(error, HeliographError):
         return f"{error.message}; {error.advice}" if error.advice else error.message
     return f"{type(error).__name__}: {error}"
 
 
 def one_line(text: str) -> str:
-    """What a plugin said, as a table can show it."""
+    """Return a plugin's text as one bounded line, for tables."""
     return " ".join(text.split())[:LONGEST_WHY]
 
 
 def why_unfit(found: object, name: str = "") -> str:
-    """Why something is no backend class for this version, called `name` if that is given; empty if it is."""
+    """Return the reason why an object is not a usable backend class; empty if it is.
+
+    `name`, if given, is the required name.
+    """
     if not isinstance(found, type) or not issubclass(found, Backend):
-        return f"{found!r:.80} is no subclass of heliograph_backends.contract.Backend"
+        return f"{found!r:.80} is not a subclass of heliograph_backends.contract.Backend"
     own, version = (getattr(found, one, None) for one in ("name", "contract_version"))
     if not isinstance(own, str) or re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", own) is None:
-        return f"{found.__name__}.name is {own!r:.80}: letters, digits, - and _ are needed"
+        return f"{found.__name__}.name is {own!r:.80}; only letters, digits, - and _ are allowed"
     if name and own.casefold() != name.casefold():
-        return f"its class calls itself {own!r}"
+        return f"its class is named {own!r}"
     if version != CONTRACT_VERSION:
         return f"it is made for version {version!r:.20} of the contract; this is version {CONTRACT_VERSION}"
     if not all(isinstance(one, Parameter) for one in found.parameters):
-        return f"{found.__name__}.parameters are no sequence of Parameter"
+        return f"{found.__name__}.parameters is not a sequence of Parameter"
     return ""

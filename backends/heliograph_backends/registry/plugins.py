@@ -1,10 +1,9 @@
-"""Where backends come from. Looking for them runs no code of theirs.
+"""Sources of backends: built in, installed packages, modules and files. Listing runs no plugin
+code.
 
-Code from outside: modules by name, and files that nobody else can have written.
-
-Loading a plugin runs its code with all rights of this process. So a file is read only if nobody but this
-user and root can write to it, or replace it or a folder above it; and what was checked is what runs: the
-bytes come from the descriptor that was looked at, and no bytecode is cached beside it.
+Loading a plugin runs its code with all rights of this process. So a file is read only if no user
+except this one and root can write to it, or replace it or a folder above it. The checked bytes are
+what runs: they are read from the descriptor that was checked, and no bytecode is cached.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ _numbers = itertools.count(1)
 
 
 def import_module(name: str) -> tuple[ModuleType, tuple[str, ...]]:
-    """A module by its name, and the names of what had to be imported of it. Raises what importing raises."""
+    """Import a module; return it and the names of its modules that were newly imported.
+
+    Raises the errors of the import.
+    """
     before = set(sys.modules)
     module = importlib.import_module(name)
-    return module, tuple(one for one in sys.modules if one not in before and _is_within(one, name))
-
-
-def _is_within(module: str, package: str) -> bool:
-    return module == package or module.startswith(f"{package}.")
+    added = (one for one in sys.modules if one not in before)
+    return module, tuple(one for one in added if one == name or one.startswith(f"{name}."))
 
 
 def import_file(path: Path) -> tuple[ModuleType, tuple[str, ...]]:
-    """A module from a file, under a name of its own, and that name.
+    """Run a file as a module with a unique name; return both.
 
-    Raises ConfigurationError for a file that others can write to, and what running it raises.
+    Raises ConfigurationError for a file that others can write to, and the errors of its code.
     """
     code = compile(read_trusted(path), str(path), "exec", dont_inherit=True)
     name = f"heliograph_plugin_{path.stem}_{next(_numbers)}"
     spec = ModuleSpec(name, loader=None, origin=str(path))
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
-    # Dataclasses, among others, look their module up while it runs.
+    # Dataclasses, for example, look up their module while it runs.
     sys.modules[name] = module
     try:
         exec(code, module.__dict__)
@@ -65,13 +64,14 @@ def import_file(path: Path) -> tuple[ModuleType, tuple[str, ...]]:
 
 
 def drop_modules(names: Iterable[str]) -> None:
-    """Forgets modules, so that another import runs their code anew."""
+    """Drop modules, so that another import runs their code again."""
     for name in names:
         sys.modules.pop(name, None)
 
 
 def read_trusted(path: Path) -> bytes:
-    """A file's bytes. Raises ConfigurationError, with the command to run, if others can write to it."""
+    """Read a file. Raises ConfigurationError, with the command to run, if others can write to
+    it."""
     _check_parents(path)
     try:
         with open(path, "rb") as file:
@@ -82,13 +82,15 @@ def read_trusted(path: Path) -> bytes:
 
 
 def check_trusted(path: Path) -> None:
-    """Raises ConfigurationError, with the command to run, if others can write to a file or directory."""
+    """Raise ConfigurationError, with the command to run, if others can write to a file or
+    directory."""
     _check_parents(path)
     _check_status(path, os.stat(path))
 
 
 def _check_parents(path: Path) -> None:
-    """Raises ConfigurationError if somebody else can replace a folder on the way, links followed or not."""
+    """Raise ConfigurationError if others can replace a folder of the path, also of its resolved
+    form."""
     given, real = path.absolute(), path.resolve()
     for parent in dict.fromkeys((*given.parents, *real.parents)):
         _check_status(parent, os.stat(parent), sticky_is_safe=True)
@@ -99,7 +101,7 @@ def _check_status(path: Path, status: os.stat_result, *, sticky_is_safe: bool = 
         return
     if status.st_uid not in (0, os.getuid()):
         raise _refusal(path, "it belongs to another user", ("chown", str(os.getuid()), str(path)))
-    # In a folder such as /tmp, nobody can rename or remove what belongs to others.
+    # In a folder such as /tmp, users cannot rename or remove files of others.
     if sticky_is_safe and status.st_mode & stat.S_ISVTX:
         return
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -108,44 +110,44 @@ def _check_status(path: Path, status: os.stat_result, *, sticky_is_safe: bool = 
 
 def _refusal(path: Path, why: str, command: Sequence[str]) -> ConfigurationError:
     return ConfigurationError(
-        f"{path} is not used for backends, whose code runs with all rights of this process: {why}",
+        f"{path} cannot be used for backends, whose code runs with all rights of this process: {why}",
         advice=" ".join(command),
     )
 
 
 logger = logging.getLogger(__name__)
 
-#: Of entry points: `NAME = "package.module:BackendClass"`.
+#: The group of entry points `NAME = "package.module:BackendClass"`.
 ENTRY_POINT_GROUP = "heliograph.backends"
 
-#: What a plugin calls its class.
+#: The name of a plugin's attribute with its class.
 ATTRIBUTE = "BACKEND"
 
-#: What is to be a `Backend` class, and the modules that go with it when it is unloaded.
+#: The supposed `Backend` class, and the modules to drop when it is unloaded.
 Loaded: TypeAlias = tuple[object, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class BackendSource:
-    """One backend that may be there."""
+    """A backend that can be loaded."""
 
-    #: What it is called, or, of a plugin, until it was loaded.
+    #: Its name; for a plugin, a provisional one until it is loaded.
     name: str
     #: As in BackendInfo.
     origin: str
-    #: Runs its code. Raises whatever that raises.
+    #: Runs its code. Raises the errors of that code.
     load: Callable[[], Loaded]
-    #: Whether `name` is what others have to call it.
+    #: True if its class must have this name.
     is_named: bool = True
 
 
 def built_in() -> tuple[BackendSource, ...]:
-    """The backends of this package."""
+    """Return the backends of this package."""
     return tuple(BackendSource(kind.name, "built in", partial(_already, kind)) for kind in BUILT_IN)
 
 
 def origin_of_package(name: str) -> str:
-    """Where an installed package's backends are said to come from."""
+    """Return the origin of an installed package's backends."""
     return f"entry point of {name}"
 
 
@@ -154,9 +156,9 @@ def _already(kind: type[Backend]) -> Loaded:
 
 
 def installed() -> tuple[BackendSource, ...]:
-    """The backends of installed packages, by name."""
+    """Return the backends of installed packages, by name."""
     found = sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda one: (one.name, one.value))
-    # A package that is installed twice, as in an overlay, is one.
+    # A package that is installed twice, as in an overlay, counts once.
     unique = {(one.name, one.value): one for one in reversed(found)}
     return tuple(_of_entry_point(one) for one in sorted(unique.values(), key=lambda one: one.name))
 
@@ -172,10 +174,10 @@ def _of_entry_point(point: metadata.EntryPoint) -> BackendSource:
 
 
 def sources_of(text: str) -> tuple[BackendSource, ...]:
-    """The plugins that a module's name, a file ending in .py, or a directory (with a / in it) names.
+    """Return the plugins of a module's name, a file ending in .py, or a directory (with a / in it).
 
-    Of a directory: every plugin directly inside, by name; files that begin with _ or . are none. Raises
-    ConfigurationError where there is nothing, or where others can write.
+    For a directory: every plugin directly inside, by name, except files that begin with _ or `.`.
+    Raises ConfigurationError if there is none, or if others can write there.
     """
     if "/" not in text and not text.endswith(".py"):
         return (_of_module(text),)
@@ -187,14 +189,14 @@ def sources_of(text: str) -> tuple[BackendSource, ...]:
             check_trusted(path)
             return (_of_file(path),)
     except OSError as error:
-        raise ConfigurationError(f"cannot look at {path}: {error.strerror}") from None
-    advice = "give a file ending in .py, a directory of such, or a module's name"
+        raise ConfigurationError(f"cannot access {path}: {error.strerror}") from None
+    advice = "give a file ending in .py, a directory of such files, or a module's name"
     raise ConfigurationError(f"there is no plugin at {path}", advice=advice)
 
 
 def _of_module(name: str) -> BackendSource:
     if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) is None:
-        advice = "such as my_package.my_backend, ./my_backend.py or ./backends/"
+        advice = "use a name such as my_package.my_backend, ./my_backend.py or ./backends/"
         raise ConfigurationError(f"{name!r} is neither a module nor a file", advice=advice)
 
     def load() -> Loaded:
@@ -229,5 +231,5 @@ def _of_directory(path: Path) -> tuple[BackendSource, ...]:
 def _plugin(module: ModuleType, modules: tuple[str, ...]) -> Loaded:
     if ATTRIBUTE not in vars(module):
         drop_modules(modules)
-        raise ConfigurationError(f"it defines no {ATTRIBUTE}", advice=f"write {ATTRIBUTE} = YourBackend")
+        raise ConfigurationError(f"it defines no {ATTRIBUTE}", advice=f"add {ATTRIBUTE} = YourBackend")
     return vars(module)[ATTRIBUTE], modules

@@ -18,25 +18,29 @@ from heliograph_backends.registry.specification import (
 from heliograph_proto.devices import BackendInfo, DeviceType
 from heliograph_proto.errors import ConfigurationError, UnknownDeviceError
 
-#: What there is when nobody says otherwise.
+#: The default devices.
 DEFAULT_SPECIFICATIONS = ("cpu",)
 
-#: The kinds of device that compute best by themselves, after ggml_backend_init_best.
+#: The kinds of devices, best first, after ggml_backend_init_best.
 BEST = (DeviceType.GPU, DeviceType.INTEGRATED_GPU, DeviceType.CPU)
 
 
 class Registry:
-    """The backends of this process, and the devices of those that were started. Thread-safe.
+    """The backends of this process, and the devices of started ones. Thread-safe.
 
-    A backend is known without its code being run, unless it was loaded by `load`; it is started, and so
-    has devices, when a specification names it.
+    A backend's code runs only when `load` or a specification names it, or `backends` probes it.
+    Starting it, by a specification, creates its devices.
     """
 
     def __init__(self, plugins: Sequence[str] = ()) -> None:
-        """What is built in, these plugins, and what is installed; of one name, the first. See `load`."""
-        #: Held while backends come and go, which may take long.
+        """Collect built-in backends, these plugins, and installed ones; the first of each name
+        wins.
+
+        See `load` for plugins.
+        """
+        #: Held while backends are added and removed, which may take long.
         self._changing = threading.RLock()
-        #: Guards what follows, briefly.
+        #: Guards the fields below, briefly.
         self._lock = threading.Lock()
         self._entries: list[BackendEntry] = []
         #: By priority.
@@ -50,7 +54,7 @@ class Registry:
 
     @classmethod
     def of(cls, *devices: Device) -> Registry:
-        """A registry of devices that the program made, by priority; it closes them."""
+        """Return a registry of existing devices, by priority; it closes them."""
         made = cls()
         for name in dict.fromkeys(device.backend for device in devices):
             entry = BackendEntry.of(name, [device for device in devices if device.backend == name])
@@ -65,9 +69,9 @@ class Registry:
 
     @property
     def backends(self) -> tuple[BackendInfo, ...]:
-        """All that are known, also those that cannot start, and why.
+        """All known backends, including those that cannot start, with the reasons.
 
-        Loads those that nobody asked for yet: the first time may take a while.
+        Loads all backends: the first time may take a while.
         """
         with self._changing:
             for entry in self._entries:
@@ -76,14 +80,14 @@ class Registry:
 
     @property
     def unavailable(self) -> tuple[BackendInfo, ...]:
-        """Those that cannot start."""
+        """The backends that cannot start."""
         return tuple(one for one in self.backends if one.why)
 
     def load(self, source: str) -> tuple[BackendInfo, ...]:
-        """Makes the plugins known that a module, a file or a directory holds. Runs their code.
+        """Add the plugins of a module, a file or a directory. Runs their code.
 
-        One that is of no use is known with its reason. Raises ConfigurationError where there is nothing, or
-        where others could have written it.
+        An unusable plugin is added with the reason. Raises ConfigurationError if there is none, or
+        if others can write to it.
         """
         with self._changing:
             return tuple(self._load(one).info for one in sources_of(source))
@@ -108,24 +112,25 @@ class Registry:
         return entry
 
     def start(self, specifications: Sequence[str]) -> tuple[Device, ...]:
-        """Makes devices, of less priority than those that are there: the new ones.
+        """Create devices, of lower priority than existing ones, and return them.
 
-        All devices of a backend are made at once. Raises ConfigurationError, and has made none then.
+        A backend's devices are created all at once. Raises ConfigurationError, and then creates
+        none.
         """
         with self._changing:
-            wanted = self._parse(specifications)
+            starting = self._parse(specifications)
             taken = [device.name for device in self.devices]
             try:
-                for entry, parameters in wanted.items():
+                for entry, parameters in starting.items():
                     entry.start(parameters, taken)
                     taken += [device.name for device in entry.devices]
             except BaseException:
-                for entry in wanted:
+                for entry in starting:
                     entry.close()
                 raise
             with self._lock:
-                self._started += tuple(wanted)
-            return tuple(device for entry in wanted for device in entry.devices)
+                self._started += tuple(starting)
+            return tuple(device for entry in starting for device in entry.devices)
 
     def _parse(self, specifications: Sequence[str]) -> dict[BackendEntry, list[Mapping[str, Any]]]:
         found: dict[BackendEntry, list[Mapping[str, Any]]] = {}
@@ -133,8 +138,8 @@ class Registry:
             entry = self._known(backend_name(text))
             if entry in self._started:
                 raise ConfigurationError(
-                    f"backend {entry.name!r} was started before",
-                    advice="unload it, or name all its devices at once",
+                    f"backend {entry.name!r} is already started",
+                    advice="unload it, or specify all its devices at once",
                 )
             if not entry.load():
                 entry.require()
@@ -143,14 +148,15 @@ class Registry:
         return found
 
     def unload(self, name: str) -> None:
-        """Closes a backend's devices and forgets it and its code. Raises ConfigurationError while in use."""
+        """Close a backend's devices and remove it with its code. Raises ConfigurationError while in
+        use."""
         with self._changing:
             entry = self._known(name)
             with self._lock:
                 if entry.users:
                     users = f"{entry.users} session{'s' if entry.users > 1 else ''}"
                     raise ConfigurationError(
-                        f"backend {entry.name!r} is in use by {users}", advice="close what uses it first"
+                        f"backend {entry.name!r} is in use by {users}", advice="close them first"
                     )
                 self._started = tuple(one for one in self._started if one is not entry)
             self._entries.remove(entry)
@@ -166,7 +172,7 @@ class Registry:
         return entry
 
     def _entry(self, name: str) -> BackendEntry | None:
-        """Of this name, in upper or lower case; one that can be used rather than one that cannot."""
+        """Return the entry of a name, ignoring case; a usable one is preferred."""
         found = [one for one in self._entries if one.name.casefold() == name.casefold()]
         return min(found, key=lambda one: bool(one.why), default=None)
 
@@ -174,11 +180,12 @@ class Registry:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """By priority."""
+        """The devices, by priority."""
         return tuple(device for entry in self._started for device in entry.devices)
 
     def device(self, name: str = "") -> Device:
-        """The device of a name, in upper or lower case, or the first one. Raises UnknownDeviceError."""
+        """Return the device of a name, ignoring case, or the first one. Raises
+        UnknownDeviceError."""
         for device in (devices := self.devices):
             if name.casefold() in ("", device.name.casefold()):
                 return device
@@ -186,31 +193,31 @@ class Registry:
         raise UnknownDeviceError(f"no device is named {name[:64]!r}", advice=advice)
 
     def by_type(self, type: DeviceType) -> tuple[Device, ...]:
-        """The devices of a kind, by priority."""
+        """Return the devices of a type, by priority."""
         return tuple(device for device in self.devices if device.type is type)
 
     def best(self) -> Device:
-        """The first GPU, else integrated GPU, else CPU. Raises UnknownDeviceError."""
+        """Return the first GPU, else integrated GPU, else CPU. Raises UnknownDeviceError."""
         found = [device for type in BEST for device in self.by_type(type)]
         if not found:
-            raise UnknownDeviceError("there is no GPU and no CPU", advice="name one: --device cpu")
+            raise UnknownDeviceError("there is no GPU and no CPU", advice="add one: --device cpu")
         return found[0]
 
     def acquire(self) -> tuple[Device, ...]:
-        """All devices, for somebody's use: until they are released, no backend of theirs can be unloaded."""
+        """Acquire all devices: until `release`, their backends cannot be unloaded."""
         with self._lock:
             for entry in self._started:
                 entry.users += 1
             return self.devices
 
     def release(self, devices: Sequence[Device]) -> None:
-        """Gives back what `acquire` gave, once."""
+        """Release the devices of one `acquire`."""
         with self._lock:
             for entry in self._started:
                 entry.users -= any(device in devices for device in entry.devices)
 
     def close(self) -> None:
-        """Closes all devices. Idempotent."""
+        """Close all devices. Idempotent."""
         with self._changing:
             for entry in self._started:
                 entry.close()
@@ -222,11 +229,11 @@ def open_registry(
     *,
     probe: bool = False,
 ) -> Registry:
-    """Loads plugins and starts the devices that the specifications name.
+    """Load plugins and start the devices of the specifications.
 
-    With `probe`, finds out at once what there is to say of all other backends, which otherwise happens when
-    somebody asks. Raises ConfigurationError, also for a plugin of which a device was asked for and that is
-    of no use; others of those are known with their reason.
+    With `probe`, also load all other backends now instead of on the first access to `backends`.
+    Raises ConfigurationError, also for an unusable plugin that a specification names; other
+    unusable plugins are listed with their reason.
     """
     registry = Registry(backends)
     registry.start(specifications)

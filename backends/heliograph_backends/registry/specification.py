@@ -12,25 +12,25 @@ from heliograph_backends.fake import FakeBackend
 from heliograph_proto.errors import ConfigurationError
 from heliograph_proto.types import NO_UNITS, UNITS, parse_size
 
-#: Of one device: whole numbers for counts and sizes.
+#: The parameters of one device: whole numbers for counts and sizes.
 Values: TypeAlias = dict[str, int | str]
 
-#: The backends that are always there.
+#: The built-in backends.
 BUILT_IN = (CpuBackend, FakeBackend)
 
 
 def backend_name(specification: str) -> str:
-    """The part that names the backend."""
+    """Return the backend's name in a specification."""
     return specification.partition(":")[0].strip()
 
 
 def parse_specification(
     text: str, backends: Mapping[str, Sequence[Parameter]] | None = None
 ) -> tuple[str, Values]:
-    """A backend's name, as it is known, and the parameters of one device; upper and lower case name the same.
+    """Return the registered name of a backend and the parameters of one device, ignoring case.
 
-    `backends` are the parameters of each known one, by name; by default of those built in. A text may contain
-    anything but a comma. Raises ConfigurationError with a suggestion.
+    `backends` maps each known name to its parameters; by default the built-in ones. A text may
+    contain anything except a comma. Raises ConfigurationError with a suggestion.
     """
     known = {one.name: one.parameters for one in BUILT_IN} if backends is None else backends
     given = backend_name(text)
@@ -47,15 +47,15 @@ def parse_specification(
 
 
 def unknown_backend(name: str, known: Collection[str]) -> ConfigurationError:
-    """The error for a name that no backend has."""
-    # "gpu" is nearer to "cpu" than to any GPU's name.
+    """Return the error for an unknown backend."""
+    # By spelling, "gpu" is closer to "cpu" than to any GPU backend.
     is_gpu = name.casefold().rstrip("0123456789") in ("gpu", "nvidia")
     advice = "did you mean 'cuda'?" if is_gpu and "cuda" in known else suggest(name, known)
     return ConfigurationError(f"unknown backend {name[:64]!r}", advice=advice)
 
 
 def suggest(word: str, known: Collection[str]) -> str:
-    """Advice for a word that is not among those known."""
+    """Return advice for an unknown word."""
     near = get_close_matches(word.casefold(), known, 1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
 
@@ -67,7 +67,7 @@ def _item(item: str, backend: str, parameters: Sequence[Parameter]) -> tuple[str
         message = f"backend {backend!r} has no parameter {key[:64]!r}"
         advice = suggest(key, [one.name for one in parameters])
         if key.isdecimal():
-            advice = f"{advice}, each with =VALUE; devices are named without a colon: {backend}{key[:20]}"
+            advice = f"{advice}, each with =VALUE; a device's name has no colon: {backend}{key[:20]}"
         raise ConfigurationError(message, advice=advice)
     if found.kind is not ParameterKind.TEXT:
         return key, _number(found, value)
@@ -79,6 +79,6 @@ def _item(item: str, backend: str, parameters: Sequence[Parameter]) -> tuple[str
 def _number(parameter: Parameter, value: str) -> int:
     number = parse_size(value, UNITS if parameter.kind is ParameterKind.SIZE else NO_UNITS)
     if number is None:
-        advice = "a whole number, for sizes with a unit such as 512MiB or 2GiB"
-        raise ConfigurationError(f"{parameter.name}={value!r} is no number", advice=advice)
+        advice = "give a whole number; sizes may have a unit such as 512MiB or 2GiB"
+        raise ConfigurationError(f"{parameter.name}={value!r} is not a number", advice=advice)
     return number

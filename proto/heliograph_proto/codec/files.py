@@ -61,10 +61,9 @@ def decode_graph_file(data: bytes) -> Graph:
     try:
         return _graph(message.graph)
     except UnknownOpError as error:
-        text = f"{error.message}; {message.producer!r:.80} wrote it"
-        raise UnknownOpError(text, advice=_NEWER, origin=error.origin) from None
+        raise error_of(error, f"{error.message}; {message.producer!r:.80} wrote it", _NEWER) from None
     except HeliographError as error:
-        raise type(error)(error.message, advice=error.advice or _AGAIN, origin=error.origin) from None
+        raise error_of(error, error.message, error.advice or _AGAIN) from None
 
 
 def _check_bytes(size_bytes: int) -> None:
@@ -73,6 +72,11 @@ def _check_bytes(size_bytes: int) -> None:
             f"a graph file has at most {MAX_FILE_BYTES:,} bytes, the limit of a message to a server",
             advice="split the graph; weights are in a file of their own and do not count",
         )
+
+
+def error_of(error: HeliographError, message: str, advice: str) -> HeliographError:
+    """Return an error of the same type and origin with another message and advice."""
+    return type(error)(message, advice=advice, origin=error.origin)
 
 
 def _header(data: bytes) -> file_pb2.GraphFile:

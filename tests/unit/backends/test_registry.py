@@ -49,7 +49,7 @@ PARAMETERS = {
 )
 def test_texts_may_have_colons_slashes_hashes_and_equals_signs(text: str, values: object) -> None:
     if values is None:
-        with pytest.raises(ConfigurationError, match="is no number"):
+        with pytest.raises(ConfigurationError, match="is not a number"):
             parse_specification(text, PARAMETERS)
     else:
         assert parse_specification(text, PARAMETERS) == ("remote", values)
@@ -69,8 +69,8 @@ def test_who_asks_for_a_gpu_is_not_sent_to_the_cpu(text: str) -> None:
         ("remote:ulr=x", "no parameter 'ulr'", "did you mean 'url'?"),
         ("remote:url", "url has no value", "url=TEXT"),
         ("remote:url=x,url=y", "'url' twice", ""),
-        ("remote:lanes=2MiB", "lanes='2MiB' is no number", "a whole number"),
-        ("remote:cache=8388608TiB", "is no number", "512MiB"),
+        ("remote:lanes=2MiB", "lanes='2MiB' is not a number", "a whole number"),
+        ("remote:cache=8388608TiB", "is not a number", "512MiB"),
         ("remote:" + "x" * 9999, "no parameter 'xxx", "known: url"),
     ],
 )

@@ -150,11 +150,11 @@ def test_a_fake_device_with_small_buffers_gives_several_that_behave_as_one() -> 
     ("parameters", "why"),
     [
         ("fail=the fan stopped: twice", "the fan stopped: twice"),
-        ("fail=", "it was told to fail"),
-        ("alignment=48", "alignment=48 is no power of two"),
-        ("alignment=0", "alignment=0 is no power of two"),
-        ("alignment=1GiB", "is no power of two up to 1MiB"),
-        ("extra=101", "there can be 100 at most"),
+        ("fail=", "the parameter 'fail' is set"),
+        ("alignment=48", "alignment=48 is not a power of two"),
+        ("alignment=0", "alignment=0 is not a power of two"),
+        ("alignment=1GiB", "is not a power of two up to 1MiB"),
+        ("extra=101", "the maximum is 100"),
         ("host=2", "host=2 is neither 0 nor 1"),
     ],
 )

@@ -109,7 +109,7 @@ def test_an_installed_backend_is_found_by_its_entry_point(
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("other", "simwrong:BACKEND", "its class calls itself 'simwrong'"),
+        ("other", "simwrong:BACKEND", "its class is named 'simwrong'"),
         ("simwrong", "simwrong:MISSING", "MISSING"),
         ("simwrong", "no_such_package_at_all:BACKEND", "No module named 'no_such_package_at_all'"),
         ("cpu", "simwrong:BACKEND", "the name 'cpu' is taken: built in"),
@@ -283,7 +283,7 @@ def test_what_comes_after_a_session_began_is_not_held_by_it(tmp_path: Path) -> N
 
 def test_all_devices_of_a_backend_are_made_at_once() -> None:
     registry = open_registry(["fake"])
-    with pytest.raises(ConfigurationError, match="was started before"):
+    with pytest.raises(ConfigurationError, match="is already started"):
         registry.start(["fake:memory=1MiB"])
     registry.close()
 
@@ -297,7 +297,7 @@ def test_an_unknown_backend_cannot_be_unloaded() -> None:
 
 
 def refused(source: Path) -> ConfigurationError:
-    with pytest.raises(ConfigurationError, match="is not used for backends") as caught:
+    with pytest.raises(ConfigurationError, match="cannot be used for backends") as caught:
         open_registry(["fake"], [str(source)])
     return caught.value
 
