@@ -272,8 +272,7 @@ class _FakeBufferType(HostBufferType):
 
 
 class _FakeBuffer(HostBuffer):
-    """A host buffer that consults the script before reads and writes. Its bytes are already
-    counted."""
+    """A scripted host buffer. Its bytes are already counted."""
 
     buffer_type: _FakeBufferType
 

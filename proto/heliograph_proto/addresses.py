@@ -61,8 +61,7 @@ def nothing_shown(address: str) -> Credentials:
 
 
 def check_token(token: str, what: str = "the token") -> str:
-    """Return the token if it is well formed. Raises InvalidArgumentError, which does not repeat
-    it."""
+    """Return the token if it is well formed. Raises InvalidArgumentError, without the token."""
     if not isinstance(token, str) or not 0 < len(token) <= MAX_TOKEN:
         raise InvalidArgumentError(
             f"{what} is invalid",

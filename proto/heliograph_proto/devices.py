@@ -39,8 +39,7 @@ class Memory:
 
 
 class Usage(Enum):
-    """The use of a buffer: a hint to backends and the scheduler. The values are those of
-    command.proto."""
+    """The use of a buffer: a hint to backends and the scheduler. The values are command.proto's."""
 
     ANY = 0
     WEIGHTS = 1

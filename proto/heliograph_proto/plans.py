@@ -19,8 +19,7 @@ from heliograph_proto.types import TensorType
 
 
 class Cause(Enum):
-    """The reason for a node's placement, after ggml's causes. The values are those of
-    plan.proto."""
+    """The reason for a node's placement, after ggml's causes. The values are plan.proto's."""
 
     USER = 1
     PLACED_RESULT = 2

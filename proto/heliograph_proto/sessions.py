@@ -53,7 +53,7 @@ class Limits:
         ),
     ] = 256 * 1024
     chunk_bytes: Annotated[
-        int, _limit("The size of such pieces, which go on calls of their own.", "size")
+        int, _limit("The size of such pieces.", "size")
     ] = 1 * MIB
     attach_timeout_ms: Annotated[
         int,
@@ -62,15 +62,13 @@ class Limits:
 
     @property
     def piece_bytes(self) -> int:
-        """The maximum bytes that a client sends as one transfer: several fit into
-        in_flight_bytes."""
+        """The maximum bytes of one transfer of a client: several fit into in_flight_bytes."""
         return max(1, min(32 * MIB, self.in_flight_bytes // 8))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryOffer:
-    """The socket from which a client gets memory that both sides map: one of the two fields is
-    set."""
+    """The socket from which a client gets memory that both sides map. One field is set."""
 
     #: A name in Linux's abstract namespace.
     abstract_name: str = ""
@@ -205,7 +203,7 @@ class DrainState(Enum):
 
     #: New sessions are accepted.
     SERVING = 1
-    #: New sessions are refused; running work goes on.
+    #: New sessions are refused; running work continues.
     DRAINING = 2
     #: New sessions are refused; none is left.
     DRAINED = 3

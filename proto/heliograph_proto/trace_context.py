@@ -54,8 +54,7 @@ def trace_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def error_type(error: BaseException) -> str:
-    """Return an error's name in spans: its reason in lower case, such as out_of_range, or its
-    class."""
+    """Return an error's name in spans: its reason in lower case (out_of_range), or its class."""
     if isinstance(error, HeliographError):
         return Reason.Name(error.reason).removeprefix("REASON_").lower()
     return type(error).__name__

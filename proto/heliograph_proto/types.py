@@ -66,8 +66,7 @@ class DType:
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """The NumPy dtype of the raw elements: bf16 as its bits in uint16, blocks as bytes in
-        uint8."""
+        """The NumPy dtype of the raw elements: uint16 for bf16's bits, uint8 for blocks."""
         if self.kind == "quantized":
             return np.dtype(np.uint8)
         return np.dtype(self.numpy_name or np.uint16)

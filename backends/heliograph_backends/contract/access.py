@@ -69,15 +69,14 @@ def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> No
 
 
 def write_2d(tensor: Tensor, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
-    """Write chunks, packed in `data`, into a tensor. Raises OutOfRangeError,
-    InvalidArgumentError."""
+    """Write chunks, packed in `data`. Raises OutOfRangeError, InvalidArgumentError."""
     check_chunks(tensor, offset_bytes, chunks)
     if chunks.total_bytes:
         tensor.buffer.set_2d(tensor.offset_bytes + offset_bytes, data, chunks)
 
 
 def read_2d(tensor: Tensor, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
-    """Read chunks of a tensor, packed into `out`. Raises OutOfRangeError, InvalidArgumentError."""
+    """Read chunks, packed into `out`. Raises OutOfRangeError, InvalidArgumentError."""
     check_chunks(tensor, offset_bytes, chunks)
     if chunks.total_bytes:
         tensor.buffer.get_2d(tensor.offset_bytes + offset_bytes, out, chunks)

@@ -131,8 +131,7 @@ class Device(ABC):
 
     @property
     def intake(self) -> Intake | None:
-        """The direct path for contents into its memory, if it belongs to another daemon. Default:
-        none."""
+        """The direct path for contents to another daemon's device. Default: none."""
         return None
 
     @abstractmethod
@@ -175,8 +174,7 @@ class Device(ABC):
     def supports_op(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
     ) -> str:
-        """Return the reason why a node cannot run here; empty if it can. Attributes are
-        complete."""
+        """Return why a node with complete attributes cannot run here; empty if it can."""
 
     def supports_buffer_type(self, buffer_type: BufferType) -> bool:
         """True if kernels can read this memory in place. Default: only this device's own."""
@@ -195,8 +193,7 @@ class Device(ABC):
         return OpPath.UNKNOWN
 
     def estimate(self, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
-        """Return the memory that compiling would take, without taking it. Default:
-        UnsupportedError."""
+        """Return the memory that compiling would take. Default: UnsupportedError."""
         raise UnsupportedError(f"device {self.name} cannot estimate the memory of a plan before compiling it")
 
     def optimize(self, graph: Graph) -> Sequence[int]:
@@ -208,8 +205,7 @@ class Device(ABC):
         return range(len(graph.nodes))
 
     def buffer_from_host(self, memory: memoryview) -> Buffer:
-        """Return a buffer over memory of this process: kept alive, not copied. Default:
-        UnsupportedError."""
+        """Return a buffer over memory of this process, not copied. Default: UnsupportedError."""
         raise UnsupportedError(f"device {self.name} cannot use host memory in place")
 
     def event(self) -> Event:
@@ -217,18 +213,15 @@ class Device(ABC):
         return Event()
 
     def set_threads(self, count: int) -> None:
-        """Set the number of compute threads, effective once the device is idle. Default:
-        UnsupportedError."""
+        """Set the number of compute threads, effective once idle. Default: UnsupportedError."""
         raise UnsupportedError(f"device {self.name} has no configurable number of threads")
 
     def features(self) -> Mapping[str, str]:
-        """Return named facts for people and programs, such as the instruction set. Default:
-        none."""
+        """Return named facts, such as the instruction set. Default: none."""
         return {}
 
     def why_missing(self) -> Mapping[str, str]:
-        """Return optional parts that are unavailable on this machine, with reasons. Default:
-        none."""
+        """Return optional parts that this machine lacks, with reasons. Default: none."""
         return {}
 
     def close(self) -> None:

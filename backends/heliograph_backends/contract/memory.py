@@ -41,14 +41,13 @@ class BufferType(ABC):
         """Allocate a buffer, perhaps of size 0. Contents are undefined. Raises OutOfMemoryError."""
 
     def alloc_size(self, tensor: TensorType) -> int:
-        """Return the bytes that a tensor takes, padding included. Default: its own. Pure and
-        fast."""
+        """Return the bytes of a tensor with padding. Default: its own. Pure and fast."""
         return tensor.nbytes
 
     @property
     def pads(self) -> bool:
-        """True if a tensor may take more than its own bytes. Default: if `alloc_size` is
-        overridden."""
+        """True if tensors may take more than their bytes. Default: if `alloc_size` is overridden.
+        """
         return type(self).alloc_size is not BufferType.alloc_size
 
     def place(self, tensors: Sequence[TensorType]) -> Placement:
@@ -127,17 +126,17 @@ class Buffer(ABC):
             self.get(offset_bytes + number * chunks.stride_bytes, out[start : start + chunks.size_bytes])
 
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
-        """Copy a tensor of the same type into one of this buffer; False if unsupported. Default:
+        """Copy a tensor into one of this buffer, of the same type; False if it cannot. Default:
         False."""
         return False
 
     def copy_to(self, source: Tensor, destination: Tensor) -> bool:
-        """Copy a tensor of this buffer to another of the same type; False if unsupported. Default:
+        """Copy a tensor of this buffer to another of the same type; False if it cannot. Default:
         False."""
         return False
 
     def descriptor(self) -> int:
-        """Return a new file descriptor of its memory; the caller closes it. Default:
+        """Return a new descriptor of its memory, for the caller to close. Default:
         UnsupportedError."""
         raise UnsupportedError(
             f"memory of buffer type {self.buffer_type.name} cannot be mapped by another process",
@@ -213,8 +212,8 @@ class MultiBuffer(Buffer):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A tensor placed in a buffer: type, offset, byte strides. A view is another Tensor on the same
-    bytes."""
+    """A tensor placed in a buffer: type, offset, byte strides. A view is another on the same bytes.
+    """
 
     type: TensorType
     buffer: Buffer
@@ -292,6 +291,5 @@ class Tensor:
 
 
 def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
-    """Return the bytes of a contiguous array without a copy; it may be empty or
-    zero-dimensional."""
+    """Return the bytes of a contiguous array, perhaps empty or zero-dimensional, without a copy."""
     return array.reshape(-1).view("u1").data

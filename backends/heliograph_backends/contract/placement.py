@@ -29,8 +29,7 @@ class Placement:
 
 
 def place(sizes_bytes: Sequence[int], alignment: int, max_size: int) -> Placement:
-    """Place tensors of these sizes. Raises OutOfMemoryError for one that is larger than any
-    buffer."""
+    """Place tensors of these sizes. Raises OutOfMemoryError for one larger than any buffer."""
     buffers: list[int] = []
     places: list[BufferPlace] = []
     end = 0

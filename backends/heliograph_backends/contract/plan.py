@@ -79,8 +79,8 @@ class Plan(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """The device memory that it holds now, outside an arena. Default: as when it was
-        compiled."""
+        """The device memory that it holds now, outside an arena. Default: that of its compilation.
+        """
         return self.compute_bytes - self.arena_bytes
 
     @property
@@ -117,8 +117,8 @@ class Plan(ABC):
         """Free its memory. Idempotent; never called during `compute`."""
 
     def concurrency(self) -> Sequence[int]:
-        """Return the number, from 1, of each node's set of concurrent steps; 0: alone. Default: all
-        0."""
+        """Return the number, from 1, of each node's set of concurrent steps. Default: all 0, alone.
+        """
         return (0,) * len(self.graph.nodes)
 
     def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:

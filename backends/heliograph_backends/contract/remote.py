@@ -106,7 +106,7 @@ class Site(ABC):
 
     @abstractmethod
     def compile(self, work: SiteWork) -> SitePlan:
-        """Compile a partition. Raises the errors of `Device.compile`, with the partition's node as
+        """Compile a partition. Raises errors as `Device.compile`, with the partition's node as
         origin."""
 
     @abstractmethod
@@ -114,8 +114,7 @@ class Site(ABC):
         """Raise MemberLostError if it is lost."""
 
     def confirm(self) -> None:
-        """Wait, for a bounded time, until it answers or is known to be lost. Default: returns at
-        once."""
+        """Wait, for a bounded time, until it answers or is known to be lost. Default: no wait."""
 
     def can_reach(self, other: Site) -> bool:
         """True if it can fetch values from another site, as far as known. Default: True."""
@@ -161,13 +160,11 @@ class Admittance(ABC):
 
     @abstractmethod
     def relay(self, place: int) -> Relay:
-        """Start to upload one content from here. Raises the errors of an upload, and
-        ConnectionError."""
+        """Start to upload one content from here. Raises an upload's errors and ConnectionError."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Void the offers of contents that have not ended; `tell` is not called again.
-        Idempotent."""
+        """Void the offers of unfinished contents; `tell` is not called again. Idempotent."""
 
 
 class Relay(ABC):
@@ -178,8 +175,8 @@ class Relay(ABC):
 
     @abstractmethod
     def write(self, data: memoryview) -> None:
-        """Send the next piece, which is copied. Blocks while much is in flight. Raises why it broke
-        off."""
+        """Send a copy of the next piece. Blocks while much is in flight. Raises why it broke off.
+        """
 
     @abstractmethod
     def finish(self) -> None:

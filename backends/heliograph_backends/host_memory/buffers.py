@@ -52,8 +52,7 @@ class MemoryBudget:
         self.used_bytes = 0
 
     def take(self, size_bytes: int, use: str = "", advice: str = "") -> None:
-        """Count bytes as used. Raises OutOfMemoryError with the shortage, the `use`, and the
-        `advice`."""
+        """Count bytes as used. Raises OutOfMemoryError with the shortage, `use` and `advice`."""
         with self._lock:
             free = self.total_bytes - self.used_bytes
             if size_bytes > free:
@@ -179,8 +178,7 @@ class HostBuffer(Buffer):
         return True
 
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
-        """Return an array of `type.dtype.storage`: bf16 as bits, rows of blocks as contiguous
-        bytes."""
+        """Return an array of `type.dtype.storage`: bf16 as bits, rows of blocks as bytes."""
         if type.size == 0:
             return np.empty(type.storage_shape, type.dtype.storage)
         steps = strides if type.dtype.block_size == 1 else (*strides[:-1], 1)

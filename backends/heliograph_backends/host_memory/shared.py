@@ -44,8 +44,7 @@ class SharedBufferType(HostBufferType):
             raise
 
     def make(self, memory: SealedMemory, usage: Usage) -> SharedBuffer:
-        """Return a buffer over new memory. Overridden for devices with their own access to such
-        memory."""
+        """Return a buffer over new memory. Overridden by devices with their own access to it."""
         return SharedBuffer(self, memory, usage)
 
     def wrap(self, memory: memoryview) -> HostBuffer:

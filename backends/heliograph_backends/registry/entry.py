@@ -94,8 +94,7 @@ class BackendEntry:
             raise ConfigurationError(f"backend {self.name!r} ({self.origin}) cannot start: {self.why}")
 
     def probe(self) -> None:
-        """Start it once without devices, to learn its features and the reason if it is
-        unavailable."""
+        """Start it once without devices, to learn its features or why it is unavailable."""
         if not self._probed and self.load():
             self._start((), ())
             self.close()
@@ -142,8 +141,7 @@ class BackendEntry:
 
 
 def why_unusable(devices: Sequence[object], taken: Collection[str]) -> str:
-    """Return the reason why devices cannot join a registry with the names in `taken`; empty if they
-    can."""
+    """Return why devices cannot join a registry with the names in `taken`; empty if they can."""
     names = set(taken)
     for one in devices:
         if not isinstance(one, Device):

@@ -70,8 +70,7 @@ def drop_modules(names: Iterable[str]) -> None:
 
 
 def read_trusted(path: Path) -> bytes:
-    """Read a file. Raises ConfigurationError, with the command to run, if others can write to
-    it."""
+    """Read a file. Raises ConfigurationError, with the command to run, if others can write it."""
     _check_parents(path)
     try:
         with open(path, "rb") as file:
@@ -82,15 +81,13 @@ def read_trusted(path: Path) -> bytes:
 
 
 def check_trusted(path: Path) -> None:
-    """Raise ConfigurationError, with the command to run, if others can write to a file or
-    directory."""
+    """Raise ConfigurationError, with the command to run, if others can write a file or folder."""
     _check_parents(path)
     _check_status(path, os.stat(path))
 
 
 def _check_parents(path: Path) -> None:
-    """Raise ConfigurationError if others can replace a folder of the path, also of its resolved
-    form."""
+    """Raise ConfigurationError if others can replace a folder of the given or resolved path."""
     given, real = path.absolute(), path.resolve()
     for parent in dict.fromkeys((*given.parents, *real.parents)):
         _check_status(parent, os.stat(parent), sticky_is_safe=True)

@@ -148,8 +148,7 @@ class Registry:
         return found
 
     def unload(self, name: str) -> None:
-        """Close a backend's devices and remove it with its code. Raises ConfigurationError while in
-        use."""
+        """Close a backend's devices and remove its code. Raises ConfigurationError while in use."""
         with self._changing:
             entry = self._known(name)
             with self._lock:
@@ -184,8 +183,8 @@ class Registry:
         return tuple(device for entry in self._started for device in entry.devices)
 
     def device(self, name: str = "") -> Device:
-        """Return the device of a name, ignoring case, or the first one. Raises
-        UnknownDeviceError."""
+        """Return the device of a name, ignoring case; the first for "". Raises UnknownDeviceError.
+        """
         for device in (devices := self.devices):
             if name.casefold() in ("", device.name.casefold()):
                 return device

@@ -71,8 +71,7 @@ def _encode_attribute(name: str, value: Any) -> graph_pb2.Attribute:
 
 
 def decode_graph(message: graph_pb2.Graph) -> Graph:
-    """Decode a graph without validation. Raises InvalidGraphError for what a Graph cannot
-    express."""
+    """Decode a graph, unvalidated. Raises InvalidGraphError for what a Graph cannot express."""
     return Graph(
         leaves=tuple(map(_decode_leaf, message.leaves)),
         nodes=tuple(

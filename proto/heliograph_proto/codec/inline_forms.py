@@ -41,8 +41,7 @@ _TRACE_TAG = varint(50 << 3 | 2)
 
 
 class Template:
-    """The bytes of a command or a completion after its sequence number, with holes of fixed
-    sizes."""
+    """The bytes of a command or completion after its sequence number, with holes of fixed sizes."""
 
     __slots__ = ("_fixed", "_heads", "_holes", "_segments", "size_bytes")
 
@@ -144,8 +143,8 @@ class InlineRun:
 
     @classmethod
     def traced(cls, form: RunForm, sequence: int, holes: list[bytes]) -> InlineRun | None:
-        """Return the run with these contents of the holes of a traced form; None if the trace is
-        not ASCII."""
+        """Return the run with these contents of a traced form's holes; None if the trace is not
+        ASCII."""
         trace = holes.pop()
         return cls(form, holes, sequence, sampled(trace.decode())) if trace.isascii() else None
 
@@ -161,8 +160,7 @@ class InlineRun:
 
 
 class ResultForm:
-    """The constant part of an inline run's completion: all but its number, its bytes, and its
-    duration."""
+    """The constant part of an inline run's completion: all but its number, bytes and duration."""
 
     __slots__ = ("outputs", "template")
 

@@ -57,8 +57,7 @@ def error_to_metadata(error: HeliographError) -> tuple[tuple[str, bytes], ...]:
 
 
 def error_from_metadata(metadata: object) -> HeliographError | None:
-    """Return the typed error of a refusal, or None if the peer, perhaps no Heliograph server, sent
-    none."""
+    """Return the typed error of a refusal; None if the peer sent none, as other servers do."""
     for item in metadata if isinstance(metadata, (list, tuple)) else ():
         key, value = item
         if key == ERROR_KEY:

@@ -1,5 +1,4 @@
-"""Rows and rules of further vision ops: volumes, signals from columns, attention windows,
-gradients."""
+"""Rows and rules of further vision ops: volumes, signals, attention windows, gradients."""
 
 from __future__ import annotations
 

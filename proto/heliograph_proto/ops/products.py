@@ -36,8 +36,7 @@ BESIDE_Q8_0 = ("q4_0", "q5_0", "q8_0")
 
 
 def multiplied(weights: TensorType, activations: TensorType) -> DType:
-    """Return the data type of weights times activations: `accumulated`, or f32 for blocks with
-    q8_0."""
+    """Return the data type of a product: `accumulated`, or f32 for blocks with q8_0."""
     if activations.dtype.name == "q8_0" and weights.dtype.name in BESIDE_Q8_0:
         return F32
     return accumulated((weights, activations), weights=1)

@@ -64,8 +64,7 @@ def add_id(types: Types, attributes: Attributes) -> TensorType:
 
 
 def block(kinds: tuple[str, ...]) -> Rule:
-    """A tensor and a block of its rank within it at `start`, with elements `step` apart (empty:
-    1)."""
+    """A tensor and a block of its rank in it at `start`, with elements `step` apart (empty: 1)."""
 
     def rule(types: Types, attributes: Attributes) -> TensorType:
         whole, part = types

@@ -293,8 +293,7 @@ def get_rows(types: Types, attributes: Attributes) -> TensorType:
 
 
 def reshape(types: Types, attributes: Attributes) -> TensorType:
-    """The same elements in row-major order; one dimension may be -1. Rows of blocks stay whole
-    blocks."""
+    """The same elements in row-major order; one size may be -1. Blocks stay whole."""
     target = list(attributes["shape"])
     size = types[0].size
     if target.count(-1) > 1 or any(length < -1 for length in target):
@@ -332,8 +331,7 @@ def broadcast_to(types: Types, attributes: Attributes) -> TensorType:
 
 
 def slice_(types: Types, attributes: Attributes) -> TensorType:
-    """[start, stop) by step along every dimension, all within the operand; rows of blocks by whole
-    blocks."""
+    """[start, stop) by step along every dimension, within the operand; blocks stay whole."""
     shape = types[0].shape
     triples = [attributes["start"], attributes["stop"], attributes["step"]]
     if any(len(numbers) != len(shape) for numbers in triples):

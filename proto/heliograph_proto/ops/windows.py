@@ -73,8 +73,7 @@ def im2col(types: Types, attributes: Attributes) -> TensorType:
 
 
 def im2col_3d(types: Types, attributes: Attributes) -> TensorType:
-    """Kernel [oc * c, *k] and data [n * c, d, h, w] give [n * od, oh, ow, c * k]; the kernel as of
-    im2col."""
+    """Kernel [oc * c, *k] and data [n * c, d, h, w] give [n * od, oh, ow, c * k], as im2col."""
     kernel, data = types
     require_kind([kernel], WEIGHTS)
     require_kind([data], FLOATS)

@@ -147,8 +147,7 @@ def _search(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
 
 
 def _refine(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
-    """Return integers and scales of parts; five passes move each integer if that improves the
-    fit."""
+    """Return integers and scales of parts; five passes move integers where the fit improves."""
     extreme = _largest(xp, x, 0)
     numbers, products, squares = _around(xp, x, F32(-half) / extreme, half)
     weights = x * x
@@ -168,8 +167,7 @@ def _refine(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
 
 
 def _rounded_around(xp: Any, x: Array, numbers: Array, factor: Array, half: int) -> Array:
-    """Round elements [n, parts, elements] by their factor; keep the given numbers where it is
-    zero."""
+    """Round elements [n, parts, elements] by their factor; keep the numbers where it is 0."""
     wide = factor[..., None]
     found = _clipped(xp, x.reshape(numbers.shape) / wide, -half, half - 1) + F32(half)
     return xp.where(wide == 0, numbers, found).reshape(len(x), BLOCK).astype(xp.uint8)
@@ -217,8 +215,7 @@ def to_q6_k(xp: Any, x: Array) -> Array:
 
 
 def _fitted(xp: Any, x: Array, weights: Array, fit: BlockFit) -> tuple[Array, Array, Array]:
-    """Return integers, scales and offsets, which are subtracted; each try starts from the best
-    offset."""
+    """Return integers, scales and subtracted offsets; each try starts from the best offset."""
     least, most = xp.minimum(x.min(0), F32(0)), x.max(0)
     total, weighted = _summed(weights), _summed(weights * x)
     inverse = F32(fit.most) / (most - least)
@@ -259,8 +256,7 @@ def _error(
 
 
 def _scales_from(xp: Any, found: Array, most: int) -> tuple[Array, Array]:
-    """Return integers up to `most` for scales [n, parts], and the block's scale to multiply them by
-    [n]."""
+    """Return integers up to `most` for scales [n, parts], and the block's scale of them [n]."""
     largest = xp.maximum(found.max(1), F32(0))
     inverse = xp.where(largest > 0, F32(most) / largest, F32(0))
     numbers = xp.minimum(_nearest(inverse[:, None] * found).astype(xp.uint8), xp.uint8(most))
@@ -268,8 +264,7 @@ def _scales_from(xp: Any, found: Array, most: int) -> tuple[Array, Array]:
 
 
 def _rounded_from(xp: Any, x: Array, numbers: Array, factor: Array, offset: Array, most: int) -> Array:
-    """Round elements [n, parts, elements] by their factor; keep the given numbers where it is
-    zero."""
+    """Round elements [n, parts, elements] by their factor; keep the numbers where it is 0."""
     wide = factor[..., None]
     found = _clipped(xp, (x.reshape(numbers.shape) + offset[..., None]) / wide, 0, most)
     return xp.where(wide == 0, numbers, found).reshape(len(x), BLOCK).astype(xp.uint8)
