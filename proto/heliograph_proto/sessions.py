@@ -52,9 +52,7 @@ class Limits:
             "size",
         ),
     ] = 256 * 1024
-    chunk_bytes: Annotated[
-        int, _limit("The size of such pieces.", "size")
-    ] = 1 * MIB
+    chunk_bytes: Annotated[int, _limit("The size of such pieces.", "size")] = 1 * MIB
     attach_timeout_ms: Annotated[
         int,
         _limit("The time to attach the command stream after a session opens, in milliseconds."),

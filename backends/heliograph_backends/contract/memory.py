@@ -46,8 +46,7 @@ class BufferType(ABC):
 
     @property
     def pads(self) -> bool:
-        """True if tensors may take more than their bytes. Default: if `alloc_size` is overridden.
-        """
+        """True if tensors may take more than their bytes. Default: if `alloc_size` is overridden."""
         return type(self).alloc_size is not BufferType.alloc_size
 
     def place(self, tensors: Sequence[TensorType]) -> Placement:
@@ -212,8 +211,7 @@ class MultiBuffer(Buffer):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A tensor placed in a buffer: type, offset, byte strides. A view is another on the same bytes.
-    """
+    """A tensor placed in a buffer: type, offset, byte strides. A view is another on the same bytes."""
 
     type: TensorType
     buffer: Buffer

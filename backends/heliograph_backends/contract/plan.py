@@ -79,8 +79,7 @@ class Plan(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """The device memory that it holds now, outside an arena. Default: that of its compilation.
-        """
+        """The device memory that it holds now, outside an arena. Default: that of its compilation."""
         return self.compute_bytes - self.arena_bytes
 
     @property
@@ -117,8 +116,7 @@ class Plan(ABC):
         """Free its memory. Idempotent; never called during `compute`."""
 
     def concurrency(self) -> Sequence[int]:
-        """Return the number, from 1, of each node's set of concurrent steps. Default: all 0, alone.
-        """
+        """Return the number, from 1, of each node's set of concurrent steps. Default: all 0, alone."""
         return (0,) * len(self.graph.nodes)
 
     def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:

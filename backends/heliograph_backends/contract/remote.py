@@ -175,8 +175,7 @@ class Relay(ABC):
 
     @abstractmethod
     def write(self, data: memoryview) -> None:
-        """Send a copy of the next piece. Blocks while much is in flight. Raises why it broke off.
-        """
+        """Send a copy of the next piece. Blocks while much is in flight. Raises why it broke off."""
 
     @abstractmethod
     def finish(self) -> None:

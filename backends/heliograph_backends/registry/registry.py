@@ -183,8 +183,7 @@ class Registry:
         return tuple(device for entry in self._started for device in entry.devices)
 
     def device(self, name: str = "") -> Device:
-        """Return the device of a name, ignoring case; the first for "". Raises UnknownDeviceError.
-        """
+        """Return the device of a name, ignoring case; the first for "". Raises UnknownDeviceError."""
         for device in (devices := self.devices):
             if name.casefold() in ("", device.name.casefold()):
                 return device

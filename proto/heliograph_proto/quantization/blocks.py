@@ -141,8 +141,7 @@ def _from_q8_0(xp: Any, blocks: Array) -> Array:
 
 
 def _to_signed(bits: int) -> Callable[[Any, Array], Array]:
-    """Return the encoder of q4_0 or q5_0: the largest element by size has quantum -2**(bits - 1).
-    """
+    """Return the encoder of q4_0 or q5_0: the largest element by size has quantum -2**(bits - 1)."""
     half = 2 ** (bits - 1)
 
     def to_blocks(xp: Any, x: Array) -> Array:
