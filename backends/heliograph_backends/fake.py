@@ -101,7 +101,11 @@ class Script:
 
     def hold(self, work: Work) -> FakeGate:
         """Make the next work of a kind wait at a gate, and return the gate."""
-        return self._add(work, FakeGate())
+        gate = FakeGate()
+        with self._lock:
+            self._next[work].append(gate)
+            self._held.append(gate)
+        return gate
 
     def delay(self, work: Work, seconds: float) -> None:
         """Add a delay to all work of a kind."""
@@ -151,12 +155,6 @@ class Script:
             entry.wait(abort)
         elif entry is not None:
             raise entry
-
-    def _add(self, work: Work, gate: FakeGate) -> FakeGate:
-        with self._lock:
-            self._next[work].append(gate)
-            self._held.append(gate)
-        return gate
 
 
 class FakeDevice(CpuDevice):

@@ -224,15 +224,13 @@ def _check_node(graph: Graph, node: Node, types: list[TensorType]) -> Node:
                 advice="each node comes after its operands; a graph has no cycles",
             )
     found, attributes = infer(node.op, [types[value] for value in node.operands], node.attributes)
-    if node.op == "assign" and not _is_variable(graph, node.operands[0]):
-        raise InvalidGraphError("assign: the first operand is not a variable")
+    if node.op == "assign":
+        first = node.operands[0]
+        if first >= len(graph.leaves) or graph.leaves[first].kind is not LeafKind.VARIABLE:
+            raise InvalidGraphError("assign: the first operand is not a variable")
     if found != node.type:
         raise InvalidGraphError(f"the result is {found}, but the graph says {node.type}")
     return Node(node.op, node.operands, found, attributes, node.name)
-
-
-def _is_variable(graph: Graph, value: int) -> bool:
-    return value < len(graph.leaves) and graph.leaves[value].kind is LeafKind.VARIABLE
 
 
 def _partial_origin(number: int, node: Node, types: list[TensorType]) -> Origin:
