@@ -352,7 +352,7 @@ def test_of_two_devices_both_may_wait_for_the_client() -> None:
         ({"carries": (c.Carry(2, 0),)}, "output 2 of a plan with 2"),
         ({"carries": (c.Carry(0, 2),)}, "input 2 of a plan with 2"),
         ({"carries": (c.Carry(2**32 - 1, 0),)}, "of a plan with 2"),
-        ({"carries": (c.Carry(0, 1),)}, "'y' is f32.4., and is to be input 'n', which is i32.1."),
+        ({"carries": (c.Carry(0, 1),)}, "'y' is f32.4., but is fed to input 'n', which is i32.1."),
         ({"carries": (c.Carry(0, 0), c.Carry(0, 0))}, "input 0 is fed from two outputs"),
         ({"until": 2}, "output 2 of a plan with 2"),
         ({"until": 0}, "only one bool or integer can end a loop"),

@@ -125,7 +125,7 @@ def test_continue_is_refused_where_nothing_waits(client: CoreClient, fake: FakeD
     assert gate.entered.wait(SECONDS)
     for number in (sequence, 0, 2**64 - 1, sequence + 1):
         error = client.refused(c.Continue(number))
-        assert isinstance(error, InvalidArgumentError) and "no run that waits" in error.message
+        assert isinstance(error, InvalidArgumentError) and "neither a run that waits" in error.message
     gate.open()
     result(client.wait(sequence))
     assert isinstance(client.refused(c.Continue(sequence)), InvalidArgumentError)

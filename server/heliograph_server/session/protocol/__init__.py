@@ -1,4 +1,4 @@
-"""The protocol core of a session, pure: commands and events in, instructions out.
+"""The pure protocol core of a session: commands and events in, instructions out.
 
-No clock, thread, socket or device.
+It has no clock, thread, socket or device.
 """

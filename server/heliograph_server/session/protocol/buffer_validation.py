@@ -1,4 +1,4 @@
-"""Commands that name buffers: their handles, tasks and static errors. Pure."""
+"""Validation of the commands that name buffers. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from heliograph_server.session.protocol.validation_context import ValidationCont
 
 
 class BufferValidator:
-    """The commands that name buffers."""
+    """Validates the commands that name buffers: their handles, tasks and static errors."""
 
     def __init__(self, context: ValidationContext) -> None:
         self._context = context
@@ -62,7 +62,9 @@ class BufferValidator:
         self._handles.check_new(kind.tensor, TensorHandle)
         buffer = self._handles.get(kind.buffer, BufferHandle)
         if len(buffer.parts) != 1:
-            raise InvalidArgumentError("a buffer of several parts has no places", advice="allocate another")
+            raise InvalidArgumentError(
+                "a tensor cannot be placed in a buffer of several parts", advice="allocate another"
+            )
         storage = storage_of(buffer.parts[0])
         check_place(kind, storage, self._context.memory(storage.device, storage.buffer_type))
         tensor = TensorHandle(layout(kind.type, kind.offset_bytes), storage)
@@ -87,12 +89,12 @@ class BufferValidator:
     def reset_buffer(self, state: CommandState, kind: c.ResetBuffer) -> None:
         storages = self._storages_of(state, kind.buffer)
         for part in state.targets:
-            # Kernels of the plans whose weights lie there read what would be dropped.
+            # Kernels of plans whose weights are in the buffer read what would be dropped.
             check_writable(part)
         self._context.work(state, ResetTask(storages), storages[0].device)
         state.writes = False
 
     def _storages_of(self, state: CommandState, number: int) -> tuple[HandleStorage, ...]:
-        """The storages of a buffer, all of which the command has for itself."""
+        """Return the storages of a buffer, and make them the command's targets."""
         state.targets = self._handles.get(number, BufferHandle).parts
         return tuple(map(storage_of, state.targets))

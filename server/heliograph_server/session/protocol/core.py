@@ -1,8 +1,8 @@
 """The protocol of a session, pure: events in, instructions out.
 
-`SessionCore` knows no clock, lock, thread, device or socket. Event methods change its state; what is
-to be done about it collects, in order, in `take_instructions`, and what is done in
-`take_completions`. The runtime carries the instructions out and reports back:
+`SessionCore` has no clock, lock, thread, device or socket. Event methods change its state. They
+queue instructions, in order, for `take_instructions`, and completions for `take_completions`. The
+runtime carries the instructions out and reports back:
 
     receive, refuse ──▸ Start ──▸ (work begins) begin ──▸ (work fails) fail ──▸ (done) finish
     upload_started, upload_arrived, upload_broke
@@ -11,19 +11,18 @@ to be done about it collects, in order, in `take_instructions`, and what is done
 A command passes through these steps:
 
 1. *Validation* looks up its handles and finds every static error (`validation.py`).
-2. *Ordering* lets it wait: for its stream, for earlier commands on its tensors, for the runs of its
-   plan, for its upload (`dependencies.py`). Nothing is decided from the health of its tensors yet.
-3. Its *turn*: a device command is submitted to its device queue, also one that is known to fail, so that the
-   order of the queue is the order of the failures; any other is settled here.
-4. It *begins*: poison is looked at now, when everything before it is known.
-5. It is *reported*, and *retires*; see `CommandState` for the difference.
+2. *Ordering* blocks it on its stream, on earlier commands on its tensors, on the runs of its plan
+   and on its upload (`dependencies.py`). The health of its tensors decides nothing yet.
+3. In its *turn*, a device command is submitted to its device queue, even one that is known to fail,
+   so that failures have the order of the queue. The core settles any other command itself.
+4. When it *begins*, every earlier command is known, and poison is checked.
+5. It is *reported*, and *retires*; `CommandState` explains the difference.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import chain
 
 from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun, RunForm
@@ -56,8 +55,7 @@ from heliograph_server.session.protocol.dependencies import (
     leave_storages,
     leave_stream,
     note_failure,
-    unblocked_by_retirement,
-    unblocked_by_submission,
+    unblocked_by,
     wait_for_users,
     wait_for_writers,
 )
@@ -89,16 +87,18 @@ from heliograph_server.session.protocol.transfer_state import TransferState
 from heliograph_server.session.protocol.validation import CommandValidator
 from heliograph_server.session.protocol.validation_context import ValidationContext
 
-#: So many forms of inline runs are known to fit; beyond that the core begins anew.
+#: The most forms of inline runs in the cache of fits. A full cache is emptied.
 MOST_FITS = 64
 
 
 class SessionCore:
-    """The state of one session. `devices` are names by priority; `recorded`: commands, by sequence number, of
-    whose end an instruction tells.
+    """The state of one session: the order of its commands.
 
-    What is no order of commands is in its parts: `plans`, `transfers`, `taps` and `resources`. They share the
-    lists of instructions and of tapped pieces with it, which are emptied and never replaced.
+    `devices` are names by priority. `recorded` contains the sequence numbers of the runs for which
+    a `RunEnded` instruction is issued.
+
+    `plans`, `transfers`, `taps` and `resources` hold the rest of the state. They share the core's
+    lists of instructions and of tapped pieces, which are emptied and never replaced.
     """
 
     def __init__(
@@ -110,12 +110,12 @@ class SessionCore:
     ) -> None:
         self._limits = limits
         self._recorded = recorded
-        #: Why the session ended.
+        #: The error that closed the session.
         self.closed: HeliographError | None = None
-        #: Commands that have not retired, and those of them that were not reported, by sequence number.
+        #: Commands that have not retired, and those of them not reported yet, by sequence number.
         self._commands: dict[int, CommandState] = {}
         self._open: dict[int, CommandState] = {}
-        #: Commands that nothing is in the way of.
+        #: Commands without blockers, whose turn has come.
         self._ready: deque[CommandState] = deque()
         self._instructions: list[Instruction] = []
         self._tap_pieces: list[c.TapPiece] = []
@@ -132,51 +132,52 @@ class SessionCore:
         self._completed_through = 0
         self._reported_through = 0
         self._completions: list[c.Completion | InlineResult] = []
-        #: Runs that have retired since somebody looked.
+        #: Runs that have retired since the executor last reset this count.
         self.ended_runs = 0
-        #: How many commands failed, by the reason of the error.
+        #: Failed commands, by the reason of the error.
         self.failures: Counter[int] = Counter()
-        #: How many from outside of the command stream have waited so far.
+        #: Waiters from outside the command stream so far.
         self._waiters = 0
-        #: Forms of inline runs, and how they fit the plans that they name.
+        #: Forms of inline runs, and their fit to the plans that they name.
         self._fits: dict[RunForm, InlineRunFit] = {}
 
     def __repr__(self) -> str:
         health = "closed" if self.closed else f"{len(self._open)} commands in flight"
         return f"<SessionCore {health}, {len(self.handles)} handles, completed {self._completed_through}>"
 
-    # What can be asked
+    # State
 
     @property
     def in_flight(self) -> int:
-        """Commands that were not reported."""
+        """The number of commands that have not been reported."""
         return len(self._open)
 
     @property
     def last_sequence(self) -> int:
-        """The number of the last command that came."""
+        """The sequence number of the last command received."""
         return self._last_sequence
 
     def is_open(self, sequence: int) -> bool:
-        """Whether the command came and was not reported."""
+        """True if the command was received and has not been reported."""
         return sequence in self._open
 
     @property
     def unretired(self) -> int:
-        """Commands that something may still wait for; 0 once all is quiet."""
+        """The number of commands that others may still wait for; 0 when the session is quiet."""
         return len(self._commands)
 
     @property
     def runs_in_flight(self) -> int:
-        """Of these, runs of plans."""
+        """The number of unretired commands that are runs of plans."""
         return sum(isinstance(one.task, RunTask) for one in self._commands.values())
 
     @property
     def completed_through(self) -> int:
+        """The sequence number up to which every command is done."""
         return self._completed_through
 
     def take_completions(self) -> c.CompletionBatch | None:
-        """What was done since the last call; None if nothing."""
+        """Return what was completed since the last call; None if nothing was."""
         found = self._completions or self._tap_pieces
         if not found and self._completed_through == self._reported_through:
             return None
@@ -188,17 +189,17 @@ class SessionCore:
 
     @property
     def reported_through(self) -> int:
-        """Up to which command `take_completions` has told."""
+        """The sequence number through which `take_completions` has reported."""
         return self._reported_through
 
     def add_devices(self, names: Iterable[str]) -> None:
-        """From now on commands may name these devices, too."""
+        """Allow commands to name these devices."""
         for name in names:
             self._context.add_device(name)
 
     @property
     def is_silent(self) -> bool:
-        """Whether `take_completions` would have nothing to give."""
+        """True if `take_completions` would return None."""
         return (
             not self._completions
             and not self._tap_pieces
@@ -206,8 +207,10 @@ class SessionCore:
         )
 
     def take_result(self) -> InlineResult | None:
-        """The completion of the run that was `did` last, after silence; None if it failed, which
-        `take_completions` tells."""
+        """Take the completion of the run last recorded by `did`, before which nothing was pending.
+
+        Return None if the run failed; `take_completions` then returns its completion.
+        """
         result = self._completions[0]
         if not isinstance(result, InlineResult):
             return None
@@ -216,7 +219,7 @@ class SessionCore:
         return result
 
     def take_instructions(self) -> list[Instruction]:
-        """What is to be done since the last call, in order."""
+        """Return the instructions issued since the last call, in order."""
         taken = self._instructions.copy()
         self._instructions.clear()
         return taken
@@ -224,26 +227,32 @@ class SessionCore:
     # Commands arrive
 
     def receive(self, command: c.Command, refused: HeliographError | None = None) -> None:
-        """The next command of the stream; `refused`: why somebody else refuses it. Raises ProtocolError for a
-        gap: the session is over then."""
+        """Receive the next command of the stream.
+
+        `refused` is an error of the caller, such as a quota's, with which the command fails. Raises
+        ProtocolError for a gap in the sequence numbers, which ends the session.
+        """
         self._expect(command.sequence)
-        if (refusal := self._over_limit(command, refused)) is not None:
-            refusal.counts = refused is None and isinstance(command.kind, c.RunCommand)
-            self._add(refusal, command.kind)
-            self._settle()
-            return
-        state = self._validator.validate(command)
-        state.counts = isinstance(command.kind, c.RunCommand)
-        if isinstance(command.kind, c.Continue):
-            self.taps.proceed(state, command.kind)
-        self._add(state, command.kind)
-        if isinstance(command.kind, c.Cancel):
-            self._interrupt(command.kind.sequence, CancelledError("the command was cancelled"))
+        kind, limit = command.kind, self._limits.in_flight_commands
+        counts = refused is None and isinstance(kind, c.RunCommand)
+        if refused is not None or len(self._open) >= limit or len(self._commands) >= 2 * limit:
+            state = self._refused(command, refused)
+        else:
+            state = self._validator.validate(command)
+            if isinstance(kind, c.Continue):
+                self.taps.proceed(state, kind)
+        state.counts = counts
+        self._add(state, kind)
+        if isinstance(kind, c.Cancel) and not state.is_refused:
+            self._interrupt(kind.sequence, CancelledError("the command was cancelled"))
         self._settle()
 
     def fit(self, run: InlineRun) -> InlineRunFit | None:
-        """How an inline run fits its plan, if it is the next command and nothing is before it, so that
-        whoever has it may do it now and report it by `did`. None: it goes the way of every command."""
+        """Return the fit of an inline run to its plan if the run can be performed at once.
+
+        It can if it is the next command and no earlier command is left. The caller then performs it
+        and reports it with `did`. None: the run takes the path of every command.
+        """
         if self._commands or run.sequence != self._last_sequence + 1 or self.closed is not None:
             return None
         fit = self._fits.get(run.form)
@@ -257,7 +266,7 @@ class SessionCore:
         return fit
 
     def did(self, sequence: int, result: InlineResult | HeliographError) -> None:
-        """The next command was a run, and is done."""
+        """Record the next command, a run for which `fit` returned a fit, as done."""
         self._last_sequence = self._completed_through = sequence
         if isinstance(result, InlineResult):
             self._completions.append(result)
@@ -270,7 +279,10 @@ class SessionCore:
     def refuse(
         self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0
     ) -> None:
-        """A command that could not be read; `tensors` and `buffer` are the handles that it was to make."""
+        """Fail the next command, which could not be decoded.
+
+        `tensors` and `buffer` are the handles that it would have created; they are poisoned.
+        """
         self._expect(sequence)
         state = CommandState(sequence)
         produced = c.RunCommand(0, (), tuple(c.OutputBinding(0, number) for number in tensors))
@@ -289,22 +301,20 @@ class SessionCore:
             )
         self._last_sequence = sequence
 
-    def _over_limit(self, command: c.Command, refused: HeliographError | None) -> CommandState | None:
-        limit = self._limits.in_flight_commands
-        if refused is None and len(self._open) < limit and len(self._commands) < 2 * limit:
-            return None
+    def _refused(self, command: c.Command, error: HeliographError | None) -> CommandState:
+        """Refuse a command with `error`, or else for the limit of commands in flight."""
         state = CommandState(command.sequence, notify=command.notify, timed=command.timeout_ms > 0)
-        error = refused or LimitExceededError(
-            f"{limit:,} commands are in flight, the most that this server takes",
+        error = error or LimitExceededError(
+            f"{self._limits.in_flight_commands:,} commands are in flight, the most that this server accepts",
             advice="wait for completions",
         )
         self._validator.refuse(state, command.kind, error.from_command(command.sequence))
-        # It takes no place in the order, so it cannot spoil tensors in its turn.
+        # It has no place in the order, so it cannot poison tensors in its turn.
         state.targets, state.queue, state.is_refused = (), None, True
         return state
 
     def _add(self, state: CommandState, kind: c.CommandKind) -> None:
-        """Puts a command into the order; it is ready at once if nothing is in its way."""
+        """Put a command into the order. It is ready at once if nothing blocks it."""
         self._open[state.sequence] = self._commands[state.sequence] = state
         try:
             self.transfers.bind(state, kind)
@@ -318,7 +328,7 @@ class SessionCore:
             self._ready.append(state)
 
     def _order(self, state: CommandState, kind: c.CommandKind) -> None:
-        # What was refused for want of room waits for nothing, else it would be kept after all.
+        # A refused command waits for nothing: keeping it would take the room that it was refused.
         if isinstance(kind, c.Cancel | c.Continue) or state.is_refused:
             return
         gates = isinstance(kind, c.WaitCommand) and self._wait_for_event(state, kind)
@@ -329,14 +339,16 @@ class SessionCore:
         if state.queue is None:
             wait_for_writers(state, state.uses)
         else:
-            self.resources.storages.update((one.storage, None) for one in state.targets if one.storage)
+            for target in state.targets:
+                if target.storage is not None:
+                    self.resources.storages[target.storage] = None
             enter_storages(state)
         if state.stream is not None:
             marks, is_fence = isinstance(kind, c.Record), isinstance(kind, c.Record | c.Synchronize)
             enter_stream(state, state.stream, marks=marks, gates=gates, is_fence=is_fence)
 
     def _wait_for_event(self, state: CommandState, kind: c.WaitCommand) -> bool:
-        """Whether there is something to wait for."""
+        """Block the command on the event's mark. True if something blocks the command."""
         event = self.handles.peek(kind.event, EventHandle)
         if event is not None:
             state.wait_for(event.mark)
@@ -357,7 +369,7 @@ class SessionCore:
     # Their turn
 
     def _settle(self) -> None:
-        """Lets everything that is ready have its turn."""
+        """Give every ready command its turn."""
         while self._ready:
             state = self._ready.popleft()
             if state.waiter:
@@ -366,20 +378,17 @@ class SessionCore:
             elif state.queue is not None and state.queue.error is None:
                 state.phase = CommandPhase.SUBMITTED
                 self._instructions.append(Start(state))
-                self._ready.extend(unblocked_by_submission(state))
+                self._ready.extend(unblocked_by(state))
             else:
-                self._pass(state)
-
-    def _pass(self, state: CommandState) -> None:
-        """The turn of a command that needs no device, or whose device has none for it."""
-        if state.error is None and not state.reported:
-            state.error = state.queue.error if state.queue is not None else self._problem(state)
-        if isinstance(state.task, FreeTask):
-            self.plans.release(state.task.handles)
-        self._end(state, c.Completion(state.sequence))
+                # It needs no device, or its device has no queue for it.
+                if state.error is None and not state.reported:
+                    state.error = state.queue.error if state.queue is not None else self._problem(state)
+                if isinstance(state.task, FreeTask):
+                    self.plans.release(state.task.handles)
+                self._end(state, c.Completion(state.sequence))
 
     def begin(self, sequence: int) -> bool:
-        """The command's work begins, on its queue. False: there is nothing to do any more."""
+        """Begin the command's work on its queue. False if it has failed and does no work."""
         state = self._commands[sequence]
         if state.error is None:
             state.error = self._problem(state)
@@ -387,52 +396,72 @@ class SessionCore:
             self._spoil(state)
             return False
         state.phase = CommandPhase.RUNNING
-        # What is behind it on its queue may begin before the device has done with it.
-        self._heal(state)
+        # The next command of the queue may begin before the device is done with this one.
+        for target in state.heals:
+            target.heal(state.part)
         state.uses_place = isinstance(state.task, WriteTask | ReadTask) and state.task.place is not None
         return True
 
     def fail(self, sequence: int, error: HeliographError) -> None:
-        """Its work failed, but is not done yet: what was submitted after it must know now."""
+        """Record failed work. It is not done yet, but later commands must know of it now."""
         state = self._commands[sequence]
         state.error = state.error or error
         self._spoil(state)
 
     def finish(self, sequence: int, error: HeliographError | None, result: c.Completion) -> None:
-        """Its work is done: computed, or failed with this error."""
+        """Record that work is done: computed, or failed with this error."""
         state = self._commands[sequence]
         if error is not None:
             self.fail(sequence, error)
         elif state.error is None:
-            # A device that works asynchronously may tell only now that an earlier command failed.
+            # An asynchronous device may report only now that an earlier command failed.
             state.error = self._problem(state)
         self._end(state, result)
         self._settle()
 
     def _problem(self, state: CommandState) -> HeliographError | None:
-        used = (one.problem() for one in state.uses)
-        # Whatever is written, there must be bytes to write to.
-        written = (one.failure or one.storage.error for one in state.targets if one.storage is not None)
-        return next((found for found in chain(used, written) if found is not None), None)
+        """The error of the first tensor that the command cannot use or write."""
+        for used in state.uses:
+            if (problem := used.problem()) is not None:
+                return problem
+        for target in state.targets:
+            # A tensor that is written may be poisoned, but its storage must exist.
+            if target.storage is not None and (problem := target.failure or target.storage.error):
+                return problem
+        return None
 
     # Their end
 
     def _end(self, state: CommandState, result: c.Completion) -> None:
+        """Report a command, unless that was done early, and retire it."""
         if state.error is not None:
             self._spoil(state)
             note_failure(state)
         else:
-            self._heal(state)
+            for target in state.heals:
+                target.heal(state.part)
         if not state.reported:
             self._report(state, result)
-        self._retire(state)
-
-    @staticmethod
-    def _heal(state: CommandState) -> None:
-        for target in state.heals:
-            target.heal(state.part)
+        state.phase = CommandPhase.RETIRED
+        del self._commands[state.sequence]
+        self.ended_runs += state.counts
+        if state.inline_bytes:
+            self._context.give_back(state, state.inline_bytes)
+        leave_storages(state)
+        if isinstance(state.task, WriteTask):
+            self.transfers.release(state.task.command.transfer, state)
+        if state.reads_for:
+            self._instructions.append(DropRead(state.sequence))
+        if isinstance(state.task, OfferTask):
+            self._instructions.append(CloseEdge(state.sequence, state.error))
+        if state.stream is not None:
+            leave_stream(state, state.stream)
+        if isinstance(state.task, RunTask) and state.task.plan.slots.leave(state.task.slot, state):
+            self.plans.runs_ended(state.task.plan.slots)
+        self._ready.extend(unblocked_by(state, is_retired=True))
 
     def _spoil(self, state: CommandState) -> None:
+        """Poison what a failed command would have written."""
         assert state.error is not None
         state.error = state.error.from_command(state.sequence)
         if isinstance(state.task, PlaceTask):
@@ -449,12 +478,14 @@ class SessionCore:
         while self._completed_through < self._last_sequence and self._completed_through + 1 not in self._open:
             self._completed_through += 1
         if state.error is not None:
+            progress = state.task.progress if isinstance(state.task, RunTask) else None
+            steps = 0 if progress is None else progress.done
             self.failures[state.error.reason] += 1
-            self._completions.append(c.Completion(state.sequence, state.error, steps=_steps_of(state)))
-        elif state.notify or _has_data(state, result):
+            self._completions.append(c.Completion(state.sequence, state.error, steps=steps))
+        elif state.notify or result.outputs or result.steps > 0:
             self._completions.append(result)
         if state.unread is not None:
-            # Of a loop that was interrupted no more is told, while its step may go on for long.
+            # An interrupted loop sends no more values, while its step may go on for long.
             self._context.give_back(state, state.unread.most_bytes)
         if state.timed:
             self._instructions.append(Disarm(state.sequence))
@@ -463,50 +494,33 @@ class SessionCore:
         if state.sequence in self._recorded:
             self._instructions.append(RunEnded(state.sequence, state.error))
 
-    def _retire(self, state: CommandState) -> None:
-        state.phase = CommandPhase.RETIRED
-        del self._commands[state.sequence]
-        self.ended_runs += state.counts
-        self._context.give_back(state, state.inline_bytes)
-        leave_storages(state)
-        if isinstance(state.task, WriteTask):
-            self.transfers.release(state.task.command.transfer, state)
-        if state.reads_for:
-            self._instructions.append(DropRead(state.sequence))
-        if isinstance(state.task, OfferTask):
-            self._instructions.append(CloseEdge(state.sequence, state.error))
-        if state.stream is not None:
-            leave_stream(state, state.stream)
-        if isinstance(state.task, RunTask) and state.task.plan.slots.leave(state.task.slot, state):
-            self.plans.runs_ended(state.task.plan.slots)
-        self._ready.extend(unblocked_by_retirement(state))
-
-    # What comes from outside of the command stream
+    # Events from outside the command stream
 
     def upload_started(self, transfer: int, size_bytes: int) -> None:
-        """Raises what the upload is to be refused with; a command that waits for it fails with it."""
+        """Record that an upload began. Raises its refusal, with which a waiting command fails."""
         try:
             self.transfers.started(transfer, size_bytes)
         finally:
             self._settle()
 
     def upload_arrived(self, transfer: int) -> None:
-        """All bytes are here. Raises why they are not wanted any more, if so."""
+        """Record that an upload is complete. Raises the error of a command that has failed."""
         self.transfers.arrived(transfer)
 
     def upload_broke(self, transfer: int, error: HeliographError) -> None:
-        """The upload ended before its time; the command that it is for fails."""
+        """Record that an upload ended early. Its command fails."""
         self.transfers.broke(transfer, error)
         self._settle()
 
     def await_writers(self, numbers: Iterable[int]) -> int:
-        """Under which number `Resume` comes when the bytes of tensors are there; 0: they are, or never will.
+        """Wait for the commands received so far that write these tensors.
 
-        For bytes that exist already, commands that write them anew are waited for as well.
+        Return the waiter's number, which `Resume` names when they have retired, or 0.
         """
         waiting = CommandState(0)
-        found = (self.handles.peek(number, TensorHandle) for number in numbers)
-        wait_for_writers(waiting, [one for one in found if one is not None])
+        for number in numbers:
+            if (tensor := self.handles.peek(number, TensorHandle)) is not None:
+                wait_for_writers(waiting, (tensor,))
         if waiting.blockers == 0:
             return 0
         self._waiters += 1
@@ -514,29 +528,32 @@ class SessionCore:
         return waiting.waiter
 
     def may_exchange(self, may: bool) -> None:
-        """Whether commands may name other daemons."""
+        """Set whether commands may name other daemons."""
         self._context.may_exchange = may
 
     # Shared memory
 
     def share(self, size_bytes: int) -> None:
-        """From now on commands may name places in so many bytes of shared memory."""
+        """Allow commands to name places in this many bytes of shared memory."""
         self._context.shared_bytes = size_bytes
 
     def shared_place(self, offset_bytes: int, size_bytes: int) -> SharedPlace:
-        """A checked place there. Raises InvalidArgumentError, LimitExceededError, OutOfRangeError."""
+        """Return a checked place in shared memory. Raises InvalidArgumentError, LimitExceededError,
+        OutOfRangeError."""
         return self._validator.shared_place(offset_bytes, size_bytes)
 
     def take_place(self, sequence: int) -> bool:
-        """Work is about to write at its place in shared memory; whether it may: once the command was reported
-        the client uses the place for others."""
+        """Claim a command's place in shared memory for its work.
+
+        False if the command was reported: the client may then use the place for another command.
+        """
         state = self._open.get(sequence)
         if state is not None:
             state.uses_place = True
         return state is not None
 
     def leave_place(self, sequence: int) -> None:
-        """Work does not need its place any more, and may take long from here: what was put off comes now."""
+        """Release the place in shared memory. A deferred interruption takes effect now."""
         state = self._commands[sequence]
         state.uses_place = False
         if state.interruption is not None:
@@ -546,30 +563,30 @@ class SessionCore:
     # Cancelling
 
     def cancel(self, sequence: int) -> None:
-        """Ends a command early, as a Cancel command does."""
+        """End a command early, as a Cancel command does."""
         self._interrupt(sequence, CancelledError("the command was cancelled"))
         self._settle()
 
     def expire(self, sequence: int) -> None:
-        """The command's time is over."""
+        """End a command whose deadline has passed."""
         self._interrupt(sequence, DeadlineExceededError("the command was not done in its time"))
         self._settle()
 
     def _interrupt(self, sequence: int, error: HeliographError) -> None:
         state = self._open.get(sequence)
-        # What a Free command names is gone already; there is nothing to take back.
+        # The handles of a Free command are gone already; it cannot be undone.
         if state is None or isinstance(state.task, FreeTask):
             return
         if state.phase is CommandPhase.RUNNING:
             if state.uses_place:
-                # The client uses it again when it is told of the end. Soon the work ends, or leaves it.
+                # The client reuses the place once the command is reported. The work leaves it soon.
                 state.interruption = state.interruption or error
                 return
             if isinstance(state.task, ABORTABLE) or state.takes_upload:
                 self._instructions.append(AbortWork(sequence))
         state.error = state.error or error.from_command(sequence)
         if isinstance(state.task, OfferTask):
-            # It is not done for long yet, perhaps, for what is before it on its stream.
+            # Earlier commands of its stream may delay its end for long.
             self._instructions.append(CloseEdge(sequence, state.error))
         if state.takes_upload:
             assert isinstance(state.task, WriteTask)
@@ -579,13 +596,13 @@ class SessionCore:
     # Device queues, and the end
 
     def queue_failed(self, queue: DeviceQueue, error: HeliographError) -> None:
-        """The device could not make the queue: its work fails."""
-        # The command that needed the queue first is the one that came last.
+        """Record that the device could not create the queue. Its work fails."""
+        # The last command received is the one that needed the queue first.
         queue.error = error.from_command(self._last_sequence)
         self.resources.queues.pop(queue, None)
 
     def close(self, error: HeliographError) -> None:
-        """Everything ends: running work is asked to, the rest fails with this error."""
+        """End the session: abort running work and fail every other command with this error."""
         if self.closed is None:
             self.closed = self.plans.closed = self.transfers.closed = error
             for sequence in list(self._open):
@@ -593,7 +610,7 @@ class SessionCore:
         self._settle()
 
     def release_all(self) -> None:
-        """After `close`, once the queues are quiet: gives everything back."""
+        """Release everything. Called after `close`, once the queues are quiet."""
         self.plans.release_all()
         self.transfers.clear()
 
@@ -605,16 +622,3 @@ def _storages_of(handles: Iterable[Handle]) -> Iterator[HandleStorage]:
                 yield storage
             case BufferHandle(parts=parts):
                 yield from _storages_of(parts)
-
-
-def _has_data(state: CommandState, result: c.Completion) -> bool:
-    """Whether the client waits for more than success."""
-    task = state.task
-    inline_read = isinstance(task, ReadTask) and not task.command.transfer and task.place is None
-    return inline_read or bool(result.outputs) or result.steps > 0
-
-
-def _steps_of(state: CommandState) -> int:
-    """How many steps of a loop are done by now."""
-    progress = state.task.progress if isinstance(state.task, RunTask) else None
-    return 0 if progress is None else progress.done

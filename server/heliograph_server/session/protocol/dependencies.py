@@ -1,13 +1,13 @@
-"""Who waits for whom: commands as a graph.
+"""The graph of dependencies between commands.
 
-Every command counts its blockers. Two on the same queue are in order as soon as the first was
+Every command counts its blockers. Two commands on the same queue are in order once the first was
 *submitted*, since a queue starts its work in order; any other pair only when the first has
-*retired*. So a chain on one queue is submitted ahead without a thread hop per command, and the
-dependencies between queues, which cost one, are those that the client asked for.
+*retired*. So a chain on one queue is submitted ahead without a thread hop per command. Dependencies
+between queues cost a hop, and exist only where the client asked for them.
 
-All dependencies point to earlier commands, so there is no cycle and nothing can lock up. Their number
-grows with that of the commands, not with its square: a crowd of readers that many commands wait for is
-waited for once, by a *join*, and those commands wait for that.
+All dependencies point to earlier commands, so there are no cycles and no deadlocks. Their number
+grows linearly with the commands: where many commands wait for many readers, one *join* waits for
+the readers and the commands wait for the join.
 """
 
 from __future__ import annotations
@@ -22,71 +22,73 @@ from heliograph_server.resources.handles import DeviceQueue, HandleStorage, Stre
 from heliograph_server.session.protocol.instructions import FreeTask, Task, WriteTask
 from heliograph_server.session.protocol.loop_rules import Unread
 
-#: More readers of a storage than this are waited for by way of a join.
+#: A command that waits for more readers of a storage than this waits for a join of them.
 FEW_READERS = 16
 
 
 class CommandPhase(Enum):
-    """How far a command is; it only goes forward."""
+    """The progress of a command. It only moves forward."""
 
     QUEUED = "queued"
-    #: In its queue.
+    #: In its device queue.
     SUBMITTED = "submitted"
     RUNNING = "running"
-    #: Gone: nobody waits for it any more.
+    #: Gone: no command waits for it.
     RETIRED = "retired"
 
 
 @dataclass(slots=True, eq=False)
 class CommandState:
-    """A command that arrived.
+    """A command that was received.
 
-    `reported` and RETIRED differ: a command that is cancelled is reported at once, but keeps its
-    place, so that what comes after it still waits for what came before it, and for its own work.
+    `reported` and RETIRED differ: a cancelled command is reported at once, but keeps its place.
+    Later commands still wait for its work and for the commands before it.
     """
 
     sequence: int
     task: Task | FreeTask | None = None
     stream: StreamHandle | None = None
-    #: None: the core settles it without a device.
+    #: None if the core settles the command without a device.
     queue: DeviceQueue | None = None
+    #: True if its success has a completion of its own.
     notify: bool = False
+    #: True if it has a deadline.
     timed: bool = False
-    #: Whether it is a run that counts as one in flight until it retires.
+    #: True if it is a run that counts against the quota of runs until it retires.
     counts: bool = False
-    #: Whether its stream's later commands may be done before it: those that do not use its tensors.
+    #: True if later commands of its stream that do not use its tensors may finish before it.
     overlaps: bool = False
     #: Tensors that must be healthy when it starts.
     uses: tuple[TensorHandle, ...] = ()
     #: Tensors that are poisoned when it fails.
     targets: tuple[TensorHandle, ...] = ()
-    #: Whether it writes their bytes; else they are targets for the sake of order alone.
+    #: True if it writes their bytes; otherwise they are targets only for the sake of order.
     writes: bool = True
-    #: The targets of which it writes every byte, or every byte of `part`, and so heals.
+    #: The targets that it heals, since it writes every byte of them, or of `part`.
     heals: tuple[TensorHandle, ...] = ()
-    #: A range of the one target's storage, if it writes no more than that.
+    #: The range of the one target's storage that it writes, if that is not all.
     part: tuple[int, int] | None = None
-    #: The transfer that its bytes are read for; 0: none.
+    #: The transfer for which it reads bytes; 0: none.
     reads_for: int = 0
-    #: Whether it waits after an observed node, or until its client took more.
+    #: True while it waits after an observed node, or for its client to take values.
     is_paused: bool = False
-    #: Of a loop: what its client did not take yet.
+    #: Values of a loop that its client has not taken yet.
     unread: Unread | None = None
-    #: Bytes that ride in it, in its completion, or before that.
+    #: Bytes carried by the command, its completion and its tap pieces.
     inline_bytes: int = 0
-    #: How it failed; known before it starts if it can never start.
+    #: The error with which it failed; set before its turn if it can never start.
     error: HeliographError | None = None
     phase: CommandPhase = CommandPhase.QUEUED
     reported: bool = False
-    #: Whether its work reads or writes its place in shared memory now, so that it cannot be reported yet.
+    #: True while its work uses its place in shared memory. It cannot be reported then.
     uses_place: bool = False
-    #: What it is to be broken off with once it does not.
+    #: An interruption deferred until `uses_place` is False.
     interruption: HeliographError | None = None
-    #: It takes no place in the order.
+    #: True if it has no place in the order.
     is_refused: bool = False
-    #: It is no command, but stands for others: it retires with the last of them.
+    #: True for a join, which is no command: it retires with the last command that it waits for.
     is_join: bool = False
-    #: It is no command, but a number that somebody outside of the stream waits under; 0: it is one.
+    #: The number of a waiter outside the command stream, which is no command; 0: a command.
     waiter: int = 0
     blockers: int = 0
     dependents: list[CommandState] = field(default_factory=list)
@@ -98,11 +100,11 @@ class CommandState:
 
     @property
     def takes_upload(self) -> bool:
-        """Whether its work waits for bytes that come."""
+        """True if its work waits for the bytes of an upload."""
         return isinstance(self.task, WriteTask) and bool(self.task.command.transfer)
 
     def wait_for(self, earlier: CommandState | None) -> None:
-        """Adds a blocker unless the order is given already."""
+        """Add a blocker, unless the order is already guaranteed."""
         if earlier is None or earlier.phase is CommandPhase.RETIRED:
             return
         same_queue = self.queue is not None and self.queue is earlier.queue
@@ -120,9 +122,9 @@ def enter_stream(
     gates: bool = False,
     is_fence: bool = False,
 ) -> None:
-    """Takes the next place in the stream. What needs no device is in nobody's way, but for a wait.
+    """Take the next place in the stream. Without a queue, a command blocks only if it `gates`.
 
-    A run that overlaps others has its place from its tensors alone, and from the stream's waits.
+    A run that overlaps others is ordered by its tensors and by the stream's gate alone.
     """
     state.wait_for(stream.gate)
     if state.overlaps:
@@ -142,7 +144,7 @@ def enter_stream(
 
 
 def leave_stream(state: CommandState, stream: StreamHandle) -> None:
-    """Forgets a retired state."""
+    """Remove a retired command from its stream."""
     if stream.tail is state:
         stream.tail = None
     if stream.gate is state:
@@ -152,7 +154,7 @@ def leave_stream(state: CommandState, stream: StreamHandle) -> None:
 
 
 def note_failure(state: CommandState) -> None:
-    """Gives the failure to the stream's next mark, unless an earlier one failed before it."""
+    """Pass a failure to the stream's next mark, unless an earlier failure reached that first."""
     stream = state.stream
     if stream is None or state in stream.records:
         return
@@ -164,24 +166,27 @@ def note_failure(state: CommandState) -> None:
 
 
 def enter_storages(state: CommandState) -> None:
-    """Waits for the earlier commands on the command's tensors, and lets later ones wait for it."""
-    written = {one.storage: None for one in state.targets if one.storage is not None}
-    read = {one.storage: None for one in state.uses if one.storage not in written}
-    for storage in written:
+    """Wait for the earlier commands on the command's tensors, and block later ones."""
+    for target in state.targets:
+        storage = target.storage
+        if storage is None or storage.writer is state:
+            continue
         state.wait_for(storage.writer)
         for reader in storage.readers:
             state.wait_for(reader)
         storage.writer = state
         storage.readers.clear()
         storage.unjoined.clear()
-    for source in read:
-        if source is not None:
-            state.wait_for(source.writer)
-            source.readers[state] = source.unjoined[state] = None
+    for source in state.uses:
+        storage = source.storage
+        if storage is None or storage.writer is state or state in storage.readers:
+            continue
+        state.wait_for(storage.writer)
+        storage.readers[state] = storage.unjoined[state] = None
 
 
 def leave_storages(state: CommandState) -> None:
-    """Forgets a retired state."""
+    """Remove a retired command from the storages of its tensors."""
     for tensor in (*state.targets, *state.uses):
         if tensor.storage is not None:
             tensor.storage.readers.pop(state, None)
@@ -191,14 +196,14 @@ def leave_storages(state: CommandState) -> None:
 
 
 def wait_for_writers(state: CommandState, tensors: Iterable[TensorHandle]) -> None:
-    """Waits until it is known whether tensors are healthy, without being in the way of later commands."""
+    """Wait until the health of tensors is known, without blocking later commands."""
     for tensor in tensors:
         if tensor.storage is not None:
             state.wait_for(tensor.storage.writer)
 
 
 def wait_for_users(state: CommandState, storages: Iterable[HandleStorage]) -> None:
-    """Waits for all earlier commands on storages, without being in the way of later ones."""
+    """Wait for all earlier commands on storages, without blocking later ones."""
     for storage in storages:
         state.wait_for(storage.writer)
         if len(storage.readers) > FEW_READERS:
@@ -209,7 +214,7 @@ def wait_for_users(state: CommandState, storages: Iterable[HandleStorage]) -> No
 
 
 def _join(storage: HandleStorage) -> CommandState:
-    """A command that retires with the present readers; each of them blocks one join only."""
+    """A join of the present readers. Each reader blocks one join only."""
     if storage.unjoined or storage.join is None:
         join = CommandState(0, is_join=True)
         join.wait_for(storage.join)
@@ -220,23 +225,17 @@ def _join(storage: HandleStorage) -> CommandState:
     return storage.join
 
 
-def unblocked_by_submission(state: CommandState) -> Iterator[CommandState]:
-    """Takes the command off those dependents for which its submission suffices; yields the free ones."""
-    waiting = state.dependents
-    state.dependents = [one for one in waiting if one.queue is not state.queue]
-    return _unblock(one for one in waiting if one.queue is state.queue)
+def unblocked_by(state: CommandState, *, is_retired: bool = False) -> Iterator[CommandState]:
+    """Remove the command from the blockers of its dependents, and yield those without blockers.
 
-
-def unblocked_by_retirement(state: CommandState) -> Iterator[CommandState]:
-    """Takes the command off all dependents that are left; yields the free ones."""
-    waiting, state.dependents = state.dependents, []
-    return _unblock(waiting)
-
-
-def _unblock(waiting: Iterable[CommandState]) -> Iterator[CommandState]:
-    pending = deque(waiting)
+    Submission suffices for the dependents on its queue; the others stay until it has retired.
+    """
+    pending, state.dependents = deque(state.dependents), []
     while pending:
         one = pending.popleft()
+        if not is_retired and one.queue is not state.queue:
+            state.dependents.append(one)
+            continue
         one.blockers -= 1
         if one.blockers == 0 and one.is_join:
             one.phase = CommandPhase.RETIRED

@@ -1,5 +1,6 @@
-"""What commands are once their handles were looked up: tasks for a device, and instructions for
-the runtime. Nothing here does anything.
+"""Tasks for devices, made of validated commands, and instructions for the runtime.
+
+Data alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocateTask:
-    """Makes storages, fills them with zeros, and tells the device of the tensors that lie there."""
+    """Allocate storages filled with zeros, and initialize the tensors in them."""
 
     storages: tuple[HandleStorage, ...]
     tensors: tuple[TensorHandle, ...]
@@ -41,14 +42,14 @@ class AllocateTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaceTask:
-    """Tells the device of a tensor that lies in a storage from now on."""
+    """Initialize a tensor placed in an existing storage."""
 
     tensor: TensorHandle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsageTask:
-    """Tells the device what storages are for from now on."""
+    """Change the usage of storages."""
 
     storages: tuple[HandleStorage, ...]
     usage: Usage
@@ -56,7 +57,7 @@ class UsageTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClearTask:
-    """Fills storages with one value."""
+    """Fill storages with one value."""
 
     storages: tuple[HandleStorage, ...]
     value: int
@@ -64,7 +65,7 @@ class ClearTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResetTask:
-    """Drops what the device keeps beside the tensors of storages."""
+    """Drop what the device keeps beside the tensors of storages."""
 
     storages: tuple[HandleStorage, ...]
 
@@ -79,7 +80,7 @@ class SharedPlace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WriteTask:
-    """Writes the bytes that a command brings, a transfer carries, or that lie in shared memory."""
+    """Write bytes carried by the command or by a transfer, or in shared memory."""
 
     tensor: TensorHandle
     command: SetTensor
@@ -88,7 +89,7 @@ class WriteTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadTask:
-    """Reads bytes into the completion, or for a transfer if it names one, or into shared memory."""
+    """Read bytes into the completion, for a transfer, or into shared memory."""
 
     tensor: TensorHandle
     command: GetTensor
@@ -97,7 +98,7 @@ class ReadTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FillTask:
-    """Fills bytes with one value."""
+    """Fill bytes with one value."""
 
     tensor: TensorHandle
     command: Memset
@@ -105,7 +106,7 @@ class FillTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyTask:
-    """Copies a whole tensor."""
+    """Copy a whole tensor."""
 
     source: TensorHandle
     destination: TensorHandle
@@ -113,7 +114,7 @@ class CopyTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfferTask:
-    """Gives a whole tensor to the daemon that fetches it."""
+    """Give a whole tensor to the daemon that fetches it."""
 
     tensor: TensorHandle
     command: OfferTensor
@@ -121,7 +122,7 @@ class OfferTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchTask:
-    """Writes a whole tensor with what another daemon gives."""
+    """Write a whole tensor with the bytes that another daemon gives."""
 
     tensor: TensorHandle
     command: FetchTensor
@@ -129,38 +130,39 @@ class FetchTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WantedOutput:
-    """An output of a run that somebody wants."""
+    """An output of a run that its client requested."""
 
     output: int
-    #: New, made by the run.
+    #: A new tensor, created by the run.
     tensor: TensorHandle | None
+    #: True if the completion carries its bytes.
     fetch: bool
-    #: Existing, to be written.
+    #: An existing tensor that the run writes.
     into: TensorHandle | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """How far a loop is. Only the thread that runs it writes; any may read."""
+    """The progress of a loop. Written by the thread that runs it, read by any."""
 
-    #: Steps, with all that they stream.
+    #: Completed steps, including their streamed values.
     done: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunTask:
-    """Runs a plan; inputs in the plan's order. `slot`: on which copy of its memory."""
+    """Run a plan. Inputs are in the plan's order; `slot` is the copy of its memory."""
 
     plan: PlanHandle
     command: RunCommand
     inputs: tuple[Bytes | TensorHandle, ...]
     outputs: tuple[WantedOutput, ...]
     slot: int = 0
-    #: Of a loop.
+    #: None for a run that is no loop.
     progress: Progress | None = None
 
 
-#: Work for a device. Everything else is settled by the core alone.
+#: Work for a device. The core settles everything else itself.
 Task: TypeAlias = (
     AllocateTask
     | PlaceTask
@@ -175,41 +177,41 @@ Task: TypeAlias = (
     | FetchTask
     | RunTask
 )
-#: Work that ends early when it is asked to.
+#: Work that an abort ends early.
 ABORTABLE = (RunTask, OfferTask, FetchTask)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FreeTask:
-    """Releases what handles stood for; the handles themselves went when the command arrived."""
+    """Release the objects of handles, which left the handle table when the command was received."""
 
     handles: tuple[Handle, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenQueue:
-    """Make the device's stream; tell `SessionCore.queue_failed` if that fails."""
+    """Create the device's stream. A failure is reported to `SessionCore.queue_failed`."""
 
     queue: DeviceQueue
 
 
 @dataclass(frozen=True, slots=True)
 class CloseQueue:
-    """Close the stream; nothing is queued there."""
+    """Close the stream, which is empty."""
 
     queue: DeviceQueue
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Submit the command's work to its queue now: the order of these is the order of the queue."""
+    """Submit work to its queue. The order of these instructions is the order of the queue."""
 
     state: CommandState
 
 
 @dataclass(frozen=True, slots=True)
 class OpenEdge:
-    """The command's tensor is to be had by the edge that it names: whoever comes for it waits."""
+    """Offer the command's tensor under its edge. A daemon that asks early waits."""
 
     sequence: int
     task: OfferTask
@@ -217,7 +219,7 @@ class OpenEdge:
 
 @dataclass(frozen=True, slots=True)
 class CloseEdge:
-    """Whoever still waits for the command's tensor is told so, or how it failed."""
+    """End the offer of the command's tensor. A daemon that still waits gets the error."""
 
     sequence: int
     error: HeliographError | None
@@ -225,21 +227,21 @@ class CloseEdge:
 
 @dataclass(frozen=True, slots=True)
 class AbortWork:
-    """Ask running work to end early."""
+    """Abort running work."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Let a run go on that waits after an observed node."""
+    """Resume a run that waits after an observed node."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTensor:
-    """Tell the device that a tensor goes, if its storage was ever made."""
+    """Free the device's state of a tensor, if its storage was allocated."""
 
     tensor: TensorHandle
 
@@ -260,14 +262,14 @@ class ReleasePlan:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseReservation:
-    """Free the memory, and the plans that lie there: nothing of them runs any more."""
+    """Free the memory, and the plans in it, none of which runs."""
 
     reservation: ReservationHandle
 
 
 @dataclass(frozen=True, slots=True)
 class DropUpload:
-    """Forget the bytes of a transfer; such as still come are refused, with this error if there is one."""
+    """Drop the bytes of a transfer. Further bytes are refused, with this error if there is one."""
 
     transfer: int
     error: HeliographError | None = None
@@ -275,7 +277,7 @@ class DropUpload:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The command that reads for a transfer is done: hand its staged bytes to the reader, or the error."""
+    """Give the reader of a transfer the bytes that its command staged, or the error."""
 
     transfer: int
     sequence: int
@@ -284,28 +286,28 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class DropRead:
-    """Forget what the command staged, unless it was delivered."""
+    """Drop the bytes that the command staged, unless they were delivered."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What somebody outside of the command stream waits for has happened; its number."""
+    """Resume a waiter outside the command stream."""
 
     waiter: int
 
 
 @dataclass(frozen=True, slots=True)
 class Disarm:
-    """The command's deadline no longer matters."""
+    """Cancel the command's deadline."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """The client is told of a run's end, and so are those who want to know of all."""
+    """Record the end of a run for the observers of runs."""
 
     sequence: int
     error: HeliographError | None

@@ -1,6 +1,6 @@
-"""Loops: what may be asked of one, and how much of what it streams may be unread. Pure.
+"""Validation of loops, and flow control of the values that they stream. Pure.
 
-Numbers from the wire are compared as Python's integers, which do not overflow.
+Numbers from the wire are compared as Python integers, which do not overflow.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from heliograph_proto.plans import Port
 
 
 def check_loop(run: c.RunCommand, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
-    """Whether a plan of these inputs and outputs can be run as this loop. Raises InvalidArgumentError."""
+    """Raise InvalidArgumentError unless a plan with these ports can run as this loop."""
     loop = run.loop
     assert loop is not None
     if run.pause:
         raise InvalidArgumentError(
-            "a loop that pauses", advice="it waits by itself while its client has too much unread"
+            "a loop that pauses", advice="a loop already waits while its client has too much unread"
         )
     if not 1 <= loop.steps <= c.MAX_LOOP_STEPS:
-        raise InvalidArgumentError(f"a loop of {loop.steps} steps: 1 to {c.MAX_LOOP_STEPS:,} can be done")
+        raise InvalidArgumentError(f"a loop of {loop.steps} steps; it can have 1 to {c.MAX_LOOP_STEPS:,}")
     for carry in loop.carries:
         _check_carry(carry, inputs, outputs)
     _check_once((one.input for one in loop.carries), "input", "is fed from two outputs")
@@ -41,7 +41,8 @@ def _check_carry(carry: c.Carry, inputs: Sequence[Port], outputs: Sequence[Port]
     given, taken = outputs[carry.output], inputs[carry.input]
     if given.type != taken.type:
         raise InvalidArgumentError(
-            f"output {given.name!r} is {given.type}, and is to be input {taken.name!r}, which is {taken.type}"
+            f"output {given.name!r} is {given.type}, but is fed to input {taken.name!r}, "
+            f"which is {taken.type}"
         )
 
 
@@ -59,43 +60,47 @@ def _check_once(places: Iterable[int], what: str, problem: str) -> None:
 
 
 def streamed_bytes(loop: c.Loop, outputs: Sequence[Port]) -> int:
-    """Of the outputs that one step streams."""
+    """Return the size of the outputs that one step streams."""
     return sum(outputs[place].type.nbytes for place in loop.taps)
 
 
 class Unread:
-    """What a loop has streamed and its client has not taken yet, in bytes as `Loop.unread_bytes` counts."""
+    """The bytes that a loop has streamed and its client has not taken, counted as
+    `Loop.unread_bytes` is."""
 
-    __slots__ = ("_taken_bytes", "_told_bytes", "most_bytes")
+    __slots__ = ("_taken_bytes", "_sent_bytes", "most_bytes")
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        self._told_bytes = self._taken_bytes = 0
+        self._sent_bytes = self._taken_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Unread {self._told_bytes - self._taken_bytes:,} of {self.most_bytes:,} bytes>"
+        return f"<Unread {self._sent_bytes - self._taken_bytes:,} of {self.most_bytes:,} bytes>"
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a value of so many bytes may go now. A large one goes alone."""
-        unread = self._told_bytes - self._taken_bytes
+        """True if a value of this size may be sent now. A value above the limit is sent alone."""
+        unread = self._sent_bytes - self._taken_bytes
         return not unread or unread + size_bytes + c.STREAMED_VALUE_BYTES <= self.most_bytes
 
     def tell(self, size_bytes: int) -> None:
-        """A value of so many bytes went."""
-        self._told_bytes += size_bytes + c.STREAMED_VALUE_BYTES
+        """Count a value that was sent."""
+        self._sent_bytes += size_bytes + c.STREAMED_VALUE_BYTES
 
     def take(self, taken_bytes: int) -> None:
-        """So much was taken since the loop began. Raises InvalidArgumentError for more than went."""
-        if taken_bytes > self._told_bytes:
+        """Record how many bytes were taken since the loop began.
+
+        Raises InvalidArgumentError for more bytes than were sent.
+        """
+        if taken_bytes > self._sent_bytes:
             raise InvalidArgumentError(
-                f"{taken_bytes:,} bytes were taken of a loop that sent {self._told_bytes:,}"
+                f"{taken_bytes:,} bytes were taken of a loop that sent {self._sent_bytes:,}"
             )
         self._taken_bytes = max(self._taken_bytes, taken_bytes)
 
 
 def never_read() -> LimitExceededError:
-    """The error of a loop whose client can no longer say that it took anything."""
+    """The error of a loop that waits for its client after the end of the commands."""
     return LimitExceededError(
-        "the loop's values are unread, and no command can come any more that says they were taken",
+        "the loop's values are unread, and the command stream has ended, so they can no longer be taken",
         advice="half-close the command stream when the loop has ended",
     )

@@ -1,4 +1,4 @@
-"""Plans, reservations, variables, and the tensors that are leaves of plans: what compiling changes. Pure."""
+"""Plans, reservations, variables and tensors bound to leaves: the state of compiling. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from heliograph_server.session.protocol.resource_state import ResourceState
 
 
 class PlanState:
-    """The plans, reservations and variables of one session, and how every kind of handle is given back."""
+    """Plans, reservations and variables of a session, and the release of every handle."""
 
     def __init__(
         self, handles: HandleTable, resources: ResourceState, instructions: list[Instruction]
@@ -38,16 +38,16 @@ class PlanState:
         self.handles = handles
         self._resources = resources
         self._instructions = instructions
-        #: Why the session ended.
+        #: The error that closed the session.
         self.closed: HeliographError | None = None
-        #: Names of variables to their handles; they live as long as the session.
+        #: Variables by name: handle number and handle. They live as long as the session.
         self.variables: dict[str, tuple[int, TensorHandle]] = {}
-        #: Those that have a handle, or are being run.
+        #: Plans that have a handle, or are running.
         self.plans: dict[PlanHandle, None] = {}
         self._reservations: dict[ReservationHandle, None] = {}
-        #: Taken out of the table, to be freed when their runs are over.
+        #: Removed from the handle table, to be freed when their runs have ended.
         self._to_release: list[PlanHandle | ReservationHandle] = []
-        #: Variables that were made so far.
+        #: Variables created so far.
         self._variables_made = 0
 
     def __repr__(self) -> str:
@@ -59,13 +59,16 @@ class PlanState:
 
     @property
     def loaded(self) -> list[Any]:
-        """The runtime's objects of the plans."""
+        """The loaded plans of the runtime."""
         return [one.plan for one in self.plans]
 
     # Variables and leaves
 
     def add_variable(self, name: str, type: TensorType, device: str, buffer: object) -> int:
-        """A variable and its server-made handle. Raises LimitExceededError, or why the session closed."""
+        """Add a variable, and return its handle's number, which the server chooses.
+
+        Raises LimitExceededError, or the error that closed the session.
+        """
         self._check_open()
         self.handles.check_room(TensorHandle)
         self._variables_made += 1
@@ -77,7 +80,7 @@ class PlanState:
         return number
 
     def devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
-        """The names of the devices of leaves that lie somewhere already."""
+        """Return the devices, by name, of the leaves that have memory already."""
         found: dict[int, str] = {}
         for number, leaf in enumerate(graph.leaves):
             known = self.variables.get(leaf.name) if leaf.kind is LeafKind.VARIABLE else None
@@ -87,26 +90,21 @@ class PlanState:
         return found
 
     def bind_leaves(self, leaves: Mapping[int, tuple[int, TensorType]], weights: Set[int]) -> BoundLeaves:
-        """Holds tensors as leaves of a plan to be: handle and type by leaf; those of weights are frozen.
+        """Hold tensors as leaves of a future plan, by handle and type. Those of weights are frozen.
 
-        Raises UnknownHandleError, InvalidArgumentError, or the error of what was to write a weight.
+        Raises UnknownHandleError, InvalidArgumentError, or the error of a weight's writer.
         """
         self._check_open()
-        found = {
-            leaf: self._bindable(number, type, is_weight=leaf in weights)
-            for leaf, (number, type) in leaves.items()
-        }
-        return hold_leaves(found, weights, {leaf: number for leaf, (number, _) in leaves.items()})
+        tensors, numbers = {}, {}
+        for leaf, (number, type) in leaves.items():
+            tensors[leaf], numbers[leaf] = self.handles.get(number, TensorHandle), number
+            check_leaf(tensors[leaf], type, number)
+            if leaf in weights:
+                self._check_weight(tensors[leaf], number)
+        return hold_leaves(tensors, weights, numbers)
 
-    def _bindable(self, number: int, type: TensorType, *, is_weight: bool) -> TensorHandle:
-        tensor = self.handles.get(number, TensorHandle)
-        check_leaf(tensor, type, number)
-        if is_weight:
-            check_weight(tensor, number)
-            self._check_not_assigned(tensor, number)
-        return tensor
-
-    def _check_not_assigned(self, tensor: TensorHandle, number: int) -> None:
+    def _check_weight(self, tensor: TensorHandle, number: int) -> None:
+        check_weight(tensor, number)
         if any(overlap(tensor, variable) for plan in self.plans for variable in plan.assigned):
             raise InvalidArgumentError(
                 f"tensor {number} is the variable of a plan that assigns it; a weight does not change",
@@ -114,20 +112,20 @@ class PlanState:
             )
 
     def release_leaves(self, bound: BoundLeaves) -> None:
-        """Lets go of tensors that a plan held."""
+        """Release the tensors that a plan held."""
         let_go_of(bound)
         self.release(bound.tensors.values())
 
     # Plans and reservations
 
     def hold_number(self, number: int, kind: type[PlanHandle] | type[ReservationHandle]) -> None:
-        """Holds the number of a plan, or of a reservation, to be. Raises what it would be refused with."""
+        """Reserve a number for a plan or reservation. Raises the error that refuses it."""
         self._check_open()
         self.handles.check_new(number, kind)
         self.handles.reserve(number)
 
     def add_reservation(self, number: int, reservation: object) -> ReservationHandle:
-        """Memory for plans, under a number that was held. Raises why the session closed."""
+        """Add memory for plans under a held number. Raises the error that closed the session."""
         self._check_open()
         self.handles.give_up(number)
         self.handles.check_new(number, ReservationHandle)
@@ -137,8 +135,10 @@ class PlanState:
         return made
 
     def add_plan(self, number: int, plan: PlanHandle) -> None:
-        """A compiled plan, under a number that was held. Its leaves are held as long as it is. Raises
-        LimitExceededError, or why the session closed."""
+        """Add a compiled plan under a held number. The plan holds its leaves.
+
+        Raises LimitExceededError, or the error that closed the session.
+        """
         self._check_open()
         self.handles.give_up(number)
         self.handles.check_new(number, PlanHandle)
@@ -149,13 +149,13 @@ class PlanState:
         self.plans[plan] = None
         if slots.holders == 0:
             for queue in slots.queues:
-                # Of a plan that was kept it may have failed in another life.
+                # The queue of a plan from the cache may have failed before.
                 queue.error = None
                 self._resources.open_queue(queue)
         slots.holders += 1
 
     def take_plan(self, number: int) -> PlanHandle:
-        """Takes a plan out of the table, so that no command can name it. Raises UnknownHandleError."""
+        """Remove a plan from the handle table, before it is freed. Raises UnknownHandleError."""
         plan = self.handles.get(number, PlanHandle)
         plan.check_there()
         self.handles.remove(number)
@@ -163,36 +163,37 @@ class PlanState:
         return plan
 
     def put_plan_back(self, number: int, plan: PlanHandle) -> None:
-        """Undoes `take_plan`."""
+        """Undo `take_plan`."""
         self.handles.give_up(number)
         if self.closed is None:
             self.handles.add(number, plan)
 
     def discard(self, number: int, kind: type[PlanHandle] | type[ReservationHandle]) -> None:
-        """Frees what was made for a client that left meanwhile, before any command could name it."""
+        """Free a plan or reservation whose client left before it received the handle."""
         found = self.handles.peek(number, PlanHandle) or self.handles.peek(number, ReservationHandle)
         if isinstance(found, kind):
             self.handles.remove(number)
             found.end()
             self.release_plan(found)
 
-    # How things are given back
+    # Release
 
     def release_plan(self, plan: PlanHandle | ReservationHandle) -> None:
-        """Frees a plan, or the memory of several, that is in the table no more, once its runs are over."""
+        """Free a plan or reservation, already out of the handle table, once its runs have ended."""
         if plan.slots.is_idle:
             self.release((plan,))
         else:
             self._to_release.append(plan)
 
     def runs_ended(self, slots: RunSlots) -> None:
-        """The last run in these slots is over."""
-        ended = [plan for plan in self._to_release if plan.slots is slots]
-        self._to_release = [plan for plan in self._to_release if plan.slots is not slots]
-        self.release(ended)
+        """Release the plans that waited for the last run in these slots."""
+        if self._to_release:
+            ended = [plan for plan in self._to_release if plan.slots is slots]
+            self._to_release = [plan for plan in self._to_release if plan.slots is not slots]
+            self.release(ended)
 
     def release(self, handles: Iterable[Handle]) -> None:
-        """Gives back what handles stood for. They are in the table no more, and nothing uses them."""
+        """Release the objects of handles that are out of the handle table and unused."""
         for handle in handles:
             match handle:
                 case BufferHandle(parts=parts):
@@ -217,7 +218,7 @@ class PlanState:
         self.release_leaves(plan.bound)
 
     def release_all(self) -> None:
-        """Gives back everything. Nothing runs any more."""
+        """Release everything. Nothing runs any more."""
         self._instructions.extend(map(ReleasePlan, self.plans))
         self._instructions.extend(map(ReleaseReservation, self._reservations))
         self._resources.release_all(self.handles.values())

@@ -1,4 +1,4 @@
-"""What a session takes of its devices, and how it is given back: storages and device queues. Pure."""
+"""The storages and device queues of a session. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from heliograph_server.session.protocol.instructions import (
     ReleaseTensor,
 )
 
-#: The most device queues of a session, over all its streams and pipelines; each may cost a thread.
+#: The most device queues of a session, for all its streams and pipelines. Each may cost a thread.
 MAX_QUEUES = 256
 
 
 class ResourceState:
-    """The storages and device queues of one session. What is to be done about them goes to `instructions`."""
+    """The storages and device queues of one session. Changes are issued as `instructions`."""
 
     def __init__(self, instructions: list[Instruction]) -> None:
         self._instructions = instructions
@@ -31,30 +31,31 @@ class ResourceState:
 
     @property
     def storage_bytes(self) -> int:
-        """Of devices, by tensors and variables."""
+        """Device memory of tensors and variables, in bytes."""
         return sum(one.size_bytes for one in self.storages)
 
-    def check_queues(self, wanted: int) -> None:
-        """Raises LimitExceededError where so many queues more would be too many."""
-        if len(self.queues) + wanted > MAX_QUEUES:
+    def check_queues(self, added: int) -> None:
+        """Raise LimitExceededError if this many more queues would pass the limit."""
+        if len(self.queues) + added > MAX_QUEUES:
             raise LimitExceededError(
-                f"the session's streams and pipelines would take {len(self.queues) + wanted} threads; this "
-                f"server gives it {MAX_QUEUES}",
+                f"the session's streams and pipelines would need {len(self.queues) + added} threads; this "
+                f"server allows {MAX_QUEUES}",
                 advice="free plans with a pipeline, or compile with a smaller one",
             )
 
     def open_queue(self, queue: DeviceQueue) -> None:
+        """Register a queue, and have its stream created."""
         self.queues[queue] = None
         self._instructions.append(OpenQueue(queue))
 
     def close_queue(self, queue: DeviceQueue) -> None:
-        """Closes a queue if it is open."""
+        """Close a queue if it is open."""
         if queue in self.queues:
             del self.queues[queue]
             self._instructions.append(CloseQueue(queue))
 
     def release_tensor(self, tensor: TensorHandle) -> None:
-        """Gives up a tensor, and its storage with the last one that lies there."""
+        """Release a tensor, and its storage with the last tensor in it."""
         storage = tensor.storage
         if storage is None:
             return
@@ -66,7 +67,7 @@ class ResourceState:
             self._instructions.append(ReleaseStorage(storage))
 
     def release_all(self, handles: Iterable[Handle]) -> None:
-        """Gives up everything. Nothing runs any more."""
+        """Release everything. Nothing runs any more."""
         tensors = (one for one in handles if isinstance(one, TensorHandle) and one.is_placed)
         self._instructions.extend(map(ReleaseTensor, tensors))
         self._instructions.extend(map(ReleaseStorage, self.storages))
@@ -76,8 +77,7 @@ class ResourceState:
 
 
 def _leave_to_weight(tensor: TensorHandle, storage: HandleStorage) -> bool:
-    """Whether the device is to know of a tensor as long as a plan has it as a weight: then that is up to
-    the plan."""
+    """True if a plan holds the tensor as a weight, and so keeps its device state."""
     heir = next(iter(storage.frozen_at.get(tensor.span, ())), None)
     if heir is not None:
         heir.is_placed = True

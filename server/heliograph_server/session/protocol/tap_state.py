@@ -1,4 +1,4 @@
-"""Observed runs and loops: the values that they tell their client, and when they may go on. Pure."""
+"""Observed runs and loops: the values that they send to their client, and their pauses. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heliograph_server.session.protocol.loop_rules import never_read
 def pieces_of(
     sequence: int, node: int, data: memoryview, most_bytes: int, step: int = 0, output: int | None = None
 ) -> Iterator[TapPiece]:
-    """The bytes in order, at most `most_bytes` in each piece; of no bytes one empty piece."""
+    """Cut a value into pieces of at most `most_bytes`. An empty value is one empty piece."""
     most = max(1, most_bytes)
     for offset in range(0, max(1, data.nbytes), most):
         last = offset + most >= data.nbytes
@@ -23,9 +23,9 @@ def pieces_of(
 
 
 class TapState:
-    """What the runs of one session tell their client while they run.
+    """The values that the runs of one session send while they run.
 
-    `commands` are those that were not reported, by sequence number; the bytes go to `pieces`, none
+    `commands` are the unreported ones, by sequence number. The bytes are appended to `pieces`, none
     longer than `piece_bytes`.
     """
 
@@ -40,13 +40,13 @@ class TapState:
         self._pieces = pieces
         self._instructions = instructions
         self._piece_bytes = piece_bytes
-        #: Whether no more commands will come.
+        #: True once the command stream has ended.
         self._is_over = False
 
     def tapped(self, sequence: int, node: int, data: memoryview) -> bool:
-        """Tells of an observed node that a run has computed; whether the run is to wait for its client."""
+        """Send the value of an observed node. True if the run must wait for its client."""
         run = self._commands.get(sequence)
-        # A run that was reported was cancelled, most likely: its client awaits no more of it.
+        # A run that was reported early was cancelled: its client expects no more values.
         if run is None:
             return False
         self._pieces.extend(pieces_of(sequence, node, data, self._piece_bytes))
@@ -54,9 +54,9 @@ class TapState:
         return run.is_paused
 
     def stream(self, sequence: int, step: int, node: int, output: int | None, data: memoryview) -> bool:
-        """Tells of a loop's value for its client. False: not yet, it is to ask again when it may proceed.
+        """Send a value of a loop. False if the loop must wait to proceed, and try again.
 
-        Raises LimitExceededError where that would be never.
+        Raises LimitExceededError if the loop would wait forever.
         """
         run = self._commands.get(sequence)
         if run is None:
@@ -72,13 +72,13 @@ class TapState:
         return True
 
     def proceed(self, state: CommandState, kind: c.Continue) -> None:
-        """Lets a run go on. That there is none that waits fails this command alone, not its stream."""
+        """Resume a run for a Continue command, which fails alone if no run waits."""
         run = self._commands.get(kind.sequence)
         state.stream = None
         try:
             if run is None or not (run.is_paused or run.unread):
                 raise InvalidArgumentError(
-                    f"command {kind.sequence} is no run that waits at an observed node, and no loop"
+                    f"command {kind.sequence} is neither a run that waits at an observed node nor a loop"
                 )
             if run.unread is not None:
                 run.unread.take(kind.taken_bytes)
@@ -92,7 +92,7 @@ class TapState:
         self._instructions.append(Proceed(run.sequence))
 
     def end_of_commands(self) -> None:
-        """No more commands will come: no run waits for one any more."""
+        """Record the end of the command stream. Runs that wait for a command proceed."""
         self._is_over = True
         for run in self._commands.values():
             if run.is_paused:

@@ -1,4 +1,4 @@
-"""Transfers: matching the bytes that bulk calls carry with the commands that name them.
+"""Transfers: bulk calls carry the bytes, and commands name them. This module matches the two.
 
 Either side may come first, and either may fail. A transfer's number is free again when its command
 has retired (uploads) or its bytes were read (downloads).
@@ -6,11 +6,11 @@ has retired (uploads) or its bytes were read (downloads).
     upload first:   started ─▸ arrived
                        └──(command)──┴──▸ claimed ─▸ free
     command first:  waiting ──(upload starts)──▸ claimed ─▸ free
-    command fails before its upload has come:  refused, until that upload comes and is told why
-    upload fails before its command has come:  broken, until that command comes and is told why
+    command fails first:  refused, until its upload starts and receives the error
+    upload fails first:   broken, until its command comes and fails with the error
 
-A command that claimed its upload may have its turn before all bytes are there: it takes them as they come,
-and they tell it if they break off.
+A command that claimed its upload may have its turn before all bytes are there. It takes the bytes
+as they come, and fails with the upload.
 """
 
 from __future__ import annotations
@@ -22,37 +22,70 @@ from heliograph_proto.errors import HeliographError, InvalidArgumentError, Limit
 from heliograph_server.session.protocol.dependencies import CommandPhase, CommandState
 from heliograph_server.session.protocol.instructions import DropUpload, Instruction
 
-#: How many failures of one side are kept for the other; the oldest are forgotten first.
+#: The most failures of one side kept for the other. The oldest are forgotten first.
 MAX_REMEMBERED = 10_000
 
 
-class Uploads:
-    """The uploads of a session and the commands that wait for them. Pure: sizes and errors alone."""
+class TransferState:
+    """The transfers of one session. Commands that a transfer unblocks go to `ready`.
 
-    def __init__(self, limit: int) -> None:
-        #: The most that may come or lie here without a command; their bytes are counted elsewhere.
+    Pure: it holds sizes and errors, but no bytes.
+    """
+
+    def __init__(self, limit: int, instructions: list[Instruction], ready: deque[CommandState]) -> None:
+        #: The most uploads without a command, and the most reads whose bytes were not taken.
         self._limit = limit
-        #: Announced sizes, while the bytes are coming.
+        self._instructions = instructions
+        self._ready = ready
+        #: The error that closed the session.
+        self.closed: HeliographError | None = None
+        #: Sizes of uploads whose bytes are coming, and of those that are here without a command.
         self._started: dict[int, int] = {}
         self._arrived: dict[int, int] = {}
         self._waiting: dict[int, tuple[CommandState, int]] = {}
         self._claimed: dict[int, CommandState] = {}
         self._refused: dict[int, HeliographError] = {}
         self._broken: dict[int, HeliographError] = {}
+        #: Transfers of reads whose bytes were not taken yet.
+        self._reading: set[int] = set()
 
     def __repr__(self) -> str:
         coming, arrived = len(self._started), len(self._arrived)
-        return f"<Uploads {coming} coming, {arrived} unclaimed, {len(self._waiting)} awaited>"
+        return f"<TransferState {coming} coming, {arrived} unclaimed, {len(self._waiting)} awaited>"
 
-    def check_free(self, transfer: int) -> None:
-        """Raises InvalidArgumentError if another command that is not done names the transfer."""
+    # Commands
+
+    def bind(self, state: CommandState, kind: c.CommandKind) -> None:
+        """Claim the bytes of a write, or block it until they come; register the transfer of a read.
+
+        Raises the error that refuses the command.
+        """
+        match kind:
+            case c.SetTensor(data=None, shared=None, transfer=transfer):
+                if state.error is None:
+                    self._claim(state, transfer, kind.size_bytes)
+                else:
+                    self._refuse(transfer, state.error)
+            case c.GetTensor(transfer=transfer) if transfer:
+                if transfer not in self._reading:
+                    if len(self._reading) >= self._limit:
+                        raise LimitExceededError(
+                            "too many reads whose bytes were not taken", advice="download them"
+                        )
+                    self._reading.add(transfer)
+                    state.reads_for = transfer
+                elif state.error is None:
+                    raise InvalidArgumentError(f"transfer {transfer} is read by an earlier command")
+
+    def _claim(self, state: CommandState, transfer: int, size_bytes: int) -> None:
+        """Claim an upload that has started, or block the command until it does.
+
+        Raises InvalidArgumentError if another unfinished command names the transfer.
+        """
         if transfer <= 0:
             raise InvalidArgumentError("transfer 0 does not exist", advice="choose a number from 1")
         if transfer in self._waiting or transfer in self._claimed:
             raise InvalidArgumentError(f"transfer {transfer} is awaited by an earlier command")
-
-    def expect(self, state: CommandState, transfer: int, size_bytes: int) -> None:
-        """A command came: takes what has arrived or is coming, or adds a blocker until it is."""
         if transfer in self._broken:
             state.error = self._broken.pop(transfer)
             return
@@ -68,83 +101,112 @@ class Uploads:
         else:
             _remember(self._refused, transfer, state.error)
 
-    def started(self, transfer: int, size_bytes: int) -> CommandState | HeliographError | None:
-        """An upload began. Returns the command that waited, or why the upload is not wanted.
+    def _refuse(self, transfer: int, error: HeliographError) -> None:
+        """Refuse the upload of a command that failed at once; drop bytes that are here."""
+        if transfer in self._waiting or transfer in self._claimed:
+            return
+        if self._arrived.pop(transfer, None) is not None:
+            self._instructions.append(DropUpload(transfer))
+        elif self._broken.pop(transfer, None) is None:
+            _remember(self._refused, transfer, error)
 
-        Raises ProtocolError for a second one, LimitExceededError.
-        """
-        if transfer <= 0 or any(transfer in one for one in (self._started, self._arrived, self._claimed)):
-            raise ProtocolError(f"transfer {transfer} cannot be uploaded: 0, or uploaded already")
-        if transfer in self._refused:
-            return self._refused.pop(transfer)
-        if len(self._started) + len(self._arrived) >= self._limit:
-            raise LimitExceededError(
-                f"{self._limit:,} uploads wait for their commands", advice="send the commands"
-            )
-        self._started[transfer] = size_bytes
-        if transfer not in self._waiting:
-            return None
-        state, expected = self._waiting[transfer]
-        if expected != size_bytes:
-            return _size_error(transfer, expected, size_bytes)
-        del self._waiting[transfer]
-        self._claimed[transfer] = state
-        state.blockers -= 1
-        return state
-
-    def arrived(self, transfer: int) -> HeliographError | None:
-        """All bytes came. Returns why they are not wanted any more, if so."""
-        size_bytes = self._started.pop(transfer)
-        if transfer in self._refused:
-            return self._refused.pop(transfer)
-        if transfer not in self._claimed:
-            self._arrived[transfer] = size_bytes
-        return None
-
-    def broke(self, transfer: int, error: HeliographError) -> CommandState | None:
-        """The upload failed. Returns the command that it was for; one that is yet to come will fail."""
-        if self._started.pop(transfer, None) is None or self._refused.pop(transfer, None) is not None:
-            return None
-        if transfer in self._claimed:
-            return self._claimed[transfer]
-        if transfer not in self._waiting:
-            _remember(self._broken, transfer, error)
-            return None
-        state, _ = self._waiting.pop(transfer)
-        state.blockers -= 1
-        return state
-
-    def is_claimed(self, transfer: int) -> bool:
-        """Whether a command that is not done has the bytes."""
-        return transfer in self._claimed
-
-    def stop_waiting(self, transfer: int, state: CommandState, error: HeliographError) -> bool:
-        """The command failed early. Whether it had been waiting: one blocker less then."""
+    def stop_waiting(self, transfer: int, state: CommandState, error: HeliographError) -> None:
+        """Record that a command failed early. One that waits for its upload is unblocked."""
         if self._waiting.get(transfer, (None, 0))[0] is not state:
-            return False
+            return
         del self._waiting[transfer]
         state.blockers -= 1
         _remember(self._refused, transfer, error)
-        return True
+        if state.blockers == 0:
+            self._ready.append(state)
 
-    def refuse(self, transfer: int, error: HeliographError) -> bool:
-        """A command was refused at once. Whether its bytes had arrived and are to be dropped."""
-        if transfer in self._waiting or transfer in self._claimed:
-            return False
-        if self._arrived.pop(transfer, None) is not None:
-            return True
-        if self._broken.pop(transfer, None) is None:
-            _remember(self._refused, transfer, error)
-        return False
-
-    def release(self, transfer: int, state: CommandState) -> bool:
-        """The command retired. Whether its bytes are to be dropped; such as still come are refused."""
+    def release(self, transfer: int, state: CommandState) -> None:
+        """Drop the bytes of a command that has retired. Further bytes are refused."""
         if self._claimed.get(transfer) is not state:
-            return False
+            return
         del self._claimed[transfer]
         if transfer in self._started and state.error is not None:
             _remember(self._refused, transfer, state.error)
-        return True
+        self._instructions.append(DropUpload(transfer, state.error))
+
+    # Uploads
+
+    def started(self, transfer: int, size_bytes: int) -> None:
+        """Record that an upload began, and unblock the command that waits for it.
+
+        Raises the error that refuses the upload; a waiting command fails with it.
+        """
+        if self.closed is not None:
+            raise self.closed
+        if (
+            transfer <= 0
+            or transfer in self._started
+            or transfer in self._arrived
+            or transfer in self._claimed
+        ):
+            raise ProtocolError(f"transfer {transfer} cannot be uploaded: 0, or uploaded already")
+        refusal = self._refused.pop(transfer, None)
+        if refusal is None:
+            if len(self._started) + len(self._arrived) >= self._limit:
+                raise LimitExceededError(
+                    f"{self._limit:,} uploads wait for their commands", advice="send the commands"
+                )
+            self._started[transfer] = size_bytes
+            if transfer not in self._waiting:
+                return
+            state, expected = self._waiting[transfer]
+            if expected == size_bytes:
+                del self._waiting[transfer]
+                self._claimed[transfer] = state
+                state.blockers -= 1
+                if state.blockers == 0:
+                    self._ready.append(state)
+                return
+            refusal = _size_error(transfer, expected, size_bytes)
+        self.broke(transfer, refusal)
+        raise refusal
+
+    def arrived(self, transfer: int) -> None:
+        """Record that all bytes are here. Raises the error of a command that failed meanwhile."""
+        if self.closed is not None:
+            raise self.closed
+        size_bytes = self._started.pop(transfer)
+        if transfer in self._refused:
+            raise self._refused.pop(transfer)
+        if transfer not in self._claimed:
+            self._arrived[transfer] = size_bytes
+
+    def broke(self, transfer: int, error: HeliographError) -> None:
+        """Record that an upload ended early. Its command fails."""
+        if self._started.pop(transfer, None) is not None and self._refused.pop(transfer, None) is None:
+            state = self._claimed.get(transfer)
+            if state is None and transfer in self._waiting:
+                state, _ = self._waiting.pop(transfer)
+                state.blockers -= 1
+            if state is None:
+                _remember(self._broken, transfer, error)
+            elif state.phase in (CommandPhase.QUEUED, CommandPhase.SUBMITTED):
+                state.error = state.error or error
+                if state.phase is CommandPhase.QUEUED and state.blockers == 0:
+                    self._ready.append(state)
+        if transfer not in self._claimed:
+            self._instructions.append(DropUpload(transfer))
+
+    # Downloads
+
+    def is_reading(self, transfer: int) -> bool:
+        """True if a command reads for this transfer and its bytes were not taken."""
+        return transfer in self._reading
+
+    def read_ended(self, transfer: int) -> None:
+        """Free the number of a read whose bytes were taken, or are no longer needed."""
+        self._reading.discard(transfer)
+
+    def clear(self) -> None:
+        """Forget everything, at the end of the session."""
+        for kept in (self._started, self._arrived, self._waiting, self._claimed, self._refused, self._broken):
+            kept.clear()
+        self._reading.clear()
 
 
 def _remember(errors: dict[int, HeliographError], transfer: int, error: HeliographError) -> None:
@@ -155,95 +217,3 @@ def _remember(errors: dict[int, HeliographError], transfer: int, error: Heliogra
 
 def _size_error(transfer: int, expected: int, announced: int) -> InvalidArgumentError:
     return InvalidArgumentError(f"transfer {transfer} has {announced} bytes, but its command says {expected}")
-
-
-class TransferState:
-    """The transfers of one session. Commands that nothing is in the way of any more go to `ready`."""
-
-    def __init__(self, limit: int, instructions: list[Instruction], ready: deque[CommandState]) -> None:
-        self._limit = limit
-        self._instructions = instructions
-        self._ready = ready
-        #: Why the session ended.
-        self.closed: HeliographError | None = None
-        self._uploads = Uploads(limit)
-        #: Transfers of reads whose bytes were not taken yet.
-        self._reading: set[int] = set()
-
-    def bind(self, state: CommandState, kind: c.CommandKind) -> None:
-        """Finds the bytes of a write, or lets it wait for them; keeps the number of a read. Raises what the
-        command is to be refused with."""
-        match kind:
-            case c.SetTensor(data=None, shared=None, transfer=transfer):
-                self._bind_upload(state, transfer, kind.size_bytes)
-            case c.GetTensor(transfer=transfer) if transfer:
-                self._bind_read(state, transfer)
-
-    def _bind_upload(self, state: CommandState, transfer: int, size_bytes: int) -> None:
-        if state.error is None:
-            self._uploads.check_free(transfer)
-            self._uploads.expect(state, transfer, size_bytes)
-        elif self._uploads.refuse(transfer, state.error):
-            self._instructions.append(DropUpload(transfer))
-
-    def _bind_read(self, state: CommandState, transfer: int) -> None:
-        if transfer in self._reading:
-            if state.error is not None:
-                return
-            raise InvalidArgumentError(f"transfer {transfer} is read by an earlier command")
-        if len(self._reading) >= self._limit:
-            raise LimitExceededError("too many reads whose bytes nobody has taken", advice="download them")
-        self._reading.add(transfer)
-        state.reads_for = transfer
-
-    def is_reading(self, transfer: int) -> bool:
-        """Whether a command that reads for this transfer came, and its bytes were not taken."""
-        return transfer in self._reading
-
-    def read_ended(self, transfer: int) -> None:
-        """The bytes of a read were taken, or are not wanted: the number is free again."""
-        self._reading.discard(transfer)
-
-    def started(self, transfer: int, size_bytes: int) -> None:
-        """Raises what the upload is to be refused with; a command that waits for it fails with it."""
-        if self.closed is not None:
-            raise self.closed
-        found = self._uploads.started(transfer, size_bytes)
-        if isinstance(found, HeliographError):
-            self.broke(transfer, found)
-            raise found
-        if found is not None and found.blockers == 0:
-            self._ready.append(found)
-
-    def arrived(self, transfer: int) -> None:
-        """All bytes are here. Raises why they are not wanted any more, if so."""
-        if self.closed is not None:
-            raise self.closed
-        if (refusal := self._uploads.arrived(transfer)) is not None:
-            raise refusal
-
-    def broke(self, transfer: int, error: HeliographError) -> None:
-        """The upload ended before its time; the command that it is for fails. One that runs takes its bytes,
-        and learns it from these."""
-        state = self._uploads.broke(transfer, error)
-        if state is not None and state.phase in (CommandPhase.QUEUED, CommandPhase.SUBMITTED):
-            state.error = state.error or error
-            if state.phase is CommandPhase.QUEUED and state.blockers == 0:
-                self._ready.append(state)
-        if not self._uploads.is_claimed(transfer):
-            self._instructions.append(DropUpload(transfer))
-
-    def stop_waiting(self, transfer: int, state: CommandState, error: HeliographError) -> None:
-        """The command failed before its bytes came."""
-        if self._uploads.stop_waiting(transfer, state, error) and state.blockers == 0:
-            self._ready.append(state)
-
-    def release(self, transfer: int, state: CommandState) -> None:
-        """The command that took the bytes has retired."""
-        if self._uploads.release(transfer, state):
-            self._instructions.append(DropUpload(transfer, state.error))
-
-    def clear(self) -> None:
-        """Forgets everything: the session is over."""
-        self._reading.clear()
-        self._uploads = Uploads(self._limit)

@@ -1,9 +1,8 @@
-"""What a command means: its handles, its task, and every static error. Pure.
+"""Validation of commands: their handles, their tasks, and every static error. Pure.
 
-`CommandValidator.validate` turns a command into its state, with all that the rest needs to know: what to
-do, what it uses, what it writes, where it runs. It changes the handle table, since a handle is known
-from here on, and nothing else. Numbers from the wire are compared as Python's integers, which do
-not overflow.
+`CommandValidator.validate` turns a command into its state: the task, the tensors that it uses and
+writes, and its queue. New handles enter the handle table here; nothing else changes. Numbers from
+the wire are compared as Python integers, which do not overflow.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ from heliograph_server.session.protocol.instructions import (
 from heliograph_server.session.protocol.run_validation import RunValidator
 from heliograph_server.session.protocol.validation_context import ValidationContext
 
-#: Stands in for the type of a tensor that was never made.
+#: The type of a tensor that was never created.
 NO_TYPE = TensorType(dtype("u8"), (0,))
 
 
 class CommandValidator:
-    """Looks commands up in the handle table of `context`."""
+    """Validates commands against the handle table and limits of `context`."""
 
     def __init__(self, context: ValidationContext) -> None:
         self._context = context
@@ -88,7 +87,7 @@ class CommandValidator:
         }
 
     def validate(self, command: c.Command) -> CommandState:
-        """The state of a command; one with an error if it can never start."""
+        """Return the state of a command. It has an error if the command can never start."""
         state = CommandState(command.sequence, notify=command.notify, timed=command.timeout_ms > 0)
         try:
             state.stream = self._context.stream(command.stream)
@@ -99,7 +98,7 @@ class CommandValidator:
         return state
 
     def refuse(self, state: CommandState, kind: c.CommandKind | None, error: HeliographError) -> None:
-        """Makes it a command that fails in its turn, and poisons what it was to produce."""
+        """Make a command fail in its turn, and poison the handles that it would have created."""
         state.error, state.heals = error, ()
         state.uses = ()
         state.targets = () if isinstance(error, FrozenError) else self._existing_targets(kind)
@@ -112,7 +111,7 @@ class CommandValidator:
         if state.targets:
             state.queue = state.queue or self._context.device_queue(storage_of(state.targets[0]).device)
 
-    # Making handles
+    # New handles
 
     def _allocate(self, state: CommandState, kind: c.Allocate) -> None:
         self._handles.check_new(kind.tensor, TensorHandle)
@@ -134,7 +133,7 @@ class CommandValidator:
 
     def _create_stream(self, state: CommandState, kind: c.CreateStream) -> None:
         self._handles.check_new(kind.stream, StreamHandle)
-        # The command is an empty piece of work on its own queue: it succeeds if there is one.
+        # The command is empty work on its own queue. It succeeds if the queue can be created.
         state.queue = DeviceQueue(self._context.device(kind.device))
         self._context.open_queue(state.queue)
         self._handles.add(kind.stream, StreamHandle(state.queue, tail=state))
@@ -164,37 +163,32 @@ class CommandValidator:
 
     def _set_tensor(self, state: CommandState, kind: c.SetTensor) -> None:
         tensor = self._handles.get(kind.tensor, TensorHandle)
-        size = self._sent_bytes(kind)
-        check_bytes(tensor.layout, kind.offset_bytes, size, kind.chunks)
-        self._context.hold(state, 0 if kind.data is None else size)
-        place = self._shared_place(kind)
-        self._write(state, WriteTask(tensor, kind, place), tensor, kind.offset_bytes, size)
-
-    def _sent_bytes(self, kind: c.SetTensor) -> int:
+        staged_bytes = self._context.limits.in_flight_bytes
+        size = kind.size_bytes if kind.data is None else len_bytes(kind.data)
         if kind.data is not None:
-            self._context.check_inline(len_bytes(kind.data), "a command")
-            return len_bytes(kind.data)
-        if kind.shared is None and kind.size_bytes > self._context.limits.in_flight_bytes:
+            self._context.check_inline(size, "a command")
+        elif kind.shared is None and size > staged_bytes:
             raise LimitExceededError(
-                f"a transfer of {kind.size_bytes:,} bytes; this server stages "
-                f"{self._context.limits.in_flight_bytes:,}",
+                f"a transfer of {size:,} bytes; this server stages {staged_bytes:,}",
                 advice="send it in pieces",
             )
-        return kind.size_bytes
+        check_bytes(tensor.layout, kind.offset_bytes, size, kind.chunks)
+        if kind.data is not None:
+            self._context.hold(state, size)
+        place = None if kind.shared is None else self._shared_place(kind, kind.shared)
+        self._write(state, WriteTask(tensor, kind, place), tensor, kind.offset_bytes, size)
 
-    def _shared_place(self, kind: c.SetTensor | c.GetTensor) -> SharedPlace | None:
-        """Where the bytes lie in shared memory. Raises what `shared_place` does."""
-        if kind.shared is None:
-            return None
+    def _shared_place(self, kind: c.SetTensor | c.GetTensor, offset_bytes: int) -> SharedPlace:
         if kind.transfer:
-            raise InvalidArgumentError("a transfer and a shared place: the bytes go one way")
-        return self.shared_place(kind.shared, kind.size_bytes)
+            raise InvalidArgumentError("a transfer and a place in shared memory: the bytes take one path")
+        return self.shared_place(offset_bytes, kind.size_bytes)
 
     def shared_place(self, offset_bytes: int, size_bytes: int) -> SharedPlace:
-        """A place in shared memory. Raises InvalidArgumentError, LimitExceededError, OutOfRangeError."""
+        """Return a place in shared memory. Raises InvalidArgumentError, LimitExceededError,
+        OutOfRangeError."""
         if not self._context.shared_bytes:
             raise InvalidArgumentError(
-                "the session has no memory that it shares with the server", advice="ask for it first"
+                "the session shares no memory with the server", advice="request it first"
             )
         if size_bytes > PLACE_BYTES:
             raise LimitExceededError(
@@ -230,12 +224,14 @@ class CommandValidator:
     def _get_tensor(self, state: CommandState, kind: c.GetTensor) -> None:
         tensor = self._handles.get(kind.tensor, TensorHandle)
         check_bytes(tensor.layout, kind.offset_bytes, kind.size_bytes, kind.chunks)
-        place = self._shared_place(kind)
+        place = None if kind.shared is None else self._shared_place(kind, kind.shared)
         if kind.transfer:
             check_transfer(kind.transfer)
         elif place is None:
             self._context.check_inline(kind.size_bytes, "a completion")
             self._context.hold(state, kind.size_bytes)
+            # The completion carries the bytes.
+            state.notify = True
         self._context.work(state, ReadTask(tensor, kind, place), storage_of(tensor).device)
         state.uses = (tensor,)
 
@@ -245,7 +241,9 @@ class CommandValidator:
         if source.type != destination.type:
             raise InvalidArgumentError(f"copy of {source.type} to {destination.type}: the types differ")
         if source is not destination and overlap(source, destination):
-            raise InvalidArgumentError("copy between tensors that overlap", advice="copy by way of a third")
+            raise InvalidArgumentError(
+                "copy between tensors that overlap", advice="copy through a third tensor"
+            )
         check_writable(destination)
         task = CopyTask(source, destination)
         self._context.work(state, task, storage_of(destination).device)
@@ -267,7 +265,7 @@ class CommandValidator:
     # Refusals
 
     def _existing_targets(self, kind: c.CommandKind | None) -> tuple[TensorHandle, ...]:
-        """Tensors that exist and that the refused command was to write."""
+        """Return the existing tensors that a refused command would have written."""
         match kind:
             case (
                 c.SetTensor(tensor=number)

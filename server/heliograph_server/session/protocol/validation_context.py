@@ -1,4 +1,4 @@
-"""What the validation of every command needs: where it runs, what it holds, room for what it makes. Pure."""
+"""The context in which commands are validated: handles, limits, queues and memory. Pure."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ from heliograph_server.resources.handles import (
 )
 from heliograph_server.resources.memories import FindMemory, plain_memory
 from heliograph_server.session.protocol.dependencies import CommandState
-from heliograph_server.session.protocol.instructions import (
-    Task,
-)
+from heliograph_server.session.protocol.instructions import Task
 
 Allocation: TypeAlias = c.Allocate | c.AllocateBuffer | c.AllocateTensors
 
 
 class ValidationContext:
-    """Handles, limits, memory and device queues. `open_queue` is called for each queue that is made."""
+    """Handles, limits, memory and device queues. `open_queue` is called for each new queue."""
 
     def __init__(
         self,
@@ -46,18 +44,18 @@ class ValidationContext:
         self.limits = limits
         self.open_queue = open_queue
         self.memory = memory
-        #: Every device has a queue for what its named streams cannot do.
+        #: The queue of each device for work outside named streams; None until it is needed.
         self.queues: dict[str, DeviceQueue | None] = dict.fromkeys(devices)
         self._default = StreamHandle(DeviceQueue(""))
-        #: Of commands that have not retired.
+        #: Inline bytes of commands that have not retired.
         self.inline_bytes = 0
-        #: Of the memory that the client maps as well; 0: there is none.
+        #: The size of the memory shared with the client; 0: none.
         self.shared_bytes = 0
-        #: Whether it may name other daemons.
+        #: True if commands may name other daemons.
         self.may_exchange = True
 
     def hold(self, state: CommandState, inline_bytes: int) -> None:
-        """Counts what is held in memory for the command. Raises LimitExceededError."""
+        """Count the memory held for the command. Raises LimitExceededError."""
         if self.inline_bytes + inline_bytes > self.limits.in_flight_bytes:
             raise LimitExceededError(
                 f"commands in flight hold {self.inline_bytes:,} bytes of data and results, "
@@ -68,15 +66,16 @@ class ValidationContext:
         self.inline_bytes += inline_bytes
 
     def give_back(self, state: CommandState, size_bytes: int) -> None:
-        """Holds so much less for the command, or nothing."""
+        """Hold this much less for the command, down to nothing."""
         given = min(size_bytes, state.inline_bytes)
         state.inline_bytes -= given
         self.inline_bytes -= given
 
     def device_queue(self, device: str) -> DeviceQueue:
-        """The queue of a device for what no named stream does. Raises UnknownDeviceError."""
+        """Return the queue of a device for work outside named streams. Raises
+        UnknownDeviceError."""
         if device not in self.queues:
-            # Whoever knows its memory may know more of why it is not there.
+            # Raises a more precise error for a device that is known to be gone.
             self.memory(device, "")
             raise unknown_device(device, self.queues)
         queue = self.queues[device]
@@ -86,21 +85,21 @@ class ValidationContext:
         return queue
 
     def add_device(self, name: str) -> None:
-        """There is a device of this name, now. A queue that could not be made while it was gone is made
-        anew."""
+        """Add a device that appeared. A queue that failed in its absence is created again."""
         queue = self.queues.setdefault(name, None)
         if queue is not None and queue.error is not None:
             self.queues[name] = None
             if self._default.queue is queue:
                 self._default.queue = DeviceQueue("")
 
-    # Streams, and where work runs
+    # Streams and queues
 
     def note_failure(self, error: HeliographError) -> None:
-        """Something on the default stream failed, and nothing stands behind it."""
+        """Record a failure on the default stream, on which no later command waits."""
         self._default.failure = self._default.failure or error
 
     def stream(self, number: int) -> StreamHandle:
+        """Return a stream by its handle. Raises UnknownHandleError."""
         if number != c.DEFAULT_STREAM:
             return self.handles.get(number, StreamHandle)
         if not self._default.queue.device:
@@ -108,34 +107,39 @@ class ValidationContext:
         return self._default
 
     def device(self, name: str) -> str:
+        """Return the name of an existing device; "" is the first. Raises UnknownDeviceError."""
         if name:
             self.device_queue(name)
             return name
         return next(iter(self.queues))
 
     def work(self, state: CommandState, task: Task, device: str) -> None:
-        """Gives the command its task, on its stream's queue if that is on the device."""
+        """Set the command's task and its queue: its stream's if that is on the device, or the
+        device's own."""
         assert state.stream is not None
         own = state.stream.queue
         state.queue = own if own.device == device else self.device_queue(device)
         state.task = task
 
-    # Making tensors
+    # Tensors
 
     def new_storage(self, state: CommandState, kind: Allocation, size_bytes: int) -> HandleStorage:
+        """Return a new storage. Raises OutOfMemoryError above the buffer type's maximum."""
         device = self.device(kind.device)
         most = self.memory(device, kind.buffer_type).max_size
         if size_bytes > most:
-            raise OutOfMemoryError(f"{size_bytes:,} bytes in one buffer; it has {most:,} at most")
+            raise OutOfMemoryError(f"{size_bytes:,} bytes in one buffer; its buffer type allows {most:,}")
         return HandleStorage(
             size_bytes, device, buffer_type=kind.buffer_type, usage=kind.usage, maker=state.sequence
         )
 
     def new_output(self, state: CommandState, type: TensorType, device: str) -> TensorHandle:
+        """Return a new tensor for an output, in the device's default buffer type."""
         size_bytes = self.memory(device, "").alloc_size(type)
         return TensorHandle(layout(type), HandleStorage(size_bytes, device, maker=state.sequence))
 
     def check_inline(self, size: int, where: str) -> None:
+        """Raise LimitExceededError for more bytes than one message may carry."""
         if size > self.limits.inline_bytes:
             raise LimitExceededError(
                 f"{size:,} bytes in {where}; this server takes {self.limits.inline_bytes:,}",
