@@ -1,4 +1,4 @@
-"""One client's session: the pure core in `protocol`, and what drives it against devices.
+"""One client's session: the pure core in `protocol`, and its runtime, which drives devices.
 
 Imports `compile`, `plans` and `weights`.
 """

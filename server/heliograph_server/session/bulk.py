@@ -1,12 +1,11 @@
-"""The runtime's side of uploads: bytes into staging, for a command, or into contents, for plans.
+"""Uploads and downloads of a session.
 
-An upload is written piece by piece, in order. It ends with `finish` or `abort`; the session aborts
-those that are open when it closes, from another thread. Locks are taken in the order upload, session.
+An upload goes into staging, for a command, or into a content, for plans. It is written piece by
+piece, in order, and ends with `finish` or `abort`. A session that closes aborts its open uploads
+from another thread. Locks are taken in the order upload, session.
 
-The runtime's side of downloads: staged bytes on their way from a command to a reader.
-
-The reader may come before or after the command. Staged bytes are given back when the reader is done
-with them, when it left, or when the session ends.
+A download takes staged bytes from a command to a reader, which may come before or after the
+command. Staged bytes are released when the reader is done or leaves, or when the session ends.
 
 Any thread: the workers of the bulk service, or the thread that closes the session.
 """
@@ -28,6 +27,7 @@ from heliograph_proto.errors import (
     LimitExceededError,
     ProtocolError,
 )
+from heliograph_server.session.protocol.instructions import DropRead
 from heliograph_server.session.protocol.transfer_state import TransferState
 from heliograph_server.session.staging import StagedMessages, StagedUpload, Staging
 from heliograph_server.weights.session_weights import SessionWeights
@@ -36,8 +36,10 @@ from heliograph_server.weights.uploads import BREAKS, IncomingUpload
 
 
 class TransferUpload(IncomingUpload):
-    """Bytes for a SetTensor, which takes them when it has its turn. `arrived` is told of their end, `broke`
-    that there will be none."""
+    """Bytes for a SetTensor, which takes them in its turn.
+
+    `arrived` is called when all bytes are here, and `broke` when the upload fails.
+    """
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class TransferUpload(IncomingUpload):
         super().__init__(incoming.size_bytes, over)
         self._arrived = arrived
         self._broke = broke
-        #: None once it is over.
+        #: None once the upload has ended.
         self._incoming: StagedUpload | None = incoming
 
     def _write(self, data: memoryview) -> None:
@@ -74,7 +76,7 @@ class TransferUpload(IncomingUpload):
 
 
 class ContentUpload(IncomingUpload):
-    """A content, received straight into the memory of a device, and hashed on the way."""
+    """A content, received straight into device memory and hashed on the way."""
 
     is_content = True
 
@@ -110,7 +112,7 @@ class ContentUpload(IncomingUpload):
         try:
             self._contents.add(self._digest, part.buffer)
         finally:
-            # It counts with the tenant's contents now.
+            # The tenant's contents count it from here on.
             part.charge.give()
 
     def _abort(self, error: HeliographError) -> None:
@@ -123,18 +125,18 @@ class ContentUpload(IncomingUpload):
             part.free()
 
 
-#: The most readers that wait for a command which has not come.
+#: The most downloads of a session at once, including those that wait for their command.
 MAX_WAITING = 10_000
 
 
 class OutgoingDownload:
-    """Bytes on their way out, for one reader. Closing it gives the staged bytes back."""
+    """Outgoing bytes for one reader. Closing it releases the staged bytes."""
 
     def __init__(self, transfer: int, closed: Callable[[OutgoingDownload], None]) -> None:
         self.transfer = transfer
-        #: The staged bytes, or the error of the command that was to read them.
+        #: The staged bytes, or the error of the command that reads them.
         self.future: Future[StagedMessages] = Future()
-        # Nobody but the session may end it: a reader that leaves must not.
+        # A reader that leaves cannot cancel it; only the session ends it.
         self.future.set_running_or_notify_cancel()
         self.staged: StagedMessages | None = None
         self.is_claimed = False
@@ -144,7 +146,7 @@ class OutgoingDownload:
         return f"<Download {self.transfer}: {'ready' if self.future.done() else 'awaited'}>"
 
     def wait(self, timeout: float) -> StagedMessages:
-        """The bytes, as messages. Raises DeadlineExceededError, or the error of the command."""
+        """Return the bytes, as messages. Raises DeadlineExceededError, or the command's error."""
         try:
             return self.future.result(timeout)
         except FutureTimeoutError:
@@ -153,29 +155,29 @@ class OutgoingDownload:
         raise DeadlineExceededError(f"transfer {self.transfer} was not read within {timeout} s")
 
     def close(self) -> None:
-        """The reader is done, or left. Idempotent."""
+        """End the download. Idempotent."""
         self._closed(self)
 
 
 class Downloads:
-    """The downloads of a session. `lock` guards the core."""
+    """The downloads of a session. `lock` is the session's, which guards the core."""
 
     def __init__(self, transfers: TransferState, lock: threading.RLock, staging: Staging) -> None:
         self._transfers = transfers
         self._lock = lock
         self._staging = staging
         self._downloads: dict[int, OutgoingDownload] = {}
-        #: What commands have staged and not delivered, by sequence number.
+        #: Bytes that commands staged and did not deliver yet, by sequence number.
         self._staged: dict[int, StagedMessages] = {}
 
     def __repr__(self) -> str:
         return f"<Downloads {len(self._downloads)}>"
 
     def open(self, transfer: int) -> OutgoingDownload:
-        """A reader came. Raises ProtocolError if it is the second one, LimitExceededError."""
+        """Register a reader. Raises ProtocolError for a second one, LimitExceededError."""
         with self._lock:
             if len(self._downloads) >= MAX_WAITING:
-                raise LimitExceededError("too many downloads are waiting", advice="wait for some")
+                raise LimitExceededError("too many downloads are waiting", advice="wait for earlier ones")
             found = self._get(transfer)
             if found.is_claimed:
                 raise ProtocolError(f"transfer {transfer} is being downloaded already")
@@ -183,12 +185,15 @@ class Downloads:
             return found
 
     def stage(self, sequence: int, data: StagedMessages) -> None:
-        """A command read its bytes; it is not done yet."""
+        """Keep the bytes that an unfinished command has read."""
         with self._lock:
             self._staged[sequence] = data
 
     def settle(self, transfer: int, sequence: int, error: HeliographError | None) -> Callable[[], None]:
-        """The command is done: what to call, without the lock, to tell the reader. Lock held."""
+        """Finish a command. Return the call, to make without the lock, that resumes the reader.
+
+        Lock held.
+        """
         download = self._get(transfer)
         staged = self._staged.pop(sequence, None) if error is None else None
         if staged is None:
@@ -196,16 +201,18 @@ class Downloads:
         download.staged = staged
         return partial(download.future.set_result, staged)
 
-    def drop(self, sequence: int) -> None:
-        """The command has retired: what it staged too late goes. Lock held."""
-        self._give(self._staged.pop(sequence, None))
+    def drop(self, instruction: DropRead) -> None:
+        """Drop the bytes that a retired command staged too late. Lock held."""
+        if (staged := self._staged.pop(instruction.sequence, None)) is not None:
+            self._staging.give(staged.nbytes)
 
     def close(self, error: HeliographError) -> None:
-        """The session ends: readers that wait fail with this error."""
+        """End all downloads. Waiting readers fail with this error."""
         with self._lock:
             downloads, self._downloads = self._downloads, {}
             for download in downloads.values():
-                self._give(download.staged)
+                if download.staged is not None:
+                    self._staging.give(download.staged.nbytes)
         for download in downloads.values():
             if not download.future.done():
                 download.future.set_exception(error)
@@ -224,8 +231,5 @@ class Downloads:
             if not pending:
                 del self._downloads[download.transfer]
                 self._transfers.read_ended(download.transfer)
-                self._give(download.staged)
-
-    def _give(self, staged: StagedMessages | None) -> None:
-        if staged is not None:
-            self._staging.give(staged.nbytes)
+                if download.staged is not None:
+                    self._staging.give(download.staged.nbytes)

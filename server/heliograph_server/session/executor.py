@@ -1,9 +1,9 @@
-"""The pure core of a session, driven against devices: events in, instructions out.
+"""Drives the pure core of a session against devices: events in, instructions out.
 
-One lock guards the core. Whoever brings an event (the reader of the command stream, a device's
-thread, a timer) takes it, lets the core decide, carries the instructions out, lets it go, and then
-delivers what is done. Submitting happens under the lock, so that the order of a queue is the core's;
-callbacks are called without it, by one thread at a time, in order.
+One lock guards the core. A thread with an event (the reader of the command stream, a device's
+thread, a timer) takes the lock, passes the event to the core, carries out the instructions,
+releases the lock, and then delivers completions. Work is submitted under the lock, so a queue has
+the core's order. Callbacks are called without the lock, in order, by one thread at a time.
 
 Any thread.
 """
@@ -22,15 +22,16 @@ from typing import Any
 from heliograph_backends.contract import Abort, BufferType
 from heliograph_backends.host_memory.sealed import SealedMemory
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
-from heliograph_proto.commands import Command, Completion, CompletionBatch, RunCommand
+from heliograph_proto.commands import Command, CompletionBatch, RunCommand
 from heliograph_proto.devices import DeviceChange
 from heliograph_proto.errors import HandleExistsError, HeliographError, LimitExceededError
 from heliograph_proto.trace_context import handing_on
 from heliograph_server.compile.plan_cache import KnownPlans
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.loaded_plan import LoadedPlan, ShortRun
+from heliograph_server.plans.multi_device import MultiDevicePlan
 from heliograph_server.plans.stepwise import SteppedRun, Stepwise
-from heliograph_server.resources.device_queue import SHORT_US, DeviceLock
+from heliograph_server.resources.device_queue import SHORT_US
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import TensorHandle
 from heliograph_server.resources.log_fields import LogFields, run_fields
@@ -51,7 +52,6 @@ from heliograph_server.session.protocol.instructions import (
     DropRead,
     DropUpload,
     FreeTask,
-    Instruction,
     OpenEdge,
     OpenQueue,
     Proceed,
@@ -70,14 +70,15 @@ from heliograph_server.session.work import CommandWork
 
 logger = logging.getLogger(__name__)
 
-#: The most memory of a session by which commands carry bytes; taken from the system page by page.
+#: The most memory that a session shares with its client; the system allocates it page by page.
 SHARED_BYTES = 128 * 2**20
 
 
 class Executor:
-    """Drives the core of one session: its instructions, and the work on device queues. Thread-safe.
+    """Carries out the instructions of a core, and its work on device queues. Thread-safe.
 
-    `name` is the session's in the log, whose lines have `log_fields`; `book` knows when its runs were where.
+    `name` is the session's name in the log, and `log_fields` the fields of its lines. `book`
+    records the times of its runs.
     """
 
     def __init__(self, services: SessionServices, book: RunBook, name: str, log_fields: LogFields) -> None:
@@ -88,16 +89,16 @@ class Executor:
         self._devices = services.devices
         self._device_locks = services.device_locks
         self._deadlines = services.deadlines
-        #: What the session has of its tenant's account.
+        #: The session's share of its tenant's account.
         self._holding = services.holding
         #: Guards the core.
         self.lock = threading.RLock()
         self.core = SessionCore(services.limits, tuple(services.devices), self._memory, book.under_way)
         self.staging = Staging(services.limits.in_flight_bytes, holding=services.holding)
         self.downloads = Downloads(self.core.transfers, self.lock, self.staging)
-        #: Bytes that come, by the transfer that carries them.
+        #: Incoming bytes, by transfer.
         self.uploads: dict[int, StagedUpload] = {}
-        #: Of runs that are observed and have not ended, by sequence number.
+        #: Observers of runs that have not ended, by sequence number.
         self._observers: dict[int, Observer] = {}
         self.plans = KnownPlans(services.room)
         services.holding.account.join(self.plans)
@@ -112,11 +113,11 @@ class Executor:
             self._handoff,
             book,
         )
-        #: What was carried by writes and reads of tensors.
+        #: Bytes carried by writes and reads of tensors.
         self.traffic = self._execution.traffic
-        #: What of devices the client was not told yet.
+        #: Device changes not sent to the client yet.
         self._changes: list[DeviceChange] = []
-        #: What the client maps as well, once it has asked for it.
+        #: The memory shared with the client, once it was requested.
         self._shared: SealedMemory | None = None
         self._aborts: dict[int, Abort] = {}
         self._timers: dict[int, Timer] = {}
@@ -125,17 +126,13 @@ class Executor:
         self._on_end: Callable[[HeliographError], None] | None = None
         self._on_quiet: Callable[[], None] | None = None
         self._at_once = False
-        #: Calls to make without the lock, and whether some thread is making them.
+        #: Calls to make without the lock, and whether a thread is making them.
         self._calls: list[Callable[[], object]] = []
         self._delivering = False
         self._carrying_out = False
         #: Set once the session has ended and no work is left.
         self.quiet = threading.Event()
-        self._carry_out = self._handlers()
-
-    def _handlers(self) -> dict[type, Callable[[Any], None]]:
-        """How each instruction of the core is carried out."""
-        return {
+        self._handlers: dict[type, Callable[[Any], None]] = {
             OpenQueue: self._open_queue,
             CloseQueue: self._close_queue,
             Start: self._start,
@@ -145,7 +142,7 @@ class Executor:
             Proceed: self._proceed,
             DropUpload: self.drop_upload,
             Deliver: self._deliver_read,
-            DropRead: self._drop_read,
+            DropRead: self.downloads.drop,
             Disarm: self._disarm,
             Resume: self._resume,
             RunEnded: self._run_ended,
@@ -164,11 +161,13 @@ class Executor:
         *,
         at_once: bool = False,
     ) -> None:
-        """Begins the command stream. The callbacks come from any thread, one at a time, and must not
-        block or raise; `on_end` tells why the session closed, after the last batch. With `at_once`,
-        `submit` itself does runs that are short; its thread must be one that no KeyboardInterrupt ends.
+        """Begin the command stream.
 
-        Raises HandleExistsError for a second stream, or why the session was closed.
+        The callbacks are called from any thread, one at a time, and must not block or raise.
+        `on_end` receives the error that closed the session, after the last batch. With `at_once`,
+        `submit` performs short runs itself; no KeyboardInterrupt may reach its thread.
+
+        Raises HandleExistsError for a second stream, or the error that closed the session.
         """
         with self.lock:
             if self.core.closed is not None:
@@ -176,11 +175,14 @@ class Executor:
             if self._on_batch is not None:
                 raise HandleExistsError("the session has its command stream already")
             self._on_batch, self._on_end, self._at_once = on_batch, on_end, at_once
-        # What happened to devices since the session was opened.
+        # Device changes since the session was opened.
         self.deliver()
 
     def submit(self, commands: Sequence[Command | InlineRun]) -> None:
-        """The next commands. Raises ProtocolError for a gap (close the session then), or why it closed."""
+        """Submit the next commands.
+
+        Raises ProtocolError for a gap, which must close the session, or the error that closed it.
+        """
         try:
             with self.lock:
                 for command in commands:
@@ -193,9 +195,11 @@ class Executor:
             self.deliver()
 
     def answer(self, run: InlineRun, give: Callable[[InlineResult], None]) -> bool:
-        """Does the next command, a run, here and now, if that is best and all that was done before has been
-        delivered; whether it did. A good end is given to `give`, which acknowledges with it everything up to
-        there; a bad one is delivered as any."""
+        """Perform the next command, a short run, at once if every earlier completion was delivered.
+
+        Return True if it was performed. Success is passed to `give`, which acknowledges every
+        command up to this one; a failure is delivered as any other.
+        """
         with self.lock:
             is_silent = self.core.is_silent and not (self._delivering or self._calls)
             if not is_silent or not self._do_inline(run):
@@ -211,22 +215,34 @@ class Executor:
         return True
 
     def _receive(self, command: Command) -> None:
-        if isinstance(command.kind, RunCommand):
-            self._book.came(command.sequence, command.kind)
-            self._receive_run(command)
-        else:
+        if not isinstance(command.kind, RunCommand):
             self.core.receive(command)
-        # Not before: a time that passed while the core did not know the command would be lost.
+        else:
+            self._book.came(command.sequence, command.kind)
+            refused: HeliographError | None = None
+            try:
+                self._holding.take(QuotaKind.RUNS)
+            except LimitExceededError as error:
+                refused = error
+            try:
+                # A run above the tenant's quota is refused; the stream goes on.
+                self.core.receive(command, refused)
+            except BaseException:
+                if refused is None:
+                    self._holding.give(QuotaKind.RUNS)
+                raise
+        # Armed last: a deadline that expired before the core knew the command would be lost.
         if command.timeout_ms and self.core.is_open(command.sequence):
-            self._arm(command)
+            expire = partial(self.event, partial(self.core.expire, command.sequence))
+            self._timers[command.sequence] = self._deadlines.after(command.timeout_ms / 1e3, expire)
 
     def watch(self, on_quiet: Callable[[], None]) -> None:
-        """From now on, tells whenever no work is left."""
+        """Call `on_quiet` whenever no work is left."""
         with self.lock:
             self._on_quiet = on_quiet
 
     def when_written(self, tensors: Collection[int]) -> Future[None]:
-        """Done when what was sent before to write these tensors has been done, well or not."""
+        """Return a future that is done when the earlier writes of these tensors have ended."""
         future: Future[None] = Future()
         with self.lock:
             waiter = self.core.await_writers(tensors)
@@ -237,11 +253,11 @@ class Executor:
         return future
 
     def tell_devices(self, change: DeviceChange) -> None:
-        """The client is told of this with what is done next."""
+        """Send a device change to the client, with the next completions."""
         self._changes.append(change)
 
     def call_end(self, error: HeliographError) -> None:
-        """Tells the command stream, once, why the session closed."""
+        """Pass the error that closed the session to the command stream, once."""
         with self.lock:
             if self._on_end is not None:
                 self._calls.append(partial(self._on_end, error))
@@ -250,71 +266,69 @@ class Executor:
 
     @property
     def is_attached(self) -> bool:
+        """True if the command stream has begun."""
         return self._on_batch is not None
 
     # Shared memory
 
     def share_memory(self) -> SealedMemory:
-        """The memory by which commands may carry bytes, made the first time; under the lock. Raises
-        UnsupportedError, OutOfMemoryError."""
+        """Return the memory shared with the client, created at the first call. Lock held.
+
+        Raises UnsupportedError, OutOfMemoryError.
+        """
         if self._shared is None:
             self._shared = SealedMemory(min(SHARED_BYTES, self._limits.in_flight_bytes))
             self.core.share(self._shared.size_bytes)
         return self._shared
 
     def close_shared_memory(self) -> None:
-        """Work that is still under way keeps the pages that it moves."""
+        """Close the shared memory. Running work keeps the pages that it moves."""
         if self._shared is not None:
             self._shared.close()
 
     # Events in, instructions out
 
     def event(self, event: Callable[[], None]) -> None:
-        """Gives the core an event, carries out what follows, and delivers what is done."""
+        """Pass an event to the core, carry out its instructions, and deliver completions."""
         try:
             self.decide(event)
         finally:
             self.deliver()
 
     def decide(self, event: Callable[[], None]) -> None:
-        """Gives the core an event and carries out what follows."""
+        """Pass an event to the core, and carry out its instructions."""
         with self.lock:
             try:
                 event()
             finally:
-                self._carry_out_all()
+                self._carry_out()
 
-    def _carry_out_all(self) -> None:
-        # A device may report from within `submit`; the outer call goes on with what follows.
+    def _carry_out(self) -> None:
+        # A device may report from within `submit`. The outer call then carries out what follows.
         if self._carrying_out:
             return
         self._carrying_out = True
         try:
             while instructions := self.core.take_instructions():
                 for instruction in instructions:
-                    self._carry_out_one(instruction)
+                    try:
+                        self._handlers[type(instruction)](instruction)
+                    except Exception:
+                        name = type(instruction).__name__
+                        logger.exception("%s: %s failed", self, name, extra=self._log_fields)
         finally:
             self._carrying_out = False
         if self.core.ended_runs:
             ended, self.core.ended_runs = self.core.ended_runs, 0
             self._holding.give(QuotaKind.RUNS, ended)
         if self.core.unretired == 0:
-            self._note_quiet()
-
-    def _carry_out_one(self, instruction: Instruction) -> None:
-        try:
-            self._carry_out[type(instruction)](instruction)
-        except Exception:
-            logger.exception("%s: %s failed", self, type(instruction).__name__, extra=self._log_fields)
-
-    def _note_quiet(self) -> None:
-        if self.core.closed is not None:
-            self.quiet.set()
-        if self._on_quiet is not None:
-            self._calls.append(self._on_quiet)
+            if self.core.closed is not None:
+                self.quiet.set()
+            if self._on_quiet is not None:
+                self._calls.append(self._on_quiet)
 
     def deliver(self) -> None:
-        """Calls back with what is done, without the lock; what comes meanwhile, goes along."""
+        """Make the callbacks, without the lock, until there is nothing to deliver."""
         with self.lock:
             if self._delivering or self._carrying_out:
                 return
@@ -329,29 +343,24 @@ class Executor:
     def _next_calls(self) -> list[Callable[[], object]] | None:
         with self.lock:
             calls, self._calls = self._calls, []
-            on_batch = self._on_batch
-            batch = self._next_batch() if on_batch is not None else None
-            if batch is not None and on_batch is not None:
-                calls.insert(0, partial(on_batch, batch))
-            if (telling := self._book.take()) is not None:
-                calls.append(telling)
+            if self._on_batch is not None:
+                batch = self.core.take_completions()
+                if self._changes:
+                    changes, self._changes = tuple(self._changes), []
+                    batch = replace(batch or CompletionBatch(self.core.reported_through), changes=changes)
+                if batch is not None:
+                    calls.insert(0, partial(self._on_batch, batch))
+            if (record_runs := self._book.take()) is not None:
+                calls.append(record_runs)
             if not calls:
                 self._delivering = False
                 return None
             return calls
 
-    def _next_batch(self) -> CompletionBatch | None:
-        """What is done, and before it what happened to devices."""
-        batch = self.core.take_completions()
-        if not self._changes:
-            return batch
-        changes, self._changes = tuple(self._changes), []
-        return replace(batch or CompletionBatch(self.core.reported_through), changes=changes)
-
     # Device queues and work
 
     def _memory(self, device: str, buffer_type: str) -> BufferType:
-        """How a device makes memory. Raises UnknownDeviceError, InvalidArgumentError."""
+        """A buffer type of a device. Raises UnknownDeviceError, InvalidArgumentError."""
         return find_buffer_type(self._devices.device(device), buffer_type)
 
     def _open_queue(self, instruction: OpenQueue) -> None:
@@ -362,61 +371,50 @@ class Executor:
             self.core.queue_failed(queue, typed(error, f"making a stream of device {queue.device}"))
 
     def _close_queue(self, instruction: CloseQueue) -> None:
-        # Closing waits for the queue's thread, which may wait for our lock.
+        # Closing waits for the queue's thread, which may wait for the lock.
         self._calls.append(instruction.queue.stream.close)
 
     def _start(self, instruction: Start) -> None:
         state = instruction.state
         assert state.queue is not None
-        work = CommandWork(self, state, state.queue, self._device_locks[state.queue.device])
-        if isinstance(state.task, ABORTABLE) or state.takes_upload:
+        queue, task = state.queue, state.task
+        work = CommandWork(self, state, queue, self._device_locks[queue.device])
+        if isinstance(task, ABORTABLE) or state.takes_upload:
             self._aborts[state.sequence] = work.abort
-        if isinstance(state.task, RunTask):
-            self._observe(state.sequence, state.task, work.device_lock)
-        work.queue.queued += 1
+        queue.queued += 1
         try:
-            self._submit(work)
+            if queue.error is not None:
+                raise queue.error.anew()
+            if isinstance(task, RunTask) and self._start_run(work, task):
+                return
+            queue.stream.submit(work.run, partial(self.work_done, work))
         except Exception as error:
             self.work_done(work, error)
 
-    def _observe(self, sequence: int, task: RunTask, device_lock: DeviceLock) -> None:
-        """Sees to it that a run can tell of what is to be observed."""
+    def _start_run(self, work: CommandWork, task: RunTask) -> bool:
+        """Prepare a run. True if it runs at once or stepwise, without a place in its queue."""
         loaded: LoadedPlan = task.plan.plan
+        sequence = work.state.sequence
         if task.command.loop is not None:
-            stream = partial(self._stream, sequence)
-            self._observers[sequence] = LoopObserver(stream, device_lock)
+            self._observers[sequence] = LoopObserver(partial(self._stream, sequence), work.device_lock)
         elif loaded.is_observed:
-            self._observers[sequence] = Observer(partial(self._tell, sequence), device_lock)
-
-    def _submit(self, work: CommandWork) -> None:
-        if work.queue.error is not None:
-            raise work.queue.error.anew()
-        if self._is_short(work) and work.device_lock.at_once(work.run_at_once):
-            self.work_done(work, None)
-        elif (partition := self._stepwise(work)) is not None:
-            # Not under the lock: it writes to other hosts.
-            self._calls.append(partial(self._run_stepwise, work, partition))
-        else:
-            work.note_queued()
-            work.queue.stream.submit(work.run, partial(self.work_done, work))
-
-    def _stepwise(self, work: CommandWork) -> Stepwise | None:
-        """How a partition runs whose splits are all short, if this run's inputs and outputs ride with it."""
-        task = work.state.task
-        if (
-            not self._at_once
-            or work.queue.queued > 1
-            or not isinstance(task, RunTask)
-            or not task.command.exchange_run
-        ):
-            return None
-        stays = any(isinstance(one, TensorHandle) for one in task.inputs)
-        if stays or any(one.tensor is not None or one.into is not None for one in task.outputs):
-            return None
-        loaded: LoadedPlan = task.plan.plan
-        return loaded.copies[task.slot].stepwise()
+            self._observers[sequence] = Observer(partial(self._send, sequence), work.device_lock)
+        if self._at_once and work.queue.queued == 1:
+            if self._is_short(work, task) and work.device_lock.at_once(work.run_at_once):
+                self.work_done(work, None)
+                return True
+            if task.command.exchange_run and (partition := _stepwise(task)) is not None:
+                # Without the lock, since it writes to other hosts.
+                self._calls.append(partial(self._run_stepwise, work, partition))
+                return True
+        # A run on several devices reaches each of them at its own time.
+        if not isinstance(loaded.plan, MultiDevicePlan):
+            work.is_queued = True
+            work.device_lock.run_queued()
+        return False
 
     def _run_stepwise(self, work: CommandWork, partition: Stepwise) -> None:
+        """Run a partition whose splits are all short, without occupying a thread while it waits."""
         if not self.begin_work(work):
             self.work_done(work, None)
             return
@@ -443,8 +441,10 @@ class Executor:
         run.begin([one for one in task.inputs if not isinstance(one, TensorHandle)])
 
     def _do_inline(self, run: InlineRun) -> bool:
-        """Does a run here and now if it is short, stands behind nothing, and nobody computes on its device;
-        whether it did. Under the lock."""
+        """Perform a run at once if it is short and its device is idle. Lock held.
+
+        Return True if it was performed.
+        """
         if not self._at_once or (fit := self.core.fit(run)) is None:
             return False
         if not self._holding.has_room(QuotaKind.RUNS):
@@ -456,7 +456,8 @@ class Executor:
         return device_lock.at_once(partial(self._do_short, run, fit, loaded, short))
 
     def _do_short(self, run: InlineRun, fit: InlineRunFit, loaded: LoadedPlan, short: ShortRun) -> None:
-        # One clock for both: reading two would take as long as a small plan's copy of its inputs.
+        # One clock for both uses: reading a second one costs as much as copying a small plan's
+        # inputs.
         sequence, began, book = run.sequence, time.monotonic(), self._book
         try:
             outputs = short(fit.inputs(run.inputs))
@@ -473,50 +474,47 @@ class Executor:
         if book.is_kept:
             book.did(sequence, short.device_names, began, fit.carried, run.trace_parent)
 
-    def _is_short(self, work: CommandWork) -> bool:
-        """Whether it is best done here and now: a quick run on an idle queue, done when it returns."""
-        task = work.state.task
-        if not self._at_once or work.queue.queued > 1 or not isinstance(task, RunTask):
-            return False
-        # However short its steps are, nobody knows how many it will do.
+    def _is_short(self, work: CommandWork, task: RunTask) -> bool:
+        """True if a run is quick and on the host, so that it is performed at once."""
+        # The number of steps of a loop is unknown, however short they are.
         if task.command.loop is not None:
             return False
         loaded: LoadedPlan = task.plan.plan
         if loaded.expected_us >= SHORT_US or not loaded.is_on_host:
             return False
-        # Its tensors too: copying from another device may take as long as that likes.
+        # Copying a tensor from another device may take long.
         bound = (*task.inputs, *(one.into for one in task.outputs))
         storages = (one.storage for one in bound if isinstance(one, TensorHandle))
         return all(one is None or one.device == work.queue.device for one in storages)
 
     def _close_edge(self, instruction: CloseEdge) -> None:
-        # Whoever waits there is told without the lock.
+        # The daemons that still wait are answered without the lock.
         self._calls.append(self._handoff.close(instruction))
 
     def _abort_work(self, instruction: AbortWork) -> None:
         if (abort := self._aborts.get(instruction.sequence)) is not None:
             abort.set()
 
-    def _tell(self, sequence: int, node: int, data: memoryview) -> bool:
-        """Called by a run that is observed: whether it is to wait."""
+    def _send(self, sequence: int, node: int, data: memoryview) -> bool:
+        """Send the value of an observed node. True if the run must wait. Called by the run."""
         with self.lock:
             waits = self.core.taps.tapped(sequence, node, data)
         self.deliver()
         return waits
 
     def _stream(self, sequence: int, step: int, node: int, output: int | None, data: memoryview) -> bool:
-        """Called by a loop that has a value for its client: False if it is to wait, and ask again."""
+        """Send a value of a loop. False if the loop must wait and try again. Called by the loop."""
         with self.lock:
-            told = self.core.taps.stream(sequence, step, node, output, data)
+            was_sent = self.core.taps.stream(sequence, step, node, output, data)
         self.deliver()
-        return told
+        return was_sent
 
     def _proceed(self, instruction: Proceed) -> None:
         if (observer := self._observers.get(instruction.sequence)) is not None:
             observer.proceed()
 
     def begin_work(self, work: CommandWork) -> bool:
-        """Called by the queue: whether there is something to do."""
+        """Begin a command's work. False if the command has failed. Called by the queue."""
         state = work.state
         if state.sequence in self._book.under_way and isinstance(state.task, RunTask):
             loaded: LoadedPlan = state.task.plan.plan
@@ -524,32 +522,36 @@ class Executor:
         with self.lock:
             return self.core.begin(state.sequence)
 
-    def do_work(self, work: CommandWork) -> Completion:
-        """Called by the queue, after `begin_work` said so. Raises anything."""
+    def do_work(self, work: CommandWork) -> None:
+        """Perform a command's work after `begin_work`. A failure becomes the command's error."""
         state = work.state
         assert not isinstance(state.task, FreeTask)
-        if isinstance(state.task, RunTask) and state.task.command.trace_parent:
-            # What it asks of other daemons belongs to its own span.
-            with handing_on(self._book.below(state.task.command.trace_parent, state.sequence)):
-                return self._execution.perform(state.sequence, state.task, work.abort)
-        return self._execution.perform(state.sequence, state.task, work.abort)
+        try:
+            if isinstance(state.task, RunTask) and state.task.command.trace_parent:
+                # Its calls to other daemons belong to its own span.
+                with handing_on(self._book.below(state.task.command.trace_parent, state.sequence)):
+                    work.result = self._execution.perform(state.sequence, state.task, work.abort)
+            else:
+                work.result = self._execution.perform(state.sequence, state.task, work.abort)
+        except BaseException as error:
+            self.work_failed(work, error)
 
     def shared_part(self, place: SharedPlace) -> memoryview:
-        """Bytes that the client maps as well. Raises UnknownHandleError once the session is over."""
+        """Bytes shared with the client. Raises UnknownHandleError once the session has ended."""
         assert self._shared is not None
         return self._shared.part(place.offset_bytes, place.size_bytes)
 
     def take_place(self, sequence: int) -> bool:
-        """Called by the queue: whether the command's work may use its place in shared memory, from now on."""
+        """Claim a command's place in shared memory. False if it may no longer be used."""
         with self.lock:
             return self.core.take_place(sequence)
 
     def leave_place(self, sequence: int) -> None:
-        """Called by the queue: the work does not use its place any more."""
+        """Release a command's place in shared memory."""
         self.event(partial(self.core.leave_place, sequence))
 
     def work_failed(self, work: CommandWork, error: BaseException) -> None:
-        """Called by the queue, before it starts what comes next."""
+        """Record the failure of work. Called by the queue, before the next command starts."""
         state = work.state
         computing = isinstance(state.task, RunTask)
         failure = self._typed(error, state.sequence, computing=computing)
@@ -557,41 +559,30 @@ class Executor:
             self.core.fail(state.sequence, failure)
 
     def work_done(self, work: CommandWork, error: BaseException | None) -> None:
-        """Called by the queue: the work is computed, or did not run."""
+        """Finish a command whose work is computed, or did not run. Called by the queue."""
         sequence = work.state.sequence
         failure = None if error is None else self._typed(error, sequence)
         with self.lock:
             self._aborts.pop(sequence, None)
             self._observers.pop(sequence, None)
             work.queue.queued -= 1
-            work.note_done()
+            if work.is_queued:
+                work.is_queued = False
+                work.device_lock.run_done()
             self.decide(partial(self.core.finish, sequence, failure, work.result))
         self.deliver()
 
     def _typed(self, error: BaseException, sequence: int, *, computing: bool = True) -> HeliographError:
-        """What a command failed with, as its client is told; the log tells it too."""
+        """The error of a command as its client receives it. It is also logged."""
         fields = run_fields(self._log_fields, sequence, self._book.trace_of(sequence))
         if isinstance(error, HeliographError):
             logger.debug("command %d failed: %s", sequence, error.message, extra=fields)
         return typed(error, f"command {sequence}", computing=computing, fields=fields)
 
-    def _receive_run(self, command: Command) -> None:
-        """One that the tenant's quota has no room for is refused; the stream lives on."""
-        refused: HeliographError | None = None
-        try:
-            self._holding.take(QuotaKind.RUNS)
-        except LimitExceededError as error:
-            refused = error
-        try:
-            self.core.receive(command, refused)
-        except BaseException:
-            if refused is None:
-                self._holding.give(QuotaKind.RUNS)
-            raise
-
-    # Bytes, and others who wait
+    # Bytes, waiters and deadlines
 
     def drop_upload(self, instruction: DropUpload) -> None:
+        """Drop the bytes of a transfer. Further bytes are refused."""
         incoming = self.uploads.pop(instruction.transfer, None)
         if incoming is not None:
             incoming.close(instruction.error)
@@ -599,9 +590,6 @@ class Executor:
     def _deliver_read(self, instruction: Deliver) -> None:
         call = self.downloads.settle(instruction.transfer, instruction.sequence, instruction.error)
         self._calls.append(call)
-
-    def _drop_read(self, instruction: DropRead) -> None:
-        self.downloads.drop(instruction.sequence)
 
     def _run_ended(self, instruction: RunEnded) -> None:
         self._book.ended(instruction.sequence, instruction.error)
@@ -611,13 +599,17 @@ class Executor:
         if future is not None and future.set_running_or_notify_cancel():
             self._calls.append(partial(future.set_result, None))
 
-    # Deadlines
-
-    def _arm(self, command: Command) -> None:
-        expire = partial(self.event, partial(self.core.expire, command.sequence))
-        self._timers[command.sequence] = self._deadlines.after(command.timeout_ms / 1e3, expire)
-
     def _disarm(self, instruction: Disarm) -> None:
         timer = self._timers.pop(instruction.sequence, None)
         if timer is not None:
             self._deadlines.cancel(timer)
+
+
+def _stepwise(task: RunTask) -> Stepwise | None:
+    """The steps of a partition whose splits are all short, if the run touches no tensors."""
+    if any(isinstance(one, TensorHandle) for one in task.inputs):
+        return None
+    if any(one.tensor is not None or one.into is not None for one in task.outputs):
+        return None
+    loaded: LoadedPlan = task.plan.plan
+    return loaded.copies[task.slot].stepwise()

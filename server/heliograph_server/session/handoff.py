@@ -1,6 +1,6 @@
 """Whole tensors from daemon to daemon, by a command at each end.
 
-Device threads give and take; any thread opens and closes, under the session's lock.
+Device threads give and take values. Any thread opens and closes, under the session's lock.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from heliograph_server.session.protocol.instructions import CloseEdge, FetchTask
 
 
 class TensorHandoff:
-    """Does such tasks of one session."""
+    """Performs the OfferTasks and FetchTasks of one session."""
 
     def __init__(self, exchange: LiveExchange) -> None:
         self._exchange = exchange
-        #: Where tensors are offered, or why not, by sequence number.
+        #: The ports that offer tensors, or the error that prevents it, by sequence number.
         self._offers: dict[int, LivePorts | HeliographError] = {}
 
     def open(self, instruction: OpenEdge) -> None:
-        """Lets another daemon come for a tensor, which is given once the command runs."""
+        """Open a port for a tensor. Daemons may ask for it before the command runs."""
         partition = Partition(departures=(Departure(0, instruction.task.command.edge),))
         try:
             self._offers[instruction.sequence] = self._exchange.open(partition)
@@ -32,19 +32,20 @@ class TensorHandoff:
             self._offers[instruction.sequence] = error
 
     def close(self, instruction: CloseEdge) -> Callable[[], None]:
-        """The command is over: what tells whoever still waits for the tensor, to be called without a lock."""
+        """End an offer. Return a call, to make without a lock, that fails waiting daemons."""
         ports = self._offers.pop(instruction.sequence, None)
         return partial(ports.close, instruction.error) if isinstance(ports, LivePorts) else lambda: None
 
     def offer(self, sequence: int, task: OfferTask, abort: Abort) -> None:
-        """Until the tensor was taken. Raises HandleExistsError, CancelledError."""
+        """Give the tensor away; block until it was taken. Raises HandleExistsError,
+        CancelledError."""
         ports = self._offers[sequence]
         if isinstance(ports, HeliographError):
             raise ports
         ports.hand_over(0, task.command.run, task.tensor.placed, abort)
 
     def fetch(self, task: FetchTask, abort: Abort) -> None:
-        """Until the tensor is written. Raises what went wrong at the other end or on the way."""
+        """Write the tensor; block until it is written. Raises the other daemon's errors, too."""
         ports = self._exchange.open(Partition((Arrival(0, task.command.edge, task.command.source),)))
         try:
             ports.expect(task.command.run, [task.tensor.placed]).wait(0, abort)

@@ -1,11 +1,11 @@
-"""Loops while they run: a plan's outputs fed back to its inputs, step by step, on a queue's thread.
+"""Running loops: a plan's outputs are fed back to its inputs, step by step, on a queue's thread.
 
-What is carried has two places, and each step writes the one that it does not read:
+A carried value has two tensors, and each step writes the one that it does not read:
 
     step 0: given ─▸ A      step 1: A ─▸ B      step 2: B ─▸ A      ...
 
-So nothing is copied between steps, and all of it is bound before the first one. Where it is known which step
-is the last, that one writes where the client wants it; else a copy at the end may be needed.
+So no step copies, and every step is bound before the first one runs. If the number of steps is
+fixed, the last step writes the client's tensors; otherwise a copy at the end may be needed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ Outputs: TypeAlias = Sequence[Tensor | None]
 
 
 class LoopRun:
-    """One loop of a plan. `inputs` are those of the first step; `outputs`: where those that somebody wants
-    go. Takes memory for what is carried, or looked at between steps, which the plan's copy keeps or gives
-    back as it does with a run's. Raises OutOfMemoryError.
+    """One loop of a plan, given the inputs of its first step and the requested outputs.
+
+    Allocates memory for carried values and for those inspected between steps. The plan's copy keeps
+    or frees it as it does for a run. Raises OutOfMemoryError.
     """
 
     def __init__(self, loaded: LoadedPlan, task: RunTask, inputs: Inputs, outputs: Outputs) -> None:
@@ -40,9 +41,9 @@ class LoopRun:
         self._loaded, self._task, self._loop = loaded, task, task.command.loop
         self._progress = task.progress
         self._copy = loaded.copies[task.slot]
-        self._wanted = outputs
+        self._requested = outputs
         home, other = self._sides(outputs)
-        # The last step is known where nothing else can end the loop.
+        # The last step is known if no output can end the loop early.
         at_home = (self._loop.steps - 1) % 2 if self._loop.until is None else 0
         self._outputs = (other, home) if at_home else (home, other)
         again = self._near(inputs)
@@ -56,18 +57,18 @@ class LoopRun:
 
     @property
     def done(self) -> int:
-        """Steps that are done."""
+        """The number of completed steps."""
         return self._progress.done
 
     def _type(self, output: int) -> TensorType:
         return self._task.plan.outputs[output].type
 
     def _sides(self, outputs: Outputs) -> tuple[Outputs, Outputs]:
-        """Where steps write in turns; only what is carried differs."""
+        """The outputs of even and of odd steps. Only those of carried values differ."""
         loop, home = self._loop, list(outputs)
         carried = dict.fromkeys(one.output for one in loop.carries)
-        looked_at = () if loop.until is None else (loop.until,)
-        for place in (*carried, *looked_at, *loop.taps):
+        inspected = () if loop.until is None else (loop.until,)
+        for place in (*carried, *inspected, *loop.taps):
             if home[place] is None:
                 home[place] = self._copy.home_for(place, self._type(place))
         other = list(home)
@@ -76,8 +77,10 @@ class LoopRun:
         return home, other
 
     def _near(self, inputs: Inputs) -> Inputs:
-        """The inputs of all steps but the first. What lies on another device is copied once, and not in each
-        step, unless steps assign to it."""
+        """The inputs of all steps but the first.
+
+        An input on another device is copied once, and not in each step, unless steps assign to it.
+        """
         if isinstance(self._copy.plan, MultiDevicePlan) or self._loop.steps == 1:
             return inputs
         carried = {one.input for one in self._loop.carries}
@@ -91,7 +94,7 @@ class LoopRun:
         return found
 
     def _fed(self, inputs: Inputs, outputs: Outputs) -> Inputs:
-        """The inputs of a step after one that wrote these outputs."""
+        """The inputs of a step that follows one with these outputs."""
         found = list(inputs)
         for carry in self._loop.carries:
             tensor = outputs[carry.output]
@@ -100,8 +103,10 @@ class LoopRun:
         return found
 
     def run(self, observer: LoopObserver, abort: Abort, room: MemoryReclaim | None) -> None:
-        """All steps. `room`: has a step that found no memory tried once more. Raises what a step does, and
-        CancelledError after an abort; `done` is the number of that step then."""
+        """Run all steps. With `room`, a step that finds no memory is tried once more.
+
+        Raises the errors of step `done`, and CancelledError after an abort.
+        """
         observe = self._loaded.observing(observer) if self._loaded.is_observed else None
         first, *slots = (self._step(bound, abort, observe, room) for bound in (self._first, *self._bound))
         self._do(first, 0, observer, abort)
@@ -130,7 +135,7 @@ class LoopRun:
         self._progress.done += 1
 
     def _is_over(self) -> bool:
-        """Whether the last step said so."""
+        """True if the `until` output of the last step is not zero."""
         if self._loop.until is None:
             return False
         tensor = self._outputs[(self.done - 1) % 2][self._loop.until]
@@ -139,16 +144,16 @@ class LoopRun:
         return any(self._flag)
 
     def results(self) -> Outputs:
-        """Where the outputs of the last step are, which are now in the tensors that were to have them."""
+        """Return the outputs of the last step, copied to the requested tensors."""
         last = self._outputs[(self.done - 1) % 2]
         for place in (one.output for one in self._task.outputs if one.tensor or one.into):
-            wanted, found = self._wanted[place], last[place]
-            if wanted is not None and found is not None and found is not wanted:
-                access.copy(found, wanted)
+            requested, found = self._requested[place], last[place]
+            if requested is not None and found is not None and found is not requested:
+                access.copy(found, requested)
         return last
 
 
 def in_step(number: int, error: HeliographError) -> HeliographError:
-    """An error of a loop, with the step that met it."""
+    """Return an error of a loop with the number of its step."""
     message = f"in step {number} of the loop: {error.message}"
     return type(error)(message, advice=error.advice, origin=error.origin)

@@ -1,9 +1,9 @@
-"""How each task is done on a device: code that runs inside a queue's work.
+"""Performs tasks on devices, inside a queue's work.
 
-Every function takes a task whose tensors are allocated and healthy, and returns the completion of
-a success. Whatever goes wrong is raised; `typed` makes a HeliographError of it.
+Every method receives a task whose tensors are allocated and healthy, and returns the completion of
+a success. Failures are raised; the caller passes them to `typed` for a HeliographError.
 
-Device threads, or the thread that brought a short run.
+Device threads, or the thread that submitted a short run.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from heliograph_backends.contract import Abort, Buffer, Tensor, access, host_bytes
 from heliograph_proto.commands import Completion
-from heliograph_proto.errors import (
-    CancelledError,
-    HeliographError,
-)
+from heliograph_proto.errors import CancelledError, HeliographError
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.loaded_plan import LoadedPlan, PlanCopy
-from heliograph_server.plans.multi_device import Observe
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import HandleStorage, TensorHandle
 from heliograph_server.resources.memories import find_buffer_type, zeroed
@@ -67,17 +64,17 @@ class SharedPlaces(Protocol):
     """The memory that the session shares with its client."""
 
     def shared_part(self, place: SharedPlace) -> memoryview:
-        """Bytes of it, in place. Raises UnknownHandleError once the session is over."""
+        """Return bytes of it, in place. Raises UnknownHandleError once the session has ended."""
 
     def leave_place(self, sequence: int) -> None:
-        """The command's work does not use its place any more, so the command may be broken off."""
+        """Release the command's place, so that the command may be interrupted."""
 
     def take_place(self, sequence: int) -> bool:
-        """The command's work is about to use its place; whether it still may."""
+        """Claim the command's place. False if it may no longer be used."""
 
 
 class Operations:
-    """Does the tasks of one session."""
+    """Performs the tasks of one session."""
 
     def __init__(
         self,
@@ -95,17 +92,17 @@ class Operations:
         self._room = services.room
         self._holding = services.holding
         self._staging = staging
-        #: Bytes of uploads by transfer.
+        #: Bytes of uploads, by transfer.
         self._uploads = uploads
-        #: Takes the staged bytes of a read, by sequence number.
+        #: Receives the staged bytes of a read, by sequence number.
         self._reads = reads
         self._places = places
-        #: Of this session's writes and reads.
+        #: Counts this session's writes and reads.
         self.traffic = TrafficCounter()
-        #: Who is told of the observed nodes of a run, by sequence number.
+        #: Returns the observer of a run, by sequence number.
         self._observer = observer
         self._handoff = handoff
-        #: Is told how far runs are.
+        #: Records the times of runs.
         self._book = book
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
@@ -129,31 +126,30 @@ class Operations:
         return self._tasks[type(task)](sequence, task, abort)
 
     def _allocate(self, sequence: int, task: AllocateTask, abort: Abort) -> Completion:
-        # What lies in the client's own memory is no device's.
+        # Storages in the client's own memory take nothing of a device.
         with self._charged([one for one in task.storages if one.memory is None]):
             self._room.for_work(lambda: self._make_storages(task))
         return Completion(sequence)
 
     @contextmanager
     def _charged(self, storages: Sequence[HandleStorage]) -> Iterator[None]:
-        """Counts what storages take of their devices, before it is taken; if it is not, no more. Raises
-        OutOfMemoryError."""
+        """Charge storages to the tenant, and undo it for those that are not allocated.
+
+        Raises OutOfMemoryError.
+        """
         new = [one for one in storages if not one.is_charged]
-        size_bytes = sum(one.size_bytes for one in new)
-        if size_bytes:
+        if size_bytes := sum([one.size_bytes for one in new]):
             self._holding.take(QuotaKind.MEMORY, size_bytes)
         for storage in new:
             storage.is_charged = True
         try:
             yield
         except BaseException:
-            self._uncharge([one for one in new if one.buffer is None])
+            for storage in new:
+                if storage.buffer is None:
+                    storage.is_charged = False
+                    self._holding.give(QuotaKind.MEMORY, storage.size_bytes)
             raise
-
-    def _uncharge(self, storages: Sequence[HandleStorage]) -> None:
-        for storage in storages:
-            storage.is_charged = False
-            self._holding.give(QuotaKind.MEMORY, storage.size_bytes)
 
     def _make_storages(self, task: AllocateTask) -> None:
         made: list[Buffer] = []
@@ -274,15 +270,18 @@ class Operations:
         if task.command.loop is not None:
             return self._loop(sequence, task, abort)
         loaded: LoadedPlan = task.plan.plan
-        copy = loaded.copies[task.slot]
+        copy, observe = loaded.copies[task.slot], loaded.observing(self._observer(sequence))
+        # A run that assigned variables, or sent values to others, cannot be repeated.
+        once = task.plan.assigned or observe is not None or task.command.exchange_run
         begun = time.perf_counter()
         try:
-            inputs = self._room.for_work(lambda: self._inputs(copy, task))
-            outputs = self._made_outputs(copy, task)
+            inputs = self._room.for_work(partial(self._inputs, copy, task))
+            outputs = self._outputs(copy, task)
+            compute = partial(copy.compute, inputs, outputs, abort, observe, task.command.exchange_run)
             self._book.had_inputs(sequence)
             started = time.perf_counter()
             try:
-                self._compute(copy, task, inputs, outputs, abort, loaded.observing(self._observer(sequence)))
+                compute() if once else self._room.for_work(compute)
             except HeliographError as error:
                 raise loaded.explain(error) from None
             self._write_outputs(copy, task, outputs)
@@ -300,12 +299,12 @@ class Operations:
         copy, observer = loaded.copies[task.slot], self._observer(sequence)
         assert isinstance(observer, LoopObserver)
         try:
-            inputs = self._room.for_work(lambda: self._inputs(copy, task))
-            outputs = self._made_outputs(copy, task)
+            inputs = self._room.for_work(partial(self._inputs, copy, task))
+            outputs = self._outputs(copy, task)
             looping = self._room.for_work(lambda: LoopRun(loaded, task, inputs, outputs))
             self._book.had_inputs(sequence)
             started = time.perf_counter()
-            # What assigned half of its variables, or told of half of its nodes, is not done again.
+            # A step that assigned variables, or sent values of nodes, cannot be repeated.
             again = not task.plan.assigned and not loaded.is_observed
             try:
                 looping.run(observer, abort, self._room if again else None)
@@ -324,28 +323,12 @@ class Operations:
             copy.trim()
         return Completion(sequence, outputs=fetched, device_us=device_us, steps=looping.done)
 
-    def _compute(
-        self,
-        copy: PlanCopy,
-        task: RunTask,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor | None],
-        abort: Abort,
-        observe: Observe | None,
-    ) -> None:
-        def compute() -> None:
-            copy.compute(inputs, outputs, abort, observe, task.command.exchange_run)
-
-        # What assigned half of its variables, or told others of half of its nodes, is not done again.
-        once = task.plan.assigned or observe is not None or task.command.exchange_run
-        compute() if once else self._room.for_work(compute)
-
     def _write_outputs(self, copy: PlanCopy, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
-        """Copies outputs to existing tensors that the device could not write in place."""
-        for wanted in task.outputs:
-            source = outputs[wanted.output]
-            if wanted.into is not None and source is not None and not copy.writes(wanted.into.placed):
-                access.copy(source, wanted.into.placed)
+        """Copy outputs to existing tensors that the device could not write in place."""
+        for one in task.outputs:
+            source = outputs[one.output]
+            if one.into is not None and source is not None and not copy.writes(one.into.placed):
+                access.copy(source, one.into.placed)
 
     def _inputs(self, copy: PlanCopy, task: RunTask) -> list[Tensor]:
         return [
@@ -355,35 +338,39 @@ class Operations:
             for place, given in enumerate(task.inputs)
         ]
 
-    def _made_outputs(self, copy: PlanCopy, task: RunTask) -> Sequence[Tensor | None]:
-        made = [one.tensor.storage for one in task.outputs if one.tensor is not None]
-        if not made:
-            return self._room.for_work(lambda: self._outputs(copy, task))
-        with self._charged([one for one in made if one is not None]):
-            return self._room.for_work(lambda: self._outputs(copy, task))
-
     def _outputs(self, copy: PlanCopy, task: RunTask) -> Sequence[Tensor | None]:
+        """The tensor of each output of the plan; None for those that were not requested."""
+        make = partial(self._make_outputs, copy, task)
+        created = []
+        for one in task.outputs:
+            if one.tensor is not None and one.tensor.storage is not None:
+                created.append(one.tensor.storage)
+        if not created:
+            return self._room.for_work(make)
+        with self._charged(created):
+            return self._room.for_work(make)
+
+    def _make_outputs(self, copy: PlanCopy, task: RunTask) -> Sequence[Tensor | None]:
         outputs: list[Tensor | None] = [None] * len(task.plan.outputs)
-        for wanted in task.outputs:
-            type = task.plan.outputs[wanted.output].type
-            if wanted.tensor is not None:
-                storage = wanted.tensor.storage
+        for one in task.outputs:
+            if one.tensor is not None:
+                storage = one.tensor.storage
                 assert storage is not None
                 if storage.buffer is not None:
-                    # A first try found room for it, and none for another.
+                    # An earlier try found memory for this output, but not for another.
                     storage.buffer.free()
                 storage.buffer = copy.device.buffer_type.allocate(storage.size_bytes)
-                init_tensor(wanted.tensor)
-                outputs[wanted.output] = wanted.tensor.placed
-            elif wanted.into is not None and copy.writes(wanted.into.placed):
-                outputs[wanted.output] = wanted.into.placed
-            elif wanted.fetch or wanted.into is not None:
-                outputs[wanted.output] = copy.output_for(wanted.output, type)
+                init_tensor(one.tensor)
+                outputs[one.output] = one.tensor.placed
+            elif one.into is not None and copy.writes(one.into.placed):
+                outputs[one.output] = one.into.placed
+            elif one.fetch or one.into is not None:
+                outputs[one.output] = copy.output_for(one.output, task.plan.outputs[one.output].type)
         return outputs
 
 
 def init_tensor(tensor: TensorHandle) -> None:
-    """Tells the device of a tensor in memory that was made."""
+    """Initialize a tensor in allocated memory."""
     placed = tensor.placed
     placed.buffer.init_tensor(placed)
     tensor.is_placed = True
@@ -395,12 +382,12 @@ def _fetched(tensor: Tensor | None) -> bytearray:
 
 
 def _is_quick(task: WriteTask | ReadTask) -> bool:
-    """Whether its bytes move by a copy in this host's memory; a device or another daemon may take long."""
+    """True if the bytes move by a copy in this host's memory, not to a device or another daemon."""
     return task.tensor.placed.buffer.buffer_type.is_host
 
 
 def private_copy(data: memoryview) -> memoryview:
-    """Bytes that nobody else can change. Other threads run meanwhile."""
+    """Return a copy of bytes that no other process can change. Other threads run meanwhile."""
     made = np.empty(data.nbytes, np.uint8)
     np.copyto(made, np.asarray(data))
     return host_bytes(made)

@@ -1,4 +1,4 @@
-"""How a session gives back to its devices what its handles stood for. Any thread, under its lock."""
+"""The release of a session's objects on its devices. Any thread, under the session's lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from heliograph_server.session.protocol.instructions import (
 
 
 class Releases:
-    """Carries out the instructions that release. `by_instruction`: how each of them is."""
+    """Carries out the release instructions. `by_instruction` maps each to its method."""
 
     def __init__(self, plans: KnownPlans, holding: Holding) -> None:
         self._plans = plans

@@ -1,15 +1,15 @@
-"""When the runs of one session were where: what its host's observers are told once they have ended.
+"""The times of one session's runs, for the run observers of its host.
 
-Without observers nothing is kept, and asking costs a look at an empty dictionary.
+Without observers nothing is kept, and each method costs a look-up in an empty dictionary.
 
-Any thread; each method says whether under the session's lock.
+Any thread; `RunBook` says which methods need the session's lock.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -26,76 +26,80 @@ from heliograph_server.resources.principals import ANYBODY, Principal
 
 @dataclass(frozen=True, slots=True)
 class SplitRecord:
-    """One split of a run over several devices or hosts. Times as a RunRecord has them."""
+    """One split of a run over several devices or hosts. Times are as in a RunRecord."""
 
     device: str
-    #: When it began to wait for what it reads, had that, and had computed.
+    #: The times when it began to wait for its inputs, had them, and had computed.
     began: float
     computing: float
     ended: float
 
 
 class RunRecord(NamedTuple):
-    """One run of a plan. Times are `time.monotonic()`'s, in seconds, each at least the one before. A tuple,
-    since one is made for each run, and a frozen dataclass takes several times as long to make."""
+    """One run of a plan. Times are in seconds, by `time.monotonic()`, in ascending order.
+
+    A tuple, since one is created for each run, and a frozen dataclass takes several times as long.
+    """
 
     session: int
     sequence: int
     #: The devices of its plan, by name.
     devices: tuple[str, ...]
-    #: When its command came, when its turn had come, when its inputs were there, when the devices had
-    #: computed, and when its outputs were where they go.
+    #: The times when its command was received, its turn came, its inputs were there, the devices
+    #: had computed, and its outputs were written.
     came: float
     began: float
     had_inputs: float
     computed: float
     ended: float
     principal: Principal = ANYBODY
-    #: What its command and its completion carried.
+    #: Bytes carried by its command and by its completion.
     received_bytes: int = 0
     sent_bytes: int = 0
-    #: As W3C's traceparent has it; "": nobody asked that it be traced.
+    #: A W3C traceparent; "": it is not traced.
     trace_parent: str = ""
-    #: Why it failed.
+    #: The error with which it failed.
     error: HeliographError | None = None
-    #: Of a partition: which run of the whole it is; 0: of none.
+    #: For a partition, the number of the run of the whole graph; otherwise 0.
     exchange_run: int = 0
-    #: Of a run that is traced, where this host ran several splits or some for others.
+    #: For a traced run, its splits on this host, if it has several or is a partition.
     splits: tuple[SplitRecord, ...] = ()
 
 
 class RunObserver(Protocol):
-    """Told of every run, from the thread that ended it: to be quick, and to raise nothing."""
+    """Receives every run, on the thread that ended it. It must be quick and must not raise."""
 
     def run_ended(self, run: RunRecord) -> None: ...
 
 
 class Tracing(Protocol):
-    """Makes spans of what a host does."""
+    """Creates the spans of a host."""
 
     @property
     def life(self) -> bytes:
-        """Of the host, so that no two runs anywhere have the same span."""
+        """The host's incarnation, which makes the spans of its runs unique."""
 
     def call(self, name: str, trace_parent: str, session: int) -> AbstractContextManager[str]:
-        """The span of a call, while it is answered, of a caller with this traceparent; gives its own. Where
-        that is "", there is no span, and nothing is given."""
+        """A span while a call is answered. Yields its traceparent.
+
+        `trace_parent` is the caller's. If that is "", there is no span, and "" is yielded.
+        """
 
 
 def span_of_run(life: bytes, session: int, sequence: int) -> str:
-    """16 hexadecimal digits, the same each time, not all of them 0."""
+    """Return the span id of a run: 16 hexadecimal digits, always the same, not all of them 0."""
     found = blake2b(b"%d.%d" % (session, sequence), digest_size=8, key=life)
     return found.hexdigest() if any(found.digest()) else "1" * 16
 
 
 logger = logging.getLogger(__name__)
 
-#: What is shorter between two splits is no waiting for another host.
+#: A shorter gap between two splits is not counted as waiting for another host.
 LEAST_WAIT_SECONDS = 10e-6
 
 
 class RunTimes:
-    """One run that has not ended. Times as a RunRecord has them; 0: not yet."""
+    """One run that has not ended. Times are as in a RunRecord; 0: not yet."""
 
     __slots__ = (
         "began",
@@ -119,8 +123,11 @@ class RunTimes:
 
 
 class RunBook:
-    """Of one session. `came`, `ended`, `did` and `take` are called under its lock, the others from the thread
-    that does the run."""
+    """The runs of one session.
+
+    `came`, `ended`, `did` and `take` are called under the session's lock, the other methods from
+    the thread that performs the run.
+    """
 
     def __init__(
         self,
@@ -129,69 +136,67 @@ class RunBook:
         observers: Sequence[RunObserver],
         tracing: Tracing | None = None,
     ) -> None:
-        """`observers` may change later, but for runs that are under way then. `tracing`: what makes spans of
-        them."""
+        """`observers` may change later; the change does not affect runs already under way."""
         self._session, self._principal, self._observers = session, principal, observers
         self._tracing = tracing
-        self._under_way: dict[int, RunTimes] = {}
+        #: The recorded runs that have not ended, by sequence number. Never replaced.
+        self.under_way: dict[int, RunTimes] = {}
         self._records: list[RunRecord] = []
 
     def __repr__(self) -> str:
-        return f"<RunBook of session {self._session}: {len(self._under_way)} under way>"
+        return f"<RunBook of session {self._session}: {len(self.under_way)} under way>"
 
     @property
     def is_kept(self) -> bool:
-        """Whether somebody wants to know."""
+        """True if there are observers."""
         return bool(self._observers)
 
     @property
-    def under_way(self) -> Container[int]:
-        """The runs whose ends are to be told, by sequence number; always the same object."""
-        return self._under_way
-
-    @property
     def counts(self) -> tuple[int, int]:
-        """How many runs wait for their turn, and how many have had it and not ended. From any thread."""
-        found = list(self._under_way.values())
+        """The number of runs that wait for their turn, and of those that had it and have not ended.
+
+        From any thread.
+        """
+        found = list(self.under_way.values())
         waiting = sum(1 for one in found if not one.began)
         return waiting, len(found) - waiting
 
     def came(self, sequence: int, run: RunCommand) -> None:
-        """A run's command is here."""
+        """Record that a run's command was received."""
         if self._observers:
             carried = sum(len_bytes(one.data) for one in run.inputs if one.data is not None)
-            self._under_way[sequence] = RunTimes(time.monotonic(), carried, run)
+            self.under_way[sequence] = RunTimes(time.monotonic(), carried, run)
 
     def began(self, sequence: int, devices: Sequence[str]) -> None:
-        """Its turn has come; on these devices."""
-        if (times := self._under_way.get(sequence)) is not None:
+        """Record that its turn came, on these devices."""
+        if (times := self.under_way.get(sequence)) is not None:
             times.began, times.devices = time.monotonic(), tuple(devices)
 
     def had_inputs(self, sequence: int) -> None:
-        """Its inputs and its outputs' memory are there."""
-        if (times := self._under_way.get(sequence)) is not None:
+        """Record that its inputs are there, and memory for its outputs."""
+        if (times := self.under_way.get(sequence)) is not None:
             times.had_inputs = time.monotonic()
 
     def computed(self, sequence: int, plan: Plan | None = None) -> None:
-        """Devices have done what there was to do; by this plan, which may tell of its splits."""
-        if (times := self._under_way.get(sequence)) is not None:
+        """Record that the devices have computed. `plan` may have the times of its splits."""
+        if (times := self.under_way.get(sequence)) is not None:
             times.computed = time.monotonic()
             if times.trace_parent and isinstance(plan, MultiDevicePlan):
                 times.splits = _splits_of(plan, times)
 
     def trace_of(self, sequence: int) -> str:
-        """The traceparent of a run that has not ended, or ""."""
-        times = self._under_way.get(sequence)
+        """Return the traceparent of a run that has not ended, or ""."""
+        times = self.under_way.get(sequence)
         return "" if times is None else times.trace_parent
 
     def gave(self, sequence: int, outputs: Iterable[tuple[int, Bytes]]) -> None:
-        """Its completion carries these."""
-        if (times := self._under_way.get(sequence)) is not None:
+        """Record the outputs that its completion carries."""
+        if (times := self.under_way.get(sequence)) is not None:
             times.sent_bytes += sum(len_bytes(data) for _, data in outputs)
 
     def ended(self, sequence: int, error: HeliographError | None) -> None:
-        """Its client is told. What it never came to has the time of its end, and so has what it failed in."""
-        times, end = self._under_way.pop(sequence), time.monotonic()
+        """Record the end of a run. Phases that it did not finish have the time of its end."""
+        times, end = self.under_way.pop(sequence), time.monotonic()
         began = times.began or end
         inputs = times.had_inputs or end
         self._records.append(
@@ -223,7 +228,7 @@ class RunBook:
         trace_parent: str = "",
         error: HeliographError | None = None,
     ) -> None:
-        """A run was done where its command came: all of it is computing. `carried`: bytes in and out."""
+        """Record a run performed at once, as computing alone. `carried`: bytes in and out."""
         end, (received, sent) = time.monotonic(), carried
         self._records.append(
             RunRecord(
@@ -244,20 +249,22 @@ class RunBook:
         )
 
     def below(self, trace_parent: str, sequence: int) -> str:
-        """The traceparent of what a run asks of other daemons. Where nobody makes spans here, it is the run's
-        own, so that there is no gap."""
+        """Return the traceparent of a run's calls to other daemons.
+
+        Without tracing here it is the run's own, so that the trace has no gap.
+        """
         if self._tracing is None:
             return trace_parent
         return below(trace_parent, span_of_run(self._tracing.life, self._session, sequence))
 
     def take(self) -> Callable[[], None] | None:
-        """What tells of those that have ended since, to be called without the lock; None: there are none."""
+        """Return a call, to make without the lock, that reports ended runs; None without any."""
         if not self._records:
             return None
         records, self._records = self._records, []
-        return lambda: self._tell(records)
+        return lambda: self._report(records)
 
-    def _tell(self, records: Sequence[RunRecord]) -> None:
+    def _report(self, records: Sequence[RunRecord]) -> None:
         for observer in tuple(self._observers):
             for record in records:
                 try:
@@ -267,8 +274,10 @@ class RunBook:
 
 
 def _splits_of(plan: MultiDevicePlan, times: RunTimes) -> tuple[SplitRecord, ...]:
-    """The splits of the run that ended last, in the order in which they began. As long as a device of a
-    partition has nothing to do, the next split of it waits."""
+    """The splits of the run that ended last, in the order in which they began.
+
+    While a device of a partition is idle, its next split waits.
+    """
     found: list[SplitRecord] = []
     free: dict[str, float] = {}
     for device, (began_us, waited_us, computed_us) in sorted(plan.split_times, key=lambda one: one[1][0]):

@@ -1,4 +1,4 @@
-"""A session, as the services and the in-process mode know it. Any thread may call it."""
+"""The session of one client, as services and the in-process mode use it. Any thread may call it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from heliograph_server.weights.uploads import IncomingUpload
 
 logger = logging.getLogger(__name__)
 
-#: How long closing waits for work that was asked to end.
+#: The time for which closing waits for aborted work to end.
 CLOSE_SECONDS = 30.0
 
 
@@ -66,29 +66,29 @@ CLOSE_SECONDS = 30.0
 class FileOfMemory:
     """Memory that a client of this host may map."""
 
-    #: The receiver closes it.
+    #: Closed by the receiver.
     descriptor: int
     size_bytes: int
-    #: Where a tensor begins in it.
+    #: The offset of a tensor in it.
     offset_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SessionIdentity:
-    """Whose session it is."""
+    """The owner of a session."""
 
-    #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
+    #: Numbers the sessions of the host, for logs. Clients name a session by a secret instead.
     number: int
     client: str
     principal: Principal
-    #: Whether its client is told of devices that come and go.
+    #: True if its client receives device changes.
     watches: bool = False
 
 
 class Session:
-    """One client's handles and work. Thread-safe. Made by `Host.open_session`.
+    """One client's handles and work. Thread-safe. Created by `Host.open_session`.
 
-    A facade: the core and its work are in the executor, compiling in the compiler, weights in the contents.
+    A facade of the executor, which has the core and its work, the compiler and the weights.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Session:
         tracing: Tracing | None = None,
     ) -> None:
         self.number = identity.number
-        self.client = identity.client or "somebody"
+        self.client = identity.client or "an unnamed client"
         self.principal = identity.principal
         self.limits = services.limits
-        #: When it was opened, by `time.monotonic()`.
+        #: The time at which it was opened, by `time.monotonic()`.
         self.opened = time.monotonic()
-        #: Whose lines of the log are its own.
+        #: The owner of its lines in the log.
         self.log_owner = LogOwner()
         self.log_fields = session_fields(self.log_owner, self.number, self.principal.tenant)
         self._watches = identity.watches
@@ -118,17 +118,18 @@ class Session:
         self._core, self._lock = self._executor.core, self._executor.lock
         self._core.may_exchange(self.may_exchange)
         self._compiler = Compiler(self._core.plans, self._lock, services, self._executor.plans)
-        #: Graphs that wait to be compiled. One message may always wait, however low the limit.
+        #: Bytes of graphs that wait to be compiled. One message may always wait, even above the
+        #: limit.
         self.requests = Staging(max(self.limits.in_flight_bytes, self.limits.message_bytes), "graphs")
         #: Contents on their way to devices of other daemons.
         self._direct = DirectContents(self._contents, services.room, services.deadlines)
-        #: With what those of contents count as on their way.
+        #: Open uploads, and for those of contents the charge for their bytes.
         self._open_uploads: dict[IncomingUpload, Charge | None] = {}
-        #: What else is to end with the session, by whom it is of.
+        #: Callbacks for the end of the session, by their owner.
         self.when_closing: dict[object, Callable[[HeliographError], None]] = {}
         self._closing = False
         self._released = threading.Event()
-        # The command stream goes straight to the executor: a call in between would cost every small run.
+        # Methods of the executor as they are, since each wrapper would cost every small run a call.
         self.attach = self._executor.attach
         self.submit = self._executor.submit
         self.answer = self._executor.answer
@@ -147,22 +148,22 @@ class Session:
     def refuse(
         self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0
     ) -> None:
-        """A command that could not be read fails with this error; so does what it was to make."""
+        """Fail a command that could not be decoded, and poison the handles it would create."""
         self._executor.event(partial(self._core.refuse, sequence, error, tensors, buffer))
 
     def end_of_commands(self) -> None:
-        """The client will send no more: runs that would wait for a command go on."""
+        """Record the end of the command stream. Runs that wait for a command proceed."""
         self._executor.event(self._core.taps.end_of_commands)
 
     # Devices
 
     @property
     def devices(self) -> Sequence[Device]:
-        """Those that are there."""
+        """The present devices."""
         return self._devices.present()
 
-    def change_devices(self, change: MembershipChange, told: DeviceChange) -> None:
-        """Devices came, or are gone; `told` is what the client is told, if it wants to know."""
+    def change_devices(self, change: MembershipChange, message: DeviceChange) -> None:
+        """Add and remove devices. `message` is sent to the client if it watches devices."""
         if not self._devices.change(change):
             return
         with self._lock:
@@ -170,7 +171,7 @@ class Session:
                 return
             self._core.add_devices(device.name for device in change.appeared)
             if self._watches:
-                self._executor.tell_devices(told)
+                self._executor.tell_devices(message)
         if change.lost:
             self._executor.plans.forget_lost()
         self._executor.deliver()
@@ -178,9 +179,9 @@ class Session:
     # Plans and contents
 
     def compile(self, request: CompileRequest) -> PlanInfo:
-        """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
+        """Compile an unchecked graph. Blocks. Raises the errors of PlanService.Compile."""
         if request.options.partition is not None and not self.may_exchange:
-            raise no_exchange("run a part of a graph whose values other daemons give")
+            raise no_exchange("run a partition of a graph, whose edges other daemons feed")
         began = time.monotonic()
         try:
             info = self._compiler.compile(request)
@@ -188,16 +189,16 @@ class Session:
             logger.info("%s: plan %d compiled in %.3f s", self, request.plan, took, extra=self.log_fields)
             return info
         finally:
-            # An update may have let go of the plan before.
+            # An update may have released the previous plan.
             self._executor.event(lambda: None)
 
     def estimate(self, request: EstimateRequest) -> PlanEstimate:
-        """What compiling would take of devices' memory. Raises what Estimate is refused with."""
+        """Estimate the device memory of a plan. Raises the errors of PlanService.Estimate."""
         self._check_open()
         return self._compiler.estimator.estimate(request)
 
     def explain(self, plan: int) -> PlanReport:
-        """Where the nodes of a plan run and why. Raises UnknownHandleError."""
+        """Report where the nodes of a plan run, and why. Raises UnknownHandleError."""
         with self._lock:
             self._check_open()
             found = self._core.handles.get(plan, PlanHandle)
@@ -206,21 +207,25 @@ class Session:
         return loaded.report()
 
     def reserve(self, request: ReserveRequest) -> dict[str, int]:
-        """Takes memory for plans that are compiled later; bytes by device. Raises what Reserve is refused
-        with. A Free of its handle gives it back."""
+        """Allocate memory for plans that are compiled later, and return its bytes by device.
+
+        A Free of the handle releases it. Raises the errors of PlanService.Reserve.
+        """
         return self._compiler.estimator.reserve(request)
 
     def discard_plan(self, handle: int) -> None:
-        """Undoes a compile whose client left before it learned of it."""
+        """Undo a compile whose client left before it received the handle."""
         self._executor.event(partial(self._core.plans.discard, handle, PlanHandle))
 
     def discard_reservation(self, handle: int) -> None:
-        """Undoes a `reserve` whose client left before it learned of it."""
+        """Undo a `reserve` whose client left before it received the handle."""
         self._executor.event(partial(self._core.plans.discard, handle, ReservationHandle))
 
     def place_contents(self, request: CompileRequest, missing: Collection[bytes]) -> tuple[ContentOffer, ...]:
-        """Where missing contents of a graph will lie, as far as others than this server take them; blocks.
-        Raises what PlaceContents is refused with."""
+        """Return the other daemons to which missing contents of a graph are to be uploaded.
+
+        Blocks. Raises the errors of PlanService.PlaceContents.
+        """
 
         def place(homes: Homes) -> tuple[ContentOffer, ...]:
             self._contents.expect({digest: memory for digest, (memory, _) in homes.items()})
@@ -232,41 +237,45 @@ class Session:
             self._executor.event(lambda: None)
 
     def when_here(self, digests: Collection[bytes]) -> Future[None]:
-        """Done when contents that the client brought to other daemons are known here, or soon after."""
+        """Return a future that is done once contents uploaded to other daemons are known here.
+
+        After a short time it is done in any case.
+        """
         return self._direct.when_here(digests)
 
     def is_relayed(self, digest: bytes) -> bool:
-        """Whether an upload of this content is passed on to another daemon."""
+        """True if an upload of this content is passed on to another daemon."""
         return self._direct.is_coming(digest)
 
     def missing_contents(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Which of the contents the session must be sent."""
+        """Return the contents that the client must upload."""
         self._check_open()
         return self._contents.missing(tuple(digests))
 
     def received_contents(self, digests: Sequence[bytes]) -> tuple[int, ...]:
-        """How many bytes are here of contents that are missing: where their uploads may go on."""
+        """Return the bytes received of missing contents, from which their uploads may resume."""
         found = self._contents.received(tuple(digests))
         return tuple(self._direct.received(one) or here for one, here in zip(digests, found, strict=True))
 
     def models(self) -> tuple[str, ...]:
-        """The files of tensors that the operator allows."""
+        """Return the tensor files that the operator allows."""
         self._check_open()
         return self._contents.models()
 
     def describe_model(self, name: str) -> ModelInfo:
-        """The tensors of one; blocks. Raises InvalidArgumentError, InvalidModelError."""
+        """Describe the tensors of a file. Blocks. Raises InvalidArgumentError,
+        InvalidModelError."""
         self._check_open()
         return self._contents.describe_model(name)
 
     # Bulk
 
     def begin_upload(self, target: int | bytes, size_bytes: int, offset_bytes: int = 0) -> IncomingUpload:
-        """Bytes for a transfer (a number) or of a content (its digest); a content's from this byte on.
+        """Begin an upload for a transfer (a number), or of a content (a digest).
 
-        Raises LimitExceededError or OutOfMemoryError before any memory is taken, ProtocolError,
-        ContentMismatchError when what came before the offset is not here, or the error of the command
-        that was to use them.
+        Raises LimitExceededError or OutOfMemoryError before memory is allocated, ProtocolError,
+        ContentMismatchError if the bytes before the offset are not here, or the error of the
+        command that uses the transfer.
         """
         self._check_open()
         upload: IncomingUpload
@@ -296,46 +305,38 @@ class Session:
 
     def _begin_transfer(self, transfer: int, size_bytes: int) -> IncomingUpload:
         broke = partial(self._upload_broke, transfer)
-        arrived = partial(self._upload_arrived, transfer)
+        arrived = partial(self._executor.event, partial(self._core.upload_arrived, transfer))
+        started = partial(self._core.upload_started, transfer, size_bytes)
         try:
             incoming = StagedUpload(size_bytes, self._executor.staging)
         except HeliographError as error:
             # The command that waits for it fails as well.
-            self._executor.event(partial(self._core.upload_started, transfer, size_bytes))
+            self._executor.event(started)
             broke(error)
             raise
         upload = TransferUpload(incoming, arrived, broke, self._forget_upload)
+        uploads = self._executor.uploads
         try:
             with self._lock:
-                self._start_transfer(transfer, incoming)
-        except BaseException:
-            incoming.close(None)
-            raise
+                # Registered first: the command that waits for it may take its bytes at once.
+                is_new = uploads.setdefault(transfer, incoming) is incoming
+                try:
+                    self._executor.decide(started)
+                except BaseException:
+                    if is_new:
+                        uploads.pop(transfer, None)
+                    incoming.close(None)
+                    raise
         finally:
             self._executor.deliver()
         return upload
-
-    def _start_transfer(self, transfer: int, incoming: StagedUpload) -> None:
-        """The command that waits for it may take its bytes from within this call."""
-        is_new = transfer not in self._executor.uploads
-        if is_new:
-            self._executor.uploads[transfer] = incoming
-        try:
-            self._executor.decide(partial(self._core.upload_started, transfer, incoming.size_bytes))
-        except BaseException:
-            if is_new:
-                self._executor.uploads.pop(transfer, None)
-            raise
-
-    def _upload_arrived(self, transfer: int) -> None:
-        self._executor.event(partial(self._core.upload_arrived, transfer))
 
     def _upload_broke(self, transfer: int, error: HeliographError) -> None:
         self._executor.event(partial(self._core.upload_broke, transfer, error))
 
     @property
     def traffic(self) -> Traffic:
-        """What was carried so far by writes and reads of tensors, and how often it was copied here."""
+        """The bytes carried by writes and reads of tensors, and the copies made of them here."""
         return self._executor.traffic.now
 
     def _forget_upload(self, upload: IncomingUpload) -> None:
@@ -349,20 +350,20 @@ class Session:
             self._executor.traffic.content(size_bytes, is_relayed=upload.is_relayed)
 
     def open_download(self, transfer: int) -> OutgoingDownload:
-        """The bytes of a transfer, once they are read; the caller closes it. Raises ProtocolError."""
+        """Open the download of a transfer, which the caller closes. Raises ProtocolError."""
         self._check_open()
         return self._executor.downloads.open(transfer)
 
     def hold_bytes(self, handle: int, size_bytes: int) -> tuple[Tensor, Callable[[], None]]:
-        """A tensor of so many u8 that somebody else is to fill, and what lets it go. Until then it stays
-        where it is, and no command writes it.
+        """Hold a u8 tensor, so that its memory can be filled. Return it and its release.
 
-        Raises UnknownHandleError, InvalidArgumentError, or the error of what was to make it.
+        Until it is released it is not freed, and no command writes it. Raises UnknownHandleError,
+        InvalidArgumentError, or the error of the command that creates it.
         """
-        wanted = {0: (handle, tensor_type("u8", (size_bytes,)))}
+        leaves = {0: (handle, tensor_type("u8", (size_bytes,)))}
         with self._lock:
             self._check_open()
-            bound = self._core.plans.bind_leaves(wanted, {0})
+            bound = self._core.plans.bind_leaves(leaves, {0})
             storage = bound.tensors[0].storage
             if storage is None or storage.buffer is None:
                 self._core.plans.release_leaves(bound)
@@ -373,16 +374,20 @@ class Session:
     # Shared memory
 
     def share_memory(self) -> FileOfMemory:
-        """The memory by which commands may carry bytes, made the first time. Raises UnsupportedError,
-        OutOfMemoryError, LimitExceededError."""
+        """Return the memory shared with the client, created at the first call.
+
+        Raises UnsupportedError, OutOfMemoryError, LimitExceededError.
+        """
         with self._lock:
             self._check_open()
             shared = self._executor.share_memory()
             return FileOfMemory(shared.descriptor(), shared.size_bytes)
 
     def shared_bytes(self, offset_bytes: int, size_bytes: int) -> memoryview:
-        """A copy of bytes of the session's memory, which its client can no longer change. Raises
-        InvalidArgumentError, LimitExceededError, OutOfRangeError."""
+        """Return a copy of bytes in shared memory, which the client can no longer change.
+
+        Raises InvalidArgumentError, LimitExceededError, OutOfRangeError.
+        """
         with self._lock:
             self._check_open()
             place = self._core.shared_place(offset_bytes, size_bytes)
@@ -390,8 +395,10 @@ class Session:
         return private_copy(view)
 
     def share_tensor(self, handle: int) -> FileOfMemory:
-        """The memory in which a tensor lies. Raises UnknownHandleError, UnsupportedError, or the error of
-        the command that was to make it."""
+        """Return the memory of a tensor.
+
+        Raises UnknownHandleError, UnsupportedError, or the error of the command that creates it.
+        """
         with self._lock:
             self._check_open()
             tensor = self._core.handles.get(handle, TensorHandle)
@@ -403,9 +410,10 @@ class Session:
             descriptor = placed.buffer.descriptor()
             return FileOfMemory(descriptor, placed.buffer.size_bytes, placed.offset_bytes)
 
-    # What can be seen of it
+    # State
 
     def statistics(self) -> SessionStatistics:
+        """Return the objects that the session holds now."""
         with self._lock:
             count = self._core.handles.count
             return SessionStatistics(
@@ -427,16 +435,17 @@ class Session:
 
     @property
     def may_exchange(self) -> bool:
-        """Whether it may name other daemons, with which this one then exchanges values."""
+        """True if the session may name other daemons, for an exchange of values with this one."""
         return self.principal.may(Right.POOL)
 
     @property
     def is_attached(self) -> bool:
+        """True if its command stream has begun."""
         return self._executor.is_attached
 
     @property
     def counts(self) -> SessionCounts:
-        """What it has done so far, from any thread; only grows, but for its runs."""
+        """Its counters, which only grow, except those of current runs."""
         waiting, running = self._book.counts
         return SessionCounts(
             self._executor.traffic.now,
@@ -448,18 +457,18 @@ class Session:
 
     @property
     def commands(self) -> int:
-        """How many came so far."""
+        """The number of commands received so far."""
         return self._core.last_sequence
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no work is queued or running."""
+        """True if no work is queued or running."""
         with self._lock:
             return self._core.unretired == 0
 
     @property
     def plan_bytes(self) -> int:
-        """Of devices, by plans that have a handle, as long as they do not run; not of lost devices."""
+        """Device memory of plans with a handle between their runs, except on lost devices."""
         with self._lock:
             plans: list[LoadedPlan] = [one for one in self._core.plans.loaded if one is not None]
         return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
@@ -467,9 +476,9 @@ class Session:
     # The end
 
     def close(self, error: HeliographError | None = None) -> None:
-        """Ends the session and frees everything: running work is aborted, the rest fails with `error`.
+        """End the session and free everything: abort running work, fail the rest with `error`.
 
-        Blocks until that is done, for CLOSE_SECONDS at most. Idempotent.
+        Blocks until that is done, for at most CLOSE_SECONDS. Idempotent.
         """
         with self._lock:
             first, self._closing = not self._closing, True
@@ -481,7 +490,7 @@ class Session:
         with self._lock:
             uploads = list(self._open_uploads)
         self._contents.stop(error)
-        # First: what is passed on may wait for another daemon, under its upload's lock.
+        # First, since a relayed upload may wait for another daemon under its own lock.
         self._direct.close(error)
         for upload in uploads:
             upload.abort(error)
@@ -500,7 +509,7 @@ class Session:
         self._holding.account.leave(self._executor.plans)
         is_quiet = self._executor.quiet.wait(CLOSE_SECONDS)
         if not is_quiet or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
-            # Memory that work may still touch is better lost than given away.
+            # Memory that work may still use is leaked rather than reused.
             lost = "%s: work did not end within %.0f s; its memory is lost"
             logger.error(lost, self, CLOSE_SECONDS, extra=self.log_fields)
             return
@@ -509,14 +518,14 @@ class Session:
             for transfer in list(self._executor.uploads):
                 self._executor.drop_upload(DropUpload(transfer))
             self._executor.downloads.close(error)
-            # A client that said goodbye has nothing to go on with.
+            # Partial contents are kept for a client that lost its connection and may come back.
             self._contents.close(error, keep=isinstance(error, CancelledError))
         finally:
             self._compiler.busy.release()
 
     @property
     def closed(self) -> HeliographError | None:
-        """Why it is closed."""
+        """The error that closed it."""
         return self._core.closed
 
     def _check_open(self) -> None:

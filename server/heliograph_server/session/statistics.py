@@ -1,7 +1,4 @@
-"""What can be seen of a session from outside: what it holds, has done, and may do.
-
-Data alone, for any thread.
-"""
+"""Counters and statistics of a session. Data alone, for any thread."""
 
 from __future__ import annotations
 
@@ -13,19 +10,19 @@ from heliograph_proto.sessions import Traffic
 
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
-    """What a session has done so far."""
+    """Counters of a session since it was opened."""
 
     traffic: Traffic = field(default_factory=Traffic)
     #: Bytes by "received" or "sent", and by `Transport`.
     by_transport: Counter[tuple[str, str]] = field(default_factory=Counter)
-    #: Commands that failed, by the error's reason.
+    #: Failed commands, by the error's reason.
     failures: Counter[int] = field(default_factory=Counter)
-    #: Runs that wait for their turn, and that have had it, now; known only where runs are observed.
+    #: Runs that wait for their turn now, and those that had it; 0 unless the host observes runs.
     runs_waiting: int = 0
     runs_running: int = 0
 
     def plus(self, other: SessionCounts) -> SessionCounts:
-        """Both together."""
+        """Return the sum of both."""
         return SessionCounts(
             self.traffic.plus(other.traffic),
             self.by_transport + other.by_transport,
@@ -37,7 +34,7 @@ class SessionCounts:
 
 @dataclass(frozen=True, slots=True)
 class SessionStatistics:
-    """What a session holds now. All zero once it has ended."""
+    """The objects that a session holds now. All zero once it has ended."""
 
     tensors: int = 0
     buffers: int = 0
@@ -48,11 +45,11 @@ class SessionStatistics:
     staged_bytes: int = 0
     content_bytes: int = 0
     commands_in_flight: int = 0
-    #: Plans that nobody has a handle of any more, and what they take of devices.
+    #: Cached plans without a handle, and their device memory.
     idle_plans: int = 0
     idle_bytes: int = 0
     reservations: int = 0
-    #: Runs of plans that came and are not done.
+    #: Runs that were received and are not done.
     runs_in_flight: int = 0
-    #: Of devices, by tensors and variables.
+    #: Device memory of tensors and variables.
     tensor_bytes: int = 0

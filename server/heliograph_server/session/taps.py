@@ -1,6 +1,6 @@
-"""A run that is observed, while it computes: what it tells of nodes, and where it waits for its client.
+"""Observed runs while they compute: they send values of nodes, and may wait for their client.
 
-Device threads; any thread lets a run go on.
+Runs on device threads. Any thread resumes a run.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from heliograph_server.resources.device_queue import DeviceLock
 
 
 class Observer:
-    """Passes on the values of one run's observed nodes, one at a time: an `Observe`.
+    """Sends the values of one run's observed nodes, one at a time: an `Observe`.
 
-    `tell` takes a node's number and its bytes, which it may keep, and says whether the run is to wait now,
-    until `proceed`. Nothing else waits for anybody outside, and whoever waits here ends with the run's abort.
-    The run is no occupant of its device meanwhile; other splits of it that compute sign in themselves.
+    `send` receives a node's number and its bytes, which it may keep. If it returns True, the run
+    waits until `proceed`. This is the only place where a run waits for its client, and an abort of
+    the run ends it. A waiting run does not occupy its device; its other splits still may.
     """
 
-    def __init__(self, tell: Callable[[int, memoryview], bool], device_lock: DeviceLock) -> None:
-        self._tell = tell
+    def __init__(self, send: Callable[[int, memoryview], bool], device_lock: DeviceLock) -> None:
+        self._send = send
         self._device_lock = device_lock
         self._changed = threading.Condition()
-        self._is_telling = False
+        self._is_sending = False
         self._may_proceed = False
 
     def __call__(self, node: int, tensor: Tensor, abort: Abort) -> None:
-        """On the device's thread. Raises CancelledError after an abort."""
+        """Send a node's value, on the device's thread. Raises CancelledError after an abort."""
         data = memoryview(access.read_whole(tensor))
-        # `tell` takes the session's lock, whose holder may abort: so none of ours is held around it.
+        # `send` takes the session's lock, whose holder may abort, so no lock is held around it.
         with abort.watch(self._wake), self._turn(abort):
-            if self._tell(node, data):
+            if self._send(node, data):
                 with self._device_lock.outside():
                     self._wait(lambda: self._may_proceed, abort)
 
     @contextmanager
     def _turn(self, abort: Abort) -> Iterator[None]:
-        """Waits until no other split's node is told of."""
+        """Wait until no other split sends a value."""
         with self._changed:
-            self._wait(lambda: not self._is_telling, abort)
-            self._is_telling, self._may_proceed = True, False
+            self._wait(lambda: not self._is_sending, abort)
+            self._is_sending, self._may_proceed = True, False
         try:
             yield
         finally:
             with self._changed:
-                self._is_telling = False
+                self._is_sending = False
                 self._changed.notify_all()
 
     def _wait(self, is_over: Callable[[], bool], abort: Abort) -> None:
@@ -58,7 +58,7 @@ class Observer:
             raise CancelledError("the run was cancelled")
 
     def proceed(self) -> None:
-        """Lets the run go on. From any thread, also before it waits."""
+        """Resume the run. May be called from any thread, and before the run waits."""
         with self._changed:
             self._may_proceed = True
             self._changed.notify_all()
@@ -69,10 +69,10 @@ class Observer:
 
 
 class LoopObserver(Observer):
-    """Passes on what a loop streams, one value at a time, and waits while its client has too much unread.
+    """Sends the values that a loop streams, and waits while its client has too much unread.
 
-    `stream` takes the step, a node's number or else an output's place, and the bytes; False: they are to be
-    given again after `proceed`. It may raise.
+    `stream` receives the step, a node's number or else an output's index, and the bytes. If it
+    returns False, the value is sent again after `proceed`. It may raise.
     """
 
     def __init__(
@@ -80,17 +80,18 @@ class LoopObserver(Observer):
     ) -> None:
         super().__init__(lambda _node, _data: False, device_lock)
         self._stream = stream
-        #: That which computes now.
+        #: The current step.
         self.step = 0
 
     def __call__(self, node: int, tensor: Tensor, abort: Abort) -> None:
-        self._pass_on(node, None, tensor, abort)
+        """Send a node's value, on the device's thread. Raises CancelledError after an abort."""
+        self._send_value(node, None, tensor, abort)
 
     def output(self, place: int, tensor: Tensor, abort: Abort) -> None:
-        """An output of the step that was computed. On the device's thread, as a node."""
-        self._pass_on(0, place, tensor, abort)
+        """Send an output of the current step, on the device's thread."""
+        self._send_value(0, place, tensor, abort)
 
-    def _pass_on(self, node: int, output: int | None, tensor: Tensor, abort: Abort) -> None:
+    def _send_value(self, node: int, output: int | None, tensor: Tensor, abort: Abort) -> None:
         data = memoryview(access.read_whole(tensor))
         with abort.watch(self._wake), self._turn(abort):
             while not self._stream(self.step, node, output, data):

@@ -1,4 +1,4 @@
-"""How many bytes of tensors a session has carried, and how often each was copied on the way.
+"""Counts the tensor bytes that a session has carried, and the copies made of them.
 
 Any thread.
 """
@@ -13,23 +13,23 @@ from heliograph_proto.sessions import Traffic
 
 
 class Transport(StrEnum):
-    """What carried bytes between a client and its tensors."""
+    """A transport of bytes between a client and its tensors."""
 
     #: A message of the command stream.
     INLINE = "inline"
-    #: A call of its own.
+    #: A bulk call.
     BULK = "bulk"
-    #: Memory that both map.
+    #: Memory that client and server both map.
     SHARED = "shared_memory"
 
 
 class TrafficCounter:
-    """Counts from any thread."""
+    """Counts bytes by direction and transport. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sum = Traffic()
-        #: By "received" or "sent", and by transport.
+        #: Bytes by direction, "received" or "sent", and by transport.
         self._by_transport: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:
@@ -37,7 +37,7 @@ class TrafficCounter:
 
     @property
     def now(self) -> Traffic:
-        """All so far."""
+        """The traffic so far."""
         return self._sum
 
     @property
@@ -47,19 +47,19 @@ class TrafficCounter:
             return self._by_transport.copy()
 
     def written(self, size_bytes: int, copied_bytes: int, transport: Transport) -> None:
-        """A tensor was written."""
+        """Count a write of a tensor."""
         self._add(Traffic(written_bytes=size_bytes, copied_in_bytes=copied_bytes), ("received", transport))
 
     def read(self, size_bytes: int, copied_bytes: int, transport: Transport) -> None:
-        """A tensor was read."""
+        """Count a read of a tensor."""
         self._add(Traffic(read_bytes=size_bytes, copied_out_bytes=copied_bytes), ("sent", transport))
 
     def content(self, size_bytes: int, *, is_relayed: bool) -> None:
-        """So much of a content came, and was perhaps passed on."""
+        """Count bytes of a content that were received, and passed on if `is_relayed`."""
         self._add(Traffic(content_bytes=size_bytes, relayed_bytes=size_bytes if is_relayed else 0))
 
-    def _add(self, traffic: Traffic, way: tuple[str, str] | None = None) -> None:
+    def _add(self, traffic: Traffic, key: tuple[str, str] | None = None) -> None:
         with self._lock:
             self._sum = self._sum.plus(traffic)
-            if way is not None:
-                self._by_transport[way] += traffic.written_bytes + traffic.read_bytes
+            if key is not None:
+                self._by_transport[key] += traffic.written_bytes + traffic.read_bytes

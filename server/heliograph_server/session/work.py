@@ -1,4 +1,4 @@
-"""One command's work: on the thread of its device queue, or at once on the thread that brought it."""
+"""The work of one command, on the thread of its device queue or on the thread that submitted it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 
 from heliograph_backends.contract import Abort
 from heliograph_proto.commands import Completion
-from heliograph_server.plans.multi_device import MultiDevicePlan
 from heliograph_server.resources.device_queue import DeviceLock
 from heliograph_server.resources.handles import DeviceQueue
 from heliograph_server.session.protocol.dependencies import CommandState
-from heliograph_server.session.protocol.instructions import RunTask
 
 if TYPE_CHECKING:
     from heliograph_server.session.executor import Executor
 
 
 class CommandWork:
-    """One command on its queue. Its methods report to the executor as they go."""
+    """One command on its queue. Its methods report to the executor."""
 
     __slots__ = ("abort", "executor", "is_queued", "device_lock", "queue", "result", "state")
 
@@ -30,36 +28,18 @@ class CommandWork:
         self.queue = queue
         self.device_lock = device_lock
         self.abort = Abort()
+        #: True while the device lock counts it as a queued run.
         self.is_queued = False
         self.result = Completion(state.sequence)
 
-    def note_queued(self) -> None:
-        """It waits in its queue. One on several devices comes to each of them at some other time."""
-        task = self.state.task
-        if isinstance(task, RunTask) and not isinstance(task.plan.plan.plan, MultiDevicePlan):
-            self.is_queued = True
-            self.device_lock.run_queued()
-
-    def note_done(self) -> None:
-        """It is done, or will not be."""
-        if self.is_queued:
-            self.is_queued = False
-            self.device_lock.run_done()
-
     def run(self) -> None:
-        """On the queue's thread."""
+        """Perform the work on the queue's thread."""
         if self.executor.begin_work(self):
-            # What waits for bytes uses none of the device's workers.
+            # Work that waits for an upload occupies none of the device's workers.
             with nullcontext() if self.state.takes_upload else self.device_lock:
-                self._perform()
+                self.executor.do_work(self)
 
     def run_at_once(self) -> None:
-        """On the thread that brought the command, which holds the session's lock."""
+        """Perform the work on the submitting thread, which holds the session's lock."""
         if self.executor.begin_work(self):
-            self._perform()
-
-    def _perform(self) -> None:
-        try:
-            self.result = self.executor.do_work(self)
-        except BaseException as error:  # it becomes the command's error
-            self.executor.work_failed(self, error)
+            self.executor.do_work(self)
