@@ -1,5 +1,5 @@
 """The gRPC services: thin servicers, one module each.
 
-Every handler is a coroutine that writes its own responses, so that cancellation always arrives as
-CancelledError at an await, and one decorator (`errors`) serves them all.
+Every handler is a coroutine that writes its own responses. So cancellation always arrives as a
+CancelledError at an await, and one decorator (`errors.refusals`) handles the errors of all.
 """

@@ -1,4 +1,4 @@
-"""AdminService: what an operator sees and does. Who may call it, the gate before all services decides."""
+"""AdminService: the calls of operators, whose rights the interceptor checks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from heliograph_server.telemetry.logs import log_level, set_log_level
 
 logger = logging.getLogger(__name__)
 
-#: Between two snapshots, unless the caller says otherwise; and the least and the most.
+#: The default, least and most time between two snapshots.
 INTERVAL_MS, LEAST_MS, MOST_MS = 1000, 100, 3_600_000
-#: The most who look on at once.
+#: The most concurrent calls of Watch.
 MOST_WATCHERS = 32
 MOST_REASON = 1000
 
@@ -41,8 +41,11 @@ Context: TypeAlias = "aio.ServicerContext[Request, Response]"
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Looks on, ends sessions, drains, sets the level of the log. Devices are asked for their memory on the
-    threads of `askers`; sessions end on those of `closers`. `why_not`: why somebody may look on no longer."""
+    """Watches the host, ends sessions, drains the daemon, sets the log level.
+
+    Devices are asked for their memory on the threads of `askers`; sessions end on those of
+    `closers`. `why_not` returns the error of a principal that may no longer watch.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         found = next((one for one in self._slot.host.sessions if one.number == request.number), None)
         if found is None:
             raise SessionClosedError(
-                f"there is no session {request.number}, or none any more",
+                f"session {request.number} does not exist, or has ended",
                 advice="list them: heliograph sessions ls",
             )
         if len(request.reason) > MOST_REASON:
@@ -89,7 +92,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             f"an operator ended the session: {reason or 'no reason given'}",
             advice="ask the operator before you open another",
         )
-        # Goes on also if the operator hangs up.
+        # Goes on even if the operator hangs up.
         ending = self._closers.submit(found.close, error)
         await asyncio.shield(asyncio.wrap_future(ending))
         return admin_pb2.EndSessionResponse()
@@ -118,10 +121,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         context: Context[admin_pb2.SetLogLevelRequest, admin_pb2.SetLogLevelResponse],
     ) -> admin_pb2.SetLogLevelResponse:
         previous = set_log_level(request.level)
-        logger.warning("the level of the log is %s now; it was %s", request.level, previous)
+        logger.warning("the log level is now %s; it was %s", request.level, previous)
         return admin_pb2.SetLogLevelResponse(previous=previous)
 
-    # gRPC takes a coroutine that writes for a method that yields.
+    # gRPC accepts a coroutine that writes in place of an asynchronous generator.
     @refusals
     async def Watch(  # type: ignore[override]
         self,
@@ -130,17 +133,17 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> None:
         interval_ms = request.interval_ms or INTERVAL_MS
         if not LEAST_MS <= interval_ms <= MOST_MS:
-            advice = f"it is {LEAST_MS} to {MOST_MS:,}"
+            advice = f"choose {LEAST_MS} to {MOST_MS:,} ms"
             raise InvalidArgumentError(f"an interval of {interval_ms:,} ms", advice=advice)
         if self._watchers >= MOST_WATCHERS:
-            raise LimitExceededError(f"{MOST_WATCHERS} look on already", advice="end one of them")
+            raise LimitExceededError(f"{MOST_WATCHERS} clients watch already", advice="end one of them")
         self._watchers += 1
         try:
-            await self._tell(context, interval_ms / 1e3)
+            await self._send_snapshots(context, interval_ms / 1e3)
         finally:
             self._watchers -= 1
 
-    async def _tell(
+    async def _send_snapshots(
         self, context: Context[admin_pb2.WatchRequest, admin_pb2.Snapshot], seconds: float
     ) -> None:
         loop = asyncio.get_running_loop()

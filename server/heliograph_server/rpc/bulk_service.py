@@ -1,8 +1,7 @@
 """BulkService: tensor bytes, in pieces, on calls of their own.
 
-Messages that carry bytes are read and written by our own codec (`heliograph_proto.codec.bulk`): gRPC hands
-them over undecoded. Its flow control does the rest: an upload is read no faster than it is stored, a download
-is written no faster than the client reads.
+gRPC passes messages with bytes undecoded to our own codec (`heliograph_proto.codec.bulk`). Its flow
+control limits an upload to the speed of storing it, and a download to the speed of the client.
 """
 
 from __future__ import annotations
@@ -26,8 +25,11 @@ from heliograph_server.weights import uploads
 
 
 class BulkService:
-    """Uploads, downloads, contents. Hashing is done on the threads of `hashers`; what is passed on to other
-    daemons, and may wait for these, on those of `relays`."""
+    """Uploads, downloads, and contents.
+
+    Hashing uses the threads of `hashers`. Uploads that are passed on to other daemons, and may wait
+    for these, use those of `relays`.
+    """
 
     def __init__(self, slot: HostSlot, hashers: Executor, relays: Executor) -> None:
         self._slot = slot
@@ -36,7 +38,7 @@ class BulkService:
         self._tickets = TicketCalls(slot, hashers)
 
     def add_to(self, server: aio.Server) -> None:
-        """Has a server call it."""
+        """Register the service with a server."""
         register(
             server,
             bulk_pb2.DESCRIPTOR.services_by_name["BulkService"].full_name,
@@ -92,8 +94,10 @@ class BulkService:
     async def _begin(
         self, session: Session, target: bulk_pb2.UploadTarget, offset_bytes: int
     ) -> uploads.IncomingUpload:
-        """Memory for a content may be another host's, so it is taken on a thread. A content may go on where
-        an earlier upload broke off; a transfer begins at its beginning."""
+        """Begin an upload, on a thread if it is of a content, whose memory may be on another host.
+
+        A content may resume at the offset where an earlier upload broke off; a transfer cannot.
+        """
         found = _target(target)
         if isinstance(found, int):
             return session.begin_upload(found, target.size_bytes)
@@ -125,7 +129,7 @@ class BulkService:
                 )
                 await context.write(bulk_pb2.UploadSharedResponse(received_bytes=received))
                 request = await anext(requests, None)
-            # What it says of the digest, the client is told before the call ends.
+            # The client learns before the end of the call whether the digest is right.
             await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
         except BaseException:
             await abort(workers, upload)
@@ -156,7 +160,7 @@ class BulkService:
         ):
             raise LimitExceededError(
                 f"{count:,} digests at once; this server takes {limit:,}",
-                advice="ask in parts",
+                advice="send them in parts",
             )
         loop = asyncio.get_running_loop()
         await asyncio.wrap_future(session.when_here(request.sent_digests))
@@ -179,12 +183,12 @@ def _target(target: bulk_pb2.UploadTarget) -> int | bytes:
 def _take_shared(
     session: Session, upload: uploads.IncomingUpload, request: bulk_pb2.UploadSharedRequest
 ) -> int:
-    """A piece out of shared memory: a copy, since its digest must be that of the bytes that are kept."""
+    """Write a copy of a piece in shared memory, so that the hashed bytes are those kept."""
     upload.write(request.offset_bytes, session.shared_bytes(request.shared_offset_bytes, request.size_bytes))
     return upload.received_bytes
 
 
 def _abandon(beginning: Future[uploads.IncomingUpload]) -> None:
-    """The client left while its upload began."""
+    """Abort an upload whose client left while it began."""
     if not beginning.cancelled() and beginning.exception() is None:
         beginning.result().abort(CancelledError("the upload broke off before its end"))

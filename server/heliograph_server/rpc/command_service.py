@@ -1,8 +1,8 @@
 """CommandService: the command stream.
 
-The reader turns each message into commands and submits them straight from the event loop. Completions
-come from the devices' threads; an `CompletionWriter` takes them to the loop, many at a time, and the handler
-writes them. Back-pressure: while too many bytes of completions are unwritten, nothing is read.
+The reader decodes each message and submits its commands straight from the event loop. Completions
+come from the devices' threads. A `CompletionWriter` takes them to the loop, many at a time, and the
+handler writes them. While too many bytes of completions are unwritten, nothing is read.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from heliograph_server.session.session import Session
 
 logger = logging.getLogger(__name__)
 
-#: So many commands of one batch are decoded before other streams get their turn: about 2 ms.
+#: The commands of one batch that are decoded before other streams have their turn: about 2 ms.
 COMMANDS_A_TURN = 64
-#: So many handles take as long to free as one other command.
+#: The handles that take as long to free as one other command.
 HANDLES_A_COMMAND = 8
 
 
-#: As gRPC knows it. Its messages are read and written here, so that small runs need no message objects.
+#: The gRPC name. Messages are encoded and decoded here, so that small runs need no message objects.
 SERVICE = command_pb2.DESCRIPTOR.services_by_name["CommandService"].full_name
 Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
 
 
 class CommandService:
-    """Runs command streams; a session lives as long as its stream."""
+    """Runs command streams. A session lives as long as its stream."""
 
     def __init__(self, slot: HostSlot, closers: Executor) -> None:
         self._slot = slot
         self._closers = closers
 
     def add_to(self, server: aio.Server) -> None:
-        """Has a server call it."""
+        """Register the service with a server."""
         register(server, SERVICE, Execute=grpc.stream_stream_rpc_method_handler(self.Execute))
 
     @refusals
@@ -78,39 +78,34 @@ class CommandService:
             try:
                 await self._close(session)
             finally:
-                # Also for one that is cancelled while it closes.
+                # Logged even if the handler is cancelled while it closes.
                 seconds, commands = time.monotonic() - began, f"{session.commands:,}"
-                told = "%s ended after %.1f s and %s commands"
-                logger.info(told, session, seconds, commands, extra=session.log_fields)
+                message = "%s ended after %.1f s and %s commands"
+                logger.info(message, session, seconds, commands, extra=session.log_fields)
 
     async def _close(self, session: Session) -> None:
-        """Closing goes on in its thread even if this handler is cancelled once more."""
+        """Close the session on a thread. This goes on even if the handler is cancelled again."""
         closing = self._closers.submit(session.close, CancelledError("the command stream ended"))
         await asyncio.shield(asyncio.wrap_future(closing))
 
 
 async def _converse(session: Session, outbox: CompletionWriter, first: bytes, context: Context) -> None:
-    """Reads and writes until the client half-closes and all is done, or the session ends."""
+    """Read and write until the client half-closes and all is done, or the session ends."""
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(_read(session, outbox, first, context))
-        await _write(outbox, context)
+        while (batch := await outbox.take()) is not None:
+            try:
+                await context.write(batch)
+            except Exception as error:
+                logger.debug("the client is gone: %s", error)
+                break
         reading.cancel()
     if outbox.error is not None:
         raise outbox.error
 
 
-async def _write(outbox: CompletionWriter, context: Context) -> None:
-    """Writes what is done until the stream ends, or nobody is there to read it."""
-    while (batch := await outbox.take()) is not None:
-        try:
-            await context.write(batch)
-        except Exception as error:
-            logger.debug("the client is gone: %s", error)
-            return
-
-
 async def _read(session: Session, outbox: CompletionWriter, first: bytes, context: Context) -> None:
-    """Submits what comes; tells the outbox how it ended. Raises nothing but cancellation."""
+    """Submit the commands that come. Pass the end to the outbox; raise only cancellation."""
     try:
         reader, last = CommandReader(), 0
         data: Any = first
@@ -129,7 +124,10 @@ async def _read(session: Session, outbox: CompletionWriter, first: bytes, contex
 
 
 def _answer(session: Session, outbox: CompletionWriter, run: InlineRun, context: Context) -> bool:
-    """Does a run that came alone, and writes its answer without a turn of the loop. Whether it could."""
+    """Perform a run that came alone, and write its answer without a turn of the loop.
+
+    False if that is not possible.
+    """
 
     def give(result: InlineResult) -> None:
         outbox.begin_write(result.sequence)
@@ -140,13 +138,13 @@ def _answer(session: Session, outbox: CompletionWriter, run: InlineRun, context:
 
 def _answered(outbox: CompletionWriter, error: BaseException | None) -> None:
     if error is not None:
-        # The reading, or the writing of what comes next, meets it as well.
+        # The next read or write fails too.
         logger.debug("an answer was not written: %s", error)
     outbox.end_write()
 
 
 async def _submit(session: Session, outbox: CompletionWriter, commands: Iterable[Received], last: int) -> int:
-    """Submits a batch; the last sequence number so far. Between two turns the loop does other things."""
+    """Submit a batch in turns, between which other streams run. Return the last number."""
     for number, turn in enumerate(_turns(commands)):
         if number:
             await asyncio.sleep(0)
@@ -156,12 +154,19 @@ async def _submit(session: Session, outbox: CompletionWriter, commands: Iterable
 
 
 def _turns(received: Iterable[Received]) -> Iterator[list[Received]]:
-    """Commands that take about 2 ms together, or one that takes longer by itself."""
+    """Group commands that take about 2 ms together. A longer command is a group of its own."""
     turn: list[Received] = []
     weight = 0
     for message in received:
         turn.append(message)
-        weight += 1 + _listed(message) // HANDLES_A_COMMAND
+        weight += 1
+        if not isinstance(message, InlineRun):
+            match message.WhichOneof("kind"):
+                case "free":
+                    weight += len(message.free.handles) // HANDLES_A_COMMAND
+                case "allocate_tensors":
+                    # Creating a tensor takes several times as long as freeing one.
+                    weight += 8 * len(message.allocate_tensors.tensors) // HANDLES_A_COMMAND
         if weight >= COMMANDS_A_TURN:
             yield turn
             turn, weight = [], 0
@@ -169,21 +174,8 @@ def _turns(received: Iterable[Received]) -> Iterator[list[Received]]:
         yield turn
 
 
-def _listed(message: Received) -> int:
-    """How many things a command names in a list of its own."""
-    if isinstance(message, InlineRun):
-        return 0
-    match message.WhichOneof("kind"):
-        case "free":
-            return len(message.free.handles)
-        case "allocate_tensors":
-            # Making a tensor takes several times as long as freeing one.
-            return 8 * len(message.allocate_tensors.tensors)
-    return 0
-
-
 def _submit_turn(session: Session, received: Sequence[Received], last: int) -> int:
-    """What cannot be decoded fails by itself."""
+    """Submit commands, and return the last number. An undecodable command fails alone."""
     commands: list[Command | InlineRun] = []
     for message in received:
         last = message.sequence
@@ -196,15 +188,18 @@ def _submit_turn(session: Session, received: Sequence[Received], last: int) -> i
         except HeliographError as error:
             session.submit(commands)
             commands = []
-            session.refuse(message.sequence, error, *_made_by(message, session.limits))
+            tensors, buffer = _created_by(message, session.limits)
+            session.refuse(message.sequence, error, tensors, buffer)
     if commands:
         session.submit(commands)
     return last
 
 
-def _made_by(message: command_pb2.Command, limits: Limits) -> tuple[tuple[int, ...], int]:
-    """The tensors and the buffer that a command was to make, for one that cannot be decoded; nothing of a
-    list that is longer than any that could succeed."""
+def _created_by(message: command_pb2.Command, limits: Limits) -> tuple[tuple[int, ...], int]:
+    """The tensors and the buffer that an undecodable command would have created.
+
+    A list that is too long to succeed counts as empty.
+    """
     match message.WhichOneof("kind"):
         case "allocate":
             return (message.allocate.tensor,), 0

@@ -1,8 +1,8 @@
-"""Completions on their way from the devices' threads to the event loop that writes them.
+"""The queue of completions between the devices' threads and the event loop that writes them.
 
-Only `put` and `end` may be called from other threads. What was put between two turns of the loop is
-written as one message, up to a size; then flow control of the stream decides. What is done and listed
-nowhere, since nobody asked, takes no message of its own unless none comes for a moment.
+Only `put` and `end` may be called from other threads. Completions put between two turns of the loop
+are written as one message, up to a size; beyond that, flow control of the stream decides. Commands
+that need no completion are acknowledged with the next message, or after a moment.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from heliograph_proto.codec.inline_forms import InlineResult
 from heliograph_proto.codec.inline_runs import encode_results
@@ -21,21 +22,21 @@ from heliograph_proto.sessions import Limits
 
 #: While more than this is unwritten, the command stream is not read.
 HIGH_WATER_BYTES = 16 * 2**20
-#: About the size of the largest message: far below what a client accepts.
+#: About the size of the largest message, far below the limit of clients.
 MESSAGE_BYTES = 2**20
-#: What nobody waits for is acknowledged with the next message, or after so long, or as soon as it is so many.
+#: Commands without a completion are acknowledged after this time, or once there are this many.
 LATE_SECONDS = 0.005
 LATE_COMMANDS = 1000
-#: What a completion without data costs, roughly.
+#: The approximate memory of a completion without data.
 COMPLETION_BYTES = 64
-#: What an error holds in memory beyond that, roughly.
+#: The approximate memory of its error.
 ERROR_BYTES = 1024
-#: What each device that came, and the change itself, hold in memory, roughly.
+#: The approximate memory of a device change, and of each device that appeared.
 CHANGE_BYTES = 4096
 
 
 class CompletionWriter:
-    """A queue of completions for one stream. Made on its loop."""
+    """A queue of completions for one stream. Created on its loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits | None = None) -> None:
         self._loop = loop
@@ -43,23 +44,23 @@ class CompletionWriter:
         self._late_commands = max(1, min(LATE_COMMANDS, most // 4))
         self._thread = threading.get_ident()
         self._pieces: deque[tuple[CompletionBatch, int]] = deque()
-        # Two counters with one writer each, instead of one that needs a lock.
+        # Two counters with one writer each need no lock.
         self._put_bytes = 0
         self._taken_bytes = 0
         self._written_through = 0
-        #: Done and listed nowhere: what nobody waits for.
+        #: The last command done without a completion of its own.
         self._acknowledged = 0
         self._ack_is_armed = False
         self._ack_is_due = False
-        #: The stream ends when this is acknowledged; None while the client may send more.
+        #: The stream ends when this number is acknowledged; None while the client may send more.
         self._finish_at: int | None = None
-        #: Why the stream ends; None for a good end.
+        #: The error that ends the stream; None for a good end.
         self.error: HeliographError | None = None
         self._woken = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self._wake_pending = False
-        #: An answer is being written past the queue, or else what was taken from it.
+        #: True while an answer is written past the queue, or a message taken from it.
         self._answering = False
         self._writing = False
 
@@ -68,32 +69,30 @@ class CompletionWriter:
 
     @property
     def unwritten_bytes(self) -> int:
+        """The approximate memory of the queue."""
         return self._put_bytes - self._taken_bytes
 
     # From any thread
 
     def put(self, batch: CompletionBatch) -> None:
-        """Queues what is done. Calls come one at a time."""
-        if not (batch.completions or batch.taps or batch.changes):
-            self._acknowledge(batch.completed_through)
+        """Queue a batch. Calls must not overlap."""
+        if batch.completions or batch.taps or batch.changes:
+            for piece in _split(batch):
+                self._put_bytes += piece[1]
+                self._pieces.append(piece)
+            self._wake_soon()
             return
-        for piece in _split(batch):
-            self._put_bytes += piece[1]
-            self._pieces.append(piece)
-        self._wake_soon()
-
-    def _acknowledge(self, through: int) -> None:
-        """With the next message, or soon: nobody waits for it."""
-        self._acknowledged = through
-        if through - self._written_through >= self._late_commands:
+        # The client waits for none of these commands, so their acknowledgement may be late.
+        self._acknowledged = batch.completed_through
+        if self._acknowledged - self._written_through >= self._late_commands:
             self._ack_is_due = True
             self._wake_soon()
         elif not self._ack_is_armed:
             self._ack_is_armed = True
-            self._call_soon(self._arm_ack)
+            self._call_soon(partial(self._loop.call_later, LATE_SECONDS, self._make_ack_due))
 
     def end(self, error: HeliographError) -> None:
-        """Ends the stream with this error once all that is queued was written."""
+        """End the stream with this error, once everything in the queue is written."""
         self.error = self.error or error
         self._wake_soon()
 
@@ -106,16 +105,13 @@ class CompletionWriter:
         self._wake_pending = True
         self._call_soon(self._wake)
 
-    def _call_soon(self, call: Callable[[], None]) -> None:
+    def _call_soon(self, call: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
-            pass  # the loop is closed: nobody is there to read this
+            pass  # the loop is closed, and with it the stream
 
     # On the loop
-
-    def _arm_ack(self) -> None:
-        self._loop.call_later(LATE_SECONDS, self._make_ack_due)
 
     def _make_ack_due(self) -> None:
         self._ack_is_armed = False
@@ -127,32 +123,32 @@ class CompletionWriter:
         self._woken.set()
 
     def finish_at(self, sequence: int) -> None:
-        """The client will send no more: the stream ends well once this number is acknowledged."""
+        """End the stream once this number is acknowledged, since the client sends no more."""
         self._finish_at = sequence
         self._woken.set()
 
     def may_write(self) -> bool:
-        """Whether nobody writes and nothing is queued, so that an answer may go out past the queue."""
+        """True if an answer may be written past the queue, which is empty and not being written."""
         return not (self._answering or self._writing or self._pieces or self.error is not None)
 
     def begin_write(self, through: int) -> None:
-        """An answer goes out past the queue, which acknowledges everything up to this number."""
+        """Begin to write an answer past the queue, which acknowledges through this number."""
         self._answering = True
         self._written_through = max(self._written_through, through)
 
     def end_write(self) -> None:
-        """It has been written, or never will be."""
+        """Record that the answer was written, or failed."""
         self._answering = False
         self._woken.set()
 
     async def has_room(self) -> None:
-        """Waits while too much is unwritten."""
+        """Wait while more than HIGH_WATER_BYTES are unwritten."""
         if self.unwritten_bytes > HIGH_WATER_BYTES:
             self._room.clear()
             await self._room.wait()
 
     async def take(self) -> bytes | None:
-        """The next message, or None when the stream ends. The one before has been written."""
+        """Return the next message, once the one before was written; None when the stream ends."""
         self._writing = False
         while self._answering or not (self._pieces or self._must_acknowledge):
             has_ended = self.error is not None or self._finish_at == self._written_through
@@ -165,7 +161,7 @@ class CompletionWriter:
 
     @property
     def _must_acknowledge(self) -> bool:
-        """Whether what nobody waits for is to be acknowledged now: its time is over, or the stream ends."""
+        """True if a late acknowledgement is due, since its time is over or the stream ends."""
         is_due = self._ack_is_due or self._finish_at is not None or self.error is not None
         return is_due and self._acknowledged > self._written_through
 
@@ -174,8 +170,8 @@ class CompletionWriter:
         taps: list[TapPiece] = []
         changes: list[DeviceChange] = []
         size = 0
-        # In this order: what comes meanwhile makes it due again. And before the look at the queue, where what
-        # was listed before it is then.
+        # In this order, since `put` may set it again. And before the queue is read, which then
+        # holds every completion up to this number.
         self._ack_is_due = False
         acknowledged = self._acknowledged
         while self._pieces and size < MESSAGE_BYTES:
@@ -196,8 +192,10 @@ class CompletionWriter:
 
 
 def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:
-    """Pieces of about MESSAGE_BYTES and their sizes, changes and taps first; the last one alone
-    acknowledges."""
+    """Cut a batch into pieces of about MESSAGE_BYTES, with sizes: changes and taps first.
+
+    Only the last piece acknowledges.
+    """
     for change in batch.changes:
         yield CompletionBatch(0, changes=(change,)), CHANGE_BYTES * (1 + len(change.appeared))
     for tap in batch.taps:
@@ -206,16 +204,14 @@ def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:
     size = COMPLETION_BYTES
     for one in batch.completions:
         listed.append(one)
-        size += _size_of(one)
+        size += COMPLETION_BYTES
+        if isinstance(one, InlineResult):
+            size += one.form.template.size_bytes
+        else:
+            size += len(one.data) + (ERROR_BYTES if one.error is not None else 0)
+            for _, data in one.outputs:
+                size += len(data)
         if size >= MESSAGE_BYTES:
             yield CompletionBatch(0, tuple(listed)), size
             listed, size = [], COMPLETION_BYTES
     yield CompletionBatch(batch.completed_through, tuple(listed)), size
-
-
-def _size_of(one: Completion | InlineResult) -> int:
-    if isinstance(one, InlineResult):
-        return COMPLETION_BYTES + one.form.template.size_bytes
-    data = sum(len(data) for _, data in one.outputs)
-    error = ERROR_BYTES if one.error is not None else 0
-    return COMPLETION_BYTES + error + len(one.data) + data

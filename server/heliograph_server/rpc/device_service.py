@@ -1,4 +1,4 @@
-"""DeviceService: what there is to compute on."""
+"""DeviceService and ModelService: devices, their abilities, and the server's model files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _A = TypeVar("_A", device_pb2.QueryOpsResponse, device_pb2.QueryPlacementRespons
 
 
 class DeviceService(device_pb2_grpc.DeviceServiceServicer):
-    """Lists devices and answers what they can do, on threads; needs no session."""
+    """Lists devices and answers queries about them, on threads. It needs no session."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         self._slot = slot
         self._askers = askers
         self._listeners = listeners
-        #: What the server tells of its process.
+        #: Returns facts about the server's process.
         self._facts = facts
 
     @refusals
@@ -81,7 +81,7 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         return device_pb2.ListLinksResponse(links=codec.encode_all(found, device_pb2.MemberLink))
 
     async def _answer(self, answer: Callable[[Host, _Q], _A], question: _Q) -> _A:
-        """Long questions have a thread of their own, and only so many bytes of them wait."""
+        """Answer a long query on a thread of its own. The bytes of waiting queries are limited."""
         host = self._slot.host
         size_bytes = question.ByteSize()
         host.questions.reserve(size_bytes)
@@ -109,7 +109,7 @@ def _query_placement(
 
 
 class ModelService(model_pb2_grpc.ModelServiceServicer):
-    """Lists and describes models, on threads: a file is read as a whole the first time."""
+    """Lists and describes models, on threads, since a file is read as a whole the first time."""
 
     def __init__(self, slot: HostSlot, readers: Executor) -> None:
         self._slot = slot

@@ -1,4 +1,4 @@
-"""How an exception leaves a handler: as a gRPC status with the typed error beside it."""
+"""Turns the exceptions of handlers into gRPC statuses, with the typed error as metadata."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ _R = TypeVar("_R")
 
 
 def refusals(handler: Callable[..., Awaitable[_R]]) -> Callable[..., Awaitable[_R]]:
-    """Lets a handler raise typed errors; anything else becomes INTERNAL and a line in the log."""
+    """Decorate a handler to report typed errors. Any other becomes INTERNAL and is logged."""
 
     @functools.wraps(handler)
     async def wrapped(self: object, request: Any, context: aio.ServicerContext[Message, Message]) -> _R:
         try:
             return await handler(self, request, context)
         except (asyncio.CancelledError, aio.BaseError):
-            # The call or the server has ended: there is nobody to answer, and gRPC says so itself.
+            # The call or the server has ended: no client waits, and gRPC reports it itself.
             raise
         except Exception as error:
-            # Without what there was on its way, such as the message: gRPC keeps what it is told here.
+            # A fresh error without a traceback: gRPC keeps it, and so would keep the handler's
+            # message.
             refusal = _typed(error, handler.__name__).anew()
         if (slot := getattr(self, "_slot", None)) is not None:
             slot.refused[refusal.reason] += 1
@@ -43,7 +44,7 @@ def refusals(handler: Callable[..., Awaitable[_R]]) -> Callable[..., Awaitable[_
 
 
 def register(server: aio.Server, service: str, **methods: Any) -> None:
-    """Has a server call the methods of a service whose messages are not all protobuf's to read and write."""
+    """Register a service with a server, if protobuf does not encode and decode all its messages."""
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
 
 
@@ -54,6 +55,6 @@ def _typed(error: Exception, doing: str) -> HeliographError:
 
 
 async def _abort(context: aio.ServicerContext[Message, Message], error: HeliographError) -> NoReturn:
-    # gRPC carries the details in a header, where long texts and line ends do harm.
+    # gRPC sends the details in a header, which must be short and on one line.
     details = " ".join(error.message.split())[:1000]
     await context.abort(_CODES[code_for(error)], details, error_to_metadata(error))

@@ -1,7 +1,7 @@
-"""How much a message may hold, looked at before anything is made of it.
+"""Limits of the lists in a message, checked before the message is decoded.
 
-gRPC bounds a message's bytes. That is not enough: a list of numbers takes one byte each on the wire and
-thirty in Python, and a loop over ten million of them keeps everybody else waiting.
+gRPC limits a message's bytes. That is not enough: a number takes one byte on the wire and thirty in
+Python, and a loop over ten million of them blocks every other client.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heliograph_proto.sessions import Limits
 from heliograph_proto.types import MAX_DIMENSIONS
 from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
 
-#: The most handles of one Free, and tensors of one AllocateTensors: so many take some 50 ms.
+#: The most handles of one Free, and tensors of one AllocateTensors, which take some 50 ms.
 MAX_LISTED = 10_000
 #: The most devices that one plan may name.
 MAX_DEVICES = 1024
@@ -27,7 +27,7 @@ PARTS_PER_NODE = 64
 
 
 def check_command(message: command_pb2.Command, limits: Limits) -> None:
-    """Raises LimitExceededError or InvalidArgumentError for longer lists than any that could succeed."""
+    """Raise LimitExceededError or InvalidArgumentError for lists too long to succeed."""
     match message.WhichOneof("kind"):
         case "run":
             _check(len(message.run.inputs), limits.graph_nodes, "inputs")
@@ -51,34 +51,37 @@ def check_command(message: command_pb2.Command, limits: Limits) -> None:
 
 
 def check_queries(request: device_pb2.QueryOpsRequest, limits: Limits) -> None:
-    """Raises LimitExceededError."""
+    """Check the size of a query for ops. Raises LimitExceededError."""
     _check(len(request.queries), limits.graph_nodes, "queries")
     parts = sum(
-        len(one.operands) + sum(len(operand.shape) for operand in one.operands) + _lists(one.attributes)
+        len(one.operands)
+        + sum(len(operand.shape) for operand in one.operands)
+        + _attribute_parts(one.attributes)
         for one in request.queries
     )
     _check(parts, PARTS_PER_NODE * limits.graph_nodes, "operands, attributes and dimensions")
 
 
 def check_placement(request: device_pb2.QueryPlacementRequest, limits: Limits) -> None:
-    """Raises LimitExceededError or InvalidArgumentError."""
+    """Check the size of a query for a placement. Raises LimitExceededError,
+    InvalidArgumentError."""
     _check(len(request.tensors), limits.tensors, "tensors")
     for one in request.tensors:
         _check_dimensions(len(one.shape))
 
 
 def check_bindings(request: plan_pb2.CompileRequest, limits: Limits) -> None:
-    """Raises LimitExceededError."""
+    """Check the number of bound leaves. Raises LimitExceededError."""
     _check(len(request.bindings), limits.graph_nodes, "bindings")
 
 
 def check_digests(digests: Sequence[bytes], limits: Limits) -> None:
-    """Raises LimitExceededError."""
+    """Check the number of digests. Raises LimitExceededError."""
     _check(len(digests), limits.graph_nodes, "digests")
 
 
 def check_options(options: plan_pb2.PlanOptions, limits: Limits) -> None:
-    """Raises LimitExceededError or InvalidArgumentError."""
+    """Check the size of a plan's options. Raises LimitExceededError, InvalidArgumentError."""
     _check(len(options.devices), MAX_DEVICES, "devices")
     _check(len(options.memory_bytes), MAX_DEVICES, "memory limits")
     _check(len(options.pins) + sum(len(pin.nodes) for pin in options.pins), 2 * limits.graph_nodes, "pins")
@@ -97,33 +100,34 @@ def check_options(options: plan_pb2.PlanOptions, limits: Limits) -> None:
 
 
 def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:
-    """Raises LimitExceededError or InvalidArgumentError."""
+    """Check the size of an estimate's request. Raises LimitExceededError, InvalidArgumentError."""
     check_graph(request.graph, limits)
     check_options(request.options, limits)
 
 
 def check_reserve(request: plan_pb2.ReserveRequest, limits: Limits) -> None:
-    """Raises LimitExceededError or InvalidArgumentError."""
+    """Check the size of a reservation's request. Raises LimitExceededError,
+    InvalidArgumentError."""
     check_graph(request.graph, limits)
     check_options(request.options, limits)
     _check(len(request.block_bytes), MAX_BLOCKS, "blocks")
 
 
 def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:
-    """Raises LimitExceededError."""
+    """Check the size of a graph. Raises LimitExceededError."""
     check_size(len(graph.nodes), limits)
     _check(len(graph.leaves), limits.graph_nodes, "leaves")
     _check(len(graph.outputs), limits.graph_nodes, "outputs")
-    parts = sum(map(_node_parts, graph.nodes)) + sum(len(leaf.type.shape) for leaf in graph.leaves)
+    parts = 0
+    for node in graph.nodes:
+        parts += len(node.operands) + len(node.result.shape) + _attribute_parts(node.attributes)
+    for leaf in graph.leaves:
+        parts += len(leaf.type.shape)
     _check(parts, PARTS_PER_NODE * limits.graph_nodes, "operands, attributes and dimensions")
 
 
-def _node_parts(node: graph_pb2.Node) -> int:
-    return len(node.operands) + len(node.result.shape) + _lists(node.attributes)
-
-
-def _lists(attributes: Iterable[graph_pb2.Attribute]) -> int:
-    return sum(1 + len(one.integers.values) for one in attributes)
+def _attribute_parts(attributes: Iterable[graph_pb2.Attribute]) -> int:
+    return sum([1 + len(one.integers.values) for one in attributes])
 
 
 def _check_dimensions(count: int) -> None:

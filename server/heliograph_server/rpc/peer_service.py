@@ -1,7 +1,7 @@
 """PeerService: values between daemons.
 
-Whoever makes a value tells the loop once for all that were made in the same turn; what was asked for is
-written from there without a task, and while a write is under way the rest gathers.
+Threads that produce values wake the loop once for all values of one turn. The loop writes them
+without a task, and collects further values while a write is under way.
 """
 
 from __future__ import annotations
@@ -52,26 +52,28 @@ Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
 ECHO_BYTES = 2**20
 #: About the size of the largest message of answers.
 MESSAGE_BYTES = 2**20
-#: How many ways are measured at once for all clients.
+#: The most links measured at once, for all clients.
 MOST_PROBES = 16
-#: While more answers of a stream are unwritten, it is not read.
+#: While a stream has more unwritten answers than this, it is not read.
 UNREAD_ANSWERS = 10_000
 
 
 class PeerService:
-    """Gives values to other daemons and takes theirs. `movers`: threads for devices that take long to
-    write to; `shown`: what other daemons are shown."""
+    """Gives values to other daemons, and receives theirs.
+
+    `movers` are threads for writes to slow devices. `shown` returns what is shown to a daemon.
+    """
 
     def __init__(self, slot: HostSlot, movers: Executor, shown: Shown = nothing_shown) -> None:
         self._slot = slot
         self._shown = shown
         self._movers = movers
-        #: Bytes of all streams that were brought and have no place yet.
+        #: Bytes of received values, of all streams, whose tensors are not known yet.
         self._brought = LoopBudget(0)
         self._probes = LoopBudget(MOST_PROBES)
 
     def add_to(self, server: aio.Server) -> None:
-        """Has a server call it."""
+        """Register the service with a server."""
         response = peer_pb2.PushResponse.SerializeToString
         register(
             server,
@@ -88,12 +90,12 @@ class PeerService:
         )
 
     def _exchange(self, incarnation: bytes) -> LiveExchange:
-        """Raises MemberLostError if somebody else is meant."""
+        """The exchange. Raises MemberLostError if the caller means another incarnation."""
         host = self._slot.host
         if incarnation != host.incarnation:
             raise MemberLostError(
-                "another life of this daemon, or another daemon, is meant",
-                advice="what it held is gone: compile again",
+                "the call is for another incarnation of this daemon, or for another daemon",
+                advice="its plans and values are gone: compile again",
             )
         return host.exchange
 
@@ -154,13 +156,13 @@ class PeerService:
                 raise wrong_size(size_bytes, landing.size_bytes)
             while (data := await _next(context)) is not None:
                 piece = decode_download(data)
+                write = partial(landing.write, piece.offset_bytes, piece.data)
                 if landing.is_quick:
-                    wanted = landing.write(piece.offset_bytes, piece.data)
+                    is_needed = write()
                 else:
-                    write = partial(landing.write, piece.offset_bytes, piece.data)
-                    wanted = await asyncio.get_running_loop().run_in_executor(self._movers, write)
-                if not wanted:
-                    raise _unwanted()
+                    is_needed = await asyncio.get_running_loop().run_in_executor(self._movers, write)
+                if not is_needed:
+                    raise CancelledError("no run waits for this value any more")
             landing.finish()
             if landing.error is not None:
                 raise landing.error.anew()
@@ -180,11 +182,11 @@ class PeerService:
     @refusals
     async def Probe(self, request: peer_pb2.ProbeRequest, context: Context) -> peer_pb2.ProbeResponse:
         if not self._slot.session(request.session).may_exchange:
-            raise no_exchange("have the way to another daemon measured")
+            raise no_exchange("have the link to another daemon measured")
         check_probe(request.address, request.bandwidth_bytes, request.timeout_ms)
         if not self._probes.take(1):
             raise LimitExceededError(
-                f"{MOST_PROBES} ways are being measured, which is the most", advice="measure it later"
+                f"{MOST_PROBES} links are being measured, which is the most", advice="try again later"
             )
         try:
             found = await probe(
@@ -199,7 +201,7 @@ class PeerService:
 
 
 def _decoded(data: bytes) -> peer_pb2.ExchangeRequest:
-    """Raises LimitExceededError, before anything is made of a message that is too large."""
+    """Decode a request. Raises LimitExceededError before a message that is too large is decoded."""
     if len(data) > links.MOST_MESSAGE_BYTES:
         raise LimitExceededError(
             f"a message of {len(data):,} bytes; {links.MOST_MESSAGE_BYTES:,} are the most",
@@ -213,12 +215,8 @@ async def _next(context: Context) -> bytes | None:
     return None if data is aio.EOF else data
 
 
-def _unwanted() -> CancelledError:
-    return CancelledError("nobody waits for this value any more")
-
-
 class LoopAnswer(Generic[Found]):
-    """What a handler on the loop is told from any thread, once."""
+    """One answer from any thread to a handler on the loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -228,24 +226,24 @@ class LoopAnswer(Generic[Found]):
         self._has_left = False
 
     def answer(self, found: Any) -> None:
-        """From any thread."""
+        """Set the answer. From any thread."""
         with self._lock:
             self._found = found
-            late = self._has_left
-        if late:
+            is_late = self._has_left
+        if is_late:
             _give_up(found)
             return
         try:
             self.loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits
+            pass  # the loop is closed, and with it the handler
 
     def _wake(self) -> None:
         if not self._future.done():
             self._future.set_result(None)
 
     async def found(self) -> Found:
-        """It, or raises why not."""
+        """Wait for the answer. Raises it if it is an error."""
         await self._future
         assert self._found is not None
         if isinstance(self._found, HeliographError):
@@ -253,7 +251,7 @@ class LoopAnswer(Generic[Found]):
         return self._found
 
     def leave(self, give_up: Callable[[Any], None]) -> None:
-        """The handler ends: what it was given and did not finish is given up."""
+        """End the handler, and give up a value that it did not finish."""
         with self._lock:
             self._has_left = True
             found = self._found
@@ -269,26 +267,28 @@ def _give_up(found: object) -> None:
 
 
 class LoopBudget:
-    """What others take of something, of which there is so much. Of one loop."""
+    """A limited amount, taken and returned on one loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._taken = 0
 
     def take(self, amount: int) -> bool:
-        """Whether so much more may be taken, which it is then."""
+        """Take an amount if that much is left. True if it was taken."""
         fits = self._taken + amount <= self.limit
         self._taken += amount if fits else 0
         return fits
 
     def give(self, amount: int) -> None:
-        """So much is back."""
+        """Return an amount."""
         self._taken -= amount
 
 
 class Conversation:
-    """The small values of one stream. Made on its loop; answers come from any thread. `brought`: what may be
-    held until it has a place."""
+    """The small values of one stream. Created on its loop; answers come from any thread.
+
+    `brought` is the budget of received values whose tensors are not known yet.
+    """
 
     def __init__(
         self, exchange: LiveExchange, context: Context, movers: Executor, brought: LoopBudget
@@ -297,25 +297,27 @@ class Conversation:
         self._context = context
         self._movers = movers
         self._brought = brought
-        #: How much of that is of this stream, by number.
+        #: The bytes of that budget taken by this stream, by number.
         self._held: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        #: How to withdraw what is not answered yet, by number.
+        #: Calls that withdraw unanswered requests, by number.
         self._open: dict[int, Callable[..., object]] = {}
         self._answers: deque[tuple[int, OutgoingValue | HeliographError | None]] = deque()
         self._is_rung = False
         self._is_writing = False
         self._is_closed = False
-        #: Set when answers were written, or cannot be.
+        #: Set when answers were written, or a write failed.
         self._went_on = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Conversation {len(self._open)} open, {len(self._answers)} answers>"
 
     async def take(self, request: peer_pb2.ExchangeRequest) -> None:
-        """What came; waits while too many answers are unread. Raises ProtocolError for a number that is in
-        use."""
+        """Process a request. Waits while too many answers are unread.
+
+        Raises ProtocolError for a number that is in use.
+        """
         for ask in request.asks:
             self._ask(ask)
             if len(self._answers) > UNREAD_ANSWERS:
@@ -330,7 +332,7 @@ class Conversation:
                 withdraw()
 
     async def _room(self) -> None:
-        """Until the other side has read answers; its end ends the handler, and so this."""
+        """Wait until the other side has read answers. Its end cancels the handler."""
         while len(self._answers) > UNREAD_ANSWERS:
             self._went_on.clear()
             await self._went_on.wait()
@@ -359,13 +361,13 @@ class Conversation:
         self._open[number] = withdraw
 
     def _let_go(self, number: int) -> None:
-        """What was brought under this number is held no more."""
+        """Return the bytes held under this number."""
         self._brought.give(self._held.pop(number, 0))
 
     # From any thread
 
     def _place(self, number: int, data: bytes, found: IncomingValue | HeliographError) -> None:
-        """Where a value that was brought belongs is known."""
+        """Write a received value to its tensor, which is known now."""
         if isinstance(found, HeliographError):
             self._answer(number, found)
         elif found.is_quick or threading.get_ident() != self._thread:
@@ -384,7 +386,7 @@ class Conversation:
         try:
             self._loop.call_soon_threadsafe(self._turn)
         except RuntimeError:
-            pass  # the loop is closed: nobody is there to read this
+            pass  # the loop is closed, and with it the stream
 
     # On the loop
 
@@ -393,7 +395,7 @@ class Conversation:
         self._flush()
 
     def _flush(self) -> None:
-        """Writes what there is, unless a write is under way."""
+        """Write the answers, unless a write is under way."""
         if self._is_closed:
             self._give_up()
         elif self._answers and not self._is_writing:
@@ -406,7 +408,7 @@ class Conversation:
         if error is None:
             self._flush()
         else:
-            # The reading meets it as well.
+            # The next read fails too.
             logger.debug("an answer was not written: %s", error)
 
     def _encode_next(self) -> bytes:
@@ -435,7 +437,7 @@ class Conversation:
         return len(data)
 
     def close(self) -> None:
-        """The stream has ended: nobody waits any more."""
+        """End the stream. Withdraw its requests, and drop its answers."""
         self._is_closed = True
         waiting, self._open = self._open, {}
         for withdraw in waiting.values():
@@ -453,12 +455,12 @@ class Conversation:
 
 def _too_large(size_bytes: int) -> ProtocolError:
     return ProtocolError(
-        f"a value of {size_bytes:,} bytes goes as a small one, of up to {SMALL_BYTES:,}",
-        advice="do both daemons run the same version, and compute with the same shapes?",
+        f"a value of {size_bytes:,} bytes was sent as a small one; these have up to {SMALL_BYTES:,}",
+        advice="run the same version on both daemons, and compile for the same shapes",
     )
 
 
 def _too_much() -> LimitExceededError:
     return LimitExceededError(
-        "too many values were brought that nobody has a place for yet", advice="bring fewer at a time"
+        "too many values were sent before the runs that need them", advice="send fewer at a time"
     )

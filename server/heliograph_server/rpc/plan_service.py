@@ -1,4 +1,4 @@
-"""PlanService: compiling, in threads, since it is the one thing that takes long."""
+"""PlanService: compiles graphs, on threads, since it takes long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpc import aio
 
 from heliograph_proto import codec
 from heliograph_proto.graph import Graph
-from heliograph_proto.plans import CompileRequest, ContentOffer, PlanEstimate, PlanInfo, ReceivedGraph
+from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanInfo, ReceivedGraph
 from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
 from heliograph_server.rpc.errors import refusals
 from heliograph_server.rpc.message_limits import (
@@ -49,7 +49,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         check_bindings(request, session.limits)
         graph, size_bytes = received(session, request)
         with _counted(session, size_bytes):
-            # Here and not on a thread, of which there are few: both may take as long as the client likes.
+            # Awaited here, since threads are few and the client decides how long either takes.
             await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
             async with self._one_at_a_time(session):
                 with traced("heliograph.compile", self._slot.host, session, context):
@@ -76,7 +76,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def _compile(
         self, session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph
     ) -> PlanInfo:
-        # With the span that it belongs to, for members that compile partitions.
+        # In the context of its span, which members that compile partitions receive.
         compile_traced = copy_context().run
         compiling = self._compilers.submit(compile_traced, compile_request, session, request, graph)
         try:
@@ -86,7 +86,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             raise
 
     def _one_at_a_time(self, session: Session) -> asyncio.Lock:
-        """Compiles of one session are serial: those that wait must not hold threads."""
+        """The lock of a session's compiles, which are serial. None waits on a thread."""
         return self._locks.setdefault(session, asyncio.Lock())
 
     @refusals
@@ -133,7 +133,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
 @contextmanager
 def _counted(session: Session, size_bytes: int) -> Iterator[None]:
-    """Counts the bytes of a request as long as it is kept. Raises LimitExceededError."""
+    """Count the bytes of a request while it is kept. Raises LimitExceededError."""
     session.requests.reserve(size_bytes)
     try:
         yield
@@ -146,20 +146,17 @@ def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
 
 
 def compile_request(session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph) -> PlanInfo:
-    """What is done of a Compile on a thread. Raises what it is refused with."""
-    return session.compile(_decoded(session, request, graph))
+    """Perform a Compile, on a thread. Raises the errors of PlanService.Compile."""
+    check_options(request.options, session.limits)
+    return session.compile(codec.decode_compile_request(request, graph))
 
 
 def _place(
     session: Session, request: plan_pb2.PlaceContentsRequest, graph: ReceivedGraph
 ) -> Sequence[ContentOffer]:
-    wanted = _decoded(session, request.compile, graph)
-    return session.place_contents(wanted, request.missing_digests)
-
-
-def _decoded(session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph) -> CompileRequest:
-    check_options(request.options, session.limits)
-    return codec.decode_compile_request(request, graph)
+    check_options(request.compile.options, session.limits)
+    compiled = codec.decode_compile_request(request.compile, graph)
+    return session.place_contents(compiled, request.missing_digests)
 
 
 def _reserve(session: Session, request: plan_pb2.ReserveRequest) -> dict[str, int]:
@@ -173,26 +170,28 @@ def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstima
 
 
 def received(session: Session, request: plan_pb2.CompileRequest) -> tuple[ReceivedGraph, int]:
-    """The graph under the digest of its bytes: one that the session knows is not made again. And how many
-    bytes the whole request has, which is not written once more to find out."""
+    """Return the graph under the digest of its bytes, and the size of the request in bytes.
+
+    A graph that the session knows is not decoded again. It is encoded once for both.
+    """
     graph = ReceivedGraph(*codec.graph_digest(request.graph), partial(_decode, session, request.graph))
     bindings = plan_pb2.CompileRequest(bindings=request.bindings)
     return graph, graph.size_bytes + request.options.ByteSize() + bindings.ByteSize()
 
 
 def _decode(session: Session, message: graph_pb2.Graph) -> Graph:
-    # Before anything is made of it: a graph that is too large costs no more than its message.
+    # Checked first: a graph that is too large costs no more than its message.
     check_graph(message, session.limits)
     return codec.decode_graph(message)
 
 
 def _undo(session: Session, plan: int, done: Future[PlanInfo]) -> None:
-    """The client left: nobody knows the plan that it asked for."""
+    """Discard a plan whose client left, so that no client knows its handle."""
     if not done.cancelled() and done.exception() is None:
         session.discard_plan(plan)
 
 
 def _forget(session: Session, reservation: int, done: Future[dict[str, int]]) -> None:
-    """The client left: nobody knows the memory that it asked for."""
+    """Discard a reservation whose client left, so that no client knows its handle."""
     if not done.cancelled() and done.exception() is None:
         session.discard_reservation(reservation)

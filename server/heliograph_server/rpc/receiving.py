@@ -1,4 +1,4 @@
-"""Pieces of uploads as they come from gRPC: decoded, checked, written, and the end of an upload."""
+"""Receives the pieces of uploads from gRPC: decodes, checks and writes them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from heliograph_proto.sessions import Limits
 from heliograph_server.session.staging import HEADER_BYTES
 from heliograph_server.weights.uploads import IncomingUpload
 
-#: How long the first message of a call may take. It may be large, and the network slow.
+#: The time limit of a call's first message, which may be large, and the network slow.
 FIRST_SECONDS = 60.0
 
 T = TypeVar("T")
 
 
 async def first_of(reading: Awaitable[T], seconds: float | None = None) -> T:
-    """The first message of a call, which a client that means well sends at once. Raises
-    DeadlineExceededError for one that does not come in time; None: FIRST_SECONDS."""
+    """Return the first message of a call, which clients send at once.
+
+    `seconds` defaults to FIRST_SECONDS. Raises DeadlineExceededError after that time.
+    """
     seconds = FIRST_SECONDS if seconds is None else seconds
     try:
         async with asyncio.timeout(seconds):
@@ -39,12 +41,21 @@ async def receive(
     requests: AsyncIterator[bytes],
     hashers: Executor | None,
 ) -> None:
-    """Writes all pieces, on a thread of `hashers` where writing one takes a while: the next one is read
-    meanwhile. Raises what the upload does, ProtocolError, LimitExceededError."""
+    """Write all pieces of an upload.
+
+    With `hashers`, a piece is written on one of its threads while the next one is read. Raises the
+    errors of the upload, ProtocolError, LimitExceededError.
+    """
     writing: asyncio.Future[None] | None = None
     piece: UploadPiece | None = first
     while piece is not None:
-        _check_size(limits, piece)
+        # The whole message is limited, since it lives as long as its piece.
+        if piece.data.nbytes > limits.chunk_bytes or piece.message_bytes > limits.chunk_bytes + HEADER_BYTES:
+            raise LimitExceededError(
+                f"a piece of {piece.data.nbytes:,} bytes, in a message of {piece.message_bytes:,}; "
+                f"this server takes {limits.chunk_bytes:,}",
+                advice="send smaller pieces: Limits.chunk_bytes",
+            )
         if piece is not first and piece.target is not None:
             raise ProtocolError("only the first message of an upload has a target")
         if writing is not None:
@@ -60,28 +71,20 @@ async def receive(
 def _write(hashers: Executor, upload: IncomingUpload, piece: UploadPiece) -> asyncio.Future[None]:
     loop = asyncio.get_running_loop()
     writing = loop.run_in_executor(hashers, upload.write, piece.offset_bytes, piece.data)
-    # If the call breaks off before it is awaited, nobody else looks at its error.
+    # The error counts as retrieved even if the call breaks off before the future is awaited.
     writing.add_done_callback(lambda done: done.cancelled() or done.exception())
     return writing
 
 
 async def abort(hashers: Executor, upload: IncomingUpload) -> None:
-    """Ends an upload before its time, in any case. A piece that is being hashed has the upload's lock, for
-    which the event loop must not wait."""
+    """Abort an upload, even if the caller is cancelled.
+
+    On a thread, since a piece that is being hashed holds the upload's lock.
+    """
     aborting = hashers.submit(upload.abort, CancelledError("the upload broke off before its end"))
     await asyncio.shield(asyncio.wrap_future(aborting))
 
 
 def decoded(message: bytes | None) -> UploadPiece | None:
-    """A piece; None at the end. Raises ProtocolError."""
+    """Decode a piece; None at the end. Raises ProtocolError."""
     return None if message is None else decode_upload(message)
-
-
-def _check_size(limits: Limits, piece: UploadPiece) -> None:
-    """Raises LimitExceededError. What is beside the piece is bounded too: it lives as long as the piece."""
-    if piece.data.nbytes > limits.chunk_bytes or piece.message_bytes > limits.chunk_bytes + HEADER_BYTES:
-        raise LimitExceededError(
-            f"a piece of {piece.data.nbytes:,} bytes, in a message of {piece.message_bytes:,}; "
-            f"this server takes {limits.chunk_bytes:,}",
-            advice="send smaller pieces: Limits.chunk_bytes",
-        )

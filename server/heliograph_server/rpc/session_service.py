@@ -1,4 +1,4 @@
-"""SessionService: the handshake, and the end of sessions."""
+"""SessionService: opens and closes sessions, and reports on them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
 from heliograph_server.telemetry.log_followers import LogFollower
 
-#: Lines of the log that go in one message.
+#: The log lines of one message.
 LINES_A_MESSAGE = 64
 
 
 class SessionService(session_pb2_grpc.SessionServiceServicer):
-    """Opens and closes sessions. Both block: devices are asked for their memory, and work is waited for."""
+    """Opens and closes sessions, on threads, since both block."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         offer: Callable[[str], SharedMemoryOffer | None] = lambda peer: None,
     ) -> None:
         self._slot = slot
-        #: What of memory to share a client is told, by where it is.
+        #: Returns the offer of shared memory for a client, by its gRPC peer.
         self._offer = offer
         self._askers = askers
         self._closers = closers
@@ -87,7 +87,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         traffic = self._slot.session(request.session).traffic
         return codec.encode(replace(traffic, peers=host.exchange.traffic), session_pb2.GetStatisticsResponse)
 
-    # gRPC also takes a coroutine that writes by itself.
+    # gRPC accepts a coroutine that writes in place of an asynchronous generator.
     @refusals
     async def FollowLog(  # type: ignore[override]
         self,
@@ -98,7 +98,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object = None) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody reads this
+            with suppress(RuntimeError):  # the loop is closed, and with it the call
                 loop.call_soon_threadsafe(woken.set)
 
         follower = LogFollower(session.log_owner, request.level or "info", wake)
@@ -127,8 +127,10 @@ async def _write_lines(follower: LogFollower, context: aio.ServicerContext[Any, 
 
 @contextmanager
 def traced(name: str, host: Host, session: Session, context: aio.ServicerContext[Any, Any]) -> Iterator[None]:
-    """While a call is answered: a span of this name, if its caller has one that is sampled; what is asked of
-    other daemons meanwhile belongs to it."""
+    """Create a span of this name while a call is answered, if its caller sends a sampled one.
+
+    Calls to other daemons meanwhile belong to the span.
+    """
     parent = trace_in(context.invocation_metadata() or ())
     if not parent:
         yield

@@ -1,10 +1,10 @@
-"""Hands memory to clients of this host: file descriptors over unix sockets, as `memory.proto` says.
+"""Gives clients of this host memory: descriptors over unix sockets, as in `memory.proto`.
 
-Beside each unix socket that the daemon listens on there is another one, by which clients find it who share
-that folder, containers too; for clients over TCP there is one in Linux's abstract namespace, which exists in
-the daemon's network namespace alone. There its name can be read by every process (/proc/net/unix), so it
-protects nothing: both sides look at whose the other end is, and memory is given to who knows the session's
-secret.
+Beside each unix socket that the daemon listens on there is a second one, for clients that share its
+folder, also in containers. For clients over TCP there is one in Linux's abstract namespace, visible
+only in the daemon's network namespace. Every process there can read its name (/proc/net/unix), so
+the name protects nothing: both sides check the user at the other end, and a client must know the
+session's secret.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -40,46 +39,45 @@ from heliograph_server.session.session import FileOfMemory
 
 logger = logging.getLogger(__name__)
 
-#: Of the socket beside the one that the daemon listens on.
+#: Appended to the path of the daemon's socket.
 PATH_SUFFIX = ".memory"
 #: The largest request.
 REQUEST_BYTES = 4096
-#: How long a client that connected may take to ask.
+#: The time limit for the request of a client that connected.
 ASK_SECONDS = 2.0
-#: The most clients that have connected and not asked.
+#: The most clients that have connected without a request.
 MAX_CONNECTIONS = 64
-#: How long nobody is accepted after the system refused to, most likely for want of descriptors.
+#: The pause after the system refused a connection, most likely for lack of descriptors.
 REST_SECONDS = 1.0
 
 
 @dataclass(slots=True)
 class _Connection:
-    """A client that has not asked yet."""
+    """A client that has not sent its request yet."""
 
     socket: socket.socket
     timer: asyncio.TimerHandle
 
 
 class MemoryService:
-    """Listens beside the daemon's addresses. On the event loop; nothing here waits."""
+    """Listens beside the daemon's addresses. On the event loop; nothing blocks."""
 
     def __init__(self, slot: HostSlot) -> None:
         self._slot = slot
         self._listeners: list[socket.socket] = []
         self._paths: list[Address] = []
         self._connections: dict[int, _Connection] = {}
-        #: Of sockets at which nobody is accepted for a while.
+        #: Timers of sockets that accept no connections for a while.
         self._resting: dict[int, asyncio.TimerHandle] = {}
         self._abstract_name = ""
-        #: Why no memory is handed out; empty if some is.
+        #: The reason why no memory is shared; empty if it is.
         self.why_not = "it does not listen for it"
 
     def __repr__(self) -> str:
         return f"<MemoryService with {len(self._listeners)} sockets>"
 
     def start(self, addresses: tuple[Address, ...]) -> None:
-        """Listens, if there is memory to hand out. What goes wrong is a line in the log: clients then use
-        gRPC."""
+        """Listen, if memory can be shared. Failures are only logged, since clients can use gRPC."""
         if why := why_no_sealed():
             logger.info("no shared memory: %s", why)
             self.why_not = why
@@ -115,7 +113,7 @@ class MemoryService:
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     def offer(self, peer: str) -> SharedMemoryOffer | None:
-        """What a client is told that came from there, in gRPC's words; None: it is on another host."""
+        """Return the offer of shared memory for a gRPC peer; None if it is on another host."""
         if peer.startswith("unix:"):
             return SharedMemoryOffer(path_suffix=PATH_SUFFIX) if self._paths else None
         if not self._abstract_name or not is_near(peer):
@@ -131,7 +129,7 @@ class MemoryService:
             self._rest(listener, error)
             return
         if len(self._connections) >= MAX_CONNECTIONS or not is_of_this_user(client):
-            # It learns nothing, not even why.
+            # A stranger learns nothing, not even the reason.
             client.close()
             return
         client.setblocking(False)
@@ -141,8 +139,8 @@ class MemoryService:
         loop.add_reader(number, self._answer, number)
 
     def _rest(self, listener: socket.socket, error: OSError) -> None:
-        """Accepts nobody for a while: who waits there would be reported again and again."""
-        logger.warning("no client can be given memory for %.0f s: %s", REST_SECONDS, error.strerror)
+        """Pause accepting, since the loop would report the waiting client again and again."""
+        logger.warning("memory is not shared for %.0f s: %s", REST_SECONDS, error.strerror)
         loop, number = asyncio.get_running_loop(), listener.fileno()
         loop.remove_reader(number)
         self._resting[number] = loop.call_later(REST_SECONDS, self._watch, listener)
@@ -175,24 +173,22 @@ class MemoryService:
         finally:
             os.close(found.descriptor)
 
-    def _find(self, request: bytes) -> FileOfMemory:
-        """Raises HeliographError."""
-        if len(request) == REQUEST_BYTES:
+    def _find(self, message: bytes) -> FileOfMemory:
+        """The memory that a client requests. Raises HeliographError."""
+        if len(message) == REQUEST_BYTES:
             raise LimitExceededError("a request for memory is too long")
         try:
-            wanted = memory_pb2.MemoryRequest.FromString(request)
+            request = memory_pb2.MemoryRequest.FromString(message)
         except DecodeError:
             raise ProtocolError("a request for memory could not be decoded") from None
-        session = self._slot.host.session(wanted.session)
-        finders: dict[str | None, Callable[[], FileOfMemory]] = {
-            "session_memory": session.share_memory,
-            "tensor": lambda: session.share_tensor(wanted.tensor),
-        }
-        find = finders.get(wanted.WhichOneof("what"))
-        if find is None:
-            raise ProtocolError("a request for memory must say whose")
+        session = self._slot.host.session(request.session)
         try:
-            return find()
+            match request.WhichOneof("what"):
+                case "session_memory":
+                    return session.share_memory()
+                case "tensor":
+                    return session.share_tensor(request.tensor)
+            raise ProtocolError("a request for memory must name the session's memory or a tensor")
         except HeliographError:
             raise
         except Exception as error:
@@ -207,7 +203,7 @@ class MemoryService:
             connection.socket.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop listening, and close every connection. Idempotent."""
         loop = asyncio.get_running_loop()
         for timer in self._resting.values():
             timer.cancel()
@@ -223,8 +219,10 @@ class MemoryService:
 
 
 def is_near(peer: str) -> bool:
-    """Whether a client that came from there, in gRPC's words ("ipv4:10.0.0.7:51234"), came by an address of
-    this host. A client in a network namespace of its own does not."""
+    """True if a gRPC peer, such as "ipv4:10.0.0.7:51234", has an address of this host.
+
+    A client in a network namespace of its own has none.
+    """
     kind, _, place = unquote(peer).partition(":")
     host, _, _ = place.rpartition(":")
     try:

@@ -1,4 +1,7 @@
-"""Contents by tickets: who announces them is told what becomes of each; who has a ticket brings the bytes."""
+"""Uploads of contents by ticket.
+
+One caller announces contents, and follows their progress. Others upload the bytes with its tickets.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from heliograph_server.runtime.upload_tickets import AdmittedUpload, Announced, 
 
 
 class TicketCalls:
-    """Two calls of BulkService. What touches devices is done on the threads of `workers`."""
+    """Two calls of BulkService. Work on devices uses the threads of `workers`."""
 
     def __init__(self, slot: HostSlot, workers: Executor) -> None:
         self._slot = slot
@@ -32,15 +35,15 @@ class TicketCalls:
     async def Admit(self, request: bulk_pb2.AdmitRequest, context: aio.ServicerContext[Any, Any]) -> None:
         host = self._slot.host
         session = self._slot.session(request.session)
-        wanted = [Announced(one.tensor, one.size_bytes, one.digest) for one in request.contents]
+        announced = [Announced(one.tensor, one.size_bytes, one.digest) for one in request.contents]
         news: asyncio.Queue[tuple[int, UploadNews]] = asyncio.Queue()
-        tell = partial(_tell, asyncio.get_running_loop(), news)
-        # By the number of contents: a look at a handle each.
-        admitting = self._on_thread(host.admissions.admit, session, wanted, tell)
+        notify = partial(_notify, asyncio.get_running_loop(), news)
+        # On a thread, since there may be many contents, with a handle to look up for each.
+        admitting = self._on_thread(host.admissions.admit, session, announced, notify)
         try:
             made = await asyncio.shield(admitting)
         except asyncio.CancelledError:
-            # Who announced them has left: nobody will have the tickets.
+            # The client that announced them has left, and no other received the tickets.
             admitting.add_done_callback(self._undo)
             raise
         try:
@@ -93,7 +96,7 @@ class TicketCalls:
 
 
 async def _begun(beginning: Future[AdmittedUpload]) -> AdmittedUpload:
-    """An upload, once nobody else has the content; given back if the client left meanwhile."""
+    """Wait until no other upload of the content is open. Aborted if the client leaves."""
     try:
         return await asyncio.wrap_future(beginning)
     except asyncio.CancelledError:
@@ -107,7 +110,7 @@ def _end_all(made: Sequence[Any]) -> None:
         one.end(given_up())
 
 
-def _tell(
+def _notify(
     loop: asyncio.AbstractEventLoop, news: asyncio.Queue[tuple[int, UploadNews]], place: int, what: UploadNews
 ) -> None:
     try:

@@ -169,7 +169,7 @@ def test_a_session_that_is_idle_is_told_too(url: str, admin: Admin) -> None:
 
 
 def test_what_is_no_session_cannot_be_ended(admin: Admin) -> None:
-    with pytest.raises(hg.SessionClosedError, match="no session 10000"):
+    with pytest.raises(hg.SessionClosedError, match="session 10000 does not exist"):
         admin.end_session(10000)
     with pytest.raises(hg.InvalidArgumentError):
         admin.end_session(0)

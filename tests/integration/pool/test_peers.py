@@ -186,7 +186,7 @@ def test_another_life_of_the_source_gives_nothing(
     out.offer(0, 1, producer.tensor(type), Abort())
     before = PeerSource(producer.url, b"another life....")
     into = consumer.exchange.open(Partition((Arrival(0, EDGE, before),)))
-    with pytest.raises(MemberLostError, match="another life") as caught:
+    with pytest.raises(MemberLostError, match="another incarnation") as caught:
         into.expect(1, [consumer.tensor(type)]).wait(0, Abort())
     assert producer.url in str(caught.value)
 
