@@ -1,4 +1,4 @@
-"""From a client's graph to a plan: placement, memory fit, and plans found again.
+"""Compiles a client's graph into a plan: placement, memory fit, and a cache of plans.
 
 Imports `plans`, `weights` and the plan state of `session.protocol`.
 """

@@ -1,4 +1,4 @@
-"""Devices as the scheduler sees them: asked once for every kind of node."""
+"""Devices as candidates of the scheduler, which asks each once for every kind of node."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from heliograph_server.scheduler.model import Candidate, Problem
 
 @dataclass(frozen=True, slots=True)
 class NodeKinds:
-    """The nodes of a graph by what a device is asked about: op, attributes, types of operands and result."""
+    """The nodes of a graph by kind: op, attributes, and types of operands and result."""
 
-    #: A node of each kind.
+    #: One node of each kind.
     examples: tuple[int, ...]
     #: The kind of each node.
     of: tuple[int, ...]
 
 
 def kinds_of(graph: Graph) -> NodeKinds:
-    """Equal nodes are of one kind, so that a device is asked once for all layers of a model."""
-    # Types have numbers, since hashing a type costs as much as all the rest.
+    """Find the kinds of nodes, so that a device is asked once for all layers of a model."""
+    # Types are numbered, since hashing a type costs as much as everything else here.
     types: dict[TensorType, int] = {}
     numbers = [types.setdefault(leaf.type, len(types)) for leaf in graph.leaves]
     numbers += [types.setdefault(node.type, len(types)) for node in graph.nodes]
@@ -51,9 +51,12 @@ def candidates(
     memories: Sequence[BufferType] = (),
     kinds: NodeKinds | None = None,
 ) -> tuple[Candidate, ...]:
-    """What each device says of the graph. By name of device, in bytes: `own`, the graph's leaves that lie
-    there already; `memory`, the most that it may use for the graph. `memories`: where each device has
-    weights and the like; none: in its default buffer type. `kinds`: `kinds_of` the graph, if known."""
+    """Ask each device about a graph.
+
+    By device, in bytes: `own` is the size of the graph's leaves that are there already, and
+    `memory` the most that the graph may use. `memories` are the buffer types for weights, by
+    default each device's own default. `kinds` are the `kinds_of` the graph, if known.
+    """
     kinds = kinds or kinds_of(graph)
     found = memories or [one.buffer_type for one in devices]
     return tuple(
@@ -79,14 +82,17 @@ def _candidate(
 
 
 def usable_bytes(device: Device, own_bytes: int, most_bytes: int | None) -> int:
-    """What a graph may take of a device: see `candidates`. One that does not tell is taken to have enough."""
+    """The memory that a graph may use on a device; unlimited if the device does not report.
+
+    The arguments are as in `candidates`.
+    """
     free = device.memory()
     free_bytes = free.free_bytes + own_bytes if free.total_bytes else 2**63 - 1
     return free_bytes if most_bytes is None else min(free_bytes, most_bytes)
 
 
 def _answer(graph: Graph, number: int, device: Device) -> tuple[str, bool]:
-    """Why the device cannot run a node, and whether it would fetch the node's weights."""
+    """The device's refusal of a node, or "", and whether it would fetch the node's weights."""
     node = graph.nodes[number]
     operands = [graph.type_of(value) for value in node.operands]
     why_not = device.supports_op(node.op, node.attributes, operands, node.type)
@@ -94,7 +100,7 @@ def _answer(graph: Graph, number: int, device: Device) -> tuple[str, bool]:
 
 
 def timed(problem: Problem, kinds: NodeKinds, devices: Sequence[Device], times: TenantTimes) -> Problem:
-    """With what was measured, if it was: so that times decide, and not memory alone."""
+    """Add measured times to a problem, if there are any, so that memory alone does not decide."""
     links = times.host.links([one.site_name for one in devices])
     if not links:
         return problem
@@ -110,8 +116,7 @@ def timed(problem: Problem, kinds: NodeKinds, devices: Sequence[Device], times: 
 
 
 def with_host(devices: Sequence[Device], everyone: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices, and behind them a processor of this host if there is none among them: what no other
-    device can run, it does."""
+    """Append a processor of this host if there is none, for nodes that no other can run."""
     if any(one.type is DeviceType.CPU for one in devices):
         return tuple(devices)
     hosts = (one for one in everyone if one.type is DeviceType.CPU and one.buffer_type.is_host)

@@ -1,17 +1,17 @@
-"""Compiling for a session: from a graph that nobody checked to a plan with a handle.
+"""Compiles the graphs of a session: from an unchecked graph to a plan with a handle.
 
-Compiles of one session are serial, since they share variables and contents. One that fails, or whose
-session closes meanwhile, leaves nothing behind.
+Compiles of one session are serial, since they share variables and contents. A compile that fails,
+or whose session closes meanwhile, leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from heliograph_backends.contract import (
     Arena,
@@ -32,7 +32,16 @@ from heliograph_proto.errors import (
     UnsupportedError,
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind
-from heliograph_proto.plans import CompileRequest, PlanInfo, PlanOptions, Port, RowSplit, VariablePort
+from heliograph_proto.plans import (
+    CompileRequest,
+    Partition,
+    PlanInfo,
+    PlanOptions,
+    Port,
+    RowSplit,
+    VariablePort,
+)
+from heliograph_server.compile.candidates import kinds_of
 from heliograph_server.compile.estimator import Estimator
 from heliograph_server.compile.factory import PlanFactory, PlanParts
 from heliograph_server.compile.placement import Placement, Placer, device_options
@@ -44,7 +53,6 @@ from heliograph_server.compile.plan_cache import (
     NamedPorts,
     key_of,
 )
-from heliograph_server.compile.recording import recorder_of
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.divided import explaining
 from heliograph_server.plans.loaded_plan import LoadedPlan
@@ -62,22 +70,22 @@ from heliograph_server.resources.handles import (
     ReservationHandle,
     TensorHandle,
 )
-from heliograph_server.resources.measurements import Recorder
+from heliograph_server.resources.measurements import Recorder, TenantTimes, op_kinds
 from heliograph_server.resources.memories import zeroed
 from heliograph_server.resources.quotas import QuotaKind
 from heliograph_server.resources.run_slots import RunSlots
-from heliograph_server.scheduler.tensor_split import divide
+from heliograph_server.scheduler.tensor_split import Divided, divide
 from heliograph_server.session.protocol.plan_state import PlanState
 from heliograph_server.weights.direct_upload import Homes
 
 T = TypeVar("T")
 
-#: Of a plan that takes memory of its own.
+#: The reservation of a plan that allocates its own memory.
 NO_RESERVATION = MemoryReservation({})
 
 
 class Compiler:
-    """Compiles graphs into one session. `lock` guards its `state`, `plans` are those that it knows."""
+    """Compiles graphs into one session. `lock` guards its `state`; `plans` is its cache."""
 
     def __init__(
         self, state: PlanState, lock: threading.RLock, services: SessionServices, plans: KnownPlans
@@ -86,7 +94,7 @@ class Compiler:
         self._state = state
         self._lock = lock
         self._limits = services.limits
-        self._everyone = devices.present
+        self._all_devices = devices.present
         self._contents = contents
         self._device_locks = services.device_locks
         self._room = room
@@ -96,18 +104,19 @@ class Compiler:
         self._factory = PlanFactory(services.device_locks, services.exchange)
         self._placer = Placer(devices.device, devices.present, contents, room, services.times)
         self._known = KnownGraphs(services.limits)
-        #: Held while compiling; whoever frees contents and variables takes it first.
+        #: Held while compiling, and while contents and variables are freed.
         self.busy = threading.Lock()
         self.estimator = Estimator(state, lock, self.busy, services, self._placer)
 
     def compile(self, request: CompileRequest) -> PlanInfo:
-        """Raises what PlanService.Compile is refused with."""
+        """Compile a graph. Raises the errors of PlanService.Compile."""
         started = time.perf_counter()
         client = self._known.validated(request.graph, request.bindings.keys())
-        check_request(client.graph, request)
+        if request.options.partition is not None:
+            _check_partition(client.graph, request, request.options.partition)
         with (
             self.busy,
-            # One that takes another's place is for a moment one too many.
+            # An update has one plan more for a moment.
             self._holding.taken(QuotaKind.PLANS, by_force=bool(request.updates)),
             _Compilation(self._state, self._lock, request, client.graph) as compilation,
         ):
@@ -122,89 +131,99 @@ class Compiler:
             return self._commit(compilation, plan, started)
 
     def place(self, request: CompileRequest, missing: Collection[bytes], use: Callable[[Homes], T]) -> T:
-        """What `use` makes of where missing contents will lie, while nothing else is compiled. A weight whose
-        parts lie apart goes to where the first one does. Raises what PlaceContents is refused with."""
+        """Pass the future homes of missing contents to `use`, while nothing else is compiled.
+
+        A weight that is split over devices goes to the home of its first part. Returns what `use`
+        returns, and raises the errors of PlanService.PlaceContents.
+        """
         client = self._known.validated(request.graph, request.bindings.keys())
-        # A plan that is updated goes on until it is.
+        # A plan that will be updated runs on until then.
         request = replace(request, updates=0)
         with self.busy, _Compilation(self._state, self._lock, request, client.graph) as compilation:
             known, bound = self._divided(client, request), compilation.bound
             with explaining(known.divided):
                 sizes = compilation.memory.sizes
                 placement = self._room.for_work(lambda: self._place(known, request, bound, sizes))
-            homes = [*self._homes(known.graph, placement, compilation), *_first_parts(known, placement)]
-            wanted = frozenset(missing)
+            homes = [*_homes(known.graph, placement, compilation.bound), *_first_parts(known, placement)]
+            digests = frozenset(missing)
             return use(
-                {leaf.digest: (home, leaf.type.nbytes) for leaf, home in homes if leaf.digest in wanted}
+                {leaf.digest: (home, leaf.type.nbytes) for leaf, home in homes if leaf.digest in digests}
             )
 
     def _make(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
-        """A plan that nobody compiled before."""
+        """A new plan, which is not in the cache."""
         bound, known = compilation.bound, self._divided(client, compilation.request)
         with explaining(known.divided):
             placement = self._place(known, compilation.request, bound, compilation.memory.sizes)
             self._fetch(client.graph, known.graph, placement, bound)
-            self._check_contents(client.graph, bound)
-            loaded = self._loaded(placement, known, compilation)
+            weights = _homes(known.graph, placement, bound)
+            # The device's workers pack the weights.
+            with self._device_locks[placement.main.name], self._weights(weights):
+                if known.divided is not None:
+                    self._cut(known.graph, known.divided, placement)
+                bindings = self._bind(known.graph, placement, bound)
+                loaded = self._load(placement, known, bindings, compilation)
+            loaded.when_freed(lambda: self._contents.unuse(weights))
         found = compilation.reservation if loaded.plan.arena_bytes else None
         partition = compilation.request.options.partition
         is_spread = partition is not None or isinstance(loaded.plan, DistributedPlan)
         slots = found.slots if found is not None else _run_slots(loaded, is_spread)
         memory = found.reservation if found is not None else None
-        # What holds tensors of the client goes with the last handle.
+        # A plan that holds tensors of the client is freed with its last handle.
         lasts = not bound.tensors
         return KnownPlan(key, client, loaded, slots, NamedPorts.of(client.graph, partition), lasts, memory)
 
-    def _loaded(self, placement: Placement, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:
-        # Weights are packed by the device's workers.
-        weights = self._homes(known.graph, placement, compilation)
-        with self._device_locks[placement.main.name], self._weights(weights):
-            self._cut(known, placement)
-            bindings = self._bind(known.graph, placement, compilation.bound)
-            loaded = self._load(placement, known, bindings, compilation)
-        loaded.when_freed(lambda: self._contents.unuse(weights))
-        return loaded
-
     def _divided(self, known: KnownGraph, request: CompileRequest) -> KnownGraph:
-        """The graph, with weights over devices where that was asked for. Raises InvalidArgumentError,
-        UnknownDeviceError, LimitExceededError."""
-        splits = _splits_by_leaf(request.options)
-        if not splits:
+        """The graph, with the requested weights split over devices.
+
+        Raises InvalidArgumentError, UnknownDeviceError, LimitExceededError.
+        """
+        if not request.options.splits:
             return known
+        splits = _splits_by_leaf(request.options)
         for split in dict.fromkeys(splits.values()):
             self._placer.check_split(split, request.options.devices)
         return known.division(
             splits, lambda: divide(known.graph, splits, self._limits, request.bindings.keys())
         )
 
-    def _cut(self, known: KnownGraph, placement: Placement) -> None:
-        """Puts the parts of weights where they are to lie. Raises InvalidGraphError, OutOfMemoryError."""
-        if known.divided is None:
-            return
-        leaves, wholes = known.graph.leaves, {leaf.digest for leaf in known.graph.weights}
-        for leaf, values in known.divided.values_of.items():
+    def _cut(self, graph: Graph, divided: Divided, placement: Placement) -> None:
+        """Move the parts of split weights to their homes. Raises InvalidGraphError,
+        OutOfMemoryError."""
+        wholes = {leaf.digest for leaf in graph.weights}
+        for leaf, values in divided.values_of.items():
             if len(values) > 1:
-                weight = known.divided.client.leaves[leaf]
-                parts = [(leaves[value], placement.home(value)) for value in values]
+                weight = divided.client.leaves[leaf]
+                parts = [(graph.leaves[value], placement.home(value)) for value in values]
                 self._contents.cut(weight, parts, keeps_whole=weight.digest in wholes)
 
     def _fetch(self, client: Graph, graph: Graph, placement: Placement, bound: BoundLeaves) -> None:
-        """Reads from files what need not be uploaded; `graph`: the client's, perhaps with divided weights."""
-        weights = enumerate(graph.leaves)
-        homes = {leaf.digest: placement.home(n) for n, leaf in weights if leaf.kind is LeafKind.WEIGHT}
-        self._contents.fetch(_unbound_weights(client, bound), homes)
+        """Read contents from files, and check that no others are missing.
 
-    def _homes(
-        self, graph: Graph, placement: Placement, compilation: _Compilation
-    ) -> list[tuple[Leaf, BufferType]]:
-        """The graph's weights that are contents, and where they are to lie."""
-        bound = compilation.bound.tensors
-        leaves = [(number, leaf) for number, leaf in enumerate(graph.leaves) if number not in bound]
-        return [(leaf, placement.home(n)) for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT]
+        `graph` is the client's, possibly with split weights. Raises MissingContentError.
+        """
+        homes = {
+            leaf.digest: placement.home(number)
+            for number, leaf in enumerate(graph.leaves)
+            if leaf.kind is LeafKind.WEIGHT
+        }
+        contents = [
+            leaf
+            for number, leaf in enumerate(client.leaves)
+            if leaf.kind is LeafKind.WEIGHT and number not in bound.tensors
+        ]
+        self._contents.fetch(contents, homes)
+        missing = set(self._contents.missing(tuple([leaf.digest for leaf in contents])))
+        if missing:
+            names = [leaf.name for leaf in contents if leaf.digest in missing]
+            raise MissingContentError(
+                f"{len(names)} weights were not uploaded, such as {names[0][:64]!r}",
+                advice="upload their contents and compile again",
+            )
 
     @contextmanager
     def _weights(self, weights: Sequence[tuple[Leaf, BufferType]]) -> Iterator[None]:
-        """Contents stay on the devices that a compile moved them to if it ends well, else where they were."""
+        """Keep contents on the devices to which a compile moves them, unless it fails."""
         try:
             yield
         except BaseException:
@@ -215,7 +234,8 @@ class Compiler:
     def _load(
         self, placement: Placement, known: KnownGraph, bindings: LeafBindings, compilation: _Compilation
     ) -> LoadedPlan:
-        options, recorder = compilation.request.options, self._recorder(known, placement)
+        options = compilation.request.options
+        recorder = _recorder_of(self._times, self._all_devices(), known.graph, placement)
         if placement.schedule is None:
             device = placement.main
             arena = compilation.memory.share(device.name).arena
@@ -236,15 +256,12 @@ class Compiler:
         memory = compilation.memory if compilation.memory is not NO_RESERVATION else None
         return self._factory.build(PlanParts(known, placement, bindings, options, memory, recorder))
 
-    def _recorder(self, known: KnownGraph, placement: Placement) -> Recorder | None:
-        return recorder_of(self._times, self._everyone(), known.graph, placement)
-
-    # What its leaves are
+    # Leaves
 
     def _place(
         self, known: KnownGraph, request: CompileRequest, bound: BoundLeaves, reserved: Mapping[str, int]
     ) -> Placement:
-        """Raises what `Placer.find` and `check_taps` do."""
+        """Place a graph. Raises the errors of `Placer.find` and `check_taps`."""
         check_pipeline(request.options.pipeline)
         taps = self._taps(known, request.options.taps)
         return self._placer.find(
@@ -252,8 +269,10 @@ class Compiler:
         )
 
     def _lies(self, graph: Graph, request: CompileRequest, bound: BoundLeaves) -> dict[int, str]:
-        """The names of the devices of leaves that lie somewhere already. Raises DeviceLostError for a tensor
-        that is gone, and for a variable unless it is to begin anew."""
+        """The devices, by name, of leaves that have memory already.
+
+        Raises DeviceLostError for a lost tensor, or for a lost variable that is not renewed.
+        """
         with self._lock:
             lies = self._state.devices_of(graph, bound)
             variables = dict(self._state.variables)
@@ -267,7 +286,7 @@ class Compiler:
         return lies
 
     def _taps(self, known: KnownGraph, asked: tuple[int, ...]) -> frozenset[int]:
-        """The nodes that are observed. Raises what `check_taps` does."""
+        """The observed nodes. Raises the errors of `check_taps`."""
         if known.divided is None:
             return check_taps(known.graph, asked, self._limits)
         taps = check_taps(known.divided.client, asked, self._limits)
@@ -290,18 +309,11 @@ class Compiler:
                 into[number] = self._variable(leaf, placement.home(number))
         return LeafBindings(weights, variables)
 
-    def _check_contents(self, graph: Graph, bound: BoundLeaves) -> None:
-        weights = _unbound_weights(graph, bound)
-        missing = set(self._contents.missing(tuple(leaf.digest for leaf in weights)))
-        names = [leaf.name for leaf in weights if leaf.digest in missing]
-        if names:
-            raise MissingContentError(
-                f"{len(names)} weights were not uploaded, such as {names[0][:64]!r}",
-                advice="upload their contents and compile again",
-            )
-
     def _variable(self, leaf: Leaf, memory: BufferType) -> Tensor:
-        """The variable of this name, made if the session has none yet. Raises InvalidGraphError."""
+        """The session's variable of this name, created if necessary.
+
+        Raises InvalidGraphError, UnsupportedError.
+        """
         with self._lock:
             found = self._state.variables.get(leaf.name)
         if found is None or _lost(found[1]) is not None:
@@ -310,7 +322,7 @@ class Compiler:
         if tensor.type != leaf.type:
             raise InvalidGraphError(
                 f"variable {leaf.name!r} of this session is {tensor.type}, the graph says {leaf.type}",
-                advice="name it otherwise, for example in a g.scope, or use another session",
+                advice="give it another name, for example in a g.scope, or use another session",
             )
         if (where := tensor.buffer.buffer_type).device is not memory.device:
             raise UnsupportedError(
@@ -319,8 +331,8 @@ class Compiler:
             )
         if where is not memory:
             raise UnsupportedError(
-                f"variable {leaf.name!r} of this session lies in memory of buffer type {where.name}, and is "
-                f"wanted in {memory.name}",
+                f"variable {leaf.name!r} of this session lies in memory of buffer type {where.name}, but the "
+                f"plan needs it in {memory.name}",
                 advice="compile all plans that share it with the same buffer_types",
             )
         return tensor
@@ -328,7 +340,7 @@ class Compiler:
     def _new_variable(self, leaf: Leaf, memory: BufferType) -> Tensor:
         with self._lock:
             self._state.handles.check_room(TensorHandle)
-        # As its storage counts.
+        # The size by which its storage is charged.
         with self._holding.taken(QuotaKind.MEMORY, leaf.type.nbytes):
             buffer = zeroed(memory, memory.alloc_size(leaf.type))
             try:
@@ -346,17 +358,24 @@ class Compiler:
     def _commit(self, compilation: _Compilation, plan: KnownPlan, started: float) -> PlanInfo:
         request, bound, ports = compilation.request, compilation.bound, plan.ports
         loaded = plan.loaded
+        variables: list[VariablePort] = []
+        read: list[TensorHandle] = []
+        assigned: list[TensorHandle] = []
         try:
             with self._lock:
-                # A device that went meanwhile took its variables with it.
+                # The variables of a device that was lost meanwhile are gone.
                 loaded.check_there()
-                handles = {n: self._variable_handle(n, leaf, bound) for n, leaf in ports.variables}
+                for n, leaf in ports.variables:
+                    number, variable = self._variable_handle(n, leaf, bound)
+                    (assigned if n in ports.assigned else read).append(variable)
+                    where = variable.storage.device if variable.storage is not None else ""
+                    variables.append(VariablePort(Port(leaf.name, leaf.type), number, where))
                 made = PlanHandle(
                     loaded.device.name,
                     ports.inputs,
                     ports.outputs,
-                    read=tuple(one for n, (_, one) in handles.items() if n not in ports.assigned),
-                    assigned=tuple(one for n, (_, one) in handles.items() if n in ports.assigned),
+                    read=tuple(read),
+                    assigned=tuple(assigned),
                     bound=bound,
                     plan=loaded,
                     slots=plan.slots,
@@ -369,27 +388,28 @@ class Compiler:
             self._plans.release(loaded)
             raise
         compilation.is_committed = True
-        return PlanInfo(
+        info = PlanInfo(
             inputs=ports.inputs,
             outputs=ports.outputs,
-            variables=tuple(_variable_port(leaf, handles[n]) for n, leaf in ports.variables),
+            variables=tuple(variables),
             device=loaded.device.name,
+            devices=(loaded.device.name,),
             compute_bytes=loaded.compute_bytes,
             reserved_bytes=loaded.plan.arena_bytes,
             steps=loaded.plan.steps,
             duration_ms=(time.perf_counter() - started) * 1e3,
-            **_extent(loaded),
         )
+        return _with_splits(info, loaded.plan, loaded) if isinstance(loaded.plan, MultiDevicePlan) else info
 
     def _variable_handle(self, number: int, leaf: Leaf, bound: BoundLeaves) -> tuple[int, TensorHandle]:
-        """The handle's number and the handle of a variable: the client's tensor, or the session's."""
+        """A variable's number and handle: the client's bound tensor, or the session's own."""
         if number in bound.tensors:
             return bound.numbers[number], bound.tensors[number]
         return self._state.variables[leaf.name]
 
 
 class _Compilation:
-    """What is held while a request is compiled, and let go of if that fails."""
+    """The handles and memory held while a request is compiled, and released if that fails."""
 
     def __init__(
         self, state: PlanState, lock: threading.RLock, request: CompileRequest, graph: Graph
@@ -399,7 +419,7 @@ class _Compilation:
         self.request = request
         self.graph = graph
         self.bound = BoundLeaves()
-        #: In which the plan is to lie.
+        #: The reservation in which the plan will lie.
         self.reservation: ReservationHandle | None = None
         self.memory = NO_RESERVATION
         self.is_committed = False
@@ -408,34 +428,35 @@ class _Compilation:
         self._is_reserved = False
 
     def __enter__(self) -> Self:
-        leaves = self.graph.leaves
-        weights = {n for n in self.request.bindings if leaves[n].kind is LeafKind.WEIGHT}
-        wanted = {n: (handle, leaves[n].type) for n, handle in self.request.bindings.items()}
+        leaves, weights = {}, set()
+        for number, handle in self.request.bindings.items():
+            leaves[number] = handle, self.graph.leaves[number].type
+            if self.graph.leaves[number].kind is LeafKind.WEIGHT:
+                weights.add(number)
         with self._lock:
             try:
                 if self.request.updates:
                     self._old = self._state.take_plan(self.request.updates)
                 self._state.hold_number(self.request.plan, PlanHandle)
                 self._is_reserved = True
-                self._find_reservation()
-                self.bound = self._state.bind_leaves(wanted, weights)
+                if self.request.reservation:
+                    self._use_reservation()
+                self.bound = self._state.bind_leaves(leaves, weights)
             except BaseException:
-                self._let_go()
+                self._release()
                 self._uses.close()
                 raise
         return self
 
-    def _find_reservation(self) -> None:
-        if self.request.reservation:
-            self.reservation = self._state.handles.get(self.request.reservation, ReservationHandle)
-            if self.request.options.pipeline > 1:
-                # Copies that run at once cannot lie one over the other.
-                return
+    def _use_reservation(self) -> None:
+        self.reservation = self._state.handles.get(self.request.reservation, ReservationHandle)
+        # Copies of a pipeline run at once, so they cannot share the memory.
+        if self.request.options.pipeline <= 1:
             self.memory = self.reservation.reservation
             self._uses.enter_context(self.memory.in_use())
 
     def idle_plan(self, device: Device, plans: KnownPlans) -> LoadedPlan | None:
-        """The plan whose memory may be taken over: it is its own, nothing of it runs, and nothing will."""
+        """The updated plan, if its memory can be taken over: its own, and nothing runs in it."""
         old = self._old
         if old is None or old.reservation is not None or not old.slots.is_idle or old.device != device.name:
             return None
@@ -444,10 +465,10 @@ class _Compilation:
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._let_go()
+            self._release()
         self._uses.close()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if not self.is_committed:
             self._state.release_leaves(self.bound)
             if self._is_reserved:
@@ -469,15 +490,15 @@ def _compile(
     arena: Arena | None,
     old: LoadedPlan | None,
 ) -> tuple[Plan, Sequence[int] | None]:
-    """A plan for one device, and the order of its nodes there. Takes over the memory of `old`."""
+    """A plan for one device, which takes over the memory of `old`, and its order of nodes."""
     try:
-        wanted, order = ordered(device, known.graph)
+        graph, order = ordered(device, known.graph)
         if old is not None:
-            plan = old.updated(wanted, bindings, options)
+            plan = old.updated(graph, bindings, options)
         elif arena is not None:
-            plan = device.compile_in(arena, wanted, bindings, options)
+            plan = device.compile_in(arena, graph, bindings, options)
         else:
-            plan = device.compile(wanted, bindings, options)
+            plan = device.compile(graph, bindings, options)
         return plan, order
     except HeliographError:
         raise
@@ -485,8 +506,17 @@ def _compile(
         raise typed(error, "compiling") from error
 
 
+def _homes(graph: Graph, placement: Placement, bound: BoundLeaves) -> list[tuple[Leaf, BufferType]]:
+    """The graph's weights that are contents, and their homes."""
+    homes = []
+    for number, leaf in enumerate(graph.leaves):
+        if leaf.kind is LeafKind.WEIGHT and number not in bound.tensors:
+            homes.append((leaf, placement.home(number)))
+    return homes
+
+
 def _first_parts(known: KnownGraph, placement: Placement) -> list[tuple[Leaf, BufferType]]:
-    """Weights whose parts lie apart, and where the first part of each does."""
+    """The split weights, and the home of the first part of each."""
     if known.divided is None:
         return []
     leaves, values_of = known.divided.client.leaves, known.divided.values_of
@@ -495,20 +525,14 @@ def _first_parts(known: KnownGraph, placement: Placement) -> list[tuple[Leaf, Bu
     ]
 
 
-def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:
-    """Those that are contents, and no tensors of the client's."""
-    leaves = enumerate(graph.leaves)
-    return [leaf for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT and n not in bound.tensors]
-
-
 def _lost(tensor: TensorHandle) -> DeviceLostError | None:
-    """Why what lay there is gone, if it is."""
+    """The error of a tensor whose device is lost."""
     buffer = tensor.storage.buffer if tensor.storage is not None else None
     return buffer.buffer_type.device.lost if isinstance(buffer, Buffer) else None
 
 
 def _check_there(tensor: TensorHandle, leaf: Leaf) -> None:
-    """Raises DeviceLostError for a leaf that lay on a device that is lost."""
+    """Raise DeviceLostError for a leaf on a lost device."""
     if (lost := _lost(tensor)) is None:
         return
     if leaf.kind is LeafKind.VARIABLE:
@@ -516,64 +540,70 @@ def _check_there(tensor: TensorHandle, leaf: Leaf) -> None:
             f"variable {leaf.name!r} of this session is gone: {lost.message}",
             advice="use another session; with on_loss='rebuild' it is restored from a checkpoint",
         )
-    raise type(lost)(f"the tensor of leaf {leaf.name!r} is gone: {lost.message}", advice="make it anew")
+    raise type(lost)(f"the tensor of leaf {leaf.name!r} is gone: {lost.message}", advice="create it again")
 
 
 def _run_slots(loaded: LoadedPlan, has_queues: bool) -> RunSlots:
-    """One run at a time, or one on each copy, with a device queue of its own. A plan that waits for other
-    daemons has its queue in any case, so that nothing else waits meanwhile."""
+    """Slots for one run at a time, or for one on each copy, with a device queue of its own.
+
+    A plan that waits for other daemons always has its own queue, so that it blocks no other work.
+    """
     copies = len(loaded.copies)
     return RunSlots(
         [DeviceQueue(loaded.device.name) for _ in range(copies)] if copies > 1 or has_queues else ()
     )
 
 
-def check_request(graph: Graph, request: CompileRequest) -> None:
-    """Raises InvalidArgumentError, UnsupportedError for a partition that none can be."""
-    options = request.options
-    if options.partition is not None:
-        check_alone(
-            taps=options.taps,
-            row_splits=options.splits,
-            updates=request.updates,
-            reservation=request.reservation,
-        )
-        check_partition(graph, options.partition)
+def _check_partition(graph: Graph, request: CompileRequest, partition: Partition) -> None:
+    """Check a request for a partition. Raises InvalidArgumentError, UnsupportedError."""
+    check_alone(
+        taps=request.options.taps,
+        row_splits=request.options.splits,
+        updates=request.updates,
+        reservation=request.reservation,
+    )
+    check_partition(graph, partition)
 
 
 def _splits_by_leaf(options: PlanOptions) -> dict[int, RowSplit]:
-    """How rows lie over devices, by weight. Raises InvalidArgumentError for a weight with two ways."""
+    """The requested splits, by weight. Raises InvalidArgumentError for a weight with two."""
     splits: dict[int, RowSplit] = {}
     for split, leaves in options.splits:
         for leaf in leaves:
             if leaf in splits:
-                raise InvalidArgumentError(f"value {leaf} is to lie over devices in two ways")
+                raise InvalidArgumentError(f"value {leaf} is split over devices in two ways")
             splits[leaf] = split
     return splits
 
 
-def _extent(loaded: LoadedPlan) -> dict[str, Any]:
-    """How far a plan reaches, as `PlanInfo` has it."""
-    plan = loaded.plan
-    if not isinstance(plan, MultiDevicePlan):
-        return {"devices": (loaded.device.name,)}
+def _with_splits(info: PlanInfo, plan: MultiDevicePlan, loaded: LoadedPlan) -> PlanInfo:
     used = sorted({one.device for one in plan.schedule.splits} or {plan.schedule.main})
-    return {
-        "devices": tuple(plan.devices[place].name for place in used),
-        "splits": len(plan.schedule.splits),
-        "copied_bytes": plan.schedule.copied_bytes,
-        "pipeline": len(loaded.copies),
-    }
+    return replace(
+        info,
+        devices=tuple(plan.devices[place].name for place in used),
+        splits=len(plan.schedule.splits),
+        copied_bytes=plan.schedule.copied_bytes,
+        pipeline=len(loaded.copies),
+    )
 
 
-def _variable_port(leaf: Leaf, found: tuple[int, TensorHandle]) -> VariablePort:
-    number, handle = found
-    device = handle.storage.device if handle.storage is not None else ""
-    return VariablePort(Port(leaf.name, leaf.type), number, device)
+def _recorder_of(
+    times: TenantTimes, devices: Sequence[Device], graph: Graph, placement: Placement
+) -> Recorder | None:
+    """The recorder of a plan's run times, which help to place others on several hosts."""
+    if not any(one.site_name for one in devices):
+        return None
+    kinds = kinds_of(graph).of
+    if placement.schedule is None:
+        parts: list[tuple[Device, Iterable[int]]] = [(placement.main, range(len(kinds)))]
+    else:
+        parts = [(placement.devices[one.device], one.nodes) for one in placement.schedule.splits]
+    trips = [times.host.round_trip_s(device.site_name) * 1e6 for device, _ in parts]
+    return Recorder(times, [(device.name, op_kinds(graph, nodes, kinds)) for device, nodes in parts], trips)
 
 
 def _on_device(tensor: Tensor, leaf: Leaf, device: Device) -> Tensor:
-    """A client's tensor as a leaf. Raises UnsupportedError where the device cannot read it in place."""
+    """A client's tensor as a leaf. Raises UnsupportedError if the device cannot read it."""
     if not device.supports_buffer_type(tensor.buffer.buffer_type):
         where = tensor.buffer.buffer_type.device.name
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""What graphs take of devices, before they are compiled: estimates, and memory that is taken for them."""
+"""Estimates of graphs' memory on devices, and reservations of memory for plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from heliograph_server.session.protocol.plan_state import PlanState
 
 
 class Estimator:
-    """Of one session. `busy` is held while something compiles."""
+    """The estimates and reservations of one session. `busy` is held while a graph is compiled."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Estimator:
     # Estimates
 
     def estimate(self, request: EstimateRequest) -> PlanEstimate:
-        """What a plan would take, without taking it. Raises what PlanService.Estimate is refused with."""
+        """Estimate a plan's memory. Raises the errors of PlanService.Estimate."""
         options = request.options
         graph, placement = self._find(request.graph, options)
         if placement.schedule is None:
@@ -63,8 +63,10 @@ class Estimator:
         )
 
     def _find(self, graph: Graph, options: PlanOptions) -> tuple[Graph, Placement]:
-        """The graph, checked, and where it would run; its weights need not be here, and no run of it waits
-        for other daemons."""
+        """The validated graph and its placement.
+
+        Its weights need not be uploaded, and it is placed as a whole, not as a partition.
+        """
         check_pipeline(options.pipeline)
         weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
         known = KnownGraph(validate(graph, self._limits, bound=weights))
@@ -75,20 +77,25 @@ class Estimator:
     # Reservations
 
     def reserve(self, request: ReserveRequest) -> dict[str, int]:
-        """Takes memory for plans; bytes by device. Raises what PlanService.Reserve is refused with."""
+        """Reserve memory, and return bytes by device. Raises the errors of PlanService.Reserve."""
         with self._busy:
             with self._lock:
                 self._state.hold_number(request.reservation, ReservationHandle)
             try:
-                made = self._room.for_work(lambda: self._take_memory(request))
+                made = self._room.for_work(lambda: self._allocate(request))
                 self._holding.charge(sum(made.sizes.values()), made)
-                self._commit(request.reservation, made)
+                try:
+                    with self._lock:
+                        self._state.add_reservation(request.reservation, made)
+                except BaseException:
+                    made.free()
+                    raise
             finally:
                 with self._lock:
                     self._state.handles.give_up(request.reservation)
         return made.sizes
 
-    def _take_memory(self, request: ReserveRequest) -> MemoryReservation:
+    def _allocate(self, request: ReserveRequest) -> MemoryReservation:
         needs = self._needs(request)
         try:
             return MemoryReservation(needs)
@@ -103,17 +110,9 @@ class Estimator:
         graph, placement = self._find(request.graph, replace(options, pipeline=1))
         return needs_of(graph, placement.devices, placement.schedule, device_options(options))
 
-    def _commit(self, number: int, made: MemoryReservation) -> None:
-        try:
-            with self._lock:
-                self._state.add_reservation(number, made)
-        except BaseException:
-            made.free()
-            raise
-
 
 def _alone(graph: Graph, placement: Placement, options: DeviceCompileOptions) -> PlanEstimate:
-    """Of a plan in one split on one device."""
+    """The estimate of a plan in one split on one device."""
     found = placement.main.estimate(ordered(placement.main, graph)[0], options)
     sizes = {kind: _size(placement, graph.of_kind(kind)) for kind in LeafKind}
     weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
@@ -135,14 +134,16 @@ def _size(placement: Placement, leaves: tuple[Leaf, ...]) -> int:
 
 def _checked(size_bytes: int) -> int:
     if size_bytes > MAX_BYTES:
-        raise LimitExceededError(f"weights or variables of {size_bytes:,} bytes in all; 2**63 is too many")
+        raise LimitExceededError(
+            f"weights or variables of {size_bytes:,} bytes in all; there can be fewer than 2**63"
+        )
     return size_bytes
 
 
 def _shares(
     graph: Graph, placement: Placement, schedule: Schedule, options: DeviceCompileOptions, copies: int
 ) -> tuple[DeviceEstimate, ...]:
-    """Of a plan over several devices: what each takes, by priority, if it takes anything."""
+    """The estimates of a plan over several devices, by priority, for devices that need memory."""
     count = len(placement.devices)
     sizes = {kind: [0] * count for kind in LeafKind}
     for leaf, home in zip(graph.leaves, schedule.homes, strict=True):

@@ -1,4 +1,4 @@
-"""Plans over several devices, put together: within this process, over several hosts, or as a part of one."""
+"""Builds plans over several devices: in this process, over several hosts, or as a partition."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from heliograph_server.scheduler.partitions import Partitions
 
 @dataclass(frozen=True, slots=True)
 class PlanParts:
-    """What a plan over several devices is made of."""
+    """The parts of a plan over several devices."""
 
     known: KnownGraph
     placement: Placement
     bindings: LeafBindings
     options: PlanOptions
-    #: In which it lies as far as it fits; None: it takes memory of its own.
+    #: Reserved memory, used as far as it suffices; None: the plan allocates its own.
     memory: MemoryReservation | None = None
-    #: Takes the times of its runs.
+    #: Records the times of its runs.
     recorder: Recorder | None = None
 
     @property
@@ -44,19 +44,19 @@ class PlanParts:
         return self.placement.schedule
 
     def precedences(self) -> Precedences | None:
-        """Of runs that overlap."""
+        """The precedences of overlapping runs; None if runs do not overlap."""
         return Precedences(len(self.placement.devices)) if self.options.pipeline > 1 else None
 
 
 class PlanFactory:
-    """`exchange`: None: there is none with other daemons."""
+    """Builds plans. `exchange` is None if there is none with other daemons."""
 
     def __init__(self, device_locks: Mapping[str, DeviceLock], exchange: LiveExchange | None) -> None:
         self._device_locks = device_locks
         self._exchange = exchange
 
     def build(self, parts: PlanParts) -> LoadedPlan:
-        """The plan of a placement with a schedule. Raises what compiling does."""
+        """Build the plan of a placement with a schedule. Raises the errors of compiling."""
         partitions, why = self._partitions(parts)
         if partitions is not None:
             return _loaded(parts, self._pooled(parts, partitions))
@@ -73,20 +73,22 @@ class PlanFactory:
         return loaded
 
     def _partitions(self, parts: PlanParts) -> tuple[Partitions | None, str]:
-        """The partitions of a plan that other hosts take part in, or else why it is none of those, if there
-        are such."""
+        """The partitions of a plan over several hosts, or None.
+
+        The text is the reason why a plan with devices of other hosts runs its splits from here.
+        """
         devices = parts.placement.devices
         if parts.options.partition is not None or self._exchange is None:
             return None, ""
         if parts.memory is not None and any(one.site is not None for one in devices):
-            return None, "it lies in memory that was reserved"
+            return None, "it uses reserved memory"
         try:
             return partitions_of(parts.known.graph, parts.schedule, devices), ""
         except UnsupportedError as why:
             return None, why.message
 
     def _scheduled(self, parts: PlanParts, exchanging: Exchanging | None, why_whole: str) -> list[Plan]:
-        """Copies of a plan whose splits this process runs."""
+        """The copies of a plan whose splits this process runs."""
         share = parts.memory.share if parts.memory is not None else lambda _: NOTHING
         resources = RunResources(parts.precedences(), self._device_locks, parts.placement.memories, share)
         plans: list[Plan] = []
@@ -110,7 +112,7 @@ class PlanFactory:
         return plans
 
     def _pooled(self, parts: PlanParts, partitions: Partitions) -> list[Plan]:
-        """Copies of a plan over several hosts."""
+        """The copies of a plan over several hosts."""
         assert self._exchange is not None
         blueprint = Blueprint(
             parts.known.graph,
@@ -134,17 +136,17 @@ class PlanFactory:
         bindings: LeafBindings,
         exchanging: Exchanging,
     ) -> LocalMultiPlan:
-        """This process's own partition."""
+        """The partition of this process."""
         resources = RunResources(precedences, self._device_locks, parts.placement.memories)
         devices, options = parts.placement.devices, device_options(parts.options)
         return LocalMultiPlan(graph, schedule, devices, bindings, options, resources, exchanging)
 
     def _exchanging(self, options: PlanOptions) -> Exchanging | None:
-        """Opens the edges of a partition. Raises HandleExistsError, UnsupportedError."""
+        """Open the edges of a partition. Raises HandleExistsError, UnsupportedError."""
         if (partition := options.partition) is None:
             return None
         if self._exchange is None:
-            raise UnsupportedError("this server exchanges nothing with others")
+            raise UnsupportedError("this server exchanges no values with other daemons")
         return Exchanging(partition, self._exchange.open(partition, options.pipeline))
 
 

@@ -1,8 +1,8 @@
-"""Spreading a graph over devices so that it fits: the scheduler's decisions against what devices estimate.
+"""Spreads a graph over devices so that it fits: checks the scheduler's decisions against estimates.
 
-The scheduler counts weights; what a device keeps beside them, and intermediate results, it learns from the
-device's estimate of each split, unless it has far more than enough. Where that passes what the device has,
-its budget shrinks, and the scheduler decides again.
+The scheduler counts weights. Intermediate results, and what a device keeps beside weights, come
+from the device's estimate of each split, unless it has ample memory. If the sum exceeds a device's
+memory, its budget shrinks, and the scheduler decides again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from heliograph_server.scheduler.schedule import schedule
 from heliograph_server.scheduler.split_memory import ahead_of, plan_between, values_between
 from heliograph_server.scheduler.splits import SplitGraph, clocks, in_order, parts_on
 
-#: How often budgets shrink before the devices themselves say what does not fit.
+#: The most rounds in which budgets shrink. After these, compiling itself reports what does not fit.
 ROUNDS = 8
-#: They shrink by up to this part of themselves more than what was too much: that mostly saves a round.
+#: A budget shrinks by up to this fraction of itself beyond the excess, which often saves a round.
 MARGIN = 1000
-#: A device with this many times the bytes of all leaves, results and copies there has enough, whatever it
-#: keeps beside them.
+#: A device has ample memory with this many times the bytes of all its leaves, results and copies,
 AMPLE = 2
-#: And of this much padding for each of them.
+#: plus this much padding for each of them.
 AMPLE_PADDING_BYTES = 1024
 
 
@@ -36,15 +35,17 @@ def spread(
     copies: int = 1,
     memories: Sequence[BufferType] = (),
 ) -> Schedule:
-    """A schedule that fits, with so many copies of all that runs need for themselves; `memories` as in
-    `candidates`. Raises what `schedule` does."""
+    """Find a schedule that fits into memory. Raises the errors of `schedule`.
+
+    `copies` is the number of copies of a run's memory. `memories` are as in `candidates`.
+    """
     budgets: Sequence[int] = [one.free_bytes for one in problem.devices]
     needs = _Needs(problem, memories or [one.buffer_type for one in devices], options, copies)
     found = schedule(problem)
     for _ in range(ROUNDS):
         over = needs.overshoot(found)
         if any(over.values()) and ahead_of(problem.graph, found, clocks(problem.graph, found)):
-            # Copies one after the other take less memory.
+            # Copies between splits take less memory if they are not made ahead.
             found = replace(found, ahead_bytes=None)
             over = needs.overshoot(found)
         if not any(over.values()):
@@ -56,8 +57,10 @@ def spread(
 def _again(
     problem: Problem, budgets: Sequence[int], over: Mapping[int, int]
 ) -> tuple[Sequence[int], Schedule]:
-    """With budgets that are smaller by what is too much, and a little more, since values live longer across
-    another cut; without that where it is what does not fit."""
+    """Schedule again with budgets reduced by the excess, and by a margin if that fits.
+
+    The margin is for values that live longer across another cut.
+    """
     less = [max(0, size - over.get(place, 0)) for place, size in enumerate(budgets)]
     spare = [size - min(over.get(place, 0) // 4, size // MARGIN) for place, size in enumerate(less)]
     try:
@@ -72,8 +75,10 @@ def _within(problem: Problem, budgets: Sequence[int]) -> Schedule:
 
 
 def ample_bytes(graph: Graph, found: Schedule, copies: int = 1) -> int:
-    """What holds all of the graph and all that is copied: where each device has it, memory decides nothing.
-    `copies`: of what runs need for themselves."""
+    """The memory for the whole graph and all copies. If each device has it, memory decides nothing.
+
+    `copies` is as in `spread`.
+    """
     types = [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
     count = len(types) + sum(len(one.copies) for one in found.splits)
     size_bytes = sum([type.nbytes for type in types]) + found.copied_bytes
@@ -81,7 +86,7 @@ def ample_bytes(graph: Graph, found: Schedule, copies: int = 1) -> int:
 
 
 def _tight(problem: Problem, found: Schedule, copies: int) -> frozenset[int]:
-    """The devices that must be asked whether a schedule fits: it fits the others by far."""
+    """The devices without ample memory, which must be asked whether a schedule fits."""
     graph, count = problem.graph, len(problem.devices)
     sizes, values = [0] * count, [0] * count
     types = [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
@@ -101,7 +106,7 @@ def _tight(problem: Problem, found: Schedule, copies: int) -> frozenset[int]:
 
 
 class _Needs:
-    """What schedules take of devices, who are asked as seldom as can be."""
+    """The memory that schedules need on devices. Estimates are kept, since they are slow."""
 
     def __init__(
         self, problem: Problem, memories: Sequence[BufferType], options: DeviceCompileOptions, copies: int
@@ -111,11 +116,11 @@ class _Needs:
         self._graph = problem.graph
         self._memories = memories
         self._options = options
-        #: By device: nodes that it was asked about, and the bytes that they take beside their leaves.
+        #: By device: the nodes of its last estimate, and their bytes beside leaves.
         self._known: dict[int, tuple[frozenset[int], int]] = {}
 
     def overshoot(self, found: Schedule) -> dict[int, int]:
-        """By how many bytes a schedule passes what each device has that may not have enough."""
+        """The bytes by which a schedule exceeds the memory of each device without ample memory."""
         tight = _tight(self._problem, found, self._copies)
         if not tight:
             return {}
@@ -127,7 +132,7 @@ class _Needs:
         return {place: max(0, -spare[place]) for place in asked}
 
     def _in_memory(self, found: Schedule, places: Set[int]) -> dict[int, int]:
-        """Bytes of leaves and of values between splits."""
+        """The bytes of leaves and of values between splits, by device."""
         needs = dict.fromkeys(places, 0)
         for leaf, home in zip(self._graph.leaves, found.homes, strict=True):
             if home in needs:
@@ -139,7 +144,7 @@ class _Needs:
         return needs
 
     def _is_known_to_fit(self, found: Schedule, place: int, spare_bytes: int) -> bool:
-        """Whether more nodes than these were said to fit into what is left."""
+        """True if an estimate of more nodes than these fits into the spare memory."""
         nodes, size_bytes = self._known.get(place, (frozenset(), 0))
         return size_bytes <= spare_bytes and nodes.issuperset(_nodes_on(found, place))
 
@@ -156,7 +161,7 @@ def _nodes_on(found: Schedule, place: int) -> frozenset[int]:
 
 
 def _estimate(device: Device, part: SplitGraph, options: DeviceCompileOptions, copies: int) -> int:
-    """Bytes that a part takes beside its leaves; 0 where the device cannot tell."""
+    """The bytes that a part needs beside its leaves; 0 if the device cannot estimate."""
     try:
         estimate = device.estimate(in_order(part, device.optimize(part.graph)).graph, options)
     except UnsupportedError:

@@ -1,4 +1,4 @@
-"""Where a graph is to run: one device that can run all of it, or several with a schedule."""
+"""Places graphs: on one device that can run all of it, or on several with a schedule."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from heliograph_server.weights.session_weights import SessionWeights
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a graph is to run: one device, or several with a schedule."""
+    """The place of a graph: one device, or several with a schedule."""
 
     devices: tuple[Device, ...]
-    #: Where each device has weights, variables, and values between splits.
+    #: The buffer type of each device for weights, variables, and values between splits.
     memories: tuple[BufferType, ...]
     schedule: Schedule | None = None
-    #: How long a run is expected to take on the one device; 0: nobody knows, or there are several.
+    #: The expected time of a run on the one device; 0: unknown, or there are several.
     predicted_s: float = 0.0
 
     @property
@@ -48,27 +48,29 @@ class Placement:
 
 
 class Placer:
-    """Decides for one session. `device` looks a device up by name; "" is the first."""
+    """Places the graphs of one session. `device` looks a device up by name; "" is the first."""
 
     def __init__(
         self,
         device: Callable[[str], Device],
-        everyone: Callable[[], Sequence[Device]],
+        all_devices: Callable[[], Sequence[Device]],
         contents: SessionWeights,
         room: MemoryReclaim,
         times: TenantTimes,
     ) -> None:
         self._device = device
-        self._everyone = everyone
+        self._all_devices = all_devices
         self._contents = contents
         self._room = room
         self._times = times
 
     def stamp(self, names: Sequence[str]) -> Hashable:
-        """Another one means that what was measured of a plan's devices has changed so much that it is placed
-        anew. Raises UnknownDeviceError."""
+        """A stamp of the measurements of a plan's devices. If it changes, the plan is placed again.
+
+        Raises UnknownDeviceError.
+        """
         named = [self._device(name) for name in dict.fromkeys(names or ("",))]
-        return self._stamp(with_host(named, self._everyone()))
+        return self._stamp(with_host(named, self._all_devices()))
 
     def _stamp(self, devices: Sequence[Device]) -> Hashable:
         sites = [one.site_name for one in devices]
@@ -82,16 +84,19 @@ class Placer:
         taps: frozenset[int] = frozenset(),
         reserved: Mapping[str, int] = MappingProxyType({}),
     ) -> Placement:
-        """`lies`: names of the devices of leaves that lie somewhere already; `taps`: the nodes of the known
-        graph that are observed; `reserved`: bytes of devices that are there for the plan. Raises
-        UnsupportedError, OutOfMemoryError, UnknownDeviceError, InvalidArgumentError."""
+        """Place a graph.
+
+        `lies` are the devices, by name, of leaves with memory, `taps` the observed nodes, and
+        `reserved` the bytes of each device reserved for the plan. Raises UnsupportedError,
+        OutOfMemoryError, UnknownDeviceError, InvalidArgumentError.
+        """
         found = self._find(known, options, lies, reserved)
         if options.partition is not None:
             shared = partitioned(known.graph, found.memories, found.schedule, options.partition)
             return Placement(found.devices, found.memories, shared)
         if not taps:
             return found
-        # Whoever observes a run is to see it as it is: where nodes run does not depend on it.
+        # Observing a run does not change where its nodes run.
         begins = known.divided.begins if known.divided is not None else frozenset()
         made = tapped(known.graph, found.memories, found.schedule, taps, begins)
         return Placement(found.devices, found.memories, made)
@@ -100,9 +105,9 @@ class Placer:
         self, known: KnownGraph, options: PlanOptions, lies: Mapping[int, str], reserved: Mapping[str, int]
     ) -> Placement:
         named = [check_living(self._device(name)) for name in dict.fromkeys(options.devices or ("",))]
-        devices = with_host(named, self._everyone())
+        devices = with_host(named, self._all_devices())
         memories = _memories(devices, dict(options.buffer_types))
-        pins = _pins_by_node(known, options)
+        pins = _pins_by_node(known, options) if options.pins else {}
         if len(named) == 1 and not pins and not options.memory and known.divided is None:
             refusal = first_unsupported(known.graph, named[0])
             if refusal is None:
@@ -116,9 +121,10 @@ class Placer:
         return Placement(devices, memories, found)
 
     def check_split(self, split: RowSplit, names: Sequence[str]) -> None:
-        """Raises UnknownDeviceError, InvalidArgumentError; `names`: those of the plan's devices."""
+        """Check a split against the plan's devices. Raises UnknownDeviceError,
+        InvalidArgumentError."""
         named = [self._device(name) for name in dict.fromkeys(names or ("",))]
-        known = [device.name for device in with_host(named, self._everyone())]
+        known = [device.name for device in with_host(named, self._all_devices())]
         for name in (split.main, *(name for name, _ in split.fractions)):
             if name not in known:
                 raise unknown_device(name, known)
@@ -134,21 +140,23 @@ class Placer:
         reserved: Mapping[str, int],
         named: int,
     ) -> Schedule:
-        """As it was found before, or else found now and kept. `pinned`: names of devices by node; `named`:
-        how many of the devices were named."""
+        """The schedule of a graph, from the cache or new.
+
+        `pinned` are names of devices by node; `named` is the number of named devices.
+        """
         most = dict(options.memory)
         devices = [one.device for one in memories]
         places = {device.name: place for place, device in enumerate(devices)}
-        wanted = pinned if known.divided is None else known.divided.with_pins(pinned)
-        for name in (*most, *wanted.values()):
+        pinned = pinned if known.divided is None else known.divided.with_pins(pinned)
+        for name in (*most, *pinned.values()):
             if name not in places:
                 raise unknown_device(name, places)
         placed = _placed(known.graph, lies, places)
-        pins = {node: places[name] for node, name in wanted.items()}
+        pins = {node: places[name] for node, name in pinned.items()}
         types = tuple(one.name for one in memories)
         how = device_options(options)
         asks = how, options.pipeline, self._stamp(devices)
-        # Not by name: a device that came back is another one.
+        # By identity, not by name: a device that came back is another one.
         key = (*map(weakref.ref, devices),), types, frozenset(placed.items()), frozenset(pins.items()), *asks
         spare = {one.name: self._room.idle_on(one.name) + reserved.get(one.name, 0) for one in devices}
         free = [usable_bytes(one, spare[one.name], most.get(one.name)) for one in devices]
@@ -169,8 +177,7 @@ class Placer:
     def _own_bytes(
         self, graph: Graph, devices: Sequence[Device], placed: Mapping[int, int], spare: Mapping[str, int]
     ) -> dict[str, int]:
-        """By device: bytes of the graph's leaves that lie there, and so take nothing more of it, and those
-        that are as good as free."""
+        """Bytes by device that count as free for the graph: its own leaves, and spare memory."""
         found = {one.name: self._contents.bytes_on(one.name, graph.weights) for one in devices}
         for value, place in placed.items():
             found[devices[place].name] += graph.type_of(value).nbytes
@@ -178,31 +185,32 @@ class Placer:
 
 
 def device_options(options: PlanOptions) -> DeviceCompileOptions:
-    """Those of them that devices are told."""
+    """Return the options for devices."""
     return DeviceCompileOptions(options.fusion, options.threads)
 
 
 def _memories(devices: Sequence[Device], buffer_types: Mapping[str, str]) -> tuple[BufferType, ...]:
-    """Where each device has weights and the like. Raises UnknownDeviceError, InvalidArgumentError."""
+    """The buffer type of each device. Raises UnknownDeviceError, InvalidArgumentError,
+    UnsupportedError."""
     names = [device.name for device in devices]
     for name in buffer_types:
         if name not in names:
             raise unknown_device(name, names)
-    return tuple(_memory(device, buffer_types.get(device.name, "")) for device in devices)
-
-
-def _memory(device: Device, name: str) -> BufferType:
-    found = find_buffer_type(device, name)
-    if name and not device.supports_buffer_type(found):
-        raise UnsupportedError(
-            f"device {device.name} does not compute in memory of its buffer type {found.name}",
-            advice="use another one: device.buffer_types lists them, and readable_by says who reads each",
-        )
-    return found
+    memories = []
+    for device in devices:
+        name = buffer_types.get(device.name, "")
+        found = find_buffer_type(device, name)
+        if name and not device.supports_buffer_type(found):
+            raise UnsupportedError(
+                f"device {device.name} does not compute in memory of its buffer type {found.name}",
+                advice="use another: device.buffer_types lists them, and readable_by their readers",
+            )
+        memories.append(found)
+    return tuple(memories)
 
 
 def _placed(graph: Graph, lies: Mapping[int, str], places: Mapping[str, int]) -> dict[int, int]:
-    """The places of devices of leaves that lie somewhere. Raises UnsupportedError."""
+    """The devices, by index, of leaves with memory. Raises UnsupportedError."""
     for value, name in lies.items():
         if name not in places:
             leaf = graph.leaves[value]
@@ -215,7 +223,7 @@ def _placed(graph: Graph, lies: Mapping[int, str], places: Mapping[str, int]) ->
 
 
 def first_unsupported(graph: Graph, device: Device) -> UnsupportedError | None:
-    """Why the device cannot run the first node that it cannot run."""
+    """Return the error of the first node that the device cannot run; None if it can run all."""
     for number, node in enumerate(graph.nodes):
         operands = [graph.type_of(value) for value in node.operands]
         if why := device.supports_op(node.op, node.attributes, operands, node.type):
@@ -226,8 +234,10 @@ def first_unsupported(graph: Graph, device: Device) -> UnsupportedError | None:
 
 
 def _pins_by_node(known: KnownGraph, options: PlanOptions) -> dict[int, str]:
-    """Names of devices by node of the client's graph. Raises InvalidArgumentError for a node that is pinned
-    to two devices, or that the graph does not have."""
+    """The pinned devices, by node of the client's graph.
+
+    Raises InvalidArgumentError for a node that is pinned to two devices, or is not in the graph.
+    """
     graph = known.graph if known.divided is None else known.divided.client
     pins: dict[int, str] = {}
     for device, nodes in options.pins:
@@ -235,5 +245,5 @@ def _pins_by_node(known: KnownGraph, options: PlanOptions) -> dict[int, str]:
             if pins.setdefault(node, device) != device:
                 raise InvalidArgumentError(f"node {node} is pinned to {pins[node]} and to {device}")
             if node >= len(graph.nodes):
-                raise InvalidArgumentError(f"node {node} is pinned, of {len(graph.nodes)}")
+                raise InvalidArgumentError(f"node {node} is pinned; the graph has {len(graph.nodes)} nodes")
     return pins

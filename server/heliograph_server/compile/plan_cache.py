@@ -1,13 +1,11 @@
-"""Plans that a session compiled: found again by what they were compiled of, and kept for a while.
+"""Caches of one session: compiled plans, and validated graphs with their schedules.
 
-A plan that is compiled again as long as it is there is not made again: it gets one more handle, and the runs
-of all its handles are serial. When its last handle is freed it stays for as long as it is one of the few
-that were used last, takes little memory, and nobody wants that; then it costs a look-up to compile it again.
+A plan is found by its key: everything that it was compiled from. Compiling it again adds a handle,
+and the runs of all its handles are serial. After its last handle is freed, the plan is kept while
+it is among the few most recently used, takes little memory, and no other work needs that memory.
 
-What a session compiled before and may compile again: validated graphs and their schedules, by content.
-
-Both are immutable and hold no memory of a device, so what they cost is time alone. A session keeps its own;
-nothing of them is seen by another.
+Graphs and schedules are found by content. They are immutable and hold no device memory, so they
+only save time. Sessions do not share them.
 """
 
 from __future__ import annotations
@@ -29,26 +27,27 @@ from heliograph_server.resources.run_slots import RunSlots
 from heliograph_server.scheduler.model import Schedule
 from heliograph_server.scheduler.tensor_split import Divided
 
-#: The most graphs, schedules of one graph, and bytes of messages that a session keeps. In Python a graph
-#: takes some thirty times the bytes of its message.
+#: The most graphs, schedules of one graph, and bytes of graph messages in the cache. A graph takes
+#: about thirty times the bytes of its message in Python.
 MOST_GRAPHS, MOST_SCHEDULES, MOST_BYTES = 4, 8, 2 * 2**20
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class KnownGraph:
-    """A validated graph and its schedules; with each, how much free memory makes memory irrelevant."""
+    """A validated graph and its schedules."""
 
     graph: Graph
-    #: Of its message; 0 for one that came without: nobody can find it again.
+    #: The size of its message; 0 for one without a message, which cannot be found again.
     size_bytes: int = 0
+    #: Schedules by key, each with the free memory that makes memory irrelevant.
     schedules: dict[Hashable, tuple[Schedule, int]] = field(default_factory=dict)
-    #: If this is a graph whose weights lie over devices: what it was made of.
+    #: The division of the client's graph, if this is a graph with weights split over devices.
     divided: Divided | None = None
-    #: What it became last when weights were to lie over devices, and how these were to.
+    #: The last request to split weights, and the graph that it led to.
     _division: tuple[Mapping[int, RowSplit], KnownGraph] | None = None
 
     def division(self, splits: Mapping[int, RowSplit], divide: Callable[[], Divided]) -> KnownGraph:
-        """The graph with weights over devices, as `divide` makes it now, or made it the last time."""
+        """Return the graph with split weights, made by `divide` now or at the last call."""
         if self._division is None or self._division[0] != splits:
             made = divide()
             growth = len(made.graph.nodes) / max(1, len(self.graph.nodes))
@@ -57,16 +56,16 @@ class KnownGraph:
 
     @property
     def kept_bytes(self) -> int:
-        """Of messages that would be as large as all that is kept."""
+        """The bytes of messages for the graph and its division."""
         return self.size_bytes + (self._division[1].size_bytes if self._division else 0)
 
     def schedule(self, key: Hashable, free_bytes: Sequence[int]) -> Schedule | None:
-        """The schedule of this key, if all devices have so much that memory decides nothing."""
+        """Return the schedule of a key, unless a device has too little memory to ignore it."""
         found, ample = self.schedules.get(key, (None, 0))
         return found if min(free_bytes) >= ample else None
 
     def keep(self, key: Hashable, found: Schedule, free_bytes: Sequence[int], copies: int = 1) -> None:
-        """Keeps a schedule, if it does not depend on how much memory was free."""
+        """Keep a schedule, unless it depends on the free memory."""
         ample = ample_bytes(self.graph, found, copies)
         if min(free_bytes) < ample:
             return
@@ -76,21 +75,24 @@ class KnownGraph:
 
 
 class KnownGraphs:
-    """Those that were validated last. Thread-safe."""
+    """The most recently validated graphs. Thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        #: The least recently used first.
+        #: Least recently used first.
         self._known: dict[Hashable, KnownGraph] = {}
-        #: Those too that only a plan keeps: it may be compiled again as long as it is there.
+        #: Also those that only a plan keeps alive.
         self._alive: WeakValueDictionary[Hashable, KnownGraph] = WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"<KnownGraphs {len(self._known)}>"
 
     def validated(self, graph: Graph | ReceivedGraph, bound: Collection[int]) -> KnownGraph:
-        """The graph, checked now or before; `bound` is that of `validate`. Raises what `validate` does."""
+        """Return the validated graph, from the cache if possible.
+
+        `bound` is passed to `validate`. Raises the errors of `validate`.
+        """
         if isinstance(graph, Graph):
             return KnownGraph(validate(graph, self._limits, bound))
         key = graph.digest, frozenset(bound)
@@ -100,71 +102,64 @@ class KnownGraphs:
                 self._known[key] = found
         if found is None:
             found = KnownGraph(validate(graph.decode(), self._limits, bound), graph.size_bytes)
-            self._add(key, found)
+            with self._lock:
+                self._known[key] = self._alive[key] = found
+                kept_bytes = sum([one.kept_bytes for one in self._known.values()])
+                while len(self._known) > MOST_GRAPHS or kept_bytes > MOST_BYTES:
+                    kept_bytes -= self._known.pop(next(iter(self._known))).kept_bytes
         return found
 
-    def _add(self, key: Hashable, made: KnownGraph) -> None:
-        with self._lock:
-            self._known[key] = self._alive[key] = made
-            while len(self._known) > MOST_GRAPHS or self._size_bytes() > MOST_BYTES:
-                del self._known[next(iter(self._known))]
 
-    def _size_bytes(self) -> int:
-        return sum(one.kept_bytes for one in self._known.values())
-
-
-#: The most plans without a handle that a session keeps, their memory on devices, and the bytes of their
-#: graphs' messages, of which those in Python are a multiple.
+#: The most plans without a handle in the cache, their device memory, and the bytes of their graphs'
+#: messages, of which their size in Python is a multiple.
 MOST_IDLE, MOST_IDLE_BYTES, MOST_IDLE_MESSAGES = 4, 64 * 2**20, MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPorts:
-    """What of a graph has names for its client. Leaves with their numbers."""
+    """The values of a graph that have names."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    #: With their numbers.
     variables: tuple[tuple[int, Leaf], ...]
-    #: Numbers of variables that the graph assigns.
+    #: The numbers of variables that the graph assigns.
     assigned: frozenset[int]
 
     @classmethod
     def of(cls, graph: Graph, partition: Partition | None = None) -> NamedPorts:
-        """Those of a validated graph. What arrives while a partition runs is no input of its runs."""
+        """Return a validated graph's ports. A partition's arrivals are no inputs of its runs."""
         late = {one.leaf for one in partition.arrivals} if partition is not None else ()
-        return cls(
-            inputs=tuple(
-                Port(leaf.name, leaf.type)
-                for n, leaf in enumerate(graph.leaves)
-                if leaf.kind is LeafKind.INPUT and n not in late
-            ),
-            outputs=tuple(Port(one.name, graph.type_of(one.value)) for one in graph.outputs),
-            variables=tuple(
-                (n, leaf) for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.VARIABLE
-            ),
-            assigned=frozenset(node.operands[0] for node in graph.nodes if node.op == "assign"),
-        )
+        inputs, variables = [], []
+        for number, leaf in enumerate(graph.leaves):
+            if leaf.kind is LeafKind.VARIABLE:
+                variables.append((number, leaf))
+            elif leaf.kind is LeafKind.INPUT and number not in late:
+                inputs.append(Port(leaf.name, leaf.type))
+        outputs = [Port(one.name, graph.type_of(one.value)) for one in graph.outputs]
+        assigned = frozenset([node.operands[0] for node in graph.nodes if node.op == "assign"])
+        return cls(tuple(inputs), tuple(outputs), tuple(variables), assigned)
 
 
 @dataclass(eq=False, slots=True)
 class KnownPlan:
-    """A plan and whoever has a handle of it."""
+    """A plan in the cache, and the number of its handles."""
 
-    #: What it was compiled of; None: nobody can ask for the same again.
+    #: Everything that it was compiled from; None: it cannot be found again.
     key: Hashable
     known: KnownGraph
     loaded: LoadedPlan
     slots: RunSlots
     ports: NamedPorts
-    #: Whether it holds nothing that is the client's, and so may stay without a handle.
+    #: True if it holds no tensors of the client, and so may be kept without a handle.
     lasts: bool
-    #: In whose memory it lies, if so.
+    #: The reservation whose memory it uses, if any.
     reservation: MemoryReservation | None = None
     handles: int = 1
 
     @property
     def may_stay(self) -> bool:
-        """Whether it may stay without a handle, now."""
+        """True if it may be kept without a handle now."""
         is_over = self.reservation is not None and self.reservation.is_over
         return self.lasts and not is_over and not self.loaded.is_lost
 
@@ -176,11 +171,10 @@ def key_of(
     reservation: ReservationHandle | None,
     stamp: Hashable = None,
 ) -> Hashable:
-    """What a plan is compiled of: the graph, the tensors that its leaves are, the memory in which it is to
-    lie, how it is compiled, and what was measured of its devices.
+    """Return the key of a plan: graph, tensors, reservation, options, and measurements.
 
-    None for a graph that came without its message, and for a partition, whose edges are no other's. Names are
-    in it, since errors and ports carry them.
+    None for a graph without a message, and for a partition, whose edges are its own. The key
+    includes names, since errors and ports have them.
     """
     if not known.size_bytes or options.partition is not None:
         return None
@@ -189,20 +183,20 @@ def key_of(
 
 
 class KnownPlans:
-    """All plans of a session. Thread-safe; asks for no lock of a session while it holds its own."""
+    """All plans of a session. Thread-safe. It takes no lock of a session while it holds its own."""
 
     def __init__(self, room: MemoryReclaim) -> None:
         self._room = room
         self._lock = threading.Lock()
         self._by_key: dict[Hashable, KnownPlan] = {}
         self._by_plan: dict[LoadedPlan, KnownPlan] = {}
-        #: Without a handle, the least recently used first, and what they take, by device.
+        #: Plans without a handle, least recently used first, and their bytes by device.
         self._idle: dict[KnownPlan, Mapping[str, int]] = {}
         self._closed = False
         room.join(self)
 
     def learn(self) -> None:
-        """Has the times of their last runs recorded where only reports tell them."""
+        """Record the times of last runs that only reports of plans contain."""
         with self._lock:
             plans = list(self._by_plan)
         for plan in plans:
@@ -213,26 +207,26 @@ class KnownPlans:
 
     @property
     def idle(self) -> int:
-        """How many have no handle."""
+        """The number of plans without a handle."""
         return len(self._idle)
 
     @property
     def idle_bytes(self) -> int:
-        """What those take of all devices."""
+        """Their memory on all devices."""
         with self._lock:
             return sum(sum(kept.values()) for kept in self._idle.values())
 
     def idle_on(self, device: str) -> int:
-        """What those take of one device."""
+        """Return the memory of plans without a handle on one device."""
         with self._lock:
             return sum(kept.get(device, 0) for kept in self._idle.values())
 
     def take(self, key: Hashable) -> KnownPlan | None:
-        """The plan that was compiled of this, for one more handle; none that needs a device that is lost."""
+        """Find the plan of a key, for one more handle. Plans on lost devices are not found."""
         with self._lock:
             found = self._by_key.get(key) if key is not None else None
             if found is not None and found.loaded.is_lost:
-                # It goes with its last handle, or was idle: then it takes nothing any more.
+                # It is freed with its last handle, or is idle and has lost its memory.
                 self._forget(found)
                 found = None
             if found is not None:
@@ -242,24 +236,24 @@ class KnownPlans:
         return found
 
     def add(self, made: KnownPlan) -> None:
-        """A new plan, for its first handle."""
+        """Add a new plan, for its first handle."""
         with self._lock:
             self._by_plan[made.loaded] = made
             if made.key is not None:
                 self._by_key[made.key] = made
 
     def is_alone(self, loaded: LoadedPlan) -> bool:
-        """Whether a plan has one handle only."""
+        """True if a plan has only one handle."""
         with self._lock:
             return self._by_plan[loaded].handles == 1
 
     def hand_over(self, loaded: LoadedPlan) -> None:
-        """A plan gave its memory to another: it is not to be found any more."""
+        """Forget the key of a plan that gave its memory to another."""
         with self._lock:
             self._forget(self._by_plan[loaded])
 
     def release(self, loaded: LoadedPlan) -> None:
-        """One handle less; after the last one the plan is kept for a while, or freed."""
+        """Release one handle. After the last one, the plan is kept for a while, or freed."""
         with self._lock:
             found = self._by_plan.get(loaded)
             if found is None:
@@ -270,7 +264,7 @@ class KnownPlans:
             one.loaded.free()
 
     def _retire(self, plan: KnownPlan) -> list[KnownPlan]:
-        """Keeps a plan that lost its last handle, if it may stay; those that go for it, or itself."""
+        """Keep a plan without a handle if possible. Return the plans to free instead."""
         plan.loaded.trim()
         kept = {plan: plan.loaded.kept_bytes()}
         stays = plan.may_stay and not self._closed and self._by_key.get(plan.key) is plan
@@ -286,7 +280,7 @@ class KnownPlans:
         return gone
 
     def make_room(self) -> bool:
-        """Frees the plans without a handle. Whether there were any."""
+        """Free the plans without a handle. True if there were any."""
         with self._lock:
             gone = list(self._idle)
             self._drop(gone)
@@ -295,8 +289,10 @@ class KnownPlans:
         return bool(gone)
 
     def forget_lost(self) -> None:
-        """Those without a handle that were compiled for devices that are gone take no memory of those that
-        have their names now."""
+        """Free the plans without a handle on lost devices, so that they do not count for new ones.
+
+        A new device may have the name of a lost one.
+        """
         with self._lock:
             gone = [one for one in self._idle if one.loaded.is_lost]
             self._drop(gone)
@@ -304,7 +300,7 @@ class KnownPlans:
             one.loaded.free()
 
     def end(self, reservation: MemoryReservation) -> None:
-        """Frees the plans that lie there, whoever has a handle of them. Nothing of them runs."""
+        """Free the plans in a reservation, even those with handles. None of them runs."""
         with self._lock:
             gone = [one for one in self._by_plan.values() if one.reservation is reservation]
             self._drop(gone)
@@ -322,14 +318,14 @@ class KnownPlans:
             del self._by_key[one.key]
 
     def close(self) -> None:
-        """Frees what has no handle, now and from now on. Idempotent."""
+        """Free plans without a handle, now and from now on. Idempotent."""
         self._closed = True
         self._room.leave(self)
         self.make_room()
 
 
 def _is_too_much(idle: Mapping[KnownPlan, Mapping[str, int]]) -> bool:
-    """Whether so many plans without a handle are more than a session may keep."""
+    """True if these plans without a handle are more than a session may keep."""
     return (
         len(idle) > MOST_IDLE
         or sum(sum(kept.values()) for kept in idle.values()) > MOST_IDLE_BYTES

@@ -1,4 +1,4 @@
-"""What a host and its tenants' accounts give to one session."""
+"""The services of a host and its tenants' accounts for one session."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from heliograph_server.weights.session_weights import SessionWeights
 
 @dataclass(frozen=True, slots=True)
 class SessionServices:
-    """Those of one session; its compiler and its executor have the same."""
+    """The services of one session, shared by its compiler and its executor."""
 
     limits: Limits
     devices: SessionDevices
-    #: Who computes on each device, by name.
+    #: The lock of each device, by name.
     device_locks: Mapping[str, DeviceLock]
     deadlines: Deadlines
     room: MemoryReclaim
     exchange: LiveExchange
     contents: SessionWeights
-    #: What runs of the tenant took.
+    #: The measured times of the tenant's runs.
     times: TenantTimes
-    #: What the session has of its tenant's account.
+    #: The session's share of its tenant's account.
     holding: Holding
