@@ -30,6 +30,7 @@ from heliograph_server.compile.plan_cache import KnownPlans
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.loaded_plan import LoadedPlan, ShortRun
 from heliograph_server.plans.multi_device import MultiDevicePlan
+from heliograph_server.plans.reservation import MemoryReservation
 from heliograph_server.plans.stepwise import SteppedRun, Stepwise
 from heliograph_server.resources.device_queue import SHORT_US
 from heliograph_server.resources.failures import typed
@@ -55,6 +56,10 @@ from heliograph_server.session.protocol.instructions import (
     OpenEdge,
     OpenQueue,
     Proceed,
+    ReleasePlan,
+    ReleaseReservation,
+    ReleaseStorage,
+    ReleaseTensor,
     Resume,
     RunEnded,
     RunTask,
@@ -62,7 +67,6 @@ from heliograph_server.session.protocol.instructions import (
     Start,
 )
 from heliograph_server.session.protocol.run_validation import InlineRunFit
-from heliograph_server.session.releases import Releases
 from heliograph_server.session.run_timeline import RunBook
 from heliograph_server.session.staging import StagedUpload, Staging
 from heliograph_server.session.taps import LoopObserver, Observer
@@ -132,7 +136,10 @@ class Executor:
         self._carrying_out = False
         #: Set once the session has ended and no work is left.
         self.quiet = threading.Event()
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self._handlers = self._instruction_handlers()
+
+    def _instruction_handlers(self) -> dict[type, Callable[[Any], None]]:
+        return {
             OpenQueue: self._open_queue,
             CloseQueue: self._close_queue,
             Start: self._start,
@@ -146,7 +153,10 @@ class Executor:
             Disarm: self._disarm,
             Resume: self._resume,
             RunEnded: self._run_ended,
-            **Releases(self.plans, self._holding).by_instruction,
+            ReleaseTensor: self._release_tensor,
+            ReleaseStorage: self._release_storage,
+            ReleasePlan: self._release_plan,
+            ReleaseReservation: self._release_reservation,
         }
 
     def __str__(self) -> str:
@@ -578,6 +588,32 @@ class Executor:
         if isinstance(error, HeliographError):
             logger.debug("command %d failed: %s", sequence, error.message, extra=fields)
         return typed(error, f"command {sequence}", computing=computing, fields=fields)
+
+    # Releases
+
+    def _release_tensor(self, instruction: ReleaseTensor) -> None:
+        tensor = instruction.tensor
+        if tensor.storage is not None and tensor.storage.buffer is not None:
+            placed = tensor.placed
+            placed.buffer.free_tensor(placed)
+
+    def _release_storage(self, instruction: ReleaseStorage) -> None:
+        storage = instruction.storage
+        buffer, storage.buffer = storage.buffer, None
+        if buffer is not None:
+            buffer.free()
+        if storage.is_charged:
+            storage.is_charged = False
+            self._holding.give(QuotaKind.MEMORY, storage.size_bytes)
+
+    def _release_plan(self, instruction: ReleasePlan) -> None:
+        self._holding.give(QuotaKind.PLANS)
+        self.plans.release(instruction.plan.plan)
+
+    def _release_reservation(self, instruction: ReleaseReservation) -> None:
+        reservation: MemoryReservation = instruction.reservation.reservation
+        self.plans.end(reservation)
+        reservation.free()
 
     # Bytes, waiters and deadlines
 

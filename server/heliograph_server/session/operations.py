@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -137,8 +138,12 @@ class Operations:
 
         Raises OutOfMemoryError.
         """
-        new = [one for one in storages if not one.is_charged]
-        if size_bytes := sum([one.size_bytes for one in new]):
+        new, size_bytes = [], 0
+        for storage in storages:
+            if not storage.is_charged:
+                new.append(storage)
+                size_bytes += storage.size_bytes
+        if size_bytes:
             self._holding.take(QuotaKind.MEMORY, size_bytes)
         for storage in new:
             storage.is_charged = True
@@ -284,15 +289,10 @@ class Operations:
                 compute() if once else self._room.for_work(compute)
             except HeliographError as error:
                 raise loaded.explain(error) from None
-            self._write_outputs(copy, task, outputs)
-            self._book.computed(sequence, copy.plan)
-            device_us = (time.perf_counter() - started) * 1e6
-            fetched = tuple((one.output, _fetched(outputs[one.output])) for one in task.outputs if one.fetch)
-            self._book.gave(sequence, fetched)
+            return self._completion(sequence, copy, task, outputs, started)
         finally:
             copy.trim()
             loaded.note(task.slot, (time.perf_counter() - begun) * 1e6)
-        return Completion(sequence, outputs=fetched, device_us=device_us)
 
     def _loop(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
         loaded: LoadedPlan = task.plan.plan
@@ -313,22 +313,35 @@ class Operations:
             except Exception as error:
                 failure = loaded.explain(typed(error, f"command {sequence}", computing=True))
                 raise in_step(looping.done, failure) from None
-            results = looping.results()
-            self._write_outputs(copy, task, results)
-            self._book.computed(sequence)
-            device_us = (time.perf_counter() - started) * 1e6
-            fetched = tuple((one.output, _fetched(results[one.output])) for one in task.outputs if one.fetch)
-            self._book.gave(sequence, fetched)
+            completion = self._completion(sequence, copy, task, looping.results(), started)
+            return replace(completion, steps=looping.done)
         finally:
             copy.trim()
-        return Completion(sequence, outputs=fetched, device_us=device_us, steps=looping.done)
 
-    def _write_outputs(self, copy: PlanCopy, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
-        """Copy outputs to existing tensors that the device could not write in place."""
+    def _completion(
+        self,
+        sequence: int,
+        copy: PlanCopy,
+        task: RunTask,
+        outputs: Sequence[Tensor | None],
+        started: float,
+    ) -> Completion:
+        """Copy the outputs that were not written in place, and fetch the requested ones."""
         for one in task.outputs:
             source = outputs[one.output]
             if one.into is not None and source is not None and not copy.writes(one.into.placed):
                 access.copy(source, one.into.placed)
+        # The splits of a loop's steps are not recorded.
+        self._book.computed(sequence, copy.plan if task.command.loop is None else None)
+        device_us = (time.perf_counter() - started) * 1e6
+        fetched = []
+        for one in task.outputs:
+            if one.fetch:
+                tensor = outputs[one.output]
+                assert tensor is not None
+                fetched.append((one.output, access.read_whole(tensor)))
+        self._book.gave(sequence, fetched)
+        return Completion(sequence, outputs=tuple(fetched), device_us=device_us)
 
     def _inputs(self, copy: PlanCopy, task: RunTask) -> list[Tensor]:
         return [
@@ -374,11 +387,6 @@ def init_tensor(tensor: TensorHandle) -> None:
     placed = tensor.placed
     placed.buffer.init_tensor(placed)
     tensor.is_placed = True
-
-
-def _fetched(tensor: Tensor | None) -> bytearray:
-    assert tensor is not None
-    return access.read_whole(tensor)
 
 
 def _is_quick(task: WriteTask | ReadTask) -> bool:

@@ -112,7 +112,7 @@ def test_parts_of_weights_lie_there_too(session: hg.Session, extra: Taken) -> No
 
 def test_a_variable_lies_in_one_buffer_type(session: hg.Session) -> None:
     session.compile(counting(), "far0", buffer_types={"far0": "far0_extra0"}).run(x=X)
-    with pytest.raises(hg.UnsupportedError, match=r"'count'(.|\n)*far0_extra0, but the plan needs it in far0"):
+    with pytest.raises(hg.UnsupportedError, match=r"'count'.*far0_extra0, but the plan needs it in far0"):
         session.compile(counting(), "far0")
     again = session.compile(counting(), "far0", buffer_types={"far0": "far0_extra0"})
     assert again.run(x=X)["count"].tolist() == [2.0] * 5
