@@ -1,9 +1,9 @@
-"""Writes the blocking API from the asyncio one: `make generate`.
+"""Generate the blocking API from the asyncio API: `make generate`.
 
-Of each file of SOURCES in `heliograph/aio` it makes the file of that name in `heliograph`: `async` and
-`await` go, names and phrases change by the tables below, methods that only asyncio has go, and so do
-paragraphs of docstrings that begin with "Under asyncio". What differs in more than that is written by hand on
-both sides, in modules of the same name, which both files import.
+Each file of SOURCES in `heliograph/aio` becomes the file of that name in `heliograph`. `async` and
+`await` are removed, names and phrases change by the tables below, and methods and docstring
+paragraphs that only asyncio has ("Under asyncio ...") are dropped. Everything that differs in more
+than that is written by hand on both sides, in modules of the same name that both files import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 CLIENT = Path(__file__).resolve().parent / "heliograph"
 SOURCES = ("device", "plan", "session", "tensor")
 
-#: Names in code.
+#: Names to replace in code.
 NAMES = {
     "AioShell": "BlockingShell",
     "StopAsyncIteration": "StopIteration",
@@ -30,28 +30,27 @@ NAMES = {
 }
 #: Methods that only asyncio has.
 DROPPED = ("__await__",)
-#: Phrases anywhere in the text, in this order.
+#: Phrases to replace anywhere in the text, in this order.
 PHRASES = (
     ("heliograph.transport.aio", "heliograph.transport.blocking"),
     ("heliograph.aio.", "heliograph."),
     ("hg.aio.", "hg."),
     ("# ruff: noqa: ASYNC109\n", ""),
 )
-#: Phrases of docstrings, in this order.
+#: Patterns to replace in docstrings, in this order.
 PROSE = (
-    ("; awaitable.", "."),
-    ("Waits until", "Blocks until"),
-    ("cancelling the task", "Ctrl-C"),
-    ("a cancelled task", "Ctrl-C"),
-    ("an asynchronous\n        iterator", "an\n        iterator"),
-    ("An asynchronous context manager", "A context manager"),
-    ("bound to its event loop", "thread-safe"),
+    (r"; awaitable\.", "."),
+    (r"cancelling(\s+)the(\s+)task\b", "Ctrl-C"),
+    (r"a(\s+)cancelled(\s+)task\b", "Ctrl-C"),
+    (r"\ban asynchronous(\s+)iterator", r"an\1iterator"),
+    (r"\bAn asynchronous(\s+)context", r"A\1context"),
+    (r"bound(\s+)to(\s+)its(\s+)event(\s+)loop", "thread-safe"),
 )
 ONLY_ASYNCIO = re.compile(r"\n\n +Under asyncio.*?(?=\n\n|\n *\"\"\"|\"\"\")", re.DOTALL)
 
 
 def generated(name: str) -> str:
-    """The text of a module of the blocking API."""
+    """Return the source of a module of the blocking API."""
     source = (CLIENT / "aio" / f"{name}.py").read_text()
     text = _translated(_without_dropped(source))
     for old, new in PHRASES:
@@ -70,7 +69,7 @@ def _without_dropped(source: str) -> str:
 
 
 def _translated(source: str) -> str:
-    """Without `async` and `await`, and with the other side's names and phrases."""
+    """Return the source without `async` and `await`, with the blocking API's names and phrases."""
     lines = source.splitlines(keepends=True)
     for token in reversed(list(tokenize.generate_tokens(io.StringIO(source).readline))):
         (row, start), (last, end) = token.start, token.end
@@ -81,13 +80,13 @@ def _translated(source: str) -> str:
         elif token.type == tokenize.STRING and token.string.startswith('"""'):
             found = ONLY_ASYNCIO.sub("", token.string)
             for old, new in PROSE:
-                found = found.replace(old, new)
+                found = re.sub(old, new, found)
             lines[row - 1 : last] = [lines[row - 1][:start] + found + lines[last - 1][end:]]
     return "".join(lines)
 
 
 def _tidied(text: str, path: str) -> str:
-    """With imports in order, none that is not used, and lines that are filled anew."""
+    """Return the source with sorted imports, without unused ones, and formatted."""
     for command in (["check", "--fix", "--exit-zero", "--quiet"], ["format"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", path, "-"]
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Heliograph: builds a compute graph here and runs it on another machine's devices.
+"""Heliograph: build a compute graph here and run it on another machine's devices.
 
     import heliograph as hg, numpy as np
 
@@ -10,13 +10,13 @@
         plan = session.compile(g)
         y = plan.run(x=np.zeros((4, 3), np.float32))["y"]
 
-Graphs      Graph, Value, assign, save, load, quantize, dequantize
-Functions   have the array API's names and rules; `hg.ops.NAME` is the raw op of the op table
-Sessions    connect, Session, Tensor, Buffer, aligned_empty
-Plans       Plan, RunFuture, Tap, Checkpoint, Reservation, SplitBufferType, copy_plan
-Devices     Device, Stream, Event, DeviceEvent
-Errors      every one is an HeliographError; the tree is in `heliograph.errors`
-Tools       compare, tune_allocator, and `plan.explain()`
+    Graphs      Graph, Value, assign, save, load, quantize, dequantize
+    Functions   the array API's names and rules; `hg.ops.NAME` is the raw op of the op table
+    Sessions    connect, Session, Tensor, Buffer, aligned_empty
+    Plans       Plan, RunFuture, Tap, Checkpoint, Reservation, SplitBufferType, copy_plan
+    Devices     Device, Stream, Event, DeviceEvent
+    Errors      every one is an HeliographError; the tree is in `heliograph.errors`
+    Tools       compare, tune_allocator, and `plan.explain()`
 
 `hg.aio` has the same names for asyncio.
 """
@@ -95,9 +95,9 @@ if TYPE_CHECKING:
     from heliograph_proto.quantization.blocks import dequantize, quantize
     from heliograph_proto.sessions import LogLine
 
-#: Names that are loaded when they are first used, by the modules that have them: who builds graphs, or reads
-#: the op table, does not pay for talking to a server, nor who writes blocking code for asyncio.
-_LATER = {
+#: Names that are imported on first use, by their modules. Code that only builds graphs or reads the
+#: op table does not pay for the transport, nor asyncio code for the blocking API.
+_LAZY = {
     "heliograph._base.buffer": "aligned_empty",
     "heliograph._base.reservation": "Reservation",
     "heliograph._base.split_buffer_type": "SplitBufferType",
@@ -123,7 +123,7 @@ _LATER = {
     "heliograph_proto.quantization.blocks": "dequantize quantize",
     "heliograph_proto.sessions": "LogLine",
 }
-_MODULE_OF = {name: module for module, names in _LATER.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _LAZY.items() for name in names.split()}
 
 __all__ = ["__version__", "aio", "errors", "ops"]
 # Graphs
@@ -173,7 +173,7 @@ __all__ += neural.__all__
 
 
 def __getattr__(name: str) -> object:
-    """Loads what is loaded late; for other names, an error that suggests a near one."""
+    """Import a lazy name. Other names raise an AttributeError that suggests a near one."""
     if name == "aio":
         return importlib.import_module("heliograph.aio")
     if name in _MODULE_OF:
@@ -185,5 +185,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What is exported."""
+    """Return the public names."""
     return sorted(__all__)

@@ -1,7 +1,8 @@
-"""`heliograph health`: one question by grpc.health.v1, asked with as few imports as it takes.
+"""`heliograph health`: one grpc.health.v1 request, with as few imports as possible.
 
-A container's health check starts it every few seconds, and the rest of the package takes most of a second of
-a processor to load. So this module imports gRPC alone, not even protobuf: request and answer are a few bytes.
+A container's health check starts this every few seconds, and the rest of the package takes most of
+a second of CPU time to import. So this module imports only gRPC, not even protobuf: request and
+response are a few bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from urllib.parse import parse_qs, urlsplit
 if TYPE_CHECKING:
     import grpc
 
-#: Exit statuses: it serves; it answers that it does not; it gave no answer that says.
+#: Exit statuses: it serves; it answers that it does not serve; it gave no such answer.
 SERVING, NOT_SERVING, UNKNOWN = 0, 1, 2
 DEFAULT_URL = "grpc://127.0.0.1:7070"
 DEFAULT_PORT = 7070
 CHECK = "/grpc.health.v1.Health/Check"
-#: How long one attempt may take, and how long until the next one with --wait.
+#: The longest time of one attempt, and the pause before the next one with --wait.
 ATTEMPT_SECONDS = 3.0
 PAUSE_SECONDS = 0.1
 _OPTIONS = (
@@ -33,73 +34,73 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
-#: Who vouches for the daemon, and what is shown to one that asks who is there, for grpcs://.
+#: Files with the trusted authorities, and with the client's key and certificate, for grpcs://.
 _FILES = ("HELIOGRAPH_CA", "HELIOGRAPH_KEY", "HELIOGRAPH_CERTIFICATE")
-#: What HealthCheckResponse.status may be; its field is the message's first, a varint.
+#: The values of HealthCheckResponse.status, a varint in the message's first field.
 _WORDS = {0: "unknown", 1: "serving", 2: "not serving", 3: "no such service"}
 
 
 class NoAnswerError(Exception):
-    """Why nobody said whether it serves."""
+    """The reason why there is no answer."""
 
 
 @dataclass(frozen=True)
 class ProbeTarget:
-    """What a URL names, as far as it matters here."""
+    """The parts of a URL that matter here."""
 
-    #: As people are told it: without what is secret in it.
+    #: The URL for messages, without secrets.
     name: str
-    #: As gRPC calls it.
+    #: The target for gRPC.
     target: str
     is_tls: bool = False
-    #: For which name its certificate must be, if that is not the host's.
+    #: The name in the daemon's certificate, if it is not the host's.
     tls_name: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, --service, --wait."""
+    """Add --server, --service and --wait."""
     parser.epilog = "exit status: 0 serving, 1 not serving, 2 unreachable or no such service"
     parser.add_argument(
         "--server",
         metavar="URL",
         help="grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH "
-        f"(default: $HELIOGRAPH_SERVER, else {DEFAULT_URL}). For grpcs, $HELIOGRAPH_CA names a file, and "
-        "$HELIOGRAPH_CERTIFICATE and $HELIOGRAPH_KEY do if asked for; a daemon's health_listen needs none",
+        f"(default: $HELIOGRAPH_SERVER, else {DEFAULT_URL}). grpcs uses the files $HELIOGRAPH_CA and, if the "
+        "daemon requires them, $HELIOGRAPH_CERTIFICATE and $HELIOGRAPH_KEY; its health_listen needs none",
     )
     parser.add_argument(
         "--service",
         default="",
         metavar="NAME",
-        help="live: it need not be restarted; ready: it takes sessions; or a service of gRPC (as ready)",
+        help="live: no restart is needed; ready: it accepts sessions; or a gRPC service (same as ready)",
     )
     parser.add_argument(
         "--wait",
         type=_seconds,
         default=0.0,
         metavar="SECONDS",
-        help="ask until it serves, so long at most",
+        help="repeat until it serves, at most this long",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Asks, prints one line, and returns the exit status."""
+    """Send the request, print one line, and return the exit status."""
     url = arguments.server or os.environ.get("HELIOGRAPH_SERVER") or DEFAULT_URL
-    asked = "heliograph health"
+    what = "heliograph health"
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         target = target_of(url)
-        asked = f"{target.name} {arguments.service}".rstrip()
+        what = f"{target.name} {arguments.service}".rstrip()
         with _channel(target) as channel:
-            status = _asked(channel, arguments.service, arguments.wait)
+            status = _check_until(channel, arguments.service, arguments.wait)
     except NoAnswerError as error:
-        print(f"{asked}: {error}", file=sys.stderr)
+        print(f"{what}: {error}", file=sys.stderr)
         return UNKNOWN
-    print(f"{asked}: {_WORDS.get(status, 'unknown')}")
+    print(f"{what}: {_WORDS.get(status, 'unknown')}")
     return SERVING if status == 1 else NOT_SERVING
 
 
 def main(given: Sequence[str]) -> int:
-    """`heliograph health` with these arguments; the exit status."""
+    """Run `heliograph health` with these arguments and return the exit status."""
     parser = argparse.ArgumentParser(prog="heliograph health", description="Ask a daemon how it is.")
     parser.add_argument("-v", "--verbose", action="count", default=0, help=argparse.SUPPRESS)
     add_arguments(parser)
@@ -110,8 +111,9 @@ def main(given: Sequence[str]) -> int:
 
 
 def target_of(url: str) -> ProbeTarget:
-    """What a URL names. Raises NoAnswerError for one of another kind, which is not repeated: it may have a
-    token. What is wrong with a host or a port gRPC finds out.
+    """Return the target of a URL. Raises NoAnswerError for a URL of another kind.
+
+    The error does not repeat the URL, which may contain a token. gRPC reports a wrong host or port.
     """
     url = url.strip().partition("#")[0]
     if url.startswith("unix:"):
@@ -130,8 +132,10 @@ def target_of(url: str) -> ProbeTarget:
 
 
 def _channel(target: ProbeTarget) -> grpc.Channel:
-    """A channel, on which no token is shown: none is asked for. Raises NoAnswerError for files that cannot be
-    read."""
+    """Open a channel. No token is sent, since health checks need none.
+
+    Raises NoAnswerError for files that cannot be read.
+    """
     import grpc
 
     if not target.is_tls:
@@ -142,7 +146,7 @@ def _channel(target: ProbeTarget) -> grpc.Channel:
 
 
 def _content(variable: str) -> bytes | None:
-    """Of the file that a variable names."""
+    """Return the bytes of the file that a variable names."""
     path = os.environ.get(variable)
     try:
         return Path(path).read_bytes() if path else None
@@ -150,8 +154,11 @@ def _content(variable: str) -> bytes | None:
         raise NoAnswerError(f"cannot read {path}, which ${variable} names: {error.strerror}") from None
 
 
-def _asked(channel: grpc.Channel, service: str, wait: float) -> int:
-    """The status, asked again until it is SERVING or `wait` seconds are over. Raises NoAnswerError."""
+def _check_until(channel: grpc.Channel, service: str, wait: float) -> int:
+    """Return the status, after repeating the check until it is SERVING or `wait` seconds are over.
+
+    Raises NoAnswerError.
+    """
     end = time.monotonic() + wait
     check = channel.unary_unary(CHECK, lambda request: request, lambda answer: answer)
     while True:

@@ -1,4 +1,4 @@
-"""What an operator does with a daemon, for programs: look on, end sessions, drain, set the level of its log.
+"""The operations of a daemon's operator: inspect it, end sessions, drain it, set its log level.
 
     import heliograph.admin
 
@@ -6,7 +6,8 @@
         for session in admin.sessions():
             print(session.number, session.client, session.device_bytes)
 
-Where a daemon knows tokens, they need the right "admin"; PermissionDeniedError otherwise.
+On a daemon with tokens these operations need the right "admin"; without it they raise
+PermissionDeniedError.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ __all__ = [
 ]
 
 _SERVICE = "/heliograph.v1.AdminService/"
-#: A daemon that is restarted is soon found again.
+#: The client soon finds a daemon again that was restarted.
 OPTIONS = (*handshake.CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 2000))
-#: How long a drain may take beyond its deadline: sessions are ended, and the daemon stops.
+#: The time that a drain may take beyond its deadline, for ending sessions and stopping the daemon.
 END_SECONDS = 60.0
 
 
@@ -69,29 +70,33 @@ def connect(
     certificate: str | None = None,
     key: str | None = None,
 ) -> Admin:
-    """A daemon as its operator sees it. Nothing is asked yet; each answer may take `timeout` seconds.
+    """Open a connection for the operator of a daemon. No request is sent yet.
 
-    URL and credentials are those of `heliograph.connect`. Raises InvalidArgumentError.
+    URL and credentials are those of `heliograph.connect`. Each answer may take `timeout` seconds.
+    Raises InvalidArgumentError.
     """
     address = address_of(url)
     if address.scheme == "local":
         raise InvalidArgumentError(
-            f"{address} is no daemon, and has no operator", advice="grpc://HOST:PORT or unix:///PATH"
+            f"{address} is not a daemon and has no operator", advice="grpc://HOST:PORT or unix:///PATH"
         )
     checked_timeout(timeout)
     return Admin(address, timeout, credentials_of(address, token, ca, certificate, key))
 
 
 class Admin:
-    """A daemon as its operator sees it. For any thread. Every method raises UnavailableError when nobody
-    answers, UnauthenticatedError and PermissionDeniedError for who may not ask, and DeadlineExceededError."""
+    """A connection for the operator of a daemon. Thread-safe.
+
+    Every method raises UnavailableError if no daemon answers, UnauthenticatedError and
+    PermissionDeniedError without sufficient credentials, and DeadlineExceededError.
+    """
 
     def __init__(self, address: Address, timeout: float, credentials: Credentials) -> None:
         self.address = address
         self._timeout = timeout
         self._credentials = credentials
-        #: Whether the daemon was asked to stop: then it may be gone before anybody looks.
-        self._is_to_stop = False
+        #: True if the daemon was asked to stop: it may be gone before the next look.
+        self._is_stopping = False
         self._channel = open_channel(address, OPTIONS, credentials)
 
     def __repr__(self) -> str:
@@ -104,46 +109,61 @@ class Admin:
         self.close()
 
     def close(self) -> None:
-        """Hangs up. What is being watched ends. Idempotent."""
+        """Close the connection, and end iterators of `watch`. Idempotent."""
         self._channel.close()
 
     def sessions(self) -> tuple[SessionStatus, ...]:
-        """All that are open, of all tenants, by number; with average rates since each was opened."""
+        """Return all open sessions, of all tenants, by number. Rates are averages since each was
+        opened.
+        """
         answer = self._ask("ListSessions", admin_pb2.ListSessionsRequest(), "list its sessions")
         found = admin_pb2.ListSessionsResponse.FromString(answer)
         return decode_all(found.sessions, SessionStatus)
 
     def end_session(self, number: int, reason: str = "") -> None:
-        """Ends a session: its client's calls fail with a SessionClosedError that has the reason. Returns when
-        everything of it is freed. Raises SessionClosedError when there is no such session."""
+        """End a session: its client's calls fail with a SessionClosedError that has the reason.
+
+        Returns when all of its resources are freed. Raises SessionClosedError if there is no such
+        session, and InvalidArgumentError.
+        """
         if not isinstance(number, int) or not 0 < number < 2**63:
-            raise InvalidArgumentError(f"{number!r:.100} is no number of a session", advice="1 or more")
+            raise InvalidArgumentError(f"{number!r:.100} is not the number of a session", advice="1 or more")
         request = admin_pb2.EndSessionRequest(number=number, reason=reason)
         self._ask("EndSession", request, "end a session")
 
     def drain(self, seconds: float | None = None, *, stay: bool = False) -> DrainStatus:
-        """Has the daemon refuse new sessions while running work ends, for so many seconds at most (None: what
-        it was configured for). Then it ends all sessions and stops, or with `stay` waits, drained, until
-        that is undone. Returns at once. Raises DrainingError when it is stopping already."""
+        """Drain the daemon: refuse new sessions while running work ends. Returns at once.
+
+        Args:
+            seconds: The longest time for running work; None means the configured one. Afterwards
+                the daemon ends all sessions and stops.
+            stay: With True the daemon stays, drained, until `undo_drain`, instead of stopping.
+
+        Raises DrainingError if the daemon is already stopping, and InvalidArgumentError.
+        """
         if seconds is not None and not 0 < seconds < 2**32:
             raise InvalidArgumentError(f"a drain of {seconds} seconds", advice="more than 0")
         deadline_ms = 0 if seconds is None else max(1, round(seconds * 1e3))
         request = admin_pb2.DrainRequest(deadline_ms=deadline_ms, stay=stay)
         answer = self._ask("Drain", request, "drain")
-        self._is_to_stop = not stay
+        self._is_stopping = not stay
         return decode(admin_pb2.DrainResponse.FromString(answer).drain, DrainStatus)
 
     def undo_drain(self) -> DrainStatus:
-        """New sessions are welcome again. Raises DrainingError when it is stopping already."""
+        """Accept new sessions again. Raises DrainingError if the daemon is already stopping."""
         answer = self._ask("UndoDrain", admin_pb2.UndoDrainRequest(), "undo its drain")
-        self._is_to_stop = False
+        self._is_stopping = False
         return decode(admin_pb2.UndoDrainResponse.FromString(answer).drain, DrainStatus)
 
     def wait_drained(self, timeout: float | None = None) -> DrainState:
-        """Waits until a drain is over: DRAINED, STOPPING (it has hung up), or SERVING if that was undone.
-        `timeout`: None for the drain's deadline and a minute. Raises DeadlineExceededError."""
+        """Wait for the end of a drain.
+
+        Returns DRAINED, STOPPING (the daemon closed the connection), or SERVING if the drain was
+        undone. The default `timeout` is the drain's deadline and a minute. Raises
+        DeadlineExceededError.
+        """
         end: float | None = None if timeout is None else time.monotonic() + timeout
-        state = DrainState.DRAINING if self._is_to_stop else DrainState.SERVING
+        state = DrainState.DRAINING if self._is_stopping else DrainState.SERVING
         try:
             for snapshot in self.watch(0.2):
                 state = snapshot.drain.state
@@ -159,22 +179,26 @@ class Admin:
         return DrainState.STOPPING
 
     def set_log_level(self, level: str) -> str:
-        """From now on events from this level on are logged: "debug", "info", "warning" or "error". The level
-        before. Raises InvalidArgumentError."""
+        """Log events from this level on: "debug", "info", "warning" or "error".
+
+        Returns the previous level. Raises InvalidArgumentError.
+        """
         request = admin_pb2.SetLogLevelRequest(level=level)
         answer = self._ask("SetLogLevel", request, "set the level of its log")
         return admin_pb2.SetLogLevelResponse.FromString(answer).previous
 
     def snapshot(self) -> Snapshot:
-        """What the daemon has and does now; rates are averages since each session was opened."""
+        """Return the daemon's state now. Rates are averages since each session was opened."""
         for found in self._watch(1.0, self._timeout):
             return found
         raise UnavailableError(f"{self.address} ended the answer before it began")
 
     def watch(self, interval: float = 1.0) -> Iterator[Snapshot]:
-        """What the daemon has and does, at once and then after each interval (0.1 to 3600 seconds), until the
-        iterator is closed; rates are those since the one before. Raises UnavailableError when the daemon
-        ends."""
+        """Iterate over the daemon's state, at once and then every `interval` seconds (0.1 to 3600).
+
+        It ends when the iterator is closed. Rates are those since the previous state. Raises
+        UnavailableError when the daemon ends.
+        """
         return self._watch(interval, None)
 
     def _watch(self, interval: float, timeout: float | None) -> Iterator[Snapshot]:
@@ -202,11 +226,11 @@ class Admin:
             return answer
         except grpc.RpcError as error:
             refused = self._refused(error, doing)
-        # Outside: gRPC's error must not live on as its context.
+        # Raised here so that gRPC's error is not its context.
         raise refused
 
     def _refused(self, error: grpc.RpcError, doing: str, *, is_there: bool = False) -> HeliographError:
-        """Why a call failed, and why nobody answers if nobody ever did."""
+        """Return the typed error of a failed call, and the reason if no daemon ever answered."""
         found = handshake.typed_error(error, self.address, doing)
         if not is_there and isinstance(found, UnavailableError) and not handshake.is_typed(error):
             return handshake.open_error(error, self.address, self._timeout, self._credentials)

@@ -1,4 +1,4 @@
-"""Tensors as NumPy's arrays: writing parts by assignment, and `np.asarray(tensor)`."""
+"""Access to a tensor as to a NumPy array: assignment to parts, and `np.asarray(tensor)`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from heliograph._base.tensor import TensorBase
 
 
 class ArrayAccess(TensorBase):
-    """What the blocking API has more than that of asyncio, which cannot wait there."""
+    """Subscript assignment and conversion to an array, which the asyncio API cannot have."""
 
     @abstractmethod
     def set(self, array: Any) -> Any:
-        """Writes an array."""
+        """Write an array."""
 
     @abstractmethod
     def get(self) -> np.ndarray[Any, Any]:
-        """The elements."""
+        """Return the elements."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Writes a part: `t[1:3] = array`, broadcast to the part's shape; another tensor is copied."""
+        """Write a part: `t[1:3] = array`, broadcast to the part's shape. Another tensor is copied."""
         part = self[key]
         if isinstance(value, TensorBase):
             value.copy_to(part)
@@ -30,7 +30,7 @@ class ArrayAccess(TensorBase):
             part.set(part._broadcast(value))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """For np.asarray(tensor)."""
+        """Return the elements, for `np.asarray(tensor)`. Raises ValueError for `copy=False`."""
         if copy is False:
             raise ValueError("a tensor's elements are on the server; an array of them is always a copy")
         found = self.get()

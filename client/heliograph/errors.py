@@ -1,6 +1,6 @@
-"""Every error that Heliograph raises; the tree is drawn in `heliograph_proto.errors`.
+"""Every error that Heliograph raises; `heliograph_proto.errors` shows the tree.
 
-Each error has `message`, `advice`, `reason` (a number of the contract) and `origin` (op, node's name,
+Each error has `message`, `advice`, `reason` (a number of the contract) and `origin` (op, node name,
 operand types, and the line of user code that built the node).
 """
 

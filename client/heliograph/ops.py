@@ -1,9 +1,9 @@
-"""`hg.ops`: every row of the op table as a function.
+"""`hg.ops`: every row of the op table as a function with the op's own name.
 
     y = hg.ops.soft_max(x, mask, scale=0.125, name="attention")
 
-Operands are values of a graph and must have the data types that the row asks for: raw ops do not
-promote. Attributes are keywords. Ops without operands take `graph=`.
+Operands are values of a graph with exactly the data types of the row: raw ops do not promote.
+Attributes are keywords. Ops without operands take `graph=`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RawOps:
         try:
             return raw_op(name)
         except UnknownOpError as error:
-            # With an `obj` of None, Python adds no suggestion of its own.
+            # With `obj=None` Python does not append a suggestion of its own.
             raise AttributeError(f"{error.message}; {error.advice}", name=name, obj=None) from None
 
     def __dir__(self) -> list[str]:
@@ -48,7 +48,7 @@ class RawOps:
 
 
 def listing() -> str:
-    """The text of help(hg.ops): every op with its operands and its meaning."""
+    """Return the text of `help(hg.ops)`: every op with its operands and what it computes."""
     lines = ["Every row of the op table as a function; help(hg.ops.NAME) has the attributes.", ""]
     for row in OPS.values():
         lines.append(f"{row.name}({', '.join(row.operands)}): {row.doc}")
@@ -60,7 +60,7 @@ ops = RawOps()
 
 @cache
 def raw_op(name: str) -> RawOp:
-    """The function of an op. Raises UnknownOpError."""
+    """Return the function of an op. Raises UnknownOpError."""
     row = op(name)
 
     def function(
@@ -83,7 +83,7 @@ def raw_op(name: str) -> RawOp:
 
 
 def _convert(row: Op, name: str, value: Any) -> Any:
-    """Convert NumPy's numbers and data types to the form of attributes."""
+    """Convert NumPy's numbers and names of data types to the types of attributes."""
     kind = next((attribute.kind for attribute in row.attributes if attribute.name == name), None)
     try:
         match kind:
@@ -103,7 +103,7 @@ def _convert(row: Op, name: str, value: Any) -> Any:
 
 
 def documentation(row: Op) -> str:
-    """The docstring of an op's function."""
+    """Return a few lines about a row: what it computes, its operands and its attributes."""
     lines = [row.doc, "", f"Operands: {', '.join(row.operands) or 'none'}."]
     if row.attributes:
         lines.append(f"Attributes: {', '.join(map(describe_attribute, row.attributes))}.")
@@ -111,7 +111,7 @@ def documentation(row: Op) -> str:
 
 
 def describe_attribute(attribute: Attribute) -> str:
-    """ "name: kind", with the default if it has one."""
+    """Return "name: kind", with the default if there is one."""
     default = "" if attribute.default is None else f" = {attribute.default}"
     return f"{attribute.name}: {attribute.kind}{default}"
 

@@ -1,7 +1,7 @@
-"""Tensors as raw elements: every data type, also those that NumPy has no type for.
+"""Tensors as raw elements of every data type, including those without a NumPy type.
 
-Arrays here are in the storage of a tensor's type (`DType.storage`, `TensorType.storage_shape`): bf16 as its
-bits, rows of blocks as rows of bytes.
+Arrays here have the storage of a tensor's type (`DType.storage`, `TensorType.storage_shape`): bf16
+as its bits, rows of blocks as rows of bytes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Array = np.ndarray[Any, Any]
 
 
 def put(session: Session, array: Array, type_: TensorType, device: str, timeout: float | None) -> Tensor:
-    """A new tensor of these elements, which may be overwritten afterwards."""
+    """Create a tensor with these elements. The array may be overwritten afterwards."""
     tensor = session.empty(type_.shape, type_.dtype, device)
     write_bytes(tensor, 0, byte_view(np.ascontiguousarray(array)), timeout=timeout)
     return tensor
 
 
 def get(tensor: Tensor, timeout: float | None) -> Array:
-    """The elements of a tensor."""
+    """Return the elements of a tensor."""
     out = np.empty(tensor.type.storage_shape, tensor.dtype.storage)
     return tensor.get(out=out, timeout=timeout)
 
 
 def taps(run: RunFuture, timeout: float | None) -> Iterator[tuple[TappedNode, Array]]:
-    """The observed nodes of a run and their elements, as they come."""
+    """Iterate over the observed nodes of a run and their elements."""
     shell = run._shell
     while (found := shell.drive(next_raw(shell.core, run._run), timeout, run._what)) is not None:
         yield found
@@ -52,7 +52,10 @@ def write_bytes(
     stream: StreamBase | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Writes contiguous bytes, which may be overwritten afterwards; `chunks`: packed there."""
+    """Write contiguous bytes, which may be overwritten afterwards.
+
+    With `chunks` the bytes are scattered to these places.
+    """
     command, plain = tensor._writing_bytes(offset_bytes, data, chunks)
     what = tensor._doing("writing")
     how = Sending(stream_handle(tensor._shell, stream), what=what)
@@ -66,7 +69,7 @@ def read_bytes(
     chunks: Chunks | None = None,
     stream: StreamBase | None = None,
 ) -> None:
-    """Fills contiguous memory with bytes; `chunks`: packed there."""
+    """Fill contiguous memory with bytes. With `chunks` they are gathered from these places."""
     command, plain = tensor._reading_bytes(offset_bytes, out, chunks)
     number = stream_handle(tensor._shell, stream)
     procedure = read(tensor._shell.core, command, plain, tensor._item_bytes, number)

@@ -1,4 +1,4 @@
-"""`hg.RunFuture`: a run under way, and its observed values; how runs of a plan are sent."""
+"""`hg.RunFuture`: a run in progress and its observed values; how the runs of a plan are sent."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
 
 def send(plan: Plan, request: RunRequest) -> RunFuture:
-    """Sends a run or a loop. Returns when the caller may overwrite its arrays."""
+    """Send a run or a loop. Returns when the caller may overwrite its arrays."""
     sending = plan._submitting(plan._submission(request))
     run = plan._shell.drive(sending, request.timeout, plan._spec.what)
     return RunFuture(plan._shell, run, plan._tensors(run.kept, request.out), plan._spec.what)
 
 
 def repeat(plan: Plan, request: RunRequest) -> RepeatedFuture:
-    """A run that is repeated when a device is lost. It is sent, unless somebody waits for it at once."""
+    """Create a run that is repeated when a device is lost.
+
+    It is sent at once unless `run` waits for it right away.
+    """
     repeated, out = plan._ask(request), request.out
     future = RepeatedFuture(plan._shell, repeated, lambda run: plan._tensors(run.kept, out), request.timeout)
     if request.method != "run":
@@ -37,7 +40,10 @@ def repeat(plan: Plan, request: RunRequest) -> RepeatedFuture:
 
 
 class RunFuture:
-    """A run or a loop that was sent; `result` waits for its outputs."""
+    """A run or a loop in progress.
+
+    Made by `plan.submit` and `plan.loop`; `result` waits for its outputs.
+    """
 
     def __init__(self, shell: BlockingShell, run: SentRun, tensors: Mapping[str, Any], what: What) -> None:
         self._shell = shell
@@ -46,11 +52,11 @@ class RunFuture:
         self._tensors = tensors
 
     def done(self) -> bool:
-        """Whether the run has ended, well or not."""
+        """True if the run has ended, with or without an error."""
         return self._run.pending.done
 
     def cancel(self) -> bool:
-        """Asks the server to cancel the run; False if it has ended already."""
+        """Request the server to cancel the run. Returns False if it has already ended."""
         if self.done():
             return False
         self._shell.advance(lambda: self._shell.core.cancel(self._run.pending))
@@ -58,8 +64,10 @@ class RunFuture:
 
     @property
     def steps(self) -> int | None:
-        """Of a loop, how many steps it did, once it has ended; where it failed or was cancelled, those that
-        were done by then, and None if the server could not say. 1 of a run that ended well; else None."""
+        """The number of steps of a loop that has ended, also one that failed or was cancelled.
+
+        None before the end, or if the server could not tell. 1 for a run that succeeded.
+        """
         return self._run.steps
 
     def __repr__(self) -> str:
@@ -67,33 +75,41 @@ class RunFuture:
         return f"<RunFuture {'pending' if not pending.done else 'failed' if pending.error else 'done'}>"
 
     def taps(self, timeout: float | None = None) -> TapIterator:
-        """The values of the observed nodes as they are computed, each once; for a run with `taps=`.
+        """Iterate over the values of the observed nodes as they are computed, for a run with
+        `taps=`.
 
-        Ends when the run has ended, with its error if it failed. Waiting for the next one raises
-        DeadlineExceededError after `timeout` seconds (the run goes on then); Ctrl-C cancels the run. To stop
-        early: `run.cancel()`. Values that nobody takes stay in this process's memory as long as the run does.
+        Each value comes once. The iterator ends with the run, and raises the run's error if it
+        failed. Waiting for a value raises DeadlineExceededError after `timeout` seconds; the run
+        goes on then. Ctrl-C cancels the run. To stop early, call `run.cancel()`. Values that are
+        not read stay in this process's memory as long as the run.
 
-        A loop waits on the server while a few MiB of its values are on their way and not taken, until
-        somebody waits for its result, or the iterator is dropped. From then on no more than
-        `session.info.limits.in_flight_bytes` of them stay here: where the first one is missing, iterating
-        raises LimitExceededError.
+        A loop pauses on the server while a few MiB of its values are unread, until `result` is
+        called or the iterator is dropped. From then on at most
+        `session.info.limits.in_flight_bytes` of values are kept here. If values had to be dropped,
+        iterating raises LimitExceededError at the first missing one.
+
+        Raises InvalidArgumentError for a run without `taps=`.
         """
         if self._run.observed is None:
             raise not_observed()
         return TapIterator(self._shell, self._run, timeout, self._what)
 
     def result(self, timeout: float | None = None) -> Outputs:
-        """The outputs by name: arrays, or tensors if the run was not to fetch them. A run that pauses goes on
-        without pauses.
+        """Wait for the outputs, by name: arrays, or tensors for outputs that are not fetched.
 
-        Raises the run's error, or DeadlineExceededError (the run goes on then). Ctrl-C while waiting
-        cancels the run.
+        A run that pauses goes on without pauses.
+
+        Raises the run's error, or DeadlineExceededError after `timeout` seconds; the run goes on
+        then. Ctrl-C while waiting cancels the run.
         """
         arrays = self._shell.drive(collect(self._shell.core, self._run, cancel=False), timeout, self._what)
         return {**arrays, **self._tensors}
 
     def exception(self, timeout: float | None = None) -> HeliographError | None:
-        """The run's error, or None when it went well. Raises DeadlineExceededError."""
+        """Wait for the end of the run and return its error, or None if it succeeded.
+
+        Raises DeadlineExceededError.
+        """
         try:
             self.result(timeout)
         except HeliographError as error:
@@ -103,12 +119,12 @@ class RunFuture:
         return None
 
     def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
-        """Calls function(self) when the run has ended, from another thread; it must not wait."""
+        """Call function(self) when the run has ended, from another thread. It must not block."""
         self._run.pending.add_callback(partial(function, self))
 
 
 class InlineFuture(RunFuture):
-    """A run that is one small message each way."""
+    """A run with one small message each way."""
 
     def __init__(self, shell: BlockingShell, plan: InlinePlan, pending: Pending) -> None:
         self._shell = shell
@@ -143,7 +159,7 @@ class InlineFuture(RunFuture):
         return dict(self._arrays)
 
     def data(self) -> Sequence[Bytes]:
-        """The outputs as their bytes, in order, once it has ended. Raises what `result` does."""
+        """Wait for the outputs as bytes, in order. Raises the errors of `result`."""
         pending = self._pending
         if not pending.done:
             self._wait(Deadline(None, self._plan.spec.what))
@@ -152,7 +168,9 @@ class InlineFuture(RunFuture):
         return self._plan.data(pending)
 
     def result_or_cancel(self, timeout: float | None) -> Outputs:
-        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        """Return `result`, and cancel a run that takes too long: no other caller has this
+        future.
+        """
         try:
             return self.result(timeout)
         except DeadlineExceededError:
@@ -172,8 +190,11 @@ class InlineFuture(RunFuture):
 
 
 class RepeatedFuture(RunFuture):
-    """A run of a plan that is placed again when a device is lost: whoever waits for its result has it
-    repeated then, in the order of the runs, within the time that it has."""
+    """A run that is repeated when a device is lost.
+
+    The call that waits for its result repeats it, in the order of the runs, within its own
+    deadline.
+    """
 
     def __init__(
         self,
@@ -194,14 +215,15 @@ class RepeatedFuture(RunFuture):
         return run
 
     def send(self) -> None:
-        """Sends it, in its order."""
         self._shell.drive(self._repeated.sending(), self._deadline.remaining(), self._what)
 
     def result(self, timeout: float | None = None) -> Outputs:
         return self._result(timeout, cancel=False)
 
     def result_or_cancel(self) -> Outputs:
-        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        """Return `result`, and cancel a run that takes too long: no other caller has this
+        future.
+        """
         return self._result(None, cancel=True)
 
     def _result(self, timeout: float | None, cancel: bool) -> Outputs:
@@ -212,14 +234,18 @@ class RepeatedFuture(RunFuture):
         return dict(self._made or {})
 
     def _keep(self, run: SentRun) -> None:
-        """Makes the tensors once, whoever asks: each frees its handle in the end."""
+        """Make the tensors once, even if several threads wait: each tensor frees its handle in the
+        end.
+        """
         if self._made is None:
             self._made = {**(run.results or {}), **self._make(run)}
 
 
 class TapIterator:
-    """The observed values of a run, as they come. A run that pauses goes on when the next one is asked for,
-    or nobody will ask."""
+    """The observed values of a run, in the order in which they come.
+
+    A run that pauses goes on when the next value is requested, or when the iterator is dropped.
+    """
 
     def __init__(self, shell: BlockingShell, run: SentRun, timeout: float | None, what: What) -> None:
         self._shell, self._run, self._timeout, self._what = shell, run, timeout, what

@@ -1,4 +1,4 @@
-"""A daemon of one's own, for tests, demos and benchmarks: a real `heliograph serve` in its own process."""
+"""A real `heliograph serve` in a process of its own, for tests, demos and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from heliograph.errors import UnavailableError
 from heliograph.transport.channels import credentials_of, open_channel
 from heliograph_proto.addresses import parse_address
 
-#: How long a daemon may take to serve: its first start on a machine compiles the CPU kernels.
+#: The time until a daemon serves: its first start on a machine compiles the CPU kernels.
 START_SECONDS = 180.0
-#: How long it may take to end after SIGTERM before it is killed.
+#: The time that a daemon may take to end after SIGTERM before it is killed.
 STOP_SECONDS = 40.0
 
 
 @contextmanager
 def running_daemon(*arguments: str, listen: str = "grpc://127.0.0.1:0") -> Iterator[str]:
-    """A `heliograph serve` on a free loopback port, as its own process; gives its URL once it serves. With
-    TLS (`listen="grpcs://127.0.0.1:0"`) it is trusted as $HELIOGRAPH_CA says."""
+    """Run `heliograph serve` on a free loopback port in its own process, and yield its URL once it
+    serves.
+
+    The process ends with the context. With TLS (`listen="grpcs://127.0.0.1:0"`), $HELIOGRAPH_CA
+    must name the authority to trust. Raises UnavailableError if the daemon does not start.
+    """
     command = [sys.executable, "-m", "heliograph.cli", "serve", "--listen", listen]
     process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)
     with serving(process) as url:
@@ -31,12 +35,15 @@ def running_daemon(*arguments: str, listen: str = "grpc://127.0.0.1:0") -> Itera
 
 @contextmanager
 def serving(process: subprocess.Popen[str]) -> Iterator[str]:
-    """The URL of a daemon that was just started with its stdout in a pipe, once it serves; ends it."""
+    """Yield the URL of a daemon, started with its stdout in a pipe, once it serves; then end it.
+
+    Raises UnavailableError if it does not start.
+    """
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
         if not line.startswith("listening on "):
-            raise UnavailableError(f"the daemon did not start: it said {line!r}")
+            raise UnavailableError(f"the daemon did not start: its first line is {line!r}")
         url = line.removeprefix("listening on ").strip()
         wait_until_serving(url)
         yield url
@@ -51,7 +58,7 @@ def serving(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def wait_until_serving(url: str, seconds: float = START_SECONDS) -> None:
-    """Waits until grpc.health.v1 says SERVING. Raises UnavailableError."""
+    """Wait until grpc.health.v1 reports SERVING. Raises UnavailableError after `seconds`."""
     from grpc_health.v1 import health_pb2
 
     address = parse_address(url)

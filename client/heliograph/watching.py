@@ -1,4 +1,4 @@
-"""Iterators over what a server tells: changes of its devices, lines of its log."""
+"""Iterators over a server's device changes and log lines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from heliograph_proto.sessions import LogLine
 
 
 class DeviceWatch(WatchBase):
-    """An iterator over what happens to devices, from the moment it was made. It ends with the session, or
-    when it is closed. Thread-safe."""
+    """An iterator over what happens to devices, from its creation on. Thread-safe.
+
+    It ends with the session, or when it is closed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,27 +37,31 @@ class DeviceWatch(WatchBase):
         return self
 
     def __next__(self) -> DeviceEvent:
-        """Waits for the next event. Raises LimitExceededError, once, where events were missed."""
+        """Block until the next event. Raises LimitExceededError, once, if events were missed."""
         found = self._next(None)
         if found is None:
             raise StopIteration
         return found
 
     def next(self, timeout: float | None = None) -> DeviceEvent | None:
-        """The next event, or None when the session has ended. Raises DeadlineExceededError."""
+        """Return the next event, or None if the session has ended.
+
+        Raises DeadlineExceededError after `timeout` seconds, and LimitExceededError, once, if
+        events were missed.
+        """
         return self._next(timeout)
 
     def _next(self, timeout: float | None) -> DeviceEvent | None:
         with self._changed:
             if not self._changed.wait_for(self._is_ready, timeout):
-                raise DeadlineExceededError("nothing happened to any device in time")
+                raise DeadlineExceededError("no device event in time")
             return self._take()
 
     def _is_ready(self) -> bool:
         return bool(self._events or self._missed or self._ended)
 
     def close(self) -> None:
-        """Ends it. Idempotent."""
+        """End the iterator. Idempotent."""
         self.end()
 
     def __enter__(self) -> Self:
@@ -66,7 +72,9 @@ class DeviceWatch(WatchBase):
 
 
 class LogLines:
-    """An iterator over what the server logs of a session, which ends with it. Made by `Session.log`."""
+    """An iterator over the server's log of a session. Made by `Session.log`; it ends with the
+    session.
+    """
 
     def __init__(self, shell: BlockingShell, level: str) -> None:
         self._source = shell.follow_log(level)
@@ -76,7 +84,6 @@ class LogLines:
         return self
 
     def __next__(self) -> LogLine:
-        """Waits for the next line."""
         while not self._lines:
             more = self._source.take()
             if more is None:
@@ -85,7 +92,7 @@ class LogLines:
         return self._lines.popleft()
 
     def close(self) -> None:
-        """Ends it. Idempotent, from any thread."""
+        """End the iterator. Idempotent, from any thread."""
         self._source.close()
 
     def __enter__(self) -> Self:

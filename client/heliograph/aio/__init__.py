@@ -6,8 +6,8 @@
         future = plan.submit(x=array)           # a plain call
         outputs = await future.result(timeout=1.0)   # or: await future
 
-Graphs are built as everywhere. Whatever waits is a coroutine; cancelling its task cancels the work on
-the server. Objects belong to the event loop that opened their session.
+Graphs are built in the same way. Calls that wait are coroutines; cancelling the task cancels the
+work on the server. Objects belong to the event loop that opened their session.
 """
 
 from heliograph._base.reservation import Reservation

@@ -1,4 +1,4 @@
-"""Tensors as NumPy's arrays: asyncio has no way to wait there."""
+"""Access to a tensor as to a NumPy array, which asyncio does not have because it cannot wait there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from heliograph._base.tensor import TensorBase
 
 
 class ArrayAccess(TensorBase):
-    """What only the blocking API has, and how to do it here."""
+    """Errors that name the asyncio way of what the blocking API does with a subscript or
+    `np.asarray`.
+    """
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError("under hg.aio a part is written with: await tensor[key].set(array)")

@@ -1,4 +1,4 @@
-"""`hg.aio.connect`: how a session is opened."""
+"""`hg.aio.connect`: opening a session."""
 
 # ruff: noqa: ASYNC109
 
@@ -20,7 +20,8 @@ from heliograph_proto.addresses import Address, Credentials
 
 
 class connect:
-    """Opens a session: `async with hg.aio.connect(url) as session`, or `session = await hg.aio.connect(url)`.
+    """Open a session: `async with hg.aio.connect(url) as session`, or `session = await
+    hg.aio.connect(url)`.
 
     Arguments and errors are those of `hg.connect`.
     """
@@ -50,7 +51,8 @@ class connect:
     if not TYPE_CHECKING:  # to checkers there are no such attributes
 
         def __getattr__(self, name: str) -> NoReturn:
-            # The first mistake under asyncio; Python would speak of an object of the class `connect`.
+            # Forgetting `await` is the usual first mistake under asyncio, and Python's own error
+            # would name the class `connect`.
             raise AttributeError(
                 f"no session is open yet, so there is no {name!r}: "
                 "`async with hg.aio.connect(url) as session`, or `session = await hg.aio.connect(url)`"
@@ -79,7 +81,7 @@ async def open_shell(
     shared_memory: SharedMemoryArgument = "auto",
     credentials: Credentials = NO_CREDENTIALS,
 ) -> AioShell:
-    """A session without its methods."""
+    """Open the connection of a session."""
     if address.scheme == "local":
         if shared_memory is True:
             raise insisted(address, ALONE)

@@ -1,4 +1,4 @@
-"""Devices, streams and events: where work is done, the order of work, and marks in it."""
+"""Devices, and their streams and events."""
 
 # ruff: noqa: ASYNC109
 
@@ -24,7 +24,7 @@ class Event(EventBase):
     _shell: AioShell
 
     async def result(self, timeout: float | None = None) -> None:
-        """Waits until the event is reached: everything before it has been computed.
+        """Wait until everything before the event has been computed.
 
         Raises the first error of the stream since its last mark, or DeadlineExceededError.
         """
@@ -35,19 +35,22 @@ class Event(EventBase):
 
 
 class Stream(StreamBase):
-    """An ordered queue of work on a device, made by `device.stream()`.
+    """An ordered queue of work on a device. Made by `device.stream()` or `session.stream()`.
 
-    Work on one stream runs in order; events order streams against each other.
+    Work on one stream runs in order; events order streams among each other.
     """
 
     _shell: AioShell
 
     def record(self) -> Event:
-        """Marks the present end of the stream."""
+        """Record an event at the current end of the stream."""
         return self._record(Event)
 
     async def synchronize(self, timeout: float | None = None) -> None:
-        """Waits until everything before has been computed. Raises the first error nobody has seen."""
+        """Wait until everything sent to the stream has been computed.
+
+        Raises the first error that no other call has raised, and DeadlineExceededError.
+        """
         await self._shell.drive(
             synchronize(self._shell.core, (self._live_handle,)), timeout, "the work on the stream"
         )
@@ -59,25 +62,31 @@ class Device(DeviceBase):
     _shell: AioShell
 
     async def memory(self, timeout: float | None = None) -> Memory:
-        """Its free and total bytes, now. Raises DeadlineExceededError."""
+        """Return the device's free and total bytes now. Raises DeadlineExceededError."""
         return await self._shell.drive(
             ask_memory(self.name), timeout, f"asking for the memory of {self.name}"
         )
 
     def stream(self) -> Stream:
-        """A new ordered queue of work."""
+        """Create a stream on the device."""
         return make_stream(self._shell, self.name, Stream)
 
     async def query(self, queries: Sequence[OpQuery], timeout: float | None = None) -> tuple[OpAnswer, ...]:
-        """What the device says of nodes, such as hg.OpQuery("add", (type, type), type): whether it runs
-        them, whether fetching their weights for them pays, and with path=True by which path it computes them.
+        """Ask whether the device runs nodes, such as `hg.OpQuery("add", (type, type), type)`.
 
-        Raises UnknownOpError, InvalidGraphError for operands that the op table refuses.
+        Each answer says whether the device runs the node, whether fetching its weights for it pays
+        off and, with `path=True`, by which op path it computes the node.
+
+        Raises UnknownOpError, InvalidGraphError for operands that the op table refuses, and
+        DeadlineExceededError.
         """
         return await self._shell.drive(self._querying(queries), timeout, self._asked)
 
     async def unsupported(self, graph: Graph, timeout: float | None = None) -> list[tuple[str, str]]:
-        """The nodes of a graph that the device cannot run: their names, and why."""
+        """Return the nodes of a graph that the device cannot run, as pairs of name and reason.
+
+        Raises DeadlineExceededError.
+        """
         return await self._shell.drive(self._comparing(graph), timeout, self._asked)
 
     async def placement(
@@ -86,8 +95,10 @@ class Device(DeviceBase):
         buffer_type: BufferTypeInfo | str | None = None,
         timeout: float | None = None,
     ) -> PlacementInfo:
-        """What tensors, pairs of shape and data type, would take: of each with padding, and of each buffer.
+        """Return the memory that tensors, given as pairs of shape and data type, would take.
 
-        Nothing is taken. Raises OutOfMemoryError for a tensor that is larger than any buffer.
+        The result has each tensor's padded size and the size of each buffer. Nothing is allocated.
+        Raises OutOfMemoryError for a tensor that is larger than any buffer, and
+        DeadlineExceededError.
         """
         return await self._shell.drive(self._placing(tensors, buffer_type), timeout, self._asked)

@@ -1,4 +1,4 @@
-"""`hg.aio.Plan`: a compiled graph, run as often as one likes."""
+"""`hg.aio.Plan`: a compiled graph that can run many times."""
 
 # ruff: noqa: ASYNC109
 
@@ -82,15 +82,23 @@ class Plan(PlanBase):
         copy: bool = True,
         **keywords: Any,
     ) -> Outputs:
-        """Runs the plan and waits for its outputs, by name.
+        """Run the plan and wait for its outputs.
 
-        Inputs are given by name, in a mapping or as keywords: arrays (or lists) of exactly the plan's
-        shapes and data types, or tensors, which stay where they are. With `fetch=False` the outputs
-        stay on the server as tensors; a collection of names fetches only those. `out`: existing tensors by
-        the names of outputs, which are written to them and returned as them.
+        Args:
+            inputs: Inputs by name, here or as keywords. Arrays (or lists) must have exactly the
+                plan's shapes and data types. Tensors stay where they are.
+            fetch: The outputs to fetch as arrays: True for all, False for none, or a collection of
+                names. The others stay on the server and are returned as tensors.
+            out: Existing tensors by output name. The outputs are written to them, and they are
+                returned.
+            timeout: Seconds to wait; None means no limit.
+            stream: The stream whose order the run joins (default: the session's own).
+            copy: Whether an array may be overwritten once this call has sent it.
 
-        Raises InvalidInputError, the run's error, DeadlineExceededError after `timeout` seconds (the run
-        is cancelled then, as it is by cancelling the task).
+        Returns the outputs by name.
+
+        Raises InvalidInputError, the run's error, or DeadlineExceededError after `timeout` seconds;
+        the run is cancelled then. So does cancelling the task.
         """
         if self._group is not None:
             request = RunRequest("run", inputs, keywords, fetch, out, timeout, stream, copy)
@@ -117,24 +125,31 @@ class Plan(PlanBase):
         pause: bool = False,
         **keywords: Any,
     ) -> RunFuture:
-        """As `run`, without waiting for the outputs: a future.
+        """Send a run like `run`, without waiting for its outputs.
 
-        When it returns, the caller may overwrite its arrays, unless it passed `copy=False`: then only
-        after the future is done. The run fails if it is not done `timeout` seconds after it arrived.
+        When this returns, the caller may overwrite its arrays; with `copy=False` only once the
+        future is done. The run fails if it is not done `timeout` seconds after it arrived at the
+        server.
 
-        Under asyncio later commands of the session come after this run. Where credit, or a compile for other
-        taps, must be waited for, a task sends the run; arrays are copied then, unless `copy=False`.
+        Under asyncio later commands of the session come after this run. If the run must wait for
+        credit, or for a compile for other taps, a task sends it; arrays are copied then, unless
+        `copy=False`.
 
-        `taps`: nodes that are observed, by patterns of their names as in fnmatch, or by functions of a node
-        (`number`, `name`, `op`, `shape`, `dtype`); `future.taps()` gives their values while the run goes on.
-        For other nodes than before the plan is compiled once more first; the last few are kept. The run waits
-        for nobody, unless with `pause`: then after each observed node until the next is asked for, and what
-        was sent behind it on its stream waits with it.
+        Args:
+            taps: Nodes to observe, by patterns of their names as in fnmatch, or by functions of a
+                node (`number`, `name`, `op`, `shape`, `dtype`). `future.taps()` yields their values
+                while the run goes on. A new set of nodes compiles the plan once more first; the
+                last few of these plans are kept.
+            pause: Whether the run waits after each observed node until the next value is requested.
+                Work sent later on its stream waits as well. Without it a run never waits for its
+                reader.
 
-        Raises InvalidArgumentError for a pattern that no node matches, LimitExceededError for more bytes
-        than the server holds (three quarters of `session.info.limits.in_flight_bytes` for all observed runs
-        together; there may also be no room as long as runs that pause, or loops, wait for who takes their
-        taps), and what `session.compile` does.
+        The other arguments are those of `run`. Returns a future of the outputs.
+
+        Raises InvalidArgumentError for a pattern that matches no node, and the errors of
+        `session.compile`. Raises LimitExceededError if the observed values exceed three quarters of
+        `session.info.limits.in_flight_bytes`, for all observed runs together, or while paused runs
+        or loops whose taps are not read hold that room.
         """
         is_plain = fetch is True and out is None and stream is None and taps is None and not pause
         if is_plain and self._group is None:
@@ -161,35 +176,44 @@ class Plan(PlanBase):
         copy: bool = True,
         **keywords: Any,
     ) -> RunFuture:
-        """Runs the plan again and again on the server, in one message: a future, as of `submit`.
+        """Run the plan repeatedly on the server, in one message.
 
-        `carry`: which outputs of a step are inputs of the next, names of inputs (or several) by the names of
-        outputs; what is carried has the same shape and data type, and `inputs` has it for the first step. The
-        other inputs stay as they are, and a tensor that is an input is not written. Variables keep what
-        steps assign to them.
+        The loop ends after `steps` steps or earlier:
 
-        The loop ends after `steps` steps at most; after the first in which the output `until`, of one element
-        of bool or integers, is not zero; when a step fails, with its error, which names the step, from 0;
-        `timeout` seconds after it arrived, with DeadlineExceededError; or with `cancel()`. The result is the
-        outputs of the last step, bit for bit what `run` called so often gives; `future.steps` tells how many
-        there were, also of a loop that failed.
+        - after the first step in which the output `until` is not zero;
+        - when a step fails, with its error, which names the step, counted from 0;
+        - `timeout` seconds after it arrived at the server, with DeadlineExceededError;
+        - with `future.cancel()`.
 
-        `taps`: what `future.taps()` gives while it goes on, each with its `step`: names of outputs, whose
-        values come after each step, and patterns and functions of nodes as in `submit` (what is exactly the
-        name of an output means the output). It waits while too much is unread, see `RunFuture.taps`, and what
-        was sent behind it on its stream waits with it. The more such loops are under way, the less of each is
-        sent ahead; LimitExceededError where another has no room until somebody takes their taps.
+        Args:
+            inputs: Inputs of the first step, as in `run`. Inputs that are not carried stay the same
+                for all steps. An input tensor is never written. Variables keep the values that
+                steps assign.
+            steps: The most steps, 1 to 1,000,000,000.
+            carry: Names of inputs (one or several) by the name of the output that they take from
+                the previous step. Both have the same shape and data type.
+            until: The name of an output of one element, bool or integer, that ends the loop when it
+                is not zero.
+            taps: Names of outputs, whose values come after each step, and patterns and functions of
+                nodes as in `submit`. A string that equals the name of an output means the output.
+                `future.taps()` yields the values, each with its `step`. The loop pauses while too
+                much is unread, see `RunFuture.taps`; work sent later on its stream waits as well.
+                Several such loops share the room for values sent ahead.
 
-        Other arguments and errors are those of `submit`. InvalidArgumentError also for a name that is none,
-        types that differ, an input that is carried twice, and steps that are not 1 to 1,000,000,000;
-        UnsupportedError for a server that knows no loops.
+        The other arguments are those of `submit`. Returns a future of the last step's outputs,
+        which are bit for bit those of as many calls of `run`. `future.steps` counts the steps, also
+        of a loop that failed.
+
+        Raises the errors of `submit`, InvalidArgumentError for an unknown name, types that differ,
+        an input that is carried twice or a bad number of steps, UnsupportedError if the server has
+        no loops, and LimitExceededError if there is no room for the loop's taps until other taps
+        are read.
         """
         looping, observed = self._looping(steps, carry, until, taps)
         request = RunRequest("loop", inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
         return send(self, request) if self._group is None else repeat(self, request)
 
     def _tensors(self, kept: list[WantedValue], out: Out) -> dict[str, Any]:
-        """The outputs that stay on the server."""
         made = [one for one in kept if one.handle]
         new = {one.port.name: Tensor(self._shell, one.handle, one.port.type, self.device) for one in made}
         return {**new, **(out or {})}
@@ -208,27 +232,30 @@ class Plan(PlanBase):
         buffer_types: BufferTypes = None,
         timeout: float | None = None,
     ) -> None:
-        """Becomes the plan of another graph, on the same devices, and takes over the memory where it
-        suffices: cheaper than compiling anew for graphs that differ a little.
+        """Replace the plan's graph by another one, on the same devices.
 
-        Arguments and errors are those of `session.compile`. When the server refuses, the plan is what it
-        was. When nobody knows whether it did it (DeadlineExceededError, a cancelled task), the plan is
-        freed. Runs that were sent before are those of the old graph.
+        The plan keeps its memory where that is large enough, so this costs less than `compile` for
+        graphs that differ little. Runs that were sent before use the old graph.
+
+        Arguments and errors are those of `session.compile`. If the server refuses, the plan is
+        unchanged. If the outcome is unknown (DeadlineExceededError, a cancelled task), the plan is
+        freed.
         """
         given = PlanArguments(None, fusion, threads, weights, variables, pins, memory, split, buffer_types)
         procedure = updating(self._shell, self, graph, given, self._progress)
         await self._shell.drive(procedure, timeout, lambda: f"updating the plan to {graph!r}")
 
     async def explain(self, timeout: float | None = None) -> Explanation:
-        """Where its nodes run and why, what is copied between devices, and how long the last run took.
+        """Return where the nodes run and why, the copies between devices, and the time of the last
+        run.
 
-        Raises UnknownHandleError when it was freed, DeadlineExceededError.
+        Raises UnknownHandleError if the plan was freed, and DeadlineExceededError.
         """
         return await self._shell.drive(self._explaining(), timeout, lambda: f"explaining {self!r}")
 
     @property
     def variables(self) -> dict[str, Tensor]:
-        """The variables that the plan reads or writes, by name, as tensors."""
+        """The variables that the plan reads or writes, as tensors by name."""
         return {
             one.port.name: Tensor(
                 self._shell, one.tensor, one.port.type, one.device or self.device, owned=False
@@ -237,24 +264,27 @@ class Plan(PlanBase):
         }
 
     async def checkpoint(self, timeout: float | None = None) -> Checkpoint:
-        """The variables' elements by name, as they are after everything sent before: arrays in this process's
-        memory, and `save`, for a file.
+        """Return the variables' elements by name, as they are after everything sent before.
 
-        With `on_loss="rebuild"` it has the variables of all plans that share some with this one, waits for
-        their runs, and is what they go on from when a device is lost: runs before are not replayed. Its
-        arrays are read-only then. Raises the error of what was to compute a variable, DeadlineExceededError.
+        The result holds arrays in this process's memory; its `save` writes a file. With
+        `on_loss="rebuild"` it has the variables of all plans that share one with this plan, and
+        waits for their runs. The plans continue from it when a device is lost, and do not replay
+        earlier runs. Its arrays are read-only then.
+
+        Raises the error of the work that computes a variable, and DeadlineExceededError.
         """
         what = lambda: f"a checkpoint of {self!r}"  # noqa: E731
         return await self._shell.drive(self._checkpointing(), timeout, what)
 
     async def restore(self, checkpoint: Checkpoint, timeout: float | None = None) -> None:
-        """Gives the variables what they had, behind everything sent before; returns when that is done. The
-        checkpoint may be of another session, or have more variables.
+        """Set the variables to the values of a checkpoint, after everything sent before, and wait
+        for that.
 
-        With `on_loss="rebuild"` that goes for all plans that share variables with this one, which are placed
-        again if a device was lost, and go on from there at the next loss.
+        The checkpoint may be from another session, and may have more variables. With
+        `on_loss="rebuild"` this applies to all plans that share variables with this one. They are
+        placed again if a device was lost, and continue from here at the next loss.
 
-        Raises InvalidArgumentError for a checkpoint without one of the variables, or of other types, and
-        DeadlineExceededError.
+        Raises InvalidArgumentError for a checkpoint that lacks one of the variables or has other
+        types, and DeadlineExceededError.
         """
         await self._shell.drive(self._restoring(checkpoint), timeout, lambda: f"restoring {self!r}")

@@ -1,4 +1,4 @@
-"""Runs under way for asyncio, and their observed values; how runs of a plan are sent."""
+"""Runs in progress and their observed values for asyncio; how the runs of a plan are sent."""
 
 # ruff: noqa: ASYNC109
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def send(plan: Plan, request: RunRequest) -> RunFuture:
-    """Sends a run or a loop, or sees to it that it will be."""
+    """Send a run or a loop, or start a task that sends it."""
     shell, core = plan._shell, plan._shell.core
     gate = core.open_gate()
     try:
@@ -42,7 +42,7 @@ def send(plan: Plan, request: RunRequest) -> RunFuture:
 def _send(
     shell: AioShell, procedure: Procedure[SentRun], gate: OrderGate, deadline: Deadline, request: RunRequest
 ) -> asyncio.Future[SentRun]:
-    """Sends at once what can be; the rest in a task."""
+    """Send at once if possible; otherwise a task does the rest."""
     try:
         effect = shell.advance(lambda: next(procedure))
     except StopIteration as stop:
@@ -57,15 +57,17 @@ def _send(
             return await shell.resume(procedure, lambda: effect, deadline)
         finally:
             shell.advance(lambda: shell.core.close_gate(gate))
-            # Tensors that were collected before the run was sent would be freed before it.
+            # Tensors that are collected before the run is sent would be freed before it.
             del_later = request  # noqa: F841
 
     return shell.spawn(rest())
 
 
 def repeat(plan: Plan, request: RunRequest) -> RepeatedFuture:
-    """A run that is repeated when a device is lost. It is sent at once if nothing is before it; else a task
-    sends it."""
+    """Create a run that is repeated when a device is lost.
+
+    It is sent at once if nothing is before it, otherwise by a task.
+    """
     shell, repeated, out = plan._shell, plan._ask(request), request.out
     deadline = Deadline(request.timeout, plan._spec.what)
     sent = _send_repeated(shell, repeated, deadline)
@@ -90,14 +92,16 @@ def _send_repeated(shell: AioShell, repeated: RepeatedRun, deadline: Deadline) -
 
 
 def _done(run: SentRun) -> asyncio.Future[SentRun]:
-    """Of a run that was sent."""
     sent: asyncio.Future[SentRun] = asyncio.get_running_loop().create_future()
     sent.set_result(run)
     return sent
 
 
 class RunFuture:
-    """A run or a loop that was sent, or waits to be; `await future` or `await future.result(timeout)`."""
+    """A run or a loop in progress. Made by `plan.submit` and `plan.loop`.
+
+    `await future` or `await future.result(timeout)` waits for its outputs.
+    """
 
     def __init__(
         self,
@@ -116,17 +120,18 @@ class RunFuture:
 
     def _was_sent(self, sent: asyncio.Future[SentRun]) -> None:
         if not sent.cancelled() and sent.exception() is None:
-            # Not to a method of this object: a run that pauses goes on when nobody has its future any more.
+            # The callback holds no reference to this future: a run that pauses goes on once its
+            # future is dropped.
             sent.result().pending.add_callback(self._ended.finish)
         else:
             self._ended.finish()
 
     def done(self) -> bool:
-        """Whether the run has ended, well or not."""
+        """True if the run has ended, with or without an error."""
         return self._ended.done
 
     def cancel(self) -> bool:
-        """Asks the server to cancel the run; False if it has ended already."""
+        """Request the server to cancel the run. Returns False if it has already ended."""
         if self.done():
             return False
         if not self._sent.cancel():
@@ -135,28 +140,32 @@ class RunFuture:
         return True
 
     def taps(self, timeout: float | None = None) -> TapIterator:
-        """The values of the observed nodes as they are computed, each once; for a run with `taps=`.
+        """Iterate over the values of the observed nodes as they are computed, for a run with
+        `taps=`.
 
-        Ends when the run has ended, with its error if it failed. Waiting for the next one raises
-        DeadlineExceededError after `timeout` seconds (the run goes on then); cancelling the
-        task that waits cancels the run. To stop
-        early: `run.cancel()`. Values that nobody takes stay in this process's memory as long as the run does.
+        Each value comes once. The iterator ends with the run, and raises the run's error if it
+        failed. Waiting for a value raises DeadlineExceededError after `timeout` seconds; the run
+        goes on then. Cancelling the task that waits cancels the run. To stop early, call
+        `run.cancel()`. Values that are not read stay in this process's memory as long as the run.
 
-        A loop waits on the server while a few MiB of its values are on their way and not taken, until
-        somebody waits for its result, or the iterator is dropped. From then on no more than
-        `session.info.limits.in_flight_bytes` of them stay here: where the first one is missing, iterating
-        raises LimitExceededError.
+        A loop pauses on the server while a few MiB of its values are unread, until `result` is
+        awaited or the iterator is dropped. From then on at most
+        `session.info.limits.in_flight_bytes` of values are kept here. If values had to be dropped,
+        iterating raises LimitExceededError at the first missing one.
+
+        Raises InvalidArgumentError for a run without `taps=`.
         """
         if not self._is_observed:
             raise not_observed()
         return TapIterator(self, self._shell, timeout, self._what)
 
     async def result(self, timeout: float | None = None) -> Outputs:
-        """The outputs by name: arrays, or tensors if the run was not to fetch them. A run that pauses goes on
-        without pauses.
+        """Wait for the outputs, by name: arrays, or tensors for outputs that are not fetched.
 
-        Raises the run's error, or DeadlineExceededError (the run goes on then). Cancelling the task
-        that waits cancels the run.
+        A run that pauses goes on without pauses.
+
+        Raises the run's error, or DeadlineExceededError after `timeout` seconds; the run goes on
+        then. Cancelling the task that waits cancels the run.
         """
         deadline = Deadline(timeout, self._what)
         run = await self._run(deadline)
@@ -181,7 +190,10 @@ class RunFuture:
         return self.result().__await__()
 
     async def exception(self, timeout: float | None = None) -> HeliographError | None:
-        """The run's error, or None when it went well. Raises DeadlineExceededError."""
+        """Wait for the end of the run and return its error, or None if it succeeded.
+
+        Raises DeadlineExceededError.
+        """
         try:
             await self.result(timeout)
         except HeliographError as error:
@@ -191,13 +203,15 @@ class RunFuture:
         return None
 
     def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
-        """Calls function(self) on the loop when the run has ended."""
+        """Call function(self) on the event loop when the run has ended."""
         self._ended.add_callback(partial(function, self))
 
     @property
     def steps(self) -> int | None:
-        """Of a loop, how many steps it did, once it has ended; where it failed or was cancelled, those that
-        were done by then, and None if the server could not say. 1 of a run that ended well; else None."""
+        """The number of steps of a loop that has ended, also one that failed or was cancelled.
+
+        None before the end, or if the server could not tell. 1 for a run that succeeded.
+        """
         sent = self._sent
         if not sent.done() or sent.cancelled() or sent.exception() is not None:
             return None
@@ -208,7 +222,7 @@ class RunFuture:
 
 
 class InlineFuture(RunFuture):
-    """A run that is one small message each way, and was sent."""
+    """A run with one small message each way, which was sent."""
 
     def __init__(self, shell: AioShell, plan: InlinePlan, pending: Pending) -> None:
         self._shell, self._plan, self._pending = shell, plan, pending
@@ -236,7 +250,8 @@ class InlineFuture(RunFuture):
             elif not pending.done:
                 await self._shell.done(pending)
             elif self._shell.core.is_full:
-                # Who takes many results in a row sends as many runs: they leave in between.
+                # A caller that takes many results in a row has sent as many runs; let them leave in
+                # between.
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.cancel()
@@ -248,7 +263,9 @@ class InlineFuture(RunFuture):
         return dict(self._arrays)
 
     async def result_or_cancel(self, timeout: float | None) -> Outputs:
-        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        """Return `result`, and cancel a run that takes too long: no other caller has this
+        future.
+        """
         if timeout is None:
             return await self.result()
         try:
@@ -262,8 +279,10 @@ class InlineFuture(RunFuture):
 
 
 class RepeatedFuture(RunFuture):
-    """A run of a plan that is placed again when a device is lost: whoever waits for its result has it
-    repeated then, in the order of the runs, within the time that it has."""
+    """A run that is repeated when a device is lost.
+
+    The call that awaits its result repeats it, in the order of the runs, within its own deadline.
+    """
 
     def __init__(
         self,
@@ -296,7 +315,9 @@ class RepeatedFuture(RunFuture):
         return await self._result(timeout, cancel=False)
 
     async def result_or_cancel(self) -> Outputs:
-        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        """Return `result`, and cancel a run that takes too long: no other caller has this
+        future.
+        """
         return await self._result(None, cancel=True)
 
     async def _result(self, timeout: float | None, cancel: bool) -> Outputs:
@@ -311,8 +332,10 @@ class RepeatedFuture(RunFuture):
 
 
 class TapIterator:
-    """The observed values of a run, as they come. A run that pauses goes on when the next one is asked for,
-    or nobody will ask."""
+    """The observed values of a run, in the order in which they come.
+
+    A run that pauses goes on when the next value is requested, or when the iterator is dropped.
+    """
 
     def __init__(self, future: RunFuture, shell: AioShell, timeout: float | None, what: What) -> None:
         self._future, self._shell, self._timeout, self._what = future, shell, timeout, what

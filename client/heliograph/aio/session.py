@@ -1,4 +1,4 @@
-"""`hg.aio.Session`: what a client has on a server; `hg.aio.copy_plan`: from one to another."""
+"""`hg.aio.Session`, a client's connection to a server, and `hg.aio.copy_plan`."""
 
 # ruff: noqa: ASYNC109
 
@@ -54,11 +54,13 @@ from heliograph_proto.types import DTypeArgument
 
 
 class Session(SessionBase):
-    """A client's tensors, plans and variables on a server. Made by `hg.aio.connect`; bound to its event loop.
+    """A client's session on a server: its tensors, plans and variables. Made by `hg.aio.connect`;
+    bound to its event loop.
 
     Under asyncio weights are hashed in a thread.
 
-    An asynchronous context manager: leaving it ends the session, and the server frees everything of it.
+    An asynchronous context manager: leaving it ends the session, and the server frees everything
+    that belongs to it.
     """
 
     _shell: AioShell
@@ -73,86 +75,120 @@ class Session(SessionBase):
 
     @property
     def devices(self) -> list[Device]:
-        """The server's devices, in the order of their priority, now. Those that this session knew and that
-        are gone are among them: `device.lost` says why."""
+        """The server's devices now, in the order of their priority.
+
+        Devices that this session has seen and that are gone stay in the list; `device.lost` gives
+        the reason.
+        """
         return [Device(self._shell, info) for info in self._shell.info.devices]
 
     def device(self, name: str) -> Device:
-        """The device of a name, in any case. Raises UnknownDeviceError."""
+        """Return the device with a name, in any case. Raises UnknownDeviceError."""
         return Device(self._shell, find_device(self._shell, name))
 
     def devices_of(self, kind: DeviceType) -> list[Device]:
-        """The devices of a kind, such as hg.DeviceType.GPU, in the order of their priority."""
+        """Return the devices of a kind, such as `hg.DeviceType.GPU`, in the order of their
+        priority.
+        """
         return [device for device in self.devices if device.type is kind]
 
     def best_device(self) -> Device:
-        """The first GPU; else the first integrated GPU; else the first CPU."""
+        """Return the first GPU; without one the first integrated GPU, and without that the first
+        CPU.
+        """
         return Device(self._shell, best_device(self._shell))
 
     def watch(self) -> DeviceWatch:
-        """What happens to the server's devices from now on, where it is the head of a pool: an asynchronous
-        iterator of `hg.DeviceEvent`, which waits for the next one and ends with the session."""
+        """Watch the devices of a server that is the head of a pool.
+
+        Returns an asynchronous iterator of `hg.DeviceEvent`. It yields what happens from now on and
+        ends with the session.
+        """
         made = DeviceWatch()
         self._shell.watchers.add(made)
         return made
 
     async def members(self, timeout: float | None = None) -> tuple[MemberInfo, ...]:
-        """The daemons of the server's pool, also those that are missing, and why. None where it is no
-        head of a pool."""
+        """Return the members of the server's pool, with the reason for each one that is missing.
+
+        The tuple is empty if the server is not the head of a pool. Raises DeadlineExceededError.
+        """
         return await self._shell.drive(ask_members(), timeout, "asking for the members")
 
     async def links(self, timeout: float | None = None) -> tuple[Link, ...]:
-        """The ways between the members of the server's pool that are there, and from the server to them:
-        round trip, bandwidth, and whether the one can fetch values from the other. Members measure them when
-        they join. None where it is no head of a pool."""
-        return await self._shell.drive(ask(LIST_LINKS, None), timeout, "asking for the ways between members")
+        """Return the links between the pool's connected members, and from the server to each of
+        them.
+
+        Each link has its round trip, its bandwidth, and whether one end can fetch values from the
+        other. Members measure links when they join. The tuple is empty if the server is not the
+        head of a pool. Raises DeadlineExceededError.
+        """
+        return await self._shell.drive(ask(LIST_LINKS, None), timeout, "asking for the links between members")
 
     async def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
-        """The backends of the server, also those that could not start."""
+        """Return the server's backends, including those that failed to start. Raises
+        DeadlineExceededError.
+        """
         return await self._shell.drive(ask_backends(), timeout, "asking for the backends")
 
     async def server_facts(self, timeout: float | None = None) -> Mapping[str, str]:
-        """What the server tells of its process: versions of packages, its event loop, its allocator; see
-        ListDevicesResponse.facts."""
+        """Return facts about the server's process: package versions, event loop, allocator.
+
+        The keys are those of ListDevicesResponse.facts. Raises DeadlineExceededError.
+        """
         return await self._shell.drive(ask_facts(), timeout, "asking for the server's facts")
 
     def log(self, level: str = "info") -> LogLines:
-        """What the server logs of this session from now on, of this level ("debug", "info", "warning",
-        "error") or above: an iterator of `hg.LogLine`, which waits for the next one and ends with the
-        session. Lines below the level of the server's own log are never made. Who reads too slowly misses
-        some, and `line.dropped` says how many; other sessions' lines are never among them. With `local:`,
-        this process's `logging` decides what is made.
+        """Follow the server's log of this session.
 
-        Under asyncio it is for `async for`, and begins where the first line is waited for, or where
+        Returns an iterator of `hg.LogLine`. It yields the lines logged from now on, at this level
+        ("debug", "info", "warning", "error") or above, waits for the next one, and ends with the
+        session. It never yields lines of other sessions, or lines below the level of the server's
+        own log. A slow reader misses lines; `line.dropped` counts them. With `local:`, this
+        process's `logging` configuration decides which lines exist.
+
+        Under asyncio use it with `async for`. It starts at the first line that is awaited, or when
         `async with session.log() as lines` is entered.
 
-        Raises InvalidArgumentError for another level, LimitExceededError where too many follow this
-        session."""
+        Raises InvalidArgumentError for an unknown level, and LimitExceededError if too many readers
+        follow this session.
+        """
         return LogLines(self._shell, level)
 
     async def server_traffic(self, timeout: float | None = None) -> Traffic:
-        """What writes and reads of tensors have carried so far, and how often the server copied it;
-        `statistics().traffic` is this side's."""
+        """Return the bytes that writes and reads of tensors have carried so far, and how often the
+        server copied them.
+
+        `statistics().traffic` has the client's side. Raises DeadlineExceededError.
+        """
         procedure = ask(GET_STATISTICS, None)
         return await self._shell.drive(procedure, timeout, "asking for the server's statistics")
 
     # Models on the server
 
     async def models(self, timeout: float | None = None) -> tuple[str, ...]:
-        """The files of tensors that the server's operator allows (`serve --models`), by path, sorted."""
+        """Return the paths of the tensor files that the server offers (`serve --models`), sorted.
+
+        Raises DeadlineExceededError.
+        """
         return await self._shell.drive(list_models(), timeout, "asking for the models")
 
     async def server_weights(self, file: str, timeout: float | None = None) -> ServerWeights:
-        """The tensors of a safetensors or GGUF file on the server, by name: g.weight("w", weights["w"]) uses
-        one, and nothing is uploaded. The first time the server reads all of the file.
+        """Return the tensors of a safetensors or GGUF file on the server, by name.
 
-        Raises InvalidArgumentError for a name that leads out of the server's folder, InvalidModelError for a
-        file that is missing or broken.
+        `g.weight("w", weights["w"])` uses one of them in a graph; nothing is uploaded. The server
+        reads the whole file the first time.
+
+        Raises InvalidArgumentError for a path outside the server's folder, InvalidModelError for a
+        file that is missing or broken, and DeadlineExceededError.
         """
         return await self._shell.drive(describe_model(file), timeout, "reading the model")
 
     def stream(self, device: DeviceArgument = None) -> Stream:
-        """A new stream, on the session's device unless told otherwise."""
+        """Create a stream on a device (default: the session's device).
+
+        Raises UnknownDeviceError.
+        """
         return make_stream(self._shell, device_name(self._shell, device), Stream)
 
     # Plans
@@ -175,37 +211,49 @@ class Session(SessionBase):
         journal_bytes: int = JOURNAL_BYTES,
         timeout: float | None = None,
     ) -> Plan:
-        """A plan for a graph, on the named devices by priority (default: the server's first).
+        """Compile a graph into a plan.
 
-        Of several devices the first is filled, then the next, and one that cannot run a node leaves it to
-        another; if there is no processor of the server's host among them, that comes last. `pins`: devices
-        by patterns of nodes' names as in fnmatch, or by functions of a node. `memory`: the most that the
-        plan may take of a device, in bytes or as "2GiB". `plan.explain()` tells what runs where, and why.
+        Compiling again with the same arguments returns the plan that exists, for the cost of a
+        look-up. Weights that the session does not hold are uploaded first. `plan.explain()` shows
+        what runs where, and why.
 
-        `pipeline`: how many runs of a plan over several devices may be under way at once, each with memory
-        of its own for what is between nodes: while one is in later splits, the next enters.
+        Args:
+            graph: The graph to compile.
+            devices: The devices to use, by priority (default: the server's first). The first is
+                filled, then the next. A node that a device cannot run goes to another one. If no
+                processor of the server's host is among them, it is added as the last.
+            fusion: Whether to fuse nodes.
+            threads: The most threads of the device that a run uses; 0 means all.
+            weights: Tensors of the session, on the plan's device, to use for the graph's weights of
+                these names. Such a weight is not uploaded, and its tensor cannot be written while
+                the plan exists.
+            variables: Tensors of the session, on the plan's device, to use for the graph's
+                variables of these names. They are read and written in place.
+            pins: Devices for nodes, by patterns of node names as in fnmatch, or by functions of a
+                node.
+            memory: The most memory that the plan may take of a device, in bytes or as a string such
+                as "2GiB".
+            pipeline: The number of runs of a plan over several devices that may be in progress at
+                once. Each has its own memory for values between nodes. The next run enters while an
+                earlier one is in later splits.
+            split: An `hg.SplitBufferType` by pattern of weight names. It spreads the rows of these
+                weights over several devices, where products with them run in parts.
+            buffer_types: By device, the buffer type (one of `device.buffer_types`, or its name) for
+                the plan's weights, variables, and values between splits.
+            on_loss: How the plan reacts to the loss of a device. With "raise", its runs fail
+                with DeviceLostError. With "rebuild", the plan is placed again on its remaining
+                devices. Its variables get the values of the last `plan.checkpoint()`, the runs
+                since then are replayed, and failed runs are repeated. Results equal those of
+                undisturbed runs; see `Plan.rebuilds`. Only runs with array inputs and without
+                `out=` and taps are repeated. Tensors on a lost device are gone.
+            journal_bytes: The most bytes of inputs to keep for `on_loss="rebuild"`. Inputs are
+                copied, and kept until the run has ended or, if the run assigns variables, until the
+                next checkpoint.
+            timeout: Seconds to wait; None means no limit.
 
-        `split`: how the rows of weights lie over several devices, each `hg.SplitBufferType` by a pattern of
-        the weights' names; products with them run there in parts. `buffer_types`: by device, the buffer type
-        (one of `device.buffer_types`, or its name) in which it has the plan's weights, variables, and values
-        that lie between splits.
-
-        `threads`: the most of the device's threads that a run uses; 0: all. `weights` and `variables`:
-        tensors of the session, on the plan's device, that the graph's leaves of these names are. A weight
-        that is bound is not uploaded, and its tensor cannot be written as long as the plan lives; a
-        variable's is read and written in place.
-
-        `on_loss`: what becomes of the plan when a device is lost. "raise": its runs fail with
-        DeviceLostError. "rebuild": it is placed again on those of its devices that are left, its variables
-        get what they had at the last `plan.checkpoint()`, the runs since are replayed, and those that failed
-        are repeated: results are those of undisturbed runs; see `Plan.rebuilds`. For that inputs are copied,
-        and kept until a run has ended or, if it assigns variables, until the next checkpoint: `journal_bytes`
-        at most. Repeated are runs of arrays, without out= and taps; tensors on a lost device are gone.
-
-        Compiling again with the same arguments finds the plan that is there: that costs a look-up. Weights
-        that the session does not hold are uploaded first. Errors name the line that built the node. Raises
-        InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError, UnknownDeviceError,
-        InvalidArgumentError, DeadlineExceededError.
+        Raises InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError,
+        UnknownDeviceError, InvalidArgumentError and DeadlineExceededError. Errors about a node name
+        the line of code that built it.
         """
         check_on_loss(on_loss, journal_bytes, variables)
         deadline = Deadline(timeout, lambda: f"compiling {graph!r}")
@@ -229,9 +277,10 @@ class Session(SessionBase):
         pipeline: int = 1,
         timeout: float | None = None,
     ) -> PlanEstimate:
-        """What `compile` would take of devices' memory, without taking or uploading anything.
+        """Return the device memory that `compile` would take. Nothing is allocated or uploaded.
 
-        Raises as `compile`, and UnsupportedError where the device cannot tell.
+        Arguments and errors are those of `compile`. Also raises UnsupportedError if a device cannot
+        estimate.
         """
         given = PlanArguments(devices, fusion, pins=pins, memory=memory, pipeline=pipeline)
         procedure = self._estimating(graph, given)
@@ -248,14 +297,14 @@ class Session(SessionBase):
         memory: MemoryLimits = None,
         timeout: float | None = None,
     ) -> Reservation:
-        """Takes the memory that the largest graph takes for its intermediate results, once.
+        """Reserve, once, the memory that the largest graph needs for its intermediate results.
 
-        Plans that this session compiles from then on lie there, one over the other, and take no more as
-        long as they fit: `plan.reserved_bytes`. Their runs are serial. `reservation.reset()` gives the
-        memory back, and ends them. Weights of the graph need not be there, nor have any content.
+        Plans that this session compiles from then on share that memory and take no more as long as
+        they fit (`plan.reserved_bytes`). Their runs are serial. `reservation.reset()` gives the
+        memory back and frees these plans. The weights of the graph need no content.
 
-        Arguments are those of `compile`. Raises as that, and InvalidArgumentError while the session has
-        another reservation.
+        Arguments and errors are those of `compile`. Also raises InvalidArgumentError while the
+        session has another reservation.
         """
         given = PlanArguments(devices, fusion, threads, pins=pins, memory=memory)
         procedure = self._reserving(graph, given)
@@ -272,9 +321,10 @@ class Session(SessionBase):
         timeout: float | None = None,
         **keywords: Any,
     ) -> Outputs:
-        """Compiles a graph, runs it once and frees the plan: what `plan.run` returns.
+        """Compile a graph, run it once and free the plan. Returns what `plan.run` returns.
 
-        Whoever runs it more than once compiles it. Raises as `compile` and `plan.run`.
+        To run a graph more than once, use `compile`. Arguments and errors are those of `compile`
+        and `plan.run`.
         """
         deadline = Deadline(timeout, lambda: f"computing {graph!r}")
         try:
@@ -297,10 +347,17 @@ class Session(SessionBase):
         buffer_type: BufferTypeArgument = None,
         usage: UsageArgument = "any",
     ) -> Tensor:
-        """A new tensor of zeros. Errors, such as OutOfMemoryError, appear at its first use.
+        """Create a tensor of zeros. Errors, such as OutOfMemoryError, are raised at its first use.
 
-        `buffer_type`: one of `device.buffer_types`, or its name; the device's default otherwise. `usage`:
-        what it is for, "any", "weights" or "compute"; a hint.
+        Args:
+            shape: The tensor's shape; an integer means one dimension.
+            dtype: The tensor's data type.
+            device: The device (default: the session's device).
+            buffer_type: One of `device.buffer_types`, or its name (default: the device's own
+                default).
+            usage: A hint of the purpose: "any", "weights" or "compute".
+
+        Raises UnknownDeviceError and InvalidArgumentError at once.
         """
         place = place_of(self._shell, device, buffer_type, usage)
         return new_tensor(self._shell, Tensor, shape, dtype, place)
@@ -313,9 +370,10 @@ class Session(SessionBase):
         buffer_type: BufferTypeArgument = None,
         usage: UsageArgument = "any",
     ) -> list[Tensor]:
-        """New tensors of zeros, pairs of shape and data type, in one allocation: each one's `buffer`.
+        """Create tensors of zeros, from pairs of shape and data type, in one allocation.
 
-        All of them are made, or none. Arguments and errors are those of `empty`.
+        Either all of them are created or none. Each tensor's `buffer` is the shared one. The other
+        arguments and the errors are those of `empty`.
         """
         place = place_of(self._shell, device, buffer_type, usage)
         return new_tensors(self._shell, (Tensor, Buffer), tensors, place)
@@ -328,54 +386,70 @@ class Session(SessionBase):
         buffer_type: BufferTypeArgument = None,
         usage: UsageArgument = "any",
     ) -> Buffer:
-        """New memory, of zeros, in which tensors can be placed: `buffer.place(shape, dtype, offset_bytes)`.
+        """Create a buffer of zeros in which tensors can be placed: `buffer.place(shape, dtype,
+        offset_bytes)`.
 
-        Arguments are those of `empty`; errors appear at the first use of a tensor in it.
+        Arguments are those of `empty`. Errors are raised at the first use of a tensor in the
+        buffer.
         """
         place = place_of(self._shell, device, buffer_type, usage)
         return new_buffer(self._shell, Buffer, size_bytes, place)
 
     async def put(self, array: Any, device: DeviceArgument = None, *, timeout: float | None = None) -> Tensor:
-        """A new tensor with the elements of an array, which may be overwritten afterwards."""
+        """Create a tensor with the shape, data type and elements of an array.
+
+        The array may be overwritten afterwards. Raises InvalidInputError, OutOfMemoryError and
+        DeadlineExceededError.
+        """
         found = np.asarray(array)
         tensor = self.empty(found.shape, found.dtype, device)
         await tensor.set(found, timeout=timeout)
         return tensor
 
     def wrap(self, array: np.ndarray[Any, Any], device: DeviceArgument = None) -> Tensor:
-        """A tensor whose bytes are the array's own, which is kept alive and not copied; `local:` only.
+        """Create a tensor on the array's own memory, without a copy; `local:` only.
 
-        What the device writes is in the array once it is done: after `synchronize`, or a `get`. The array
-        must be contiguous and writable, and begin at a multiple of the alignment of the device's buffer
-        type: make it with `hg.aligned_empty`.
+        The tensor keeps the array alive. The array has what the device wrote after `synchronize`,
+        or after a `get`. It must be contiguous and writable, and start at a multiple of the
+        alignment of the device's buffer type: create it with `hg.aligned_empty`.
 
-        Raises UnsupportedError where memory of this process cannot be used, InvalidArgumentError.
+        Raises UnsupportedError if the device cannot use this process's memory, and
+        InvalidArgumentError.
         """
         return wrapped(self._shell, (Tensor, Buffer), array, device)
 
     # The order of work, and its end
 
     async def synchronize(self, timeout: float | None = None) -> None:
-        """Waits until everything sent so far is done. Raises the first error that nobody has seen."""
+        """Wait until everything sent so far is done.
+
+        Raises the first error that no other call has raised, and DeadlineExceededError.
+        """
         await self._shell.drive(
             synchronize(self._shell.core, self._all_streams()), timeout, "the work of the session"
         )
 
     async def close(self) -> None:
-        """Ends the session; what is pending fails with SessionClosedError. Idempotent."""
+        """End the session. Pending work fails with SessionClosedError. Idempotent."""
         await self._shell.close()
 
 
 async def copy_plan(
     plan: Plan, session: Session, devices: DevicesArgument = None, *, timeout: float | None = None
 ) -> Plan:
-    """The same graph compiled in another session, on the named devices (default: its own first).
+    """Compile a plan's graph in another session, and copy the values of its variables.
 
-    Weights that the session lacks are uploaded, and its variables get what the plan's hold after everything
-    sent before, through this process, a piece at a time. So does ggml_backend_graph_copy.
+    Weights that the session lacks are uploaded. The variables get the values that they have after
+    everything sent before, in pieces, through this process. ggml_backend_graph_copy does the same.
 
-    Raises InvalidArgumentError for a plan some of whose leaves are tensors of its session, and whatever
-    `session.compile` raises; DeadlineExceededError when all this takes longer than `timeout` seconds.
+    Args:
+        plan: The plan to copy.
+        session: The session for the new plan.
+        devices: The devices of the new plan, by priority (default: the first of `session`).
+        timeout: Seconds for all of this; None means no limit.
+
+    Raises InvalidArgumentError if a leaf of the plan is a tensor of its session,
+    DeadlineExceededError after `timeout`, and the errors of `session.compile`.
     """
     deadline = Deadline(timeout, lambda: f"copying {plan!r}")
     procedure = recompiling(plan, session, devices)

@@ -1,4 +1,4 @@
-"""`hg.aio.Tensor`: a tensor in a device's memory, read and written from here; and buffers."""
+"""`hg.aio.Tensor` and `hg.aio.Buffer`: memory on a device, read and written from here."""
 
 # ruff: noqa: ASYNC109
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class WriteFuture:
-    """A write whose array must stay as it is until the write is done; awaitable."""
+    """A write whose array must not change until the write is done; awaitable."""
 
     def __init__(self, shell: AioShell, pendings: list[Pending], what: What) -> None:
         self._shell, self._pendings, self._what = shell, pendings, what
 
     def done(self) -> bool:
-        """Whether the array may be overwritten."""
+        """True if the write is done and its array may be overwritten."""
         return all(pending.done for pending in self._pendings)
 
     async def result(self, timeout: float | None = None) -> None:
-        """Waits until the write is done. Raises its error, or DeadlineExceededError."""
+        """Wait until the write is done. Raises its error, or DeadlineExceededError."""
         await self._shell.drive(wait_for_all(self._shell.core, self._pendings), timeout, self._what)
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -45,10 +45,11 @@ class WriteFuture:
 
 
 class Tensor(ArrayAccess):
-    """A tensor in a device's memory: made by `session.empty`, `session.put`, `buffer.place`, or a run.
+    """A tensor in a device's memory. Made by `session.empty`, `session.put`, `buffer.place`, or a
+    run.
 
-    It is freed when it is collected, or by `free`. Indexing gives views: `t[10:20].set(array)`.
-    `buffer` is the one in which it was placed; None where it has one of its own.
+    It is freed by `free`, or when it is garbage collected. Indexing gives views:
+    `t[10:20].set(array)`. `buffer` is the buffer in which it was placed; None if it has its own.
     """
 
     _shell: AioShell
@@ -83,14 +84,21 @@ class Tensor(ArrayAccess):
         timeout: float | None = None,
         stream: StreamBase | None = None,
     ) -> WriteFuture | None:
-        """Writes an array of the tensor's data type and shape; with `offset_bytes` a part, of one dimension.
+        """Write an array of the tensor's data type and shape.
 
-        Returns when the array may be overwritten; the write's own errors appear at the next use of the
-        tensor or in `session.synchronize`. With `copy=False` it returns as soon as it can, with a
-        future, and the array must stay as it is until that is done. `stream`: in whose order it happens; the
-        session's own otherwise.
+        Returns when the array may be overwritten. Errors of the write are raised at the next use of
+        the tensor, or by `session.synchronize`.
 
-        Raises InvalidInputError, OutOfRangeError, DeadlineExceededError.
+        Args:
+            array: The elements.
+            offset_bytes: The position of a one-dimensional part to write; None writes the whole
+                tensor.
+            copy: With False, return as early as possible, with a future. The array must not change
+                until the future is done.
+            timeout: Seconds to wait; None means no limit.
+            stream: The stream whose order the write joins (default: the session's own).
+
+        Raises InvalidInputError, OutOfRangeError and DeadlineExceededError.
         """
         command, data = self._writing(array, offset_bytes)
         what = self._doing("writing")
@@ -108,12 +116,19 @@ class Tensor(ArrayAccess):
         timeout: float | None = None,
         stream: StreamBase | None = None,
     ) -> np.ndarray[Any, Any]:
-        """The elements, once everything sent before has been computed.
+        """Read the elements, after everything sent before has been computed.
 
-        A part (offset and size count bytes in row-major order) comes in one dimension. `out`: a
-        contiguous array of exactly as many bytes, which is filled and returned.
+        Args:
+            out: A contiguous array with exactly as many bytes, to fill and return.
+            offset_bytes: Where a part begins, in bytes in row-major order.
+            size_bytes: The size of a part, in bytes. A part has one dimension.
+            timeout: Seconds to wait; None means no limit.
+            stream: The stream whose order the read joins (default: the session's own).
 
-        Raises OutOfRangeError, the error of what was to compute the tensor, DeadlineExceededError.
+        Returns an array of the tensor's shape and data type, or of one dimension for a part.
+
+        Raises OutOfRangeError, the error of the work that computes the tensor, and
+        DeadlineExceededError.
         """
         command, make = self._reading(out, offset_bytes, size_bytes)
         procedure = read_new(
@@ -122,18 +137,19 @@ class Tensor(ArrayAccess):
         return await self._shell.drive(traced(GET_SPAN, procedure), timeout, self._doing("reading"))
 
     async def map(self, timeout: float | None = None) -> np.ndarray[Any, Any]:
-        """The tensor's own memory as an array of its shape and strides: read and written without a copy, by
-        both sides.
+        """Map the tensor's own memory as an array of its shape and strides, for both sides to read
+        and write.
 
-        For tensors of the buffer type "shared" (`session.empty(..., buffer_type="shared")`) of a device on
-        this host that has it: CPUs, and GPUs, whose copies to and from such memory go straight. Returns when
-        everything sent before has written the tensor. What is written into the array is seen by commands
-        that are sent afterwards; what later commands write appears in it when they are done
-        (`session.synchronize`), so nothing orders it but you. Nothing is computed in such memory: a run reads
-        it by a copy. The array stays when the tensor is freed, and is then nobody else's.
+        This needs the buffer type "shared" (`session.empty(..., buffer_type="shared")`) of a device
+        on this host: CPUs have it, and GPUs, which copy to and from such memory directly.
 
-        Raises UnsupportedError for other memory and other hosts, the error of what was to compute the
-        tensor, DeadlineExceededError.
+        It returns after everything sent before has written the tensor. Commands sent later see
+        writes to the array, and their own writes are in the array when they are done
+        (`session.synchronize`); the caller alone keeps the two in order. Runs do not compute in
+        such memory: they read it through a copy. The array stays valid when the tensor is freed.
+
+        Raises UnsupportedError for other memory or another host, the error of the work that
+        computes the tensor, and DeadlineExceededError.
         """
         return await self._shell.drive(self._map(), timeout, self._doing("mapping"))
 
@@ -146,13 +162,21 @@ class Tensor(ArrayAccess):
         timeout: float | None = None,
         stream: StreamBase | None = None,
     ) -> None:
-        """Writes pieces of equal size at equal distances: array[i] goes to byte offset + i * stride.
+        """Write pieces of equal size at equal distances: array[i] goes to byte offset + i * stride.
 
-        The array is of the tensor's data type, or plain bytes (uint8); its rows, of whatever shape, are the
-        pieces. The stride is that of the pieces unless told otherwise. Returns as `set` does.
+        Returns when the array may be overwritten, as `set` does.
 
-        Raises InvalidInputError, OutOfRangeError for pieces that overlap or reach outside,
-        InvalidArgumentError for a view with gaps, DeadlineExceededError.
+        Args:
+            array: An array of the tensor's data type, or plain bytes (uint8). Its rows, of any
+                shape, are the pieces.
+            offset_bytes: The position of the first piece.
+            stride_bytes: The distance between the starts of two pieces (default: the size of a
+                piece).
+            timeout: Seconds to wait; None means no limit.
+            stream: The stream whose order the write joins (default: the session's own).
+
+        Raises InvalidInputError, OutOfRangeError for pieces that overlap or leave the tensor,
+        InvalidArgumentError for a view with gaps, and DeadlineExceededError.
         """
         command, data = self._writing_2d(array, offset_bytes, stride_bytes)
         what = self._doing("writing")
@@ -171,10 +195,20 @@ class Tensor(ArrayAccess):
         timeout: float | None = None,
         stream: StreamBase | None = None,
     ) -> np.ndarray[Any, Any]:
-        """Reads pieces of equal size at equal distances: bytes, uint8 [count, size_bytes].
+        """Read pieces of equal size at equal distances.
 
-        `out`: a contiguous array of exactly as many bytes, which is filled and returned. Raises as `set_2d`
-        and `get`.
+        Args:
+            count: The number of pieces.
+            size_bytes: The size of a piece.
+            offset_bytes: The position of the first piece.
+            stride_bytes: The distance between the starts of two pieces (default: the size of a
+                piece).
+            out: A contiguous array with exactly as many bytes, to fill and return.
+            timeout: Seconds to wait; None means no limit.
+            stream: The stream whose order the read joins (default: the session's own).
+
+        Returns the bytes, uint8 of shape [count, size_bytes]. Raises the errors of `set_2d` and
+        `get`.
         """
         command, make = self._reading_2d(count, size_bytes, offset_bytes, stride_bytes, out)
         procedure = read_new(self._shell.core, command, make, 1, stream_handle(self._shell, stream))
@@ -187,28 +221,36 @@ class Tensor(ArrayAccess):
         *,
         stream: StreamBase | None = None,
     ) -> CopyPath | None:
-        """As `copy_to`, and waits: which side copied the bytes; None when there was nothing to do.
+        """Copy the tensor like `copy_to`, and wait for it.
 
-        Raises the error of what was to compute the tensor, DeadlineExceededError (the copy is cancelled
-        then).
+        Returns which path copied the bytes; None if there was nothing to copy. Raises the error of
+        the work that computes the tensor, or DeadlineExceededError; the copy is cancelled then.
         """
         return await self._shell.drive(self._copy(destination, stream), timeout, self._doing("copying"))
 
 
 class Buffer(BufferBase):
-    """Memory on a device: made by `session.buffer`, or for the tensors of `session.empty_many`.
+    """A block of memory on a device. Made by `session.buffer`, or for the tensors of
+    `session.empty_many`.
 
-    It is freed when it is collected, or by `free`; its memory lives as long as tensors in it.
+    It is freed by `free`, or when it is garbage collected; its memory is kept as long as tensors
+    are in it.
     """
 
     _shell: AioShell
 
     def place(self, shape: Sequence[int] | int, dtype: DTypeArgument, offset_bytes: int = 0) -> Tensor:
-        """A tensor at a place in the buffer, a multiple of the buffer type's alignment; its bytes are
-        what lies there.
+        """Create a tensor in the buffer, on the bytes that are there.
 
-        Tensors may overlap: they share those bytes, and work on them is done in the order in which it
-        was sent. Raises OutOfRangeError, InvalidArgumentError; other errors, such as those of a buffer
-        of several parts, appear at the tensor's first use.
+        Tensors may overlap: they share bytes, and work on them runs in the order in which it was
+        sent.
+
+        Args:
+            shape: The tensor's shape; an integer means one dimension.
+            dtype: The tensor's data type.
+            offset_bytes: Its position in the buffer, a multiple of the buffer type's alignment.
+
+        Raises OutOfRangeError and InvalidArgumentError. Other errors, such as those of a buffer of
+        several parts, are raised at the tensor's first use.
         """
         return self._place(Tensor, shape, dtype, offset_bytes)

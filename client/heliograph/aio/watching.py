@@ -1,4 +1,4 @@
-"""Iterators over what a server tells for asyncio: changes of its devices, lines of its log."""
+"""Asynchronous iterators over a server's device changes and log lines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from heliograph_proto.sessions import LogLine
 
 
 class DeviceWatch(WatchBase):
-    """An asynchronous iterator over what happens to devices, from the moment it was made. It ends with the
-    session, or when it is closed."""
+    """An asynchronous iterator over what happens to devices, from its creation on.
+
+    It ends with the session, or when it is closed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +34,7 @@ class DeviceWatch(WatchBase):
         return self
 
     async def __anext__(self) -> DeviceEvent:
-        """Waits for the next event. Raises LimitExceededError, once, where events were missed."""
+        """Wait for the next event. Raises LimitExceededError, once, if events were missed."""
         while (found := self._take()) is None:
             if self._ended:
                 raise StopAsyncIteration
@@ -41,14 +43,15 @@ class DeviceWatch(WatchBase):
         return found
 
     def close(self) -> None:
-        """Ends it. Idempotent."""
+        """End the iterator. Idempotent."""
         self.end()
 
 
 class LogLines:
-    """An iterator over what the server logs of a session, which ends with it. Made by `Session.log`.
+    """An asynchronous iterator over the server's log of a session. Made by `Session.log`.
 
-    It begins with the first line that is waited for, or where it is entered by `async with`.
+    It starts at the first line that is awaited, or when it is entered with `async with`, and ends
+    with the session.
     """
 
     def __init__(self, shell: AioShell, level: str) -> None:
@@ -68,7 +71,6 @@ class LogLines:
         return self
 
     async def __anext__(self) -> LogLine:
-        """Waits for the next line."""
         while not self._lines:
             source = None if self._is_over else await self._begun()
             more = None if source is None else await source.take()
@@ -79,7 +81,7 @@ class LogLines:
         return self._lines.popleft()
 
     def close(self) -> None:
-        """Ends it. Idempotent."""
+        """End the iterator. Idempotent."""
         self._is_over = True
         if self._source is not None:
             self._source.close()

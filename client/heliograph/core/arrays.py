@@ -1,4 +1,4 @@
-"""Room for elements that come from a server, and arrays as bytes."""
+"""New arrays for elements from a server, and arrays as bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from heliograph_proto.types import TensorType
 
 
 def empty_array(type_: TensorType) -> np.ndarray[Any, Any]:
-    """Room for a tensor's elements; of a quantized type, for its rows of bytes."""
+    """Return a new array for a tensor's elements; for a quantized type, for its rows of bytes."""
     if type_.dtype.kind != "quantized":
         return room_for(type_.shape, type_.dtype.numpy)
     return room_for(type_.storage_shape, np.dtype(np.uint8))
 
 
 def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """A new array. Raises OutOfMemoryError when there is no memory for it here, in the client."""
+    """Return a new array.
+
+    Raises OutOfMemoryError if this process, the client, has no memory for it.
+    """
     try:
         return np.empty(shape, dtype)
     except (MemoryError, ValueError):
@@ -31,6 +34,6 @@ def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, An
 
 
 def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of a contiguous array."""
+    """Return the bytes of a contiguous array."""
     view: Any = array.reshape(-1).view(np.uint8)
     return memoryview(view)

@@ -1,9 +1,10 @@
-"""Bytes that a session may have staged on the server: who gets them, and in which order.
+"""Flow control: the bytes that a session may have staged on the server, and the order of grants.
 
-There are two kinds. What commands carry ends by itself, so who asks for more of it waits. What an observed
-run may tell is held until the run has ended, and one that pauses, or a loop, may end only when somebody takes
-its values, who may be the very thread that asks for more: where one of these is under way, and there is no
-room, asking fails. The second kind takes from the first only beyond a quarter of all.
+There are two kinds of credit. Commands give their credit back when they complete, so a request for
+more of it waits. An observed run holds its credit until it has ended. A run that pauses, or a loop,
+may end only when its values are read, possibly by the thread that requests more. So a request fails
+if such a run is in progress and there is no room. Observed runs reduce the credit of commands only
+beyond a quarter of the total.
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ from heliograph_proto.sessions import Limits
 
 
 def most_observed_bytes(limits: Limits) -> int:
-    """What all observed runs and loops may hold together. So that others can go on, it is not all."""
+    """Return the most bytes that all observed runs and loops may hold together.
+
+    It is less than the limit, so that other work can go on.
+    """
     return limits.in_flight_bytes * 3 // 4
 
 
 class Credit:
-    """Bytes that are granted in the order of asking, first to the first open gate. Something larger than the
-    limit goes alone. `settle` makes a grant done, whose shell is told later."""
+    """Bytes that are granted in the order of requests, first to the first open gate.
+
+    A request larger than the limit is granted when nothing else is held. `settle` makes a grant
+    done; the shell fires it later.
+    """
 
     __slots__ = ("_gates", "_limit", "_settle", "_waiting", "held_bytes")
 
@@ -44,19 +51,19 @@ class Credit:
         return f"<{type(self).__name__} {self.held_bytes:,} of {self._limit():,}, {len(self._waiting)} wait>"
 
     def could_reserve(self, size_bytes: int, gate: OrderGate | None = None) -> bool:
-        """Whether a grant would come at once."""
+        """True if a grant would come at once."""
         queued = self._waiting and any(self._may_ask(grant.gate) for grant in self._waiting)
         return not queued and self._may_ask(gate) and self._has_room(size_bytes)
 
     def _may_ask(self, gate: OrderGate | None) -> bool:
-        """What is behind an open gate must not hold credit that the gate's own commands wait for."""
+        """True unless an earlier gate is open: its own commands may need the credit."""
         return not self._gates or gate is self._gates[0]
 
     def _has_room(self, size_bytes: int) -> bool:
         return self.held_bytes + size_bytes <= self._limit() or not self.held_bytes
 
     def ask(self, grant: CreditGrant) -> None:
-        """Settles a grant now or later, or with the reason why that may be never."""
+        """Settle a grant now or later, or with an error if it might never be granted."""
         if self.could_reserve(grant.size_bytes, grant.gate):
             self._take(grant)
             grant.settle()
@@ -69,11 +76,11 @@ class Credit:
         self.held_bytes += grant.size_bytes
 
     def _refusal(self, grant: CreditGrant) -> HeliographError | None:
-        """Why what has no room now may have none for ever."""
+        """Return the error for a request that might never have room, or None."""
         return None
 
     def withdraw(self, grant: CreditGrant) -> None:
-        """Gives up a grant, whether it has come or not."""
+        """Give up a grant, granted or not."""
         if not grant.done:
             self._waiting.remove(grant)
             self.share_out()
@@ -81,13 +88,13 @@ class Credit:
             self.give_back(grant.size_bytes)
 
     def give_back(self, size_bytes: int) -> None:
-        """Returns credit, which may settle the grants of others."""
+        """Return credit, which may settle waiting grants."""
         self.held_bytes -= size_bytes
         if self._waiting:
             self.share_out()
 
     def share_out(self) -> None:
-        """Settles the grants that there is room for, or never will be."""
+        """Settle the grants for which there is room, and those that might never have any."""
         for grant in [one for one in self._waiting if self._may_ask(one.gate)]:
             refusal = None
             if self._has_room(grant.size_bytes):
@@ -98,7 +105,7 @@ class Credit:
             self._settle(grant, refusal)
 
     def end(self, error: HeliographError) -> None:
-        """The session is over: who waits fails with this error."""
+        """End the session: waiting requests fail with this error."""
         for grant in self._waiting:
             self._settle(grant, error)
         self._waiting.clear()
@@ -106,7 +113,7 @@ class Credit:
 
 
 class ObservedGrant(CreditGrant):
-    """Room for what a run tells, and for what its command carries."""
+    """Room for the values that a run reports and for the data of its command."""
 
     __slots__ = ("feed",)
 
@@ -116,7 +123,7 @@ class ObservedGrant(CreditGrant):
 
 
 class ObservedCredit(Credit):
-    """What observed runs hold, each until it has ended."""
+    """Credit that observed runs hold until they have ended."""
 
     __slots__ = ("_feeds",)
 
@@ -127,12 +134,12 @@ class ObservedCredit(Credit):
         settle: Callable[[Outcome, HeliographError | None], None],
     ) -> None:
         super().__init__(limit, gates, settle)
-        #: Of the runs that hold some, and how much.
+        #: The bytes that each run holds.
         self._feeds: dict[Feed, int] = {}
 
     @property
     def free_bytes(self) -> int:
-        """What nobody holds."""
+        """The bytes that no run holds."""
         return max(0, self._limit() - self.held_bytes)
 
     def _take(self, grant: CreditGrant) -> None:
@@ -144,9 +151,9 @@ class ObservedCredit(Credit):
         if not any(feed.may_wait for feed in self._feeds):
             return None
         return LimitExceededError(
-            f"the observed runs and loops under way hold {self.held_bytes:,} bytes on the server; "
+            f"the observed runs and loops in progress hold {self.held_bytes:,} bytes on the server; "
             f"{grant.size_bytes:,} more would pass the limit of {self._limit():,}",
-            advice="take their taps, or cancel them",
+            advice="read their taps, or cancel them",
         )
 
     def withdraw(self, grant: CreditGrant) -> None:
@@ -157,7 +164,7 @@ class ObservedCredit(Credit):
             super().withdraw(grant)
 
     def ended(self, feed: Feed) -> None:
-        """A run is over, or will never be sent. Idempotent."""
+        """Give back the credit of a run that has ended or will never be sent. Idempotent."""
         self.give_back(self._feeds.pop(feed, 0))
 
     def end(self, error: HeliographError) -> None:
@@ -166,13 +173,13 @@ class ObservedCredit(Credit):
 
 
 class CreditCore:
-    """What of a session's state credits are. The rest is `ClientCore`."""
+    """The credit of a session: the part of `ClientCore` that accounts for it."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        #: Why the session ended; commands are refused with it.
+        #: The reason why the session ended; commands are refused with it.
         self.lost: HeliographError | None = None
-        #: Those that are open, in order.
+        #: The open gates, in order.
         self._gates: deque[OrderGate] = deque()
         most_bytes = most_observed_bytes(limits)
         self._observed = ObservedCredit(lambda: most_bytes, self._gates, self.settle)
@@ -180,20 +187,24 @@ class CreditCore:
 
     @abstractmethod
     def settle(self, outcome: Outcome, error: HeliographError | None = None) -> None:
-        """Makes an outcome done, unless it is."""
+        """Make an outcome done, unless it is already."""
 
     def _most_carried_bytes(self) -> int:
-        """What commands may carry: what observed runs may tell lies in the quarter beside it, mostly."""
+        """Return the bytes for commands: all but a quarter, or but what observed runs hold if that
+        is more.
+        """
         limit = self.limits.in_flight_bytes
         # The server may still hold a transfer for a moment after it has reported the command.
         return limit - max(limit // 4, self._observed.held_bytes)
 
     def could_reserve(self, size_bytes: int, gate: OrderGate | None = None) -> bool:
-        """Whether a grant would come at once. Something larger than the limit goes alone."""
+        """True if a grant would come at once. A request larger than the limit is granted alone."""
         return self._credit.could_reserve(size_bytes, gate)
 
     def reserve(self, size_bytes: int, gate: OrderGate | None = None) -> CreditGrant:
-        """Asks for bytes of credit; granted in the order of asking, first to the first open gate."""
+        """Request bytes of credit; granted in the order of requests, first to the first open
+        gate.
+        """
         grant = CreditGrant(size_bytes, gate)
         if self.lost is not None:
             grant.settle(self.lost)
@@ -202,23 +213,25 @@ class CreditCore:
         return grant
 
     def withdraw(self, grant: CreditGrant) -> None:
-        """Gives up a grant, whether it has come or not."""
+        """Give up a grant, granted or not."""
         if self.lost is None:
             self._credit.withdraw(grant)
 
     def give_back(self, size_bytes: int) -> None:
-        """Returns credit, which may settle the grants of others."""
+        """Return credit, which may settle waiting grants."""
         if self.lost is None:
             self._credit.give_back(size_bytes)
 
     @property
     def free_observed_bytes(self) -> int:
-        """What a run may have on its way here that is observed."""
+        """The bytes of values that an observed run may have on their way."""
         return self._observed.free_bytes
 
     def reserve_observed(self, feed: Feed, inline_bytes: int, gate: OrderGate | None = None) -> CreditGrant:
-        """Asks for room for what a run tells and carries, which its end gives back. Fails with
-        LimitExceededError where there is none and that may last until somebody takes what is told."""
+        """Request room for the values that a run reports and for its data, until the run ends.
+
+        Fails with LimitExceededError if there is no room and that might last until values are read.
+        """
         grant = ObservedGrant(feed, inline_bytes, gate)
         if self.lost is not None:
             grant.settle(self.lost)
@@ -227,7 +240,7 @@ class CreditCore:
         return grant
 
     def withdraw_observed(self, grant: CreditGrant) -> None:
-        """Gives up such a grant, whether it has come or not."""
+        """Give up such a grant, granted or not."""
         if self.lost is None:
             self._observed.withdraw(grant)
             self._credit.share_out()

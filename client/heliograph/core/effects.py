@@ -1,9 +1,9 @@
-"""What a procedure may ask of the shell that runs it.
+"""The effects that a procedure may yield to the shell that runs it.
 
-A procedure is a generator: it changes the core (`ClientCore`) and yields effects; the shell performs
-each and sends back its result, or throws its error in. So everything that waits is written once, and
-the blocking and the asyncio shell differ in a few lines. While a procedure runs between two yields
-nobody else touches the core.
+A procedure is a generator: it changes the core (`ClientCore`) and yields effects. The shell
+performs each effect and sends back its result, or throws its error into the generator. So
+everything that waits is written once, and the blocking and the asyncio shell differ in a few lines.
+Between two yields no other code uses the core.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ from heliograph_proto.plans import ContentOffer
 
 
 class UnreachableError(UnavailableError):
-    """A daemon to which a content could go straight is not to be reached from here."""
+    """A daemon to which a content could go directly cannot be reached from here."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """Until an outcome is done. Gives None; does not raise the outcome's error."""
+    """Wait until an outcome is done. Gives None; does not raise the outcome's error."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Work for the processor that is too long for an event loop. Gives what the function returns."""
+    """Run a function that would take too long for an event loop. Gives its result."""
 
     function: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class MoveBytes:
-    """Moves bytes in memory: short, and never left behind half done. Gives None."""
+    """Move bytes in memory: a short step that is never abandoned half done. Gives None."""
 
     function: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class StartUpload:
-    """Starts carrying bytes to the server. Gives a `Transfer` at once."""
+    """Start to send bytes to the server. Gives a `Transfer` at once."""
 
     #: A number that a command names, or the digest of a content.
     target: int | bytes
     data: memoryview
-    #: The bytes before this one are on the server already; contents alone.
+    #: Only for contents: the bytes before this one are on the server already.
     offset_bytes: int = 0
-    #: The command that waits for the bytes; it is cancelled if the upload breaks.
+    #: The command that waits for the bytes; it is cancelled if the upload fails.
     pending: Pending | None = None
-    #: Told the number of bytes that were taken each time.
+    #: Called with the number of bytes that were taken each time.
     progress: Callable[[int], None] | None = None
-    #: The daemon to which a content goes, if that is not the server.
+    #: The daemon that receives a content, if it is not the server.
     offer: ContentOffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveDownload:
-    """Receives a transfer's bytes into `out`. Gives None when all have come."""
+    """Receive a transfer's bytes into `out`. Gives None when all have arrived."""
 
     transfer: int
     out: memoryview
@@ -70,14 +70,14 @@ class ReceiveDownload:
 
 @dataclass(frozen=True, slots=True)
 class MapMemory:
-    """Maps the memory of a tensor's buffer. Gives its bytes, and where in them the tensor begins."""
+    """Map the memory of a tensor's buffer. Gives its bytes, and the tensor's position in them."""
 
     tensor: int
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A question to the server. Gives its answer."""
+    """Call a method of the server. Gives its answer."""
 
     method: Method[Any, Any]
     request: Any
@@ -90,6 +90,6 @@ Procedure: TypeAlias = Generator[Effect, Any, T]
 
 
 def ask(method: Method[RequestT, AnswerT], request: RequestT) -> Procedure[AnswerT]:
-    """The server's answer to a question."""
+    """Call a method of the server and return its answer."""
     answer: AnswerT = yield Call(method, request)
     return answer

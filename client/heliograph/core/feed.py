@@ -1,4 +1,4 @@
-"""Observed values on their way from the command stream to whoever asks for them."""
+"""Observed values between the command stream and their reader."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from heliograph_proto.types import TensorType
 
 
 class Feed:
-    """Values of one run, each given once. The core's: it is touched where the core is.
+    """The values of one run, each given once. It belongs to the core and is used where the core is.
 
-    Where the run pauses, the server waits after each value for a Continue: sent when the next one is asked
-    for, or at once from when on the run `flows`, since nobody will ask.
+    If the run pauses, the server waits after each value for a Continue. It is sent when the next
+    value is requested or, once the run `flows`, at once, since no reader will come.
     """
 
     __slots__ = (
@@ -35,54 +35,58 @@ class Feed:
         "ready",
         "types",
     )
-    #: Whether nothing more is given once a value is missing; else the others are given first.
+    #: True if no value is given after a missing one; otherwise the others are given first.
     ends_at_gap = False
 
     def __init__(self, types: Mapping[int, TensorType], pauses: bool) -> None:
-        #: Of what is observed: nodes, and outputs of a loop as `output_key` has them.
+        #: The types of the observed values: nodes, and outputs of a loop under their `output_key`.
         self.types = types
         self.pauses = pauses
-        #: Settled when a value has come, or the run has ended; then there is another.
+        #: Settled when a value has come or the run has ended, and then replaced by a new outcome.
         self.changed = Outcome()
-        #: What it is, the step of a loop, and raw elements (`DType.storage`), that nobody has asked for yet.
+        #: The values that were not read yet: key, step of a loop, and raw elements
+        #: (`DType.storage`).
         self.ready: deque[tuple[int, int, np.ndarray[Any, Any]]] = deque()
-        #: Whether the server waits.
+        #: True while the server waits.
         self.is_paused = False
         self.flows = False
-        #: Why values are missing, such as memory of this process.
+        #: The reason why values are missing, such as too little memory in this process.
         self.error: HeliographError | None = None
-        #: Of the value that is coming; None between two.
+        #: The key of the value that is arriving; None between two values.
         self._what: int | None = None
         self._step, self._filled = 0, 0
         self._array: np.ndarray[Any, Any] | None = None
 
     @property
     def held_bytes(self) -> int:
-        """What the server holds of the values at most: all that one run brings."""
+        """The most bytes of values that the server holds: those of one run."""
         return sum(type_.nbytes for type_ in self.types.values())
 
     @property
     def may_wait(self) -> bool:
-        """Whether the run may end only when somebody asks for the values."""
+        """True if the run may end only when its values are read."""
         return self.pauses and not self.flows
 
     @property
     def taken_bytes(self) -> int:
-        """What a Continue says of a loop."""
+        """The number of bytes of a loop that a Continue acknowledges."""
         return 0
 
     def take(self) -> tuple[int, int, np.ndarray[Any, Any]]:
-        """The next value; there is one."""
+        """Return the next value, of which there is one."""
         return self.ready.popleft()
 
     def may_proceed(self) -> bool:
-        """Whether a Continue is to be sent now, which is told once. Safe in destructors."""
+        """True, once, if a Continue is to be sent now. Safe in destructors."""
         waited, self.is_paused = self.is_paused, False
         return waited
 
     def add(self, piece: TapPiece) -> bool:
-        """The next piece; whether a value is complete. Raises ProtocolError for one that does not fit."""
-        what = place_of(piece)
+        """Add a piece. Returns True if it completes a value.
+
+        Raises ProtocolError for a misplaced piece.
+        """
+        what = key_of(piece)
         if piece.offset_bytes == 0:
             self._begin(what, piece.step)
         size_bytes = self.types[self._what].nbytes if self._what is not None else 0
@@ -90,7 +94,7 @@ class Feed:
         fits = what == self._what and piece.step == self._step
         fits = fits and piece.offset_bytes == self._filled and end <= size_bytes
         if not fits or piece.last != (end == size_bytes):
-            raise ProtocolError(f"the server sent a piece of {name_of(what)} that belongs nowhere")
+            raise ProtocolError(f"the server sent a piece of {name_of(what)} in the wrong place")
         if self._array is not None:
             byte_view(self._array)[self._filled : end] = piece.data
         self._filled = end
@@ -101,7 +105,7 @@ class Feed:
     def _begin(self, what: int, step: int) -> None:
         if self._what is not None or what not in self.types or not self._may_follow(step):
             raise ProtocolError(
-                f"the server sent {name_of(what)}, which is not observed, or in the midst of another"
+                f"the server sent {name_of(what)}, which is not observed or interrupts another value"
             )
         self._what, self._step, self._filled = what, step, 0
         try:
@@ -110,7 +114,7 @@ class Feed:
             self.error = self.error or error
 
     def _may_follow(self, step: int) -> bool:
-        """Whether a value of this step may come now."""
+        """True if a value of this step may come now."""
         return step == 0
 
     def _room_for(self, type: TensorType) -> np.ndarray[Any, Any]:
@@ -121,16 +125,17 @@ class Feed:
         if self._array is not None:
             self.ready.append((self._what, self._step, self._array))
         self._what, self._array = None, None
-        # Before anybody looks whether it flows: `flow` may come from another thread.
+        # Set last: `flow`, perhaps in another thread, looks at it.
         self.is_paused = self.pauses
 
 
 class LoopFeed(Feed):
-    """Values of a loop, which waits by itself while this side has more than `unread_bytes` of it that it did
-    not say it took: when somebody takes them, or at once from when on the loop `flows`.
+    """The values of a loop, which pauses by itself while more than `unread_bytes` are
+    unacknowledged.
 
-    From then on no more than `kept_bytes` are kept here for who may still ask; further ones are dropped, and
-    whoever asks is told so.
+    Values are acknowledged when they are read or, once the loop `flows`, when they arrive. From
+    then on at most `kept_bytes` are kept for a late reader. Further values are dropped, and the
+    reader gets an error.
     """
 
     ends_at_gap = True
@@ -151,7 +156,8 @@ class LoopFeed(Feed):
         super().__init__(types, False)
         self.steps, self.unread_bytes, self._kept = steps, unread_bytes, kept_bytes
         self._largest = max((cost_of(type_.nbytes) for type_ in types.values()), default=0)
-        #: As `Loop.unread_bytes` counts: what came whole, what was asked for, and what the server was told.
+        #: Counted as in `Loop.unread_bytes`: bytes of whole values that arrived, that were read,
+        #: and that were acknowledged.
         self._arrived_bytes = self._asked_bytes = self._said_bytes = 0
 
     @property
@@ -188,9 +194,9 @@ class LoopFeed(Feed):
             raise self.error
         if self.flows and self._arrived_bytes - self._asked_bytes > self._kept:
             raise LimitExceededError(
-                f"more than {self._kept:,} bytes of the loop's values came while nobody took them, and were "
+                f"more than {self._kept:,} bytes of the loop's values came without being read, and were "
                 "dropped",
-                advice="take them from run.taps() before waiting for run.result()",
+                advice="read them from run.taps() before waiting for run.result()",
             )
         return super()._room_for(type)
 
@@ -199,26 +205,26 @@ class LoopFeed(Feed):
         cost = cost_of(self.types[self._what].nbytes)
         self._arrived_bytes += cost
         if self._array is None:
-            # It will not be asked for.
+            # It cannot be read any more.
             self._asked_bytes += cost
         super()._complete()
 
 
 def cost_of(size_bytes: int) -> int:
-    """What a value of a loop counts."""
+    """Return the bytes that a value of a loop counts."""
     return size_bytes + STREAMED_VALUE_BYTES
 
 
 def output_key(place: int) -> int:
-    """An output of a loop among what is observed; a node is its number."""
+    """Return the key of a loop's output among the observed values. A node's key is its number."""
     return -1 - place
 
 
-def place_of(piece: TapPiece) -> int:
-    """Which of what is observed a piece belongs to."""
+def key_of(piece: TapPiece) -> int:
+    """Return the key of the observed value that a piece belongs to."""
     return piece.node if piece.output is None else output_key(piece.output)
 
 
 def name_of(what: int) -> str:
-    """One of what is observed, in words."""
+    """Return the words for an observed value."""
     return f"node {what}" if what >= 0 else f"output {-1 - what}"

@@ -1,7 +1,7 @@
-"""Something that will be known later: the answer to a command, a credit, the end of an upload.
+"""Outcomes that come later: the answer to a command, a credit, the end of an upload.
 
-An outcome is settled once, by whoever runs the protocol, and then fired outside of any lock: its
-callbacks wake the threads or tasks that wait. It knows no thread and no event loop itself.
+An outcome is settled once, by the code that runs the protocol, and then fired outside of any lock:
+its callbacks wake the threads or tasks that wait. It does not depend on threads or an event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Callback = Callable[[], object]
 
 
 class Outcome:
-    """Done or not, and with which error."""
+    """A result that is done or not, and its error."""
 
     __slots__ = ("_callbacks", "done", "error")
 
@@ -36,7 +36,7 @@ class Outcome:
         self._callbacks: deque[Callback] = deque()
 
     def settle(self, error: HeliographError | None = None) -> bool:
-        """Makes it done; False if it was already. `fire` must follow."""
+        """Mark it as done. Returns False if it was already. `fire` must follow."""
         if self.done:
             return False
         self.error = error
@@ -44,7 +44,7 @@ class Outcome:
         return True
 
     def fire(self) -> None:
-        """Runs the callbacks, each exactly once, also against callbacks being added meanwhile."""
+        """Run the callbacks, each exactly once, even while callbacks are being added."""
         while self._callbacks:
             try:
                 callback = self._callbacks.popleft()
@@ -56,24 +56,26 @@ class Outcome:
                 logger.exception("a callback raised")
 
     def finish(self, error: HeliographError | None = None) -> None:
-        """Settles and fires, where no lock is held."""
+        """Settle and fire, where no lock is held."""
         if self.settle(error):
             self.fire()
 
     def add_callback(self, callback: Callback) -> None:
-        """Runs it once the outcome is done; at once if it is."""
+        """Run the callback once the outcome is done; at once if it already is."""
         self._callbacks.append(callback)
         if self.done:
             self.fire()
 
     def raise_error(self) -> None:
-        """Raises the error, if any: a copy, since tracebacks of shared errors would grow together."""
+        """Raise the error, if any: a copy, since raises of a shared error would extend its
+        traceback.
+        """
         if self.error is not None:
             raise self.error.at(self.error.origin)
 
 
 class Pending(Outcome):
-    """A command on its way, until its completion."""
+    """A command from its queueing to its completion."""
 
     __slots__ = (
         "completion",
@@ -100,19 +102,19 @@ class Pending(Outcome):
         #: 0 until it is sent.
         self.sequence = 0
         self.completion: Completion | InlineResult | None = None
-        #: Bytes of credit that its end gives back.
+        #: The bytes of credit to give back at its end.
         self.credit_bytes = 0
-        #: Whether somebody will look at the error.
+        #: True if the caller will look at the error.
         self.observed = False
-        #: Of shared memory, that its end gives back.
+        #: The slot of shared memory to give back at its end.
         self.slot: int | None = None
-        #: For a run that is observed: its values.
+        #: The values of a run that is observed.
         self.feed: Feed | None = None
-        #: For a run: the line that built a node of its plan, by the node's number.
+        #: For a run: the source line that built a node of its plan, by the node's number.
         self.source_of: Callable[[int], str] | None = None
-        #: What it does, in words for an error; None where nobody can cancel it by itself.
+        #: A description for errors; None if it cannot be cancelled by itself.
         self.what: Callable[[], str] | None = None
-        #: The error to report in place of the server's, when the client cancelled for a reason.
+        #: The error to report instead of the server's, if the client cancelled it for a reason.
         self.substitute: HeliographError | None = None
 
     def __repr__(self) -> str:
@@ -120,41 +122,41 @@ class Pending(Outcome):
         return f"<Pending {self.sequence} {type(self.kind).__name__} {state}>"
 
     def outputs(self) -> dict[int, Any]:
-        """The bytes of a run's fetched outputs by their places."""
+        """Return the bytes of a run's fetched outputs by their numbers."""
         return dict(self.completion.outputs) if self.completion else {}
 
 
 class Transfer:
-    """An upload under way: when the caller may overwrite the bytes, and when it has ended."""
+    """An upload in progress: when its bytes may be overwritten, and when it has ended."""
 
     __slots__ = ("_cancel", "ended", "taken")
 
     def __init__(self, cancel: Callable[[], object]) -> None:
-        #: All bytes were copied out of the caller's array, or never will be.
+        #: Done when all bytes were copied out of the caller's array, or never will be.
         self.taken = Outcome()
-        #: The server has answered.
+        #: Done when the server has answered.
         self.ended = Outcome()
         self._cancel = cancel
 
     def cancel(self) -> None:
-        """Stops it. Afterwards the caller's array is not read any more once `taken` is done."""
+        """Stop the upload. The caller's array is not read any more once `taken` is done."""
         self._cancel()
 
 
-#: What somebody waits for, in words; or what says it, where the words cost time.
+#: A description of what a caller waits for; or a function that returns it, if it costs time.
 What = str | Callable[[], str]
-#: Why no memory is shared with `local:`.
+#: The reason why `local:` shares no memory.
 ALONE = "the server is this process"
 ANSWER = "the answer"
 
 
 def words_of(what: What) -> str:
-    """The words."""
+    """Return the description."""
     return what if isinstance(what, str) else what()
 
 
 def late(what: What, seconds: float) -> DeadlineExceededError:
-    """The error of something that took too long."""
+    """Return the error of an operation that took too long."""
     return DeadlineExceededError(
         f"{words_of(what)} was not done within {seconds:g} s",
         advice="allow more time with timeout=, or None for as long as it takes",
@@ -162,21 +164,21 @@ def late(what: What, seconds: float) -> DeadlineExceededError:
 
 
 def cancelled(what: What) -> CancelledError:
-    """The error of something that was cancelled."""
+    """Return the error of an operation that was cancelled."""
     return CancelledError(f"{words_of(what)} was cancelled")
 
 
 def lost(what: What, cause: BaseException) -> CancelledError:
-    """What later uses of a tensor meet, after a write to it was broken off."""
+    """Return the error for later uses of a tensor after an interrupted write to it."""
     ended = cause if isinstance(cause, DeadlineExceededError) else cancelled(what)
     return CancelledError(
-        f"{ended.message}; the tensor's contents were lost by that",
-        advice="write it whole to use it again: tensor.set(array), or tensor.memset(0)",
+        f"{ended.message}; the tensor's contents were lost",
+        advice="write all of it before using it again: tensor.set(array), or tensor.memset(0)",
     )
 
 
 class Deadline:
-    """A moment by which something must be done; with None, none."""
+    """A moment by which something must be done, or no limit for None."""
 
     __slots__ = ("_at", "_seconds", "_what")
 
@@ -186,19 +188,21 @@ class Deadline:
         self._what = what
 
     def remaining(self) -> float | None:
-        """Seconds, 0 or more; None when there is no deadline."""
+        """Return the seconds left, 0 or more; None without a limit."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def check(self) -> None:
-        """Raises DeadlineExceededError when the moment has passed."""
+        """Raise DeadlineExceededError if the moment has passed."""
         if self._at is not None and time.monotonic() >= self._at:
             raise self.error()
 
     def error(self) -> DeadlineExceededError:
-        """What was not done, and the limit: the same words whoever noticed."""
+        """Return the error of this deadline, worded the same wherever it is noticed."""
         return late(self._what, self._seconds or 0.0)
 
     def worded(self, error: BaseException) -> BaseException:
-        """The error, in our words if it is that of this deadline, noticed by somebody else."""
+        """Return the error; if it is that of this deadline, noticed elsewhere, with this deadline's
+        words.
+        """
         noticed = isinstance(error, DeadlineExceededError) and not error.origin.sequence
         return self.error() if noticed and self._seconds is not None else error

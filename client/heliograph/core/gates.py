@@ -1,4 +1,4 @@
-"""What waits for its turn in the client: places in the order of commands, and credit."""
+"""Things that wait for their turn in the client: places in the order of commands, and credit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heliograph.core.future import Outcome, Pending
 
 
 class OrderGate:
-    """A place in the outbox whose commands come later; what was queued behind it waits."""
+    """A place in the outbox for commands that come later; commands queued after it wait."""
 
     __slots__ = ("closed", "queue")
 
@@ -18,7 +18,7 @@ class OrderGate:
 
 
 class CreditGrant(Outcome):
-    """A number of bytes of credit that was asked for."""
+    """A request for a number of bytes of credit."""
 
     __slots__ = ("gate", "size_bytes")
 

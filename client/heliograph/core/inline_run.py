@@ -1,8 +1,8 @@
-"""Runs of a plan that are one small message each way: what of them is the same each time.
+"""Runs of a plan with one small message each way: the parts that are the same each time.
 
-The ordinary way (`_plans`, `_running`) checks every argument and can say what is wrong with it. What a
-plan's runs have in common is found out once, here; a run whose arguments are plainly right needs a look at
-each array and its bytes. Whatever is not plain gets None and goes the ordinary way.
+The general path (`procedures/run.py`) checks every argument and explains mistakes. Everything that
+a plan's runs have in common is computed once, here. Such a run then only checks each array's type
+and copies its bytes. Any other arguments give None and take the general path.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from heliograph_proto.types import TensorType
 if TYPE_CHECKING:
     from heliograph.procedures.run import PlanSpec
 
-#: What rides in such a run or its completion at most; of more, copying takes longer than the rest.
+#: The most bytes of inputs or outputs for such a run; beyond that, copying dominates its time.
 MOST_BYTES = 2**18
 
 
 class InlinePlan:
-    """The runs of one plan that take arrays alone, and fetch all outputs."""
+    """The runs of one plan with arrays as inputs that fetch all outputs."""
 
     __slots__ = ("_form", "_inputs", "_outputs", "_timed", "_traced", "size_bytes", "spec")
 
@@ -35,20 +35,20 @@ class InlinePlan:
         info = spec.info
         sizes = [(place, port.type.nbytes) for place, port in enumerate(info.inputs)]
         self._form = RunForm(spec.handle, sizes, range(len(info.outputs)))
-        #: The form of the last run that had a limit.
+        #: The form of the last run with a time limit.
         self._timed = self._form
-        #: The form of the last run that was traced.
+        #: The form of the last traced run.
         self._traced: RunForm | None = None
         self._inputs = [(port.name, *_layout(port.type)) for port in info.inputs]
         self._outputs = [(port.name, *_layout(port.type)) for port in info.outputs]
-        #: Of the inputs of one run.
+        #: The bytes of the inputs of one run.
         self.size_bytes = sum(size for _, size in sizes)
 
     def __repr__(self) -> str:
         return f"<InlinePlan {self.spec.signature}>"
 
     def run(self, given: Mapping[str, Any], timeout_ms: int = 0) -> InlineRun | None:
-        """A run with these inputs; None unless each is an array of exactly its type."""
+        """Return a run with these inputs; None unless each is an array of exactly its type."""
         if len(given) != len(self._inputs):
             return None
         data = []
@@ -65,12 +65,14 @@ class InlinePlan:
         return InlineRun(form, data)
 
     def run_of(self, inputs: Sequence[bytes]) -> InlineRun | None:
-        """A run with the bytes of all inputs, in order; None unless their sizes are right."""
+        """Return a run with the bytes of all inputs, in order; None unless their sizes are
+        right.
+        """
         sizes = [size for _, size in self._form.inputs]
         return InlineRun(self._form, inputs) if [len(one) for one in inputs] == sizes else None
 
     def traced(self, run: InlineRun, trace_parent: str) -> InlineRun:
-        """The same run, which belongs to a span."""
+        """Return the same run as part of a span."""
         known, form = run.form, self._traced
         if form is None or form.timeout_ms != known.timeout_ms:
             rest = known.inputs, known.outputs, known.timeout_ms
@@ -78,14 +80,14 @@ class InlinePlan:
         return InlineRun(form, run.inputs, trace_parent=trace_parent)
 
     def data(self, pending: Pending) -> Sequence[Bytes]:
-        """The bytes of the outputs of a run that went well, in the plan's order, which is the run's."""
+        """Return the bytes of the outputs of a successful run, in the plan's order."""
         completion = pending.completion
         if isinstance(completion, InlineResult):
             return completion.data_of_outputs
         return [data for _, data in completion.outputs] if completion is not None else ()
 
     def arrays(self, pending: Pending) -> dict[str, np.ndarray[Any, Any]]:
-        """The outputs of a run that went well, in memory of their own."""
+        """Return copies of the outputs of a successful run."""
         return {
             name: np.frombuffer(data, dtype).reshape(shape).copy()
             for (name, dtype, shape), data in zip(self._outputs, self.data(pending), strict=True)
@@ -93,7 +95,7 @@ class InlinePlan:
 
 
 def inline_plan(spec: PlanSpec, limits: Limits) -> InlinePlan | None:
-    """None for a plan whose inputs or outputs are too large for it, empty, or not there."""
+    """Return None for a plan whose inputs or outputs are too large, empty, or absent."""
     inputs, outputs = (
         [port.type.nbytes for port in ports] for ports in (spec.info.inputs, spec.info.outputs)
     )
@@ -104,7 +106,7 @@ def inline_plan(spec: PlanSpec, limits: Limits) -> InlinePlan | None:
 
 
 def _layout(type_: TensorType) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Of the arrays that a client has of it."""
+    """Return the type and shape of the client's arrays of it."""
     if type_.dtype.kind == "quantized":
         return np.dtype(np.uint8), type_.storage_shape
     return type_.dtype.numpy, type_.shape

@@ -1,4 +1,4 @@
-"""The unary methods of the server: questions that have one answer each."""
+"""The unary methods of the server: one request, one answer."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Method(Generic[RequestT, AnswerT]):
 
 @dataclass(frozen=True, slots=True)
 class FindMissing:
-    """Which contents must be uploaded."""
+    """A query for the contents that must be uploaded."""
 
     digests: tuple[bytes, ...]
-    #: Those that were brought to other daemons, of which the server is just hearing.
+    #: Contents that were sent to other daemons, which the server learns from this.
     sent: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OpQueries:
-    """What a device says of nodes."""
+    """A query for whether and how a device runs nodes."""
 
     device: str
     queries: tuple[OpQuery, ...]
@@ -51,7 +51,7 @@ class OpQueries:
 
 @dataclass(frozen=True, slots=True)
 class PlacementQuery:
-    """What tensors would take of a buffer type."""
+    """A query for the memory that tensors would take in a buffer type."""
 
     device: str
     #: Empty: the device's default.
@@ -61,14 +61,14 @@ class PlacementQuery:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """How the server's way to another one is to be measured."""
+    """A measurement of the server's link to another daemon."""
 
     address: str
     bandwidth_bytes: int
     timeout_ms: int
 
 
-#: Digests of contents that must be uploaded, and how many bytes of each are there.
+#: Digests of contents to upload, with the number of bytes of each that the server has.
 Missing: TypeAlias = tuple[tuple[bytes, int], ...]
 
 FIND_MISSING: Method[FindMissing, Missing] = Method("BulkService", "FindMissingContents")
@@ -76,21 +76,21 @@ COMPILE: Method[CompileRequest, PlanInfo] = Method("PlanService", "Compile")
 PLACE_CONTENTS: Method[PlaceContentsRequest, tuple[ContentOffer, ...]] = Method(
     "PlanService", "PlaceContents"
 )
-#: Bytes by device.
+#: The answer is bytes by device.
 RESERVE: Method[ReserveRequest, dict[str, int]] = Method("PlanService", "Reserve")
 ESTIMATE: Method[EstimateRequest, PlanEstimate] = Method("PlanService", "Estimate")
-#: Of a plan's handle.
+#: The request is a plan's handle.
 EXPLAIN: Method[int, PlanReport] = Method("PlanService", "Explain")
-#: Of a device's name.
+#: The request is a device's name.
 GET_MEMORY: Method[str, Memory] = Method("DeviceService", "GetMemory")
 LIST_DEVICES: Method[None, DeviceList] = Method("DeviceService", "ListDevices")
-#: Between the members of the server's pool.
+#: Links between the members of the server's pool.
 LIST_LINKS: Method[None, tuple[Link, ...]] = Method("DeviceService", "ListLinks")
 QUERY_OPS: Method[OpQueries, tuple[OpAnswer, ...]] = Method("DeviceService", "QueryOps")
 QUERY_PLACEMENT: Method[PlacementQuery, PlacementInfo] = Method("DeviceService", "QueryPlacement")
-#: What the server has carried for the session.
+#: The bytes that the server has carried for the session.
 GET_STATISTICS: Method[None, Traffic] = Method("SessionService", "GetStatistics")
 PROBE: Method[ProbeRequest, ProbeResult] = Method("PeerService", "Probe")
 LIST_MODELS: Method[None, tuple[str, ...]] = Method("ModelService", "ListModels")
-#: Of a file's name.
+#: The request is a file's name.
 DESCRIBE_MODEL: Method[str, ModelInfo] = Method("ModelService", "DescribeModel")

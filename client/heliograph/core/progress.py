@@ -1,7 +1,7 @@
-"""How far uploads are: for programs a callback, for people bars on stderr with rate and remaining time.
+"""Progress of uploads: a callback for programs, bars with rate and remaining time for people.
 
-Bars appear for uploads that take more than a second, where stderr is a terminal and rich is installed, and go
-when they are done. Nothing of rich is loaded before.
+Bars appear on stderr for uploads that take more than a second, if it is a terminal and rich is
+installed, and vanish when they are done. Nothing of rich is imported before.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from heliograph_proto.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Called with (bytes done, bytes in all), from any thread.
+#: A function of (bytes done, total bytes), called from any thread.
 Callback: TypeAlias = Callable[[int, int], None]
-#: What sessions are given: a callback, bars where somebody sees them, or nothing.
+#: The progress argument of a session: a callback, bars on a terminal, or nothing.
 ProgressArgument: TypeAlias = "Callback | Literal['auto'] | None"
 
-#: Uploads that take less are not worth a bar.
+#: Shorter uploads get no bar.
 SHOWN_SECONDS = 1.0
 
 
@@ -37,11 +37,11 @@ class UploadBars:
         self._count = 0
 
     def is_seen(self) -> bool:
-        """Whether somebody would see a bar."""
+        """True if a bar would be visible."""
         return self._console is not None or (sys.stderr is not None and sys.stderr.isatty())
 
     def add(self, what: str, total_bytes: int) -> Any:
-        """A new bar; None where rich is missing, or shows something else just now."""
+        """Add a bar. Returns None if rich is missing or already shows something else."""
         with self._lock:
             if self._bars is None and not self._start():
                 return None
@@ -49,12 +49,12 @@ class UploadBars:
             return self._bars.add_task(what, total=total_bytes)
 
     def update(self, bar: Any, done_bytes: int) -> None:
-        """How far it is."""
+        """Set the progress of a bar."""
         with self._lock:
             self._bars.update(bar, completed=done_bytes)
 
     def remove(self, bar: Any) -> None:
-        """It is over. With the last one everything goes, also rich's thread."""
+        """Remove a bar. Removing the last one also ends rich's thread."""
         with self._lock:
             self._count -= 1
             if not self._count:
@@ -86,25 +86,25 @@ class UploadBars:
         return True
 
 
-#: Of all sessions that are told nothing else.
+#: Shared by all sessions with the argument "auto".
 _AUTOMATIC = UploadBars()
 
 Progress: TypeAlias = "Callback | UploadBars"
 
 
 def checked_progress(given: object) -> Progress | None:
-    """What a session's uploads tell. Raises InvalidArgumentError."""
+    """Return the progress display of a session. Raises InvalidArgumentError."""
     if given == "auto":
         return _AUTOMATIC
     if given is not None and not callable(given) and not isinstance(given, UploadBars):
         raise InvalidArgumentError(
-            f"progress is {given!r:.80}", advice="a function of bytes done and in all, 'auto', or None"
+            f"progress is {given!r:.80}", advice="a function of bytes done and total bytes, 'auto', or None"
         )
     return given
 
 
 class Meter:
-    """Counts the bytes of one upload; called from whatever thread uploads, and ended once."""
+    """A counter of the bytes of one upload, called from any thread and ended once."""
 
     def __init__(self, what: str, total_bytes: int, progress: Progress | None) -> None:
         self._what, self._total_bytes, self._progress = what, total_bytes, progress
@@ -128,7 +128,7 @@ class Meter:
         if self._bar is not None:
             bars.update(self._bar, self._done_bytes)
         elif bars.clock() - self._begun > SHOWN_SECONDS and bars.is_seen():
-            # What went before it appeared counts for the rate from here on only.
+            # The rate counts from here on, without the bytes before the bar appeared.
             self._bar = bars.add(self._what, self._total_bytes)
             if self._bar is None:
                 self._progress = None
@@ -136,7 +136,7 @@ class Meter:
                 bars.update(self._bar, self._done_bytes)
 
     def end(self) -> None:
-        """The upload is over, well or not. Idempotent."""
+        """End the upload, complete or not. Idempotent."""
         with self._lock:
             bar, self._bar = self._bar, None
             if bar is not None and isinstance(self._progress, UploadBars):

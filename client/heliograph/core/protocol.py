@@ -1,16 +1,16 @@
 """The client's side of the command stream, without any input or output.
 
-Commands go in by `send`, leave by `take`; completions come in by `apply`. Sequence numbers are given
-when a command leaves, so that the wire sees them without gaps whatever was queued meanwhile. The
-shells (blocking and asyncio) move batches between this and a transport, one caller at a time.
+Commands enter by `send` and leave by `take`; completions enter by `apply`. Sequence numbers are
+assigned when a command leaves, so the wire has no gaps whatever is queued. The shells (blocking and
+asyncio) move batches between this and a transport, one caller at a time.
 
     send ─▸ outbox ─▸ take ─▸ (transport) ─▸ apply ─▸ take_settled, to be fired by the shell
 
-Credits. A session may have only so many bytes staged on the server and so many commands unanswered
-(`Limits`). `reserve` grants bytes in the order of asking, `reserve_observed` those that observed runs may
-tell (`_credit_core`); commands beyond the limit stay in the outbox. Handles that nobody refers to any more
-are collected by `release`, from any thread and from destructors, and leave in one Free behind everything
-queued so far.
+Credits. A session may have a limited number of bytes staged on the server and of commands
+unanswered (`Limits`). `reserve` grants bytes in the order of requests, and `reserve_observed` those
+of observed runs (`credit.py`); commands beyond the limit stay in the outbox. Handles that are no
+longer referenced are collected by `release`, from any thread and from destructors, and leave in one
+Free after everything queued so far.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """Handles of tensors, and what is called when a command writes one, or a view of one."""
+    """Tensor handles with a function to call when a command writes one of them, or a view of it."""
 
     def __init__(self) -> None:
         self._by_handle: dict[int, Callable[[], None]] = {}
@@ -48,15 +48,15 @@ class Watched:
         return handle in self._by_handle
 
     def watch(self, handle: int, written: Callable[[], None]) -> None:
-        """From now on it is called; it must not send."""
+        """Call the function from now on for writes of a handle. It must not send."""
         self._by_handle[handle] = written
 
     def leave(self, handle: int) -> None:
-        """Undoes `watch`."""
+        """Undo `watch`."""
         self._by_handle.pop(handle, None)
 
     def look_at(self, kind: c.CommandKind) -> None:
-        """A command is sent."""
+        """Call the functions for the tensors that a command writes."""
         if isinstance(kind, c.View) and kind.source in self._by_handle:
             self._by_handle[kind.tensor] = self._by_handle[kind.source]
         for handle in _written(kind):
@@ -73,26 +73,26 @@ def _written(kind: c.CommandKind) -> tuple[int, ...]:
     return ()
 
 
-#: Room below Limits.in_flight_commands that is kept for cancelling.
+#: The part of Limits.in_flight_commands that is kept for cancelling.
 _RESERVED_FOR_CANCEL = 16
-#: What a command's own fields take on the wire, at most, beside names and data.
+#: The most bytes of a command's own fields on the wire, without names and data.
 _COMMAND_BYTES = 128
-#: What the number of an inline run and the lengths around it take on the wire, at most.
+#: The most bytes of an inline run's number and the lengths around it on the wire.
 _NUMBER_BYTES = 24
 #: The most handles in one Free.
 _FREE_HANDLES = 10_000
 #: The most commands that wait for credit in the client, as a multiple of Limits.in_flight_commands.
 _BACKLOG = 2
-#: So many commands in a message are enough: its own costs are small beside theirs, and while the server works
-#: on one, the next is made.
+#: The commands of a full message: its own cost is small beside theirs, and the next message is made
+#: while the server works on it.
 _MESSAGE_COMMANDS = 64
-#: How many errors of commands are remembered.
+#: The number of command errors that are remembered.
 _REMEMBERED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolStatistics:
-    """Counts of the command stream, at one moment."""
+    """Counts of the command stream at one moment."""
 
     sent_commands: int
     completed_commands: int
@@ -101,29 +101,30 @@ class ProtocolStatistics:
 
 
 class ClientCore(CreditCore):
-    """Handles, sequence numbers, what is pending, and credits of one session."""
+    """Handles, sequence numbers, pending commands and credit of one session."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
-        #: Where commands go that name no stream.
+        #: The stream of commands that name none.
         self.default_stream = c.DEFAULT_STREAM
-        #: The handle of the reservation in whose memory plans are to lie; 0: none.
+        #: The handle of the reservation for new plans; 0 without one.
         self.reservation = 0
-        #: Memory that the server maps as well, and why there is none.
+        #: Memory that the server maps as well, and the reason if there is none.
         self.shared: SharedSpace | None = None
         self.why_not_shared = ALONE
-        #: What writes and reads of tensors have carried, and how often it was copied here.
+        #: The bytes that writes and reads of tensors have carried, and how often they were copied
+        #: here.
         self.traffic = Traffic()
-        #: Where uploads of tensors are shown.
+        #: The bars for uploads of tensors.
         self.bars: UploadBars | None = None
-        #: Tensors of which somebody must know who writes them.
+        #: Tensors whose writes must be noticed.
         self.watched = Watched()
         #: Handles of the streams that were made and not freed.
         self.streams: set[int] = set()
-        #: Whether the transport takes inline runs, which have no meaning but as bytes.
+        #: True if the transport takes inline runs, which exist only as bytes.
         self.speaks_bytes = False
-        #: Whether the server tells where missing contents will lie; and addresses of daemons that could take
-        #: some, but are not to be reached from here.
+        #: True if the server can place missing contents on other daemons; and the addresses of such
+        #: daemons that cannot be reached from here.
         self.places_contents = False
         self.unreachable: set[str] = set()
         self._next_handle = 1
@@ -133,28 +134,29 @@ class ClientCore(CreditCore):
         self._cancels: deque[Pending] = deque()
         #: Runs that wait at an observed node and may go on.
         self._continues: deque[Pending] = deque()
-        #: Sent and not done, in order of their sequence numbers.
+        #: Commands that were sent and are not done, in order of their sequence numbers.
         self._in_flight: OrderedDict[int, Pending] = OrderedDict()
         self._completed_through = 0
         self._most_unanswered = max(1, limits.in_flight_commands - _RESERVED_FOR_CANCEL)
         self._garbage: deque[int] = deque()
-        #: Whether some of it must be freed before the next command.
+        #: True if released handles must be freed before the next command.
         self._frees_come_first = False
-        #: Outcomes to be fired by the shell.
+        #: Outcomes that the shell must fire.
         self._settled: list[Outcome] = []
         self._unobserved: deque[HeliographError] = deque(maxlen=_REMEMBERED)
-        #: By the sequence number of the command that failed: its error, with what only we know.
+        #: Errors by the sequence number of the command that failed, with what only the client
+        #: knows.
         self._known: OrderedDict[int, HeliographError] = OrderedDict()
 
     # Numbers
 
     def handle(self) -> int:
-        """A new handle: 1 to 2**63 - 1, never used before in this session."""
+        """Return a new handle: 1 to 2**63 - 1, never used before in this session."""
         self._next_handle += 1
         return self._next_handle - 1
 
     def transfer(self) -> int:
-        """A new transfer's number."""
+        """Return the number of a new transfer."""
         self._next_transfer += 1
         return self._next_transfer - 1
 
@@ -171,13 +173,18 @@ class ClientCore(CreditCore):
         credit_bytes: int = 0,
         gate: OrderGate | None = None,
     ) -> Pending:
-        """Queues a command. Raises what ended the session, or LimitExceededError.
+        """Queue a command. Raises the error that ended the session, or LimitExceededError.
 
-        `observed`: somebody waits for it, so it is listed at once (unless `notify` is False), and its
-        error is not kept for `raise_unobserved`.
+        Args:
+            observed: True if a caller waits for it. The completion is then listed at once (unless
+                `notify` is False), and its error is not kept for `raise_unobserved`.
         """
         self.check()
-        self._check_backlog()
+        if len(self._outbox) > _BACKLOG * self.limits.in_flight_commands:
+            raise LimitExceededError(
+                f"{len(self._outbox):,} commands are queued behind those that the server works on",
+                advice="wait for some results, or for session.synchronize(), before sending more",
+            )
         if self.watched:
             self.watched.look_at(kind)
         if self._frees_come_first:
@@ -192,8 +199,10 @@ class ClientCore(CreditCore):
         return pending
 
     def send_inline(self, run: InlineRun, size_bytes: int, plan: PlanSpec) -> Pending | None:
-        """Queues an inline run, of which `size_bytes` are input. None where that is not to be had at once: it
-        goes the ordinary way then, which waits, or says what is wrong."""
+        """Queue an inline run, of which `size_bytes` are inputs.
+
+        Returns None if that is not possible at once. The general path then waits, or explains.
+        """
         if self.lost is not None or self.default_stream != c.DEFAULT_STREAM or not self.speaks_bytes:
             return None
         if len(self._outbox) >= self.limits.in_flight_commands or not self.could_reserve(size_bytes):
@@ -208,19 +217,12 @@ class ClientCore(CreditCore):
         return pending
 
     def check(self) -> None:
-        """Raises what ended the session."""
+        """Raise the error that ended the session."""
         if self.lost is not None:
             raise self.lost.at(self.lost.origin)
 
-    def _check_backlog(self) -> None:
-        if len(self._outbox) > _BACKLOG * self.limits.in_flight_commands:
-            raise LimitExceededError(
-                f"{len(self._outbox):,} commands are queued behind those that the server works on",
-                advice="wait for some results, or for session.synchronize(), before sending more",
-            )
-
     def cancel(self, pending: Pending, why: HeliographError | None = None) -> None:
-        """Asks the server to cancel a command; `why` is reported in place of its CancelledError."""
+        """Request the server to cancel a command; `why` replaces its CancelledError."""
         if pending.done or self.lost is not None:
             return
         if pending.substitute is None:
@@ -228,26 +230,31 @@ class ClientCore(CreditCore):
         self._cancels.append(pending)
 
     def proceed(self, pending: Pending) -> None:
-        """Lets a run go on if it waits at an observed node; tells a loop what was taken, when it is time to.
-        Safe in destructors."""
+        """Let a run go on if it waits at an observed node; acknowledge a loop's values if it is
+        time to.
+
+        Safe in destructors.
+        """
         if pending.feed is not None and pending.feed.may_proceed():
             self._continues.append(pending)
 
     def flow(self, pending: Pending) -> None:
-        """From now on a run waits for nobody to ask. Safe in destructors and from any thread."""
+        """Let a run go on without waiting for its reader. Safe in destructors and from any
+        thread.
+        """
         if pending.feed is not None:
             pending.feed.flows = True
             self.proceed(pending)
 
     def open_gate(self) -> OrderGate:
-        """Keeps a place in the order of commands for some that come later."""
+        """Keep a place in the order of commands for some that come later."""
         gate = OrderGate()
         self._outbox.append(gate)
         self._gates.append(gate)
         return gate
 
     def close_gate(self, gate: OrderGate) -> None:
-        """No more commands come at this place. Idempotent."""
+        """Close a gate: no more commands come at this place. Idempotent."""
         gate.closed = True
         if gate in self._gates:
             self._gates.remove(gate)
@@ -255,37 +262,41 @@ class ClientCore(CreditCore):
             self._credit.share_out()
 
     def release(self, handle: int) -> None:
-        """Frees a handle behind everything queued so far. Safe in destructors and from any thread."""
+        """Free a handle after everything queued so far. Safe in destructors and from any thread."""
         if self.lost is None:
             self._garbage.append(handle)
 
     def order_frees(self) -> None:
-        """Lets what was released so far be freed before the next command, not only behind the ones that are
-        queued. Safe in destructors and from any thread."""
+        """Free the handles released so far before the next command, not after the queued ones.
+
+        Safe in destructors and from any thread.
+        """
         self._frees_come_first = True
 
     @property
     def has_garbage(self) -> bool:
-        """Whether handles wait to be freed."""
+        """True if handles wait to be freed."""
         return bool(self._garbage)
 
     @property
     def has_only_garbage(self) -> bool:
-        """Whether there is nothing to send but frees, which may gather for a moment."""
+        """True if there is nothing to send but frees, which may gather for a moment."""
         return bool(self._garbage) and not (self._outbox or self._cancels or self._continues)
 
     @property
     def has_output(self) -> bool:
-        """Whether `take` might have something to give."""
+        """True if `take` might return something."""
         return bool(self._outbox or self._cancels or self._continues or self._garbage)
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is queued that it should leave before more is queued."""
+        """True if the queued commands should leave before more are queued."""
         return len(self._outbox) >= _MESSAGE_COMMANDS
 
     def take(self, most_bytes: int) -> list[c.Command | InlineRun]:
-        """The commands that leave now: what credit allows, in a message of about that many bytes."""
+        """Return the commands that leave now, as far as credit allows, in a message of about this
+        size.
+        """
         taken: list[c.Command | InlineRun] = []
         size = 0
         self.collect()
@@ -300,12 +311,18 @@ class ClientCore(CreditCore):
             pending.sequence = self._next_sequence
             self._next_sequence += 1
             self._in_flight[pending.sequence] = pending
-            taken.append(_command(pending))
-            size += size_of(pending.kind)
+            kind = pending.kind
+            if isinstance(kind, InlineRun):
+                kind.sequence = pending.sequence
+                taken.append(kind)
+            else:
+                stream, notify = pending.stream, pending.notify
+                taken.append(c.Command(pending.sequence, kind, stream, notify, pending.timeout_ms))
+            size += size_of(kind)
         return taken
 
     def collect(self) -> None:
-        """Turns released handles into Free commands at the end of the outbox."""
+        """Turn released handles into Free commands at the end of the outbox."""
         while self._garbage and self.lost is None:
             count = min(len(self._garbage), _FREE_HANDLES)
             handles = tuple(self._garbage.popleft() for _ in range(count))
@@ -314,7 +331,7 @@ class ClientCore(CreditCore):
             self._outbox.append(Pending(c.Free(handles), self.default_stream, False, 0))
 
     def _next_cancel(self) -> Pending | None:
-        """A cancel may pass the queue, but not the command that it cancels."""
+        """Return a cancel, if any. It may pass the queue, but not the command that it cancels."""
         for _ in range(len(self._cancels)):
             target = self._cancels.popleft()
             if target.done:
@@ -325,7 +342,7 @@ class ClientCore(CreditCore):
         return None
 
     def _next_continue(self) -> Pending | None:
-        """It passes the queue, too, which may stand behind its run."""
+        """Return a Continue, if any. It passes the queue, which may wait for its run."""
         while self._continues:
             run = self._continues.popleft()
             if not run.done and run.feed is not None:
@@ -355,17 +372,19 @@ class ClientCore(CreditCore):
     # Completions
 
     def apply(self, batch: c.CompletionBatch) -> None:
-        """Settles what a batch of completions reports."""
+        """Settle what a batch of completions reports."""
         for piece in batch.taps:
             run = self._in_flight.get(piece.sequence)
             if run is not None and run.feed is not None and run.feed.add(piece):
-                self._observe(run)
+                self._wake_reader(run.feed)
+                if run.feed.flows:
+                    self.proceed(run)
         for completion in batch.completions:
             pending = self._in_flight.pop(completion.sequence, None)
             if pending is None:
                 continue
             if isinstance(completion, InlineResult) and not pending.done and pending.feed is None:
-                # As `_complete`, for what it comes to most often.
+                # The same as `_complete`, for the most frequent case.
                 pending.completion, pending.done = completion, True
                 self._settled.append(pending)
                 self.give_back(pending.credit_bytes)
@@ -378,16 +397,7 @@ class ClientCore(CreditCore):
                 break
             self._complete(self._in_flight.pop(sequence), None)
 
-    def _observe(self, run: Pending) -> None:
-        """An observed value is complete."""
-        feed = run.feed
-        assert feed is not None
-        self._tell(feed)
-        if feed.flows:
-            self.proceed(run)
-
-    def _tell(self, feed: Feed) -> None:
-        """Wakes who waits for what a run tells."""
+    def _wake_reader(self, feed: Feed) -> None:
         changed, feed.changed = feed.changed, Outcome()
         self.settle(changed)
 
@@ -405,35 +415,40 @@ class ClientCore(CreditCore):
             self.shared.give(pending.slot)
 
     def settle(self, outcome: Outcome, error: HeliographError | None = None) -> None:
-        """Makes an outcome done, unless it is."""
+        """Make an outcome done, unless it is already."""
         if outcome.settle(error):
             self._settled.append(outcome)
             if isinstance(outcome, Pending) and outcome.feed is not None:
-                self._tell(outcome.feed)
+                self._wake_reader(outcome.feed)
 
     def upload_ended(
         self, pending: Pending | None, transfer: Transfer, error: HeliographError | None
     ) -> None:
-        """An upload is over, well or not; the command that waits for its bytes is cancelled if not."""
+        """Settle an upload that has ended. If it failed, cancel the command that waits for its
+        bytes.
+        """
         if error is not None and pending is not None:
             self.cancel(pending, error)
         self.settle(transfer.taken)
         self.settle(transfer.ended, error)
 
     def take_settled(self) -> list[Outcome]:
-        """What was settled since the last call; the shell fires it, outside of any lock."""
+        """Return the outcomes settled since the last call; the shell fires them, outside of any
+        lock.
+        """
         settled, self._settled = self._settled, []
         return settled
 
     def _explain(self, pending: Pending, error: HeliographError) -> HeliographError:
-        """The error with what only the client knows: why it cancelled, and the line of user code.
+        """Return the error with what only the client knows: its reason to cancel, and the user's
+        line.
 
         A later command that met a poisoned handle carries the sequence number of the first.
         """
         first = error.origin.sequence or pending.sequence
         if first == pending.sequence:
             if isinstance(error, CancelledError | DeadlineExceededError):
-                self._remember(first, _in_our_words(pending, error).from_command(first))
+                self._remember(first, _client_error(pending, error).from_command(first))
             elif error.origin.op and pending.source_of is not None:
                 source = pending.source_of(error.origin.node)
                 self._remember(first, error.at(replace(error.origin, source=source)))
@@ -451,7 +466,7 @@ class ClientCore(CreditCore):
             self._unobserved.append(error)
 
     def raise_error(self, outcome: Outcome) -> None:
-        """Raises an outcome's error, if any, which is thereby seen."""
+        """Raise an outcome's error, if any, and count it as seen."""
         if outcome.error is not None:
             first = outcome.error.origin.sequence
             seen = [one for one in self._unobserved if first and one.origin.sequence == first]
@@ -460,7 +475,7 @@ class ClientCore(CreditCore):
             outcome.raise_error()
 
     def raise_unobserved(self) -> None:
-        """Raises the first error that nobody has seen, and forgets the others."""
+        """Raise the first error that was not seen, and forget the others."""
         if self._unobserved:
             first = self._unobserved.popleft()
             self._unobserved.clear()
@@ -469,24 +484,24 @@ class ClientCore(CreditCore):
     # Shared memory
 
     def set_shared(self, found: SharedSpace | str) -> None:
-        """The memory that the server maps as well, or why there is none."""
+        """Set the memory that the server maps as well, or the reason why there is none."""
         if isinstance(found, str):
             self.why_not_shared = found
         else:
             self.shared, self.why_not_shared = found, ""
 
     def count(self, traffic: Traffic) -> None:
-        """Bytes of tensors were carried, or copied on the way."""
+        """Count bytes of tensors that were carried or copied."""
         self.traffic = self.traffic.plus(traffic)
 
     def space(self) -> SharedSpace:
-        """The memory in which somebody has a slot. Raises what ended the session."""
+        """Return the memory of a slot in use. Raises the error that ended the session."""
         self.check()
         assert self.shared is not None
         return self.shared
 
     def give_slot(self, slot: int, behind: Pending | None = None) -> None:
-        """A slot of shared memory is free again: now, or when a command has ended that may still use it."""
+        """Free a slot of shared memory: now, or when a command has ended that may still use it."""
         if behind is not None and not behind.done:
             behind.slot = slot
         elif self.shared is not None:
@@ -495,7 +510,7 @@ class ClientCore(CreditCore):
     # The end
 
     def connection_lost(self, error: HeliographError) -> None:
-        """Ends the session: everything pending fails with this error, and so does what comes."""
+        """End the session: everything pending, now or later, fails with this error."""
         if self.lost is not None:
             return
         self.lost = error
@@ -510,11 +525,11 @@ class ClientCore(CreditCore):
             held.clear()
         for left in (self._cancels, self._continues, self._garbage):
             left.clear()
-        # Its pages are free as soon as nobody has an array over them.
+        # The pages are freed with the last array over them.
         self.shared, self.why_not_shared = None, "the session has ended"
 
     def statistics(self) -> ProtocolStatistics:
-        """Counts, now."""
+        """Return counts at this moment."""
         return ProtocolStatistics(
             sent_commands=self._next_sequence - 1,
             completed_commands=self._next_sequence - 1 - len(self._in_flight),
@@ -523,8 +538,8 @@ class ClientCore(CreditCore):
         )
 
 
-def _in_our_words(pending: Pending, error: HeliographError) -> HeliographError:
-    """Why a command was broken off, and what it was; the server knows neither."""
+def _client_error(pending: Pending, error: HeliographError) -> HeliographError:
+    """Return the error with the reason for the interruption and the command's description."""
     if isinstance(error, DeadlineExceededError):
         what, seconds = pending.what, pending.timeout_ms / 1000
         return error if what is None or not seconds else late(what, seconds).at(error.origin)
@@ -533,15 +548,8 @@ def _in_our_words(pending: Pending, error: HeliographError) -> HeliographError:
     return error if pending.what is None else cancelled(pending.what).at(error.origin)
 
 
-def _command(pending: Pending) -> c.Command | InlineRun:
-    if isinstance(pending.kind, InlineRun):
-        pending.kind.sequence = pending.sequence
-        return pending.kind
-    return c.Command(pending.sequence, pending.kind, pending.stream, pending.notify, pending.timeout_ms)
-
-
 def size_of(kind: c.CommandKind | InlineRun) -> int:
-    """About the bytes of a command on the wire, never less."""
+    """Return an upper bound, nearly exact, of a command's bytes on the wire."""
     if isinstance(kind, InlineRun):
         return _NUMBER_BYTES + kind.form.template.size_bytes
     match kind:

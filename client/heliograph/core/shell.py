@@ -1,7 +1,6 @@
-"""What the blocking and the asyncio API share: what the API needs of a shell, and handles.
+"""The interface of a shell, and handles, for both APIs.
 
-The classes of `_buffers`, `_devices`, `_plans`, `_sessions`, `_streams` and `_tensors` send commands and
-check arguments; their subclasses in `session`, `plan`, `tensor`, `buffer`, `stream` (blocking) and `aio`
+The classes in `_base` send commands and check arguments; their subclasses (blocking, and in `aio`)
 add the methods that wait.
 """
 
@@ -24,7 +23,7 @@ T = TypeVar("T")
 
 
 class Shell(Protocol):
-    """What the API needs of a shell to send commands without waiting."""
+    """The methods of a shell that send commands without waiting."""
 
     address: Address
     info: SessionInfo
@@ -32,37 +31,40 @@ class Shell(Protocol):
     watchers: Watchers
 
     def advance(self, step: Callable[[], T]) -> T:
-        """One step of the core, and what follows from it."""
+        """Perform one step of the core and its consequences."""
 
     def release(self, handle: int) -> None:
-        """Frees a handle soon; safe in destructors."""
+        """Free a handle soon; safe in destructors."""
 
     def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
-        """Sends an inline run, at once if somebody `waits`; None where it must go the ordinary way."""
+        """Send an inline run, at once if the caller `waits`.
+
+        Returns None if it must take the general path.
+        """
 
     def let_go(self, pending: Pending) -> None:
-        """A run waits at no observed node any more; safe in destructors."""
+        """Let a run go on at observed nodes without waiting any more; safe in destructors."""
 
 
 class Handle:
-    """Something of the session that has a handle, and is freed when it is collected."""
+    """An object of the session with a handle. It is freed when it is garbage collected."""
 
     _kind = "handle"
 
     def __init__(self, shell: Shell, handle: int, *, owned: bool = True) -> None:
         self._shell = shell
         self._handle = handle
-        #: Whether freeing it is up to this object, and was not done yet.
+        #: True if this object must free the handle and has not done so yet.
         self._owned = owned
         self._freed = False
 
     @property
     def freed(self) -> bool:
-        """Whether somebody has freed it."""
+        """True if it was freed."""
         return self._freed
 
     def free(self) -> None:
-        """Frees it on the server, once earlier commands no longer need it. Idempotent."""
+        """Free it on the server once earlier commands no longer need it. Idempotent."""
         self._freed = True
         if self._owned:
             self._owned = False
@@ -79,7 +81,7 @@ class Handle:
             self._shell.release(self._handle)
 
     def _used_in(self, shell: Shell) -> int:
-        """The handle, for a command of a session. Raises UnknownHandleError."""
+        """Return the handle, for a command of a session. Raises UnknownHandleError."""
         if self._freed:
             raise UnknownHandleError(f"the {self._kind} was freed")
         if shell is not self._shell:

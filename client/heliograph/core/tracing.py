@@ -1,8 +1,8 @@
-"""Spans of OpenTelemetry, for callers who have it: theirs goes on in what is asked of a server.
+"""OpenTelemetry spans for callers that use it: requests to a server continue the caller's trace.
 
-Nothing here imports OpenTelemetry. Whoever has a span has imported it; nobody else pays more than a look
-whether it is there. The caller's span decides: where none is active, or it is not sampled, no span is made
-and nothing is sent.
+Nothing here imports OpenTelemetry. A process with a span has imported it; for all others this costs
+one look-up. The caller's span decides: if none is active, or it is not sampled, no span is made and
+nothing is sent.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ T = TypeVar("T")
 #: Metadata of a call.
 Metadata = tuple[tuple[str, str], ...]
 
-#: Of a run, and of a loop.
+#: The spans of a run and of a loop.
 RUN_SPAN, LOOP_SPAN = "heliograph.run", "heliograph.loop"
 COMPILE_SPAN, CONNECT_SPAN = "heliograph.compile", "heliograph.connect"
 SET_SPAN, GET_SPAN = "heliograph.set", "heliograph.get"
-#: The module opentelemetry.trace, once somebody has imported it, and the tracer that makes spans.
+#: The module opentelemetry.trace, once the process has imported it, and the tracer for spans.
 _api: Any = None
 _tracer: Any = None
 
 
 class CallSpan:
-    """A span of something that is asked of a server."""
+    """A span of a request to a server."""
 
     __slots__ = ("_span", "trace_parent")
 
     def __init__(self, span: Any, trace_parent: str) -> None:
-        """`span`: None where it is somebody else's, who hands it on."""
+        """`span`: None if it belongs to a caller that only passes its context on."""
         self._span = span
-        #: What the server is told.
+        #: The trace context for the server.
         self.trace_parent = trace_parent
 
     def __repr__(self) -> str:
         return f"<CallSpan {self.trace_parent}>"
 
     def end_with(self, outcome: Outcome) -> None:
-        """Ends with it, from whatever thread."""
+        """End it with the outcome, from any thread."""
         if self._span is not None:
             outcome.add_callback(lambda: self.end(outcome.error))
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is over, well or with an error."""
+        """End it, with an error or without."""
         if self._span is None:
             return
         if error is not None:
@@ -62,7 +62,7 @@ class CallSpan:
 
 
 def begin(name: str) -> CallSpan | None:
-    """A span below the caller's; None where it has none that is sampled."""
+    """Start a span below the caller's. Returns None if the caller has none that is sampled."""
     if handed_on := HANDED_ON.get():
         return CallSpan(None, handed_on)
     if (_api or _found()) is None or not _is_traced():
@@ -75,14 +75,14 @@ def begin(name: str) -> CallSpan | None:
 
 
 def traced(name: str, procedure: Procedure[T]) -> Procedure[T]:
-    """A procedure within a span, if its caller has one that is sampled."""
+    """Run a procedure within a span if its caller has one that is sampled."""
     if (_api or _found()) is None or not _is_traced():
         return procedure
     return _within(name, procedure)
 
 
 def as_current(name: str) -> AbstractContextManager[object]:
-    """A span within which something is done, if the caller has one that is sampled."""
+    """Return a context with a current span, if the caller has one that is sampled."""
     if (_api or _found()) is None or not _is_traced():
         return nullcontext()
     found: AbstractContextManager[object] = _tracer.start_as_current_span(name, kind=_api.SpanKind.CLIENT)
@@ -90,7 +90,7 @@ def as_current(name: str) -> AbstractContextManager[object]:
 
 
 def call_metadata() -> Metadata:
-    """What a call tells of the span that it belongs to; empty: of none."""
+    """Return the metadata that links a call to its span; empty without a span."""
     if handed_on := HANDED_ON.get():
         return ((TRACE_PARENT, handed_on),)
     if (_api or _found()) is None or not _is_traced():
@@ -108,10 +108,10 @@ def _within(name: str, procedure: Procedure[T]) -> Procedure[T]:
 
 
 def _found() -> Any:
-    """OpenTelemetry's API, if somebody has imported it."""
+    """Return OpenTelemetry's API if the process has imported it."""
     global _api, _tracer
     module = sys.modules.get("opentelemetry.trace")
-    # While it is being imported it is there in part.
+    # During its import the module is there in part.
     if module is not None and hasattr(module, "use_span") and hasattr(module, "get_tracer"):
         _tracer = module.get_tracer("heliograph", __version__)
         _api = module

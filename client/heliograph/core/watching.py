@@ -1,4 +1,4 @@
-"""What happens to a server's devices, for both APIs: the list that a session has, and who watches it."""
+"""Changes of a server's devices, for both APIs: the session's list and its watchers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from heliograph_proto.sessions import SessionInfo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Events that wait for who watches; further ones are missed, and it is told.
+#: The most unread events of a watcher; it misses further ones, and gets an error.
 MOST_EVENTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """A device of the server came, or is gone."""
+    """A device of the server appeared or was lost."""
 
     #: Its name, NAME/DEVICE.
     device: str
     #: The member of the pool that it belongs to.
     member: str
-    #: Why it is gone, in words; empty when it came.
+    #: The reason for its loss; empty if it appeared.
     lost: str = ""
 
 
 def updated(info: SessionInfo, change: DeviceChange) -> SessionInfo:
-    """What a session knows of its server after a change: what is gone stays in the list, with the reason."""
+    """Return the session's information after a change.
+
+    Lost devices stay in the list, with the reason.
+    """
     devices = [replace(one, lost=change.why) if one.name in change.lost else one for one in info.devices]
     places = {one.name: place for place, one in enumerate(devices)}
     for one in change.appeared:
@@ -45,18 +48,18 @@ def updated(info: SessionInfo, change: DeviceChange) -> SessionInfo:
 
 
 def why_lost(devices: Sequence[DeviceInfo], name: str) -> str:
-    """Why a device is gone; empty while it is there."""
+    """Return the reason why a device is lost; empty while it is there."""
     return next((one.lost for one in devices if one.name == name), "")
 
 
 def events_of(change: DeviceChange) -> list[DeviceEvent]:
-    """One for each device."""
+    """Return one event for each device."""
     lost = [DeviceEvent(name, change.member, change.why or "it is gone") for name in change.lost]
     return lost + [DeviceEvent(one.name, change.member) for one in change.appeared]
 
 
 class WatchBase:
-    """Events that came since it was made. `wake` is called when there is one more, or the session ended."""
+    """The events since its creation."""
 
     def __init__(self) -> None:
         self._events: deque[DeviceEvent] = deque()
@@ -67,7 +70,7 @@ class WatchBase:
         return f"<{type(self).__name__} {'ended' if self._ended else 'open'}: {len(self._events)} events>"
 
     def put(self, events: Sequence[DeviceEvent]) -> None:
-        """They happened."""
+        """Add events."""
         for event in events:
             if len(self._events) < MOST_EVENTS:
                 self._events.append(event)
@@ -75,63 +78,67 @@ class WatchBase:
                 self._missed += 1
 
     def end(self) -> None:
-        """There will be no more."""
+        """End it: there are no more events."""
         self._ended = True
 
     def _take(self) -> DeviceEvent | None:
-        """The next one; None: there is none, now or ever. Raises LimitExceededError, once, where some were
-        missed."""
+        """Return the next event, or None if there is none, now or ever.
+
+        Raises LimitExceededError, once, if events were missed.
+        """
         if self._events:
             return self._events.popleft()
         if self._missed:
             missed, self._missed = self._missed, 0
             raise LimitExceededError(
-                f"{missed} events of devices were missed, since nobody took those before",
+                f"{missed} device events were missed, because earlier ones were not read",
                 advice="look at session.devices, and go on",
             )
         return None
 
 
 class Watchers:
-    """Those who watch the devices of one session; they are kept by who uses them alone."""
+    """The watchers of one session's devices. Only their users keep them alive."""
 
     def __init__(self) -> None:
         self._all: weakref.WeakSet[WatchBase] = weakref.WeakSet()
-        # Reentrant, since a destructor may run, and end a session, while this thread holds it.
+        # Reentrant: a destructor may run, and end a session, while this thread holds it.
         self._lock = threading.RLock()
         self._ended = False
         #: For servers that use other servers.
         self.tell: Callable[[DeviceChange], None] | None = None
 
     def add(self, watch: WatchBase) -> None:
-        """It is told from now on; of a session that is over, that."""
+        """Add a watcher, and end it at once if the session has ended."""
         with self._lock:
             self._all.add(watch)
             ended = self._ended
         if ended:
             watch.end()
 
-    def _everybody(self) -> list[WatchBase]:
+    def _watchers(self) -> list[WatchBase]:
         with self._lock:
             return list(self._all)
 
     def apply(self, info: SessionInfo, changes: Sequence[DeviceChange]) -> SessionInfo:
-        """What happened; the session's new knowledge. Tell it to `announce` once the session has it."""
+        """Return the session's information after changes. `announce` them once the session has
+        it.
+        """
         for change in changes:
             info = updated(info, change)
         return info
 
     def announce(self, changes: Sequence[DeviceChange]) -> None:
-        """Tells who watches."""
+        """Tell the watchers about changes."""
         for change in changes:
-            for watch in self._everybody():
+            for watch in self._watchers():
                 watch.put(events_of(change))
             if self.tell is not None:
                 self.tell(change)
 
     def end(self) -> None:
-        """The session is over."""
+        """End the session's watchers."""
         with self._lock:
             self._ended = True
-        for watch in self._everybody():
+        for watch in self._watchers():
             watch.end()

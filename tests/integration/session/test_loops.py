@@ -413,7 +413,7 @@ def test_loops_whose_values_have_no_room_are_refused_and_wait_for_nobody(session
     loop: dict[str, Any] = {"x": x, "steps": 3, "carry": {"y": "x"}, "taps": "y", "fetch": False}
     first, second = (plan.loop(**loop, timeout=60) for _ in range(2))
     with pytest.raises(
-        hg.LimitExceededError, match="loops under way hold(.|\n)*take their taps, or cancel them"
+        hg.LimitExceededError, match="loops in progress hold(.|\n)*read their taps, or cancel them"
     ):
         plan.loop(**loop, timeout=SECONDS)
     assert [(tap.step, tap.value[0]) for tap in first.taps(SECONDS)] == [(0, 1), (1, 2), (2, 3)]

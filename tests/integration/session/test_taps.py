@@ -202,7 +202,7 @@ def test_runs_that_pause_hold_room_and_others_wait_for_it_only_where_it_comes_by
     plan, given = session.compile(g), {"x": np.ones(1, np.float32), "taps": "mul*", "timeout": 60}
     assert [run.result(60)["y"] for run in [plan.submit(**given) for _ in range(3)]] == [2.0] * 3
     paused = plan.submit(**given, pause=True)
-    with pytest.raises(hg.LimitExceededError, match="under way hold(.|\n)*take their taps, or cancel them"):
+    with pytest.raises(hg.LimitExceededError, match="in progress hold(.|\n)*read their taps, or cancel them"):
         plan.submit(**given)
     assert [tap.value[-1] for tap in paused.taps(SECONDS)] == [2.0]
     assert plan.submit(**given).result(60)["y"] == 2.0

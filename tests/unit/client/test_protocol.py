@@ -273,7 +273,7 @@ def test_more_observed_runs_wait_while_those_under_way_end_by_themselves(core: C
 def test_no_observed_run_waits_for_one_that_waits_for_its_reader(core: ClientCore, feed: Feed) -> None:
     run = observed_run(core, feed)
     refused = core.reserve_observed(telling(300), 0)
-    with pytest.raises(hg.LimitExceededError, match="take their taps, or cancel them"):
+    with pytest.raises(hg.LimitExceededError, match="read their taps, or cancel them"):
         refused.raise_error()
     # Nor one that came to stand behind it.
     beside = observed_run(core, telling(100))
