@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from heliograph._base.device import DeviceBase, ask_memory
+from heliograph._base.device import DeviceBase
 from heliograph._base.streams import EventBase, StreamBase, make_stream
+from heliograph.core.effects import ask
+from heliograph.core.methods import GET_MEMORY
 from heliograph.graph.builder import Graph
 from heliograph.procedures.transfer import synchronize, wait_for
 from heliograph_proto.devices import BufferTypeInfo, Memory, OpAnswer, OpQuery, PlacementInfo
@@ -59,7 +61,7 @@ class Device(DeviceBase):
 
     def memory(self, timeout: float | None = None) -> Memory:
         """Return the device's free and total bytes now. Raises DeadlineExceededError."""
-        return self._shell.drive(ask_memory(self.name), timeout, f"asking for the memory of {self.name}")
+        return self._shell.drive(ask(GET_MEMORY, self.name), timeout, f"asking for the memory of {self.name}")
 
     def stream(self) -> Stream:
         """Create a stream on the device."""

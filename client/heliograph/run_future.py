@@ -32,7 +32,7 @@ def repeat(plan: Plan, request: RunRequest) -> RepeatedFuture:
 
     It is sent at once unless `run` waits for it right away.
     """
-    repeated, out = plan._ask(request), request.out
+    repeated, out = plan._enqueue(request), request.out
     future = RepeatedFuture(plan._shell, repeated, lambda run: plan._tensors(run.kept, out), request.timeout)
     if request.method != "run":
         future.send()

@@ -23,19 +23,12 @@ from heliograph._base.placement import Bindings, BufferTypes, PlanArguments
 from heliograph._base.plan import Fetch, Inputs, Outputs
 from heliograph._base.plan_copy import Carrying, recompiling
 from heliograph._base.reservation import Reservation
-from heliograph._base.session import (
-    OnLoss,
-    SessionBase,
-    ask_backends,
-    ask_facts,
-    ask_members,
-    check_on_loss,
-)
+from heliograph._base.session import OnLoss, SessionBase, check_on_loss
 from heliograph._base.split_buffer_type import Splits
 from heliograph._base.streams import make_stream
 from heliograph.core.effects import ask
 from heliograph.core.future import Deadline
-from heliograph.core.methods import GET_STATISTICS, LIST_LINKS
+from heliograph.core.methods import GET_STATISTICS, LIST_DEVICES, LIST_LINKS
 from heliograph.device import Device, Stream
 from heliograph.graph.builder import Graph
 from heliograph.plan import Plan
@@ -110,7 +103,8 @@ class Session(SessionBase):
 
         The tuple is empty if the server is not the head of a pool. Raises DeadlineExceededError.
         """
-        return self._shell.drive(ask_members(), timeout, "asking for the members")
+        found = self._shell.drive(ask(LIST_DEVICES, None), timeout, "asking for the members")
+        return found.members
 
     def links(self, timeout: float | None = None) -> tuple[Link, ...]:
         """Return the links between the pool's connected members, and from the server to each of
@@ -126,14 +120,16 @@ class Session(SessionBase):
         """Return the server's backends, including those that failed to start. Raises
         DeadlineExceededError.
         """
-        return self._shell.drive(ask_backends(), timeout, "asking for the backends")
+        found = self._shell.drive(ask(LIST_DEVICES, None), timeout, "asking for the backends")
+        return found.backends
 
     def server_facts(self, timeout: float | None = None) -> Mapping[str, str]:
         """Return facts about the server's process: package versions, event loop, allocator.
 
         The keys are those of ListDevicesResponse.facts. Raises DeadlineExceededError.
         """
-        return self._shell.drive(ask_facts(), timeout, "asking for the server's facts")
+        found = self._shell.drive(ask(LIST_DEVICES, None), timeout, "asking for the server's facts")
+        return found.facts
 
     def log(self, level: str = "info") -> LogLines:
         """Follow the server's log of this session.

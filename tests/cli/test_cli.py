@@ -140,7 +140,7 @@ def test_the_server_can_be_named_by_the_environment(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["devices", "--server", "grpc://127.0.0.1:1"], "nobody answers"),
+        (["devices", "--server", "grpc://127.0.0.1:1"], "no server answers"),
         (["devices", "--server", "ftp://x"], "unknown scheme"),
         (["embed", "--model", "/no/such", "--server", "local:", "/no/such/file"], "/no/such/file"),
         (

@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio API share of sessions, plans, tensors and devices.
+"""The parts of sessions, plans, tensors and devices that the blocking and the asyncio API share.
 
-May import all but the public modules.
+May import everything except the public modules.
 """

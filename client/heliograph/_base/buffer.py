@@ -1,4 +1,4 @@
-"""Buffers: memory on a server, and the tensors that are made in it, for both APIs."""
+"""Buffers, for both APIs: memory on a server, and the tensors in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.types import DTypeArgument, TensorType
 
-#: Every device's alignment divides this.
+#: A multiple of every device's alignment.
 _PAGE_BYTES = 4096
 
 TensorT = TypeVar("TensorT", bound=TensorBase)
@@ -33,7 +33,7 @@ UsageArgument = Usage | str
 
 
 def usage_of(argument: UsageArgument) -> Usage:
-    """A usage by its word: "any", "weights" or "compute". Raises InvalidArgumentError."""
+    """Return a usage by its word: "any", "weights" or "compute". Raises InvalidArgumentError."""
     if isinstance(argument, Usage):
         return argument
     words = {usage.name.lower(): usage for usage in Usage}
@@ -44,10 +44,10 @@ def usage_of(argument: UsageArgument) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class BufferRequest:
-    """Where memory is made, and what for."""
+    """The place and the purpose of new memory."""
 
     info: DeviceInfo
-    #: Empty: the device's default.
+    #: Empty for the device's default.
     buffer_type: str
     usage: Usage
 
@@ -58,20 +58,20 @@ class BufferRequest:
 
     @property
     def memory(self) -> BufferTypeInfo | None:
-        """What the device says of the buffer type; None if nothing."""
+        """The device's description of the buffer type; None without one."""
         return buffer_type_info(self.info, self.buffer_type)
 
 
 def place_of(
     shell: Shell, device: DeviceArgument, buffer_type: BufferTypeArgument, usage: UsageArgument
 ) -> BufferRequest:
-    """The place that arguments name. Raises UnknownDeviceError, InvalidArgumentError."""
+    """Return the place that arguments name. Raises UnknownDeviceError and InvalidArgumentError."""
     info = device_info(shell, device)
     return BufferRequest(info, buffer_type_name(info, buffer_type), usage_of(usage))
 
 
 class BufferBase(Handle):
-    """Memory on a device, in which tensors are placed."""
+    """A block of memory on a device, in which tensors are placed."""
 
     _kind = "buffer"
 
@@ -81,31 +81,38 @@ class BufferBase(Handle):
         super().__init__(shell, handle)
         #: The name of the device.
         self.device = place.device
-        #: Of a buffer that `empty_many` made: of its tensors, without padding.
+        #: For a buffer of `empty_many`: the size of its tensors, without padding.
         self.size_bytes = size_bytes
-        #: What it was last said to be for.
+        #: The usage that it was last given.
         self.usage = place.usage
         self._memory = place.memory
-        #: Whether its size is that of a list of tensors, to which the device adds padding.
+        #: True if its size is that of a list of tensors, to which the device adds padding.
         self._is_list = is_list
 
     @property
     def buffer_type(self) -> str:
-        """The name of its buffer type; empty where the device does not tell."""
+        """The name of its buffer type; empty if the device does not report it."""
         return self._memory.name if self._memory is not None else ""
 
     def clear(self, value: int = 0) -> None:
-        """Fills all bytes with one value, 0 to 255. Errors appear at the next use of its tensors."""
+        """Fill all bytes with one value, 0 to 255.
+
+        Raises InvalidArgumentError. Errors of the command are raised at the next use of its
+        tensors.
+        """
         if not 0 <= index(value) <= 255:
             raise InvalidArgumentError(f"clear with {value}", advice="a byte is 0 to 255")
         self._send(c.ClearBuffer(self._live_handle, index(value)))
 
     def reset(self) -> None:
-        """Drops what the device keeps beside its tensors, before others are placed there. Bytes stay."""
+        """Drop the device's extra data of its tensors before placing others. The bytes remain."""
         self._send(c.ResetBuffer(self._live_handle))
 
     def set_usage(self, usage: UsageArgument) -> None:
-        """Says what it is for from here on: "any", "weights" or "compute"; a hint to the device."""
+        """Set the purpose from now on: "any", "weights" or "compute"; a hint to the device.
+
+        Raises InvalidArgumentError.
+        """
         found = usage_of(usage)
         self._send(c.SetUsage(self._live_handle, found))
         self.usage = found
@@ -129,7 +136,9 @@ class BufferBase(Handle):
         return kind(self._shell, self._shell.advance(send), type_, self.device, buffer=self)
 
     def _check_place(self, type_: TensorType, offset: int) -> None:
-        """Raises OutOfRangeError, InvalidArgumentError; the device may want padding beyond that."""
+        """Raise OutOfRangeError or InvalidArgumentError; the device may need more room for
+        padding.
+        """
         if offset < 0 or (not self._is_list and offset + type_.nbytes > self.size_bytes):
             raise OutOfRangeError(
                 f"{type_} at byte {offset:,} takes bytes to {offset + type_.nbytes:,} "
@@ -139,8 +148,8 @@ class BufferBase(Handle):
         alignment = self._memory.alignment_bytes if self._memory is not None else 1
         if offset % alignment:
             raise InvalidArgumentError(
-                f"byte {offset:,} is no multiple of {alignment}, the alignment on {self.device}",
-                advice=f"such as {offset // alignment * alignment + alignment:,}",
+                f"byte {offset:,} is not a multiple of {alignment}, the alignment on {self.device}",
+                advice=f"for example {offset // alignment * alignment + alignment:,}",
             )
 
     def _send(self, command: c.CommandKind) -> None:
@@ -156,7 +165,7 @@ BufferT = TypeVar("BufferT", bound=BufferBase)
 def new_tensor(
     shell: Shell, kind: type[TensorT], shape: Sequence[int] | int, dtype: DTypeArgument, place: BufferRequest
 ) -> TensorT:
-    """A tensor of zeros in a buffer of its own."""
+    """Create a tensor of zeros in its own buffer."""
     type_, core = checked_type(dtype, shape), shell.core
 
     def send() -> int:
@@ -173,7 +182,7 @@ def new_tensors(
     tensors: Iterable[tuple[Sequence[int] | int, DTypeArgument]],
     place: BufferRequest,
 ) -> list[TensorT]:
-    """Tensors of zeros in one common buffer."""
+    """Create tensors of zeros in one buffer."""
     types, core = checked_types(tensors, shell.info.limits.graph_nodes), shell.core
     if not types:
         return []
@@ -182,7 +191,11 @@ def new_tensors(
         buffer, handles = core.handle(), [core.handle() for _ in types]
         pairs = tuple(zip(handles, types, strict=True))
         command = c.AllocateTensors(buffer, pairs, place.device, place.buffer_type, place.usage)
-        _check_message(shell, command)
+        if size_of(command) > shell.info.limits.message_bytes:
+            raise LimitExceededError(
+                f"a list of {len(types):,} tensors does not fit into one message of this server",
+                advice="use several lists",
+            )
         core.send(command)
         return buffer, handles
 
@@ -195,18 +208,10 @@ def new_tensors(
     ]
 
 
-def _check_message(shell: Shell, command: c.AllocateTensors) -> None:
-    if size_of(command) > shell.info.limits.message_bytes:
-        raise LimitExceededError(
-            f"a list of {len(command.tensors):,} tensors does not fit into one message of this server",
-            advice="make several lists of them",
-        )
-
-
 def new_buffer(
     shell: Shell, kind: type[BufferT], size_bytes: int, place: BufferRequest, memory: memoryview | None = None
 ) -> BufferT:
-    """A buffer of zeros, or of memory of this process."""
+    """Create a buffer of zeros, or of this process's memory."""
     size, core = index(size_bytes), shell.core
     if not 0 <= size < 2**63:
         raise InvalidArgumentError(f"a buffer of {size:,} bytes", advice="0 to 2**63 - 1")
@@ -228,7 +233,7 @@ def wrapped(
     array: np.ndarray[Any, Any],
     device: DeviceArgument,
 ) -> TensorT:
-    """A tensor whose bytes are the array's own."""
+    """Create a tensor on the array's own memory."""
     place = place_of(shell, device, None, Usage.ANY)
     _check_wrappable(shell, place, array)
     type_ = checked_type(array.dtype, array.shape)
@@ -238,17 +243,17 @@ def wrapped(
 
 
 def _check_wrappable(shell: Shell, place: BufferRequest, array: np.ndarray[Any, Any]) -> None:
-    """Raises UnsupportedError, InvalidArgumentError."""
+    """Raise UnsupportedError or InvalidArgumentError."""
     copying = "session.put(array) copies it there"
     if shell.address.scheme != "local":
         raise UnsupportedError(f"{shell.address} cannot use memory of this process in place", advice=copying)
     if not place.info.capabilities.buffer_from_host:
         raise UnsupportedError(f"device {place.device} cannot use host memory in place", advice=copying)
     if not isinstance(array, np.ndarray):
-        raise InvalidArgumentError(f"{type(array).__name__} is no array", advice="a NumPy array")
+        raise InvalidArgumentError(f"{type(array).__name__} is not an array", advice="a NumPy array")
     if not (array.flags.c_contiguous and array.flags.writeable):
         raise InvalidArgumentError(
-            "the array is read-only, or has gaps", advice="wrap an array of its own: hg.aligned_empty"
+            "the array is read-only, or has gaps", advice="wrap a new array: hg.aligned_empty"
         )
     alignment = place.memory.alignment_bytes if place.memory is not None else 1
     if array.nbytes and array.ctypes.data % alignment:
@@ -261,9 +266,15 @@ def _check_wrappable(shell: Shell, place: BufferRequest, array: np.ndarray[Any, 
 def aligned_empty(
     shape: Sequence[int] | int, dtype: DTypeArgument, alignment_bytes: int = _PAGE_BYTES
 ) -> np.ndarray[Any, Any]:
-    """A new array, not initialised, that begins at a multiple of `alignment_bytes`, for `session.wrap`.
+    """Create an uninitialised array that starts at a multiple of `alignment_bytes`, for
+    `session.wrap`.
 
-    Of a quantized type: its rows of bytes. Raises InvalidArgumentError, OutOfMemoryError.
+    Args:
+        shape: The array's shape; an integer means one dimension.
+        dtype: Its data type; for a quantized type the array has the rows of bytes.
+        alignment_bytes: A power of two (default: 4096).
+
+    Raises InvalidArgumentError and OutOfMemoryError.
     """
     type_, alignment = checked_type(dtype, shape), index(alignment_bytes)
     if alignment < 1 or alignment & (alignment - 1):

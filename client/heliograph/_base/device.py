@@ -1,4 +1,4 @@
-"""Devices: what they say of themselves, how they are named, and what they are asked, for both APIs."""
+"""Devices, for both APIs: their properties, names and queries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from heliograph._base.tensor import checked_types
 from heliograph.core.effects import Procedure, ask
-from heliograph.core.methods import GET_MEMORY, QUERY_OPS, QUERY_PLACEMENT, OpQueries, PlacementQuery
+from heliograph.core.methods import QUERY_OPS, QUERY_PLACEMENT, OpQueries, PlacementQuery
 from heliograph.core.shell import Shell
 from heliograph.core.watching import why_lost
 from heliograph.graph.builder import Graph
@@ -17,16 +17,15 @@ from heliograph_proto.devices import (
     Capabilities,
     DeviceInfo,
     DeviceType,
-    Memory,
     OpAnswer,
     OpQuery,
     PlacementInfo,
 )
 from heliograph_proto.errors import InvalidArgumentError, UnknownDeviceError
 from heliograph_proto.ops.table import infer
-from heliograph_proto.types import DTypeArgument, TensorType
+from heliograph_proto.types import DTypeArgument
 
-#: The kinds of devices that a graph runs on as a whole, the best first.
+#: The kinds of devices that run a whole graph, the best first.
 _BEST = (DeviceType.GPU, DeviceType.INTEGRATED_GPU, DeviceType.CPU)
 
 
@@ -39,12 +38,12 @@ class DeviceBase:
 
     @property
     def name(self) -> str:
-        """Unique on the server, such as "cpu0"."""
+        """Its name, unique on the server, such as "cpu0"."""
         return self._info.name
 
     @property
     def description(self) -> str:
-        """For people, such as the processor's model name."""
+        """A description for people, such as the processor's model name."""
         return self._info.description
 
     @property
@@ -54,22 +53,22 @@ class DeviceBase:
 
     @property
     def id(self) -> str:
-        """Where the hardware is, such as "0000:c1:00.0" on PCI; empty where it has no such place."""
+        """The location of the hardware, such as "0000:c1:00.0" on PCI; empty if it has none."""
         return self._info.id
 
     @property
     def backend(self) -> str:
-        """The implementation behind it, such as "cpu"."""
+        """The name of its backend, such as "cpu"."""
         return self._info.backend
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do beyond the minimum."""
+        """Its optional capabilities."""
         return self._info.capabilities
 
     @property
     def buffer_types(self) -> tuple[BufferTypeInfo, ...]:
-        """How it makes memory; the default one first."""
+        """Its buffer types; the default one first."""
         return self._info.buffer_types
 
     @property
@@ -79,12 +78,15 @@ class DeviceBase:
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """Optional parts that it does not offer, by name, and why."""
+        """Optional parts that it does not offer, by name, with the reason."""
         return self._info.missing
 
     @property
     def lost(self) -> str:
-        """Why it is gone, now, in words; empty while it is there. See `session.watch`."""
+        """The reason why it is lost, now, in words; empty while it is there.
+
+        See `session.watch`.
+        """
         return why_lost(self._shell.info.devices, self.name)
 
     def __repr__(self) -> str:
@@ -100,7 +102,7 @@ class DeviceBase:
 
     def _comparing(self, graph: Graph) -> Procedure[list[tuple[str, str]]]:
         if not isinstance(graph, Graph):
-            raise InvalidArgumentError(f"{graph!r:.80} is no graph", advice="device.unsupported(graph)")
+            raise InvalidArgumentError(f"{graph!r:.80} is not a graph", advice="device.unsupported(graph)")
         return ask_unsupported(self.name, graph._outline())
 
     def _placing(
@@ -109,33 +111,27 @@ class DeviceBase:
         buffer_type: BufferTypeInfo | str | None,
     ) -> Procedure[PlacementInfo]:
         types = checked_types(tensors, self._shell.info.limits.tensors)
-        return ask_placement(self.name, buffer_type_name(self._info, buffer_type), types)
+        request = PlacementQuery(self.name, buffer_type_name(self._info, buffer_type), types)
+        return ask(QUERY_PLACEMENT, request)
 
 
 DeviceArgument = DeviceBase | str | None
 DevicesArgument = Sequence[DeviceBase | str] | DeviceBase | str | None
 
 
-# Questions
-
-
-def ask_memory(device: str) -> Procedure[Memory]:
-    """A device's memory, now."""
-    return ask(GET_MEMORY, device)
+# Queries
 
 
 def ask_ops(device: str, queries: tuple[OpQuery, ...]) -> Procedure[tuple[OpAnswer, ...]]:
-    """What a device says of nodes."""
+    """Ask how a device runs nodes."""
     return ask(QUERY_OPS, OpQueries(device, queries))
 
 
-def ask_placement(device: str, buffer_type: str, tensors: tuple[TensorType, ...]) -> Procedure[PlacementInfo]:
-    """What tensors would take."""
-    return ask(QUERY_PLACEMENT, PlacementQuery(device, buffer_type, tensors))
-
-
 def ask_unsupported(device: str, graph: contract.Graph) -> Procedure[list[tuple[str, str]]]:
-    """The names of the nodes that a device cannot run, and why; nodes that are alike are asked about once."""
+    """Return the nodes that a device cannot run, as pairs of name and reason.
+
+    Nodes that are alike are queried once.
+    """
     queries: dict[object, OpQuery] = {}
     keys = []
     for number, node in enumerate(graph.nodes):
@@ -151,10 +147,12 @@ def ask_unsupported(device: str, graph: contract.Graph) -> Procedure[list[tuple[
 
 
 def _checked_query(query: OpQuery) -> OpQuery:
-    """A query with complete attributes. Raises what `infer` does, InvalidArgumentError."""
+    """Return a query with all attributes. Raises the errors of `infer`, and
+    InvalidArgumentError.
+    """
     if not isinstance(query, OpQuery):
         raise InvalidArgumentError(
-            f"{query!r:.80} is no query", advice="such as hg.OpQuery('add', (type, type), type)"
+            f"{query!r:.80} is not a query", advice="for example hg.OpQuery('add', (type, type), type)"
         )
     result, attributes = infer(query.op, query.operands, query.attributes)
     if result != query.result:
@@ -166,7 +164,10 @@ def _checked_query(query: OpQuery) -> OpQuery:
 
 
 def device_info(shell: Shell, device: DeviceArgument) -> DeviceInfo:
-    """A device of the server; the URL's, or the first, for None. Raises UnknownDeviceError."""
+    """Return a device of the server; for None that of the URL, or the first.
+
+    Raises UnknownDeviceError.
+    """
     devices = shell.info.devices
     name = device.name if isinstance(device, DeviceBase) else device or shell.address.device
     if name is None or name == "":
@@ -179,9 +180,10 @@ def device_info(shell: Shell, device: DeviceArgument) -> DeviceInfo:
 
 
 def device_name(shell: Shell, device: DeviceArgument) -> str:
-    """A device's name; the URL's, or the server's first, for None. Raises UnknownDeviceError.
+    """Return a device's name; for None that of the URL, or the server's first.
 
-    The head of a pool is asked about names that are not known here: it knows why a device is missing.
+    Raises UnknownDeviceError. The head of a pool resolves names that are unknown here: it knows why
+    a device is missing.
     """
     if isinstance(device, str) and device and shell.info.is_head:
         return device
@@ -189,32 +191,35 @@ def device_name(shell: Shell, device: DeviceArgument) -> str:
 
 
 def device_names(shell: Shell, devices: DevicesArgument) -> tuple[str, ...]:
-    """The names of the devices of a plan, by priority."""
+    """Return the names of the devices of a plan, by priority."""
     if devices is None or isinstance(devices, DeviceBase | str):
         return (device_name(shell, devices),)
     if not isinstance(devices, Iterable):
         raise UnknownDeviceError(
-            f"{devices!r:.80} is no device", advice="a device, its name, or a sequence of them by priority"
+            f"{devices!r:.80} is not a device", advice="a device, its name, or a sequence of them by priority"
         )
     return tuple(device_name(shell, device) for device in devices)
 
 
 def find_device(shell: Shell, name: str) -> DeviceInfo:
-    """The device of a name in any case. Raises UnknownDeviceError."""
+    """Return the device with a name, in any case. Raises UnknownDeviceError."""
     wanted = name.casefold() if isinstance(name, str) else name
     found = [one for one in shell.info.devices if one.name.casefold() == wanted]
     return found[0] if len(found) == 1 else device_info(shell, name or repr(name))
 
 
 def best_device(shell: Shell) -> DeviceInfo:
-    """The first GPU, else integrated GPU, else CPU, else the server's first device."""
+    """Return the first GPU, else integrated GPU, else CPU, else the server's first device."""
     devices = [one for one in shell.info.devices if not one.lost] or shell.info.devices
     ranked = (one for kind in _BEST for one in devices if one.type is kind)
     return next(ranked, devices[0])
 
 
 def buffer_type_name(info: DeviceInfo, wanted: BufferTypeInfo | str | None) -> str:
-    """The name of a buffer type of the device; empty for its default. Raises InvalidArgumentError."""
+    """Return the name of a buffer type of the device; empty for its default.
+
+    Raises InvalidArgumentError.
+    """
     if wanted is None:
         return ""
     name = wanted.name if isinstance(wanted, BufferTypeInfo) else wanted
@@ -228,5 +233,7 @@ def buffer_type_name(info: DeviceInfo, wanted: BufferTypeInfo | str | None) -> s
 
 
 def buffer_type_info(info: DeviceInfo, name: str) -> BufferTypeInfo | None:
-    """What a device says of a buffer type, or of its default for no name; None if nothing."""
+    """Return the device's description of a buffer type, or of its default for an empty name, or
+    None.
+    """
     return next((one for one in info.buffer_types if name in ("", one.name)), None)

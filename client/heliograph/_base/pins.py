@@ -1,4 +1,4 @@
-"""Which nodes must run where, and how much of each device a plan may use: arguments of `compile`, checked."""
+"""Pins and memory limits, arguments of `compile`, checked."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from heliograph.graph.value import Value
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.types import MOST, parse_size
 
-#: Names of nodes as in fnmatch, or what says of a node whether it is meant.
+#: Node names as in fnmatch, or a function that is True for the nodes to pin.
 NodePattern: TypeAlias = str | Callable[[Value], bool]
-#: The device of the nodes that a pattern means. (Type checkers take a mapping's keys exactly.)
+#: Devices by node pattern. (Type checkers require exact key types of a mapping.)
 Pins: TypeAlias = Mapping[str, DeviceBase | str] | Mapping[NodePattern, DeviceBase | str] | None
-#: The most bytes of a device that a plan may take: 1024, "512MiB".
+#: The most memory that a plan may take, by device: 1024, "512MiB".
 MemoryLimits: TypeAlias = Mapping[str, int | str] | Mapping[DeviceBase | str, int | str] | None
 
-#: Devices' names and the numbers of the nodes that must run there.
+#: Device names, with the numbers of the nodes that must run there.
 PinnedNodes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def pinned_nodes(shell: Shell, graph: Graph, devices: Sequence[str], pins: Pins) -> PinnedNodes:
-    """Nodes by device. Raises InvalidArgumentError, UnknownDeviceError."""
+    """Return the pinned nodes by device. Raises InvalidArgumentError and UnknownDeviceError."""
     if pins is None:
         return ()
     if not isinstance(pins, Mapping):
@@ -47,7 +47,7 @@ def pinned_nodes(shell: Shell, graph: Graph, devices: Sequence[str], pins: Pins)
 
 
 def memory_limits(shell: Shell, devices: Sequence[str], memory: MemoryLimits) -> tuple[tuple[str, int], ...]:
-    """Bytes by device. Raises InvalidArgumentError, UnknownDeviceError."""
+    """Return bytes by device. Raises InvalidArgumentError and UnknownDeviceError."""
     if memory is None:
         return ()
     if not isinstance(memory, Mapping):
@@ -71,10 +71,10 @@ def _twice(node: Value, *pins: tuple[str, NodePattern]) -> InvalidArgumentError:
 
 
 def _matching(graph: Graph, pattern: NodePattern) -> list[Value]:
-    """The nodes that a pattern means: at least one."""
+    """Return the nodes that a pattern selects, at least one."""
     if not isinstance(pattern, str) and not callable(pattern):
         raise InvalidArgumentError(
-            f"pins are by pattern, not by {pattern!r:.80}",
+            f"a key of pins is a pattern, not {pattern!r:.80}",
             advice="names as in fnmatch, 'layer0/*', or a function of a node",
         )
     values = graph.find(pattern if isinstance(pattern, str) else "*")
@@ -90,13 +90,13 @@ def _matching(graph: Graph, pattern: NodePattern) -> list[Value]:
 
 def _advice(graph: Graph, pattern: str, matches_leaves: bool) -> str:
     if matches_leaves:
-        return "it matches leaves alone; pin the nodes that read them, and weights lie there"
+        return "it matches only leaves; pin the nodes that read them: their weights follow"
     names = dict.fromkeys(value.name for value in graph.find("*") if value.reference >= 0)
     return near_names(pattern, names)
 
 
 def among(shell: Shell, devices: Sequence[str], given: DeviceBase | str, what: str) -> str:
-    """The name of one of the plan's devices."""
+    """Return the name of one of the plan's devices."""
     if not isinstance(given, DeviceBase | str) or not given:
         raise InvalidArgumentError(f"{what} is {given!r:.80}", advice="a device of the session, or its name")
     name = device_name(shell, given)

@@ -1,4 +1,4 @@
-"""How a graph is compiled: arguments of `compile`, checked, as options that can be sent."""
+"""The arguments of `compile`, checked and turned into options for the server."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from heliograph_proto.graph import LeafKind
 from heliograph_proto.plans import PlanOptions
 from heliograph_proto.types import TensorType
 
-#: Tensors of the session that leaves of a graph are, by the leaves' names.
+#: Tensors of the session for a graph's leaves, by the leaves' names.
 Bindings: TypeAlias = Mapping[str, TensorBase] | None
 
-#: The buffer type in which a device has weights and the like. (Type checkers take a mapping's keys exactly.)
+#: Buffer types for a plan's weights, variables and values, by device. (Type checkers require exact
+#: key types of a mapping.)
 BufferTypes: TypeAlias = (
     Mapping[str, BufferTypeInfo | str]
     | Mapping[str, str]
@@ -35,7 +36,7 @@ BufferTypes: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class PlanArguments:
-    """What a user says of how a graph is compiled; `Session.compile` tells the meaning."""
+    """The arguments of a compilation, with the meaning that `Session.compile` documents."""
 
     devices: DevicesArgument = None
     fusion: bool = True
@@ -52,8 +53,11 @@ class PlanArguments:
 def checked_options(
     shell: Shell, graph: Graph, given: PlanArguments, devices: tuple[str, ...], bound: Collection[int] = ()
 ) -> PlanOptions:
-    """The arguments, checked, as they are sent. `devices`: names of those that are meant; `bound`: leaves
-    that are tensors. Raises InvalidArgumentError, UnknownDeviceError."""
+    """Return the checked arguments as options.
+
+    `devices` are the names of the plan's devices, and `bound` the leaves that are tensors. Raises
+    InvalidArgumentError and UnknownDeviceError.
+    """
     return PlanOptions(
         devices,
         given.fusion,
@@ -67,8 +71,10 @@ def checked_options(
 
 
 def bound_leaves(shell: Shell, graph: Graph, given: PlanArguments) -> dict[int, TensorBase]:
-    """The tensors of the session that leaves are, by their numbers: every weight is one, or has a content.
-    Raises InvalidArgumentError, UnknownHandleError."""
+    """Return the tensors of the session for leaves, by the leaves' numbers.
+
+    Every weight must be one, or have a content. Raises InvalidArgumentError and UnknownHandleError.
+    """
     bound = {
         **_bound(graph, LeafKind.WEIGHT, "weights", given.weights),
         **_bound(graph, LeafKind.VARIABLE, "variables", given.variables),
@@ -84,13 +90,16 @@ def bound_leaves(shell: Shell, graph: Graph, given: PlanArguments) -> dict[int, 
 
 
 def check_handles(shell: Shell, bound: Mapping[int, TensorBase]) -> None:
-    """Raises UnknownHandleError for a tensor that was freed, or is of another session."""
+    """Raise UnknownHandleError for a tensor that was freed, or belongs to another session."""
     for tensor in bound.values():
         tensor._used_in(shell)
 
 
 def _buffer_types(shell: Shell, devices: tuple[str, ...], given: BufferTypes) -> tuple[tuple[str, str], ...]:
-    """Names of buffer types by device. Raises InvalidArgumentError, UnknownDeviceError."""
+    """Return names of buffer types by device.
+
+    Raises InvalidArgumentError and UnknownDeviceError.
+    """
     if given is None:
         return ()
     if not isinstance(given, Mapping):
@@ -113,7 +122,10 @@ def _buffer_types(shell: Shell, devices: tuple[str, ...], given: BufferTypes) ->
 
 
 def _bound(graph: Graph, kind: LeafKind, argument: str, given: Bindings) -> dict[int, TensorBase]:
-    """The tensors that leaves of a kind are, by the leaves' numbers. Raises InvalidArgumentError."""
+    """Return the tensors for leaves of a kind, by the leaves' numbers.
+
+    Raises InvalidArgumentError.
+    """
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -145,20 +157,22 @@ def _check_bound(what: str, type_: TensorType, tensor: TensorBase) -> None:
     if tensor.type != type_:
         raise InvalidArgumentError(f"{what} is {tensor.type}; the graph says {type_}")
     if not tensor.is_contiguous:
-        raise InvalidArgumentError(f"{what} is a view with gaps", advice="copy it: tensor.copy_to(another)")
+        raise InvalidArgumentError(
+            f"{what} is a view with gaps", advice="copy it: tensor.copy_to(another)"
+        )
 
 
 def _checked_threads(threads: int) -> int:
-    """A number of threads; 0 is all. Raises InvalidArgumentError."""
+    """Return a number of threads; 0 means all. Raises InvalidArgumentError."""
     if not hasattr(threads, "__index__") or not 0 <= index(threads) < 2**32:
         raise InvalidArgumentError(f"threads is {threads!r:.80}", advice="a number of threads, or 0 for all")
     return index(threads)
 
 
 def _checked_pipeline(pipeline: int) -> int:
-    """How many runs may be under way at once. Raises InvalidArgumentError."""
+    """Return the number of simultaneous runs. Raises InvalidArgumentError."""
     if not hasattr(pipeline, "__index__") or not 1 <= index(pipeline) < 2**32:
         raise InvalidArgumentError(
-            f"pipeline is {pipeline!r:.80}", advice="how many runs may be under way at once: 1 or more"
+            f"pipeline is {pipeline!r:.80}", advice="the number of runs in progress at once: 1 or more"
         )
     return index(pipeline)

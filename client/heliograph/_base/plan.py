@@ -1,4 +1,4 @@
-"""Plans: checking what a run is given and what it is to return, for both APIs."""
+"""Plans, for both APIs: checking the arguments of runs, and preparing what is sent."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from heliograph.procedures.run import (
     fits_inline,
     loop_of,
     submit,
+    written_outputs,
 )
 from heliograph.procedures.taps import Taps, Variants, tapped_in_loop, tapped_nodes
 from heliograph.procedures.transfer import Sending
@@ -57,14 +58,14 @@ if TYPE_CHECKING:
     from heliograph.explain.explanation import Explanation
 
 Inputs = Mapping[str, Any] | None
-#: Whether outputs come as arrays (True) or stay as tensors (False), or the names of those that come.
+#: True to return outputs as arrays, False to keep them as tensors, or the names of those to return.
 Fetch = bool | Collection[str]
-#: What a run gives, by the names of the outputs: arrays, and tensors where they were not fetched.
+#: The results of a run by output name: arrays, and tensors for outputs that were not fetched.
 Outputs = dict[str, Any]
-#: Existing tensors that outputs are written to, by the names of the outputs.
+#: Existing tensors to write outputs to, by output name.
 Out = Mapping[str, TensorBase] | None
 
-#: Keywords that are options of each method, and so no inputs.
+#: Keywords that are options of each method, not inputs.
 _RUN_OPTIONS = ("copy", "fetch", "out", "stream", "timeout")
 _OPTIONS = {
     "run": _RUN_OPTIONS,
@@ -75,7 +76,7 @@ _OPTIONS = {
 
 @dataclass(slots=True)
 class RunRequest:
-    """What `run`, `submit` or `loop` of a plan was asked for."""
+    """The arguments of `run`, `submit` or `loop` of a plan."""
 
     #: The method's name.
     method: str
@@ -85,7 +86,7 @@ class RunRequest:
     out: Out
     timeout: float | None
     stream: StreamBase | None
-    #: Whether the caller may overwrite arrays once it returns.
+    #: True if the caller may overwrite arrays once the call returns.
     copy: bool
     observed: Observed | None = None
     loop: c.Loop | None = None
@@ -101,10 +102,10 @@ class PlanBase(Handle):
         self._spec = spec
         self._progress = progress
         self._updating = False
-        #: What its small runs have in common, once there was one.
+        #: The common parts of its small runs, once there was one.
         self._inline: InlinePlan | None = None
         self._variants = Variants(shell.release)
-        #: Of a plan that is placed again when a device is lost: those that share variables with it.
+        #: With `on_loss="rebuild"`: the plans that share variables with it.
         self._group: RebuildGroup | None = None
         self._rebuilds: list[Rebuild] = []
         self._assigned: tuple[PlanSpec | None, frozenset[str]] = (None, frozenset())
@@ -113,33 +114,34 @@ class PlanBase(Handle):
         super().__del__()
         if hasattr(self, "_variants"):
             self._variants.free()
-        # The tensors that were its weights can be written from then on.
+        # The tensors that were its weights can be written from now on.
         self._shell.core.order_frees()
 
     def free(self) -> None:
-        """Frees it on the server, once earlier commands no longer need it. Idempotent."""
+        """Free the plan on the server once earlier commands no longer need it. Idempotent."""
         self._drop_variants()
         super().free()
 
     def _drop_variants(self) -> None:
         self._variants.free()
-        # With it go the tensors that the plan was bound to.
+        # This also drops the tensors that the plan was bound to.
         self._spec = replace(self._spec, observing=None)
 
     @property
     def rebuilds(self) -> tuple[Rebuild, ...]:
-        """How often, and why, it was placed again after a device was lost, oldest first; with
-        `on_loss="rebuild"`."""
+        """The times that it was placed again after a device loss, oldest first; with
+        `on_loss="rebuild"`.
+        """
         return tuple(self._rebuilds)
 
     @property
-    def _asked_devices(self) -> tuple[str, ...]:
-        """The names of the devices that it may use as long as they are there, by priority."""
+    def _requested_devices(self) -> tuple[str, ...]:
+        """The names of the devices that it may use while they are there, by priority."""
         return self._spec.asked or self.devices
 
     @property
     def _placed_devices(self) -> frozenset[str]:
-        """The names of the devices that it was placed on, or might have been."""
+        """The names of the devices that it was compiled for."""
         recipe = self._spec.recipe
         return frozenset(self.devices).union(recipe.devices if recipe is not None else ())
 
@@ -148,8 +150,8 @@ class PlanBase(Handle):
         """The group that it is in now."""
         found = self._group
         assert found is not None
-        while found.heir is not None:
-            found = found.heir
+        while found.successor is not None:
+            found = found.successor
         return found
 
     @property
@@ -163,17 +165,19 @@ class PlanBase(Handle):
 
     @property
     def inputs(self) -> dict[str, TensorType]:
-        """What every run must be given, by name."""
+        """The types of the inputs of a run, by name."""
         return {port.name: port.type for port in self._spec.info.inputs}
 
     @property
     def outputs(self) -> dict[str, TensorType]:
-        """What a run returns, by name."""
+        """The types of the outputs of a run, by name."""
         return {port.name: port.type for port in self._spec.info.outputs}
 
     @property
     def device(self) -> str:
-        """The name of the device that runs it; of several, that of the last split, where new outputs lie."""
+        """The name of the device that runs it; with several, that of the last split, where new
+        outputs lie.
+        """
         return self._spec.info.device
 
     @property
@@ -183,40 +187,45 @@ class PlanBase(Handle):
 
     @property
     def splits(self) -> int:
-        """How often a run goes over from one device to another, plus one."""
+        """The number of splits: changes from one device to another in a run, plus one."""
         return self._spec.info.splits
 
     @property
     def copied_bytes(self) -> int:
-        """What each run copies between devices."""
+        """The bytes that each run copies between devices."""
         return self._spec.info.copied_bytes
 
     @property
     def pipeline(self) -> int:
-        """How many of its runs may be under way at once; 1 where one device runs all of it in one go."""
+        """The number of its runs that may be in progress at once; 1 if one device runs all of
+        it.
+        """
         return self._spec.info.pipeline
 
     @property
     def compute_bytes(self) -> int:
-        """The memory taken for intermediate results."""
+        """The bytes of memory for intermediate results."""
         return self._spec.info.compute_bytes
 
     @property
     def reserved_bytes(self) -> int:
-        """Of `compute_bytes`, those that lie in memory that the session had reserved; less than all of them:
-        the plan did not fit there, or computed constants once, which it keeps."""
+        """The part of `compute_bytes` that lies in the session's reservation.
+
+        It is less than all of them if the plan did not fit there, or keeps constants that it
+        computed once.
+        """
         return self._spec.info.reserved_bytes
 
     @property
     def steps(self) -> int:
-        """The number of steps that the nodes became."""
+        """The number of steps that the nodes were compiled to."""
         return self._spec.info.steps
 
     def __repr__(self) -> str:
         return f"<Plan {self._spec.signature}, {counted(self.steps, 'step')}, {self._state}>"
 
     def _explaining(self) -> Procedure[Explanation]:
-        """Asks the server, and puts names to what it says."""
+        """Request the plan's report and add the names of nodes."""
         from heliograph.explain.explanation import explanation
 
         recipe = self._spec.recipe
@@ -233,25 +242,27 @@ class PlanBase(Handle):
     def _used_in(self, shell: Shell) -> int:
         if self._updating:
             raise InvalidArgumentError(
-                "the plan is being updated in another thread or task", advice="run it when that is done"
+                "the plan is being updated in another thread or task", advice="run it after the update"
             )
         return super()._used_in(shell)
 
     def _hand_over(self, how: Compilation) -> Compilation:
-        """How the plan is compiled that takes over this one's memory."""
+        """Return a compilation that takes over this plan's memory."""
         options = replace(how.options, pipeline=self.pipeline)
         return replace(how, options=options, updates=self._live_handle, doubt=self.free)
 
     def _replace(self, compiling: Procedure[PlanSpec]) -> Procedure[None]:
-        """Becomes the plan that is compiled. When that is refused nothing changes; when nobody knows, it is
-        freed."""
+        """Replace the plan by the compiled one.
+
+        It is unchanged if the server refuses, and freed if the outcome is unknown.
+        """
         self._updating = True
         try:
             self._become((yield from compiling))
         except DeadlineExceededError as error:
             raise DeadlineExceededError(
                 error.message,
-                advice="the plan was freed: compile it anew" if self._freed else error.advice,
+                advice="the plan was freed: compile it again" if self._freed else error.advice,
             ) from None
         finally:
             self._updating = False
@@ -260,19 +271,19 @@ class PlanBase(Handle):
         self._variants.free()
         self._spec, self._handle, self._variants = spec, spec.handle, Variants(self._shell.release)
         if self._freed:
-            # Somebody freed it meanwhile.
+            # It was freed during the update.
             self._shell.release(self._handle)
             self._drop_variants()
 
     def _give_up(self) -> None:
-        """The server has freed it."""
+        """Record that the server has freed it."""
         self._owned, self._freed = False, True
         self._drop_variants()
 
     # Placed again
 
     def _was_rebuilt(self, spec: PlanSpec, how: Rebuild) -> None:
-        """It was placed again, on other devices."""
+        """Take over the compilation on other devices."""
         watched, old = self._shell.core.watched, self._handle
         for port in self._spec.info.variables:
             watched.leave(port.tensor)
@@ -283,7 +294,7 @@ class PlanBase(Handle):
         self._rebuilds.append(replace(how, devices=self.devices))
 
     def _let_go(self) -> None:
-        """Frees what is left of it, and is in the way of placing it again. It has no handle until then."""
+        """Free what is left of the plan, before it is placed again. It has no handle until then."""
         self._variants.free()
         if self._owned:
             self._owned = False
@@ -291,11 +302,11 @@ class PlanBase(Handle):
 
     @property
     def _is_placed(self) -> bool:
-        """Whether it has a handle; else it is to be placed again."""
+        """True if it has a handle; otherwise it must be placed again."""
         return self._owned
 
-    def _ask(self, request: RunRequest) -> RepeatedRun:
-        """A run that is repeated after a loss, checked, which has its place among the others from now on."""
+    def _enqueue(self, request: RunRequest) -> RepeatedRun:
+        """Check a run that is repeated after a loss, and fix its place in the order of runs."""
         stream = stream_handle(self._shell, request.stream)
         self._live_handle  # noqa: B018 - raises when it was freed
         bound = self._bind(request.inputs, request.keywords, request.method)
@@ -305,19 +316,19 @@ class PlanBase(Handle):
             bound = [one if isinstance(one, int) else one.copy() for one in bound]
         why_not = once = ""
         if any(isinstance(one, int) for one in bound):
-            why_not = "an input is a tensor of the session, which nobody has elsewhere"
+            why_not = "an input is a tensor of the session, which exists nowhere else"
         elif request.out:
-            why_not = "it writes to tensors that were there before, out="
+            why_not = "it writes to existing tensors, out="
         if request.observed is not None:
-            once = "it is observed (taps=), and what it told may have been taken"
+            once = "it is observed (taps=), and its values may have been read"
         entry = JournalEntry(None, bound, assigned, bool(self._spec.info.variables), why_not, once)
         into, names = self._written(request.out), self._fetched(request.fetch)
         made = [name for name in names if name not in into]
-        # The journal keeps what was bound, and nothing else that the caller gave.
+        # The journal keeps the bound inputs, and nothing else from the caller.
         bare = replace(request, inputs=None, keywords={}, out=None, stream=None)
         send = partial(self._send_again, entry, bare, made, into, Deadline(request.timeout), stream)
         repeated = RepeatedRun(self, entry, send)
-        self._shell.advance(lambda: self._live_group.ask(entry))
+        self._shell.advance(lambda: self._live_group.enqueue(entry))
         return repeated
 
     def _send_again(
@@ -330,8 +341,13 @@ class PlanBase(Handle):
         stream: int | None,
         is_wanted: bool,
     ) -> Procedure[SentRun]:
-        """Sends a run of the journal, the first time or once more. `names`: of the outputs that are to be
-        made; `into`: handles of tensors by the names of the outputs that are written there."""
+        """Send a run of the journal, for the first time or again.
+
+        Args:
+            names: The outputs to create.
+            into: Handles of tensors by the name of the output to write to them.
+            is_wanted: True if the run's results are wanted.
+        """
         core, info = self._shell.core, self._spec.info
         self._live_handle  # noqa: B018 - raises when it was freed
         gate = core.open_gate()
@@ -342,26 +358,27 @@ class PlanBase(Handle):
                 fetches = request.fetch is not False
                 asked.timeout_ms, asked.observed = timeout_ms(deadline.remaining()), request.observed
                 made = choose_outputs(core, info, names, fetches)
-                ports = enumerate(info.outputs if into else ())
-                there = [
-                    WantedValue(place, one, into=into[one.name]) for place, one in ports if one.name in into
-                ]
+                there = written_outputs(info, into)
                 asked.fetched, asked.kept = (made, there) if fetches else ([], [*made, *there])
             return (yield from self._submitting(asked))
         finally:
             core.close_gate(gate)
 
     def _checkpointing(self) -> Procedure[Checkpoint]:
-        """What its variables have, and those of all plans that are rebuilt with it."""
+        """Return the values of its variables, and of those of all plans that are rebuilt with
+        it.
+        """
         if self._group is not None:
             return (yield from self._live_group.checkpoint())
         return (yield from read_variables(self._shell.core, self._own_variables))
 
     def _restoring(self, checkpoint: Checkpoint) -> Procedure[None]:
-        """Gives its variables what they had, and those of all plans that are rebuilt with it."""
+        """Set its variables, and those of all plans that are rebuilt with it, to a checkpoint's
+        values.
+        """
         if not isinstance(checkpoint, Checkpoint):
             raise InvalidArgumentError(
-                f"restore takes a checkpoint, not {checkpoint!r:.80}", advice="plan.checkpoint() takes one"
+                f"restore needs a checkpoint, not {checkpoint!r:.80}", advice="plan.checkpoint() returns one"
             )
         if self._group is not None:
             return (yield from self._live_group.restore(checkpoint))
@@ -375,12 +392,14 @@ class PlanBase(Handle):
     # Observing
 
     def _observed(self, taps: Taps, pause: bool) -> Observed | None:
-        """What of a run is to be observed, checked; None: nothing. Raises InvalidArgumentError,
-        LimitExceededError, UnsupportedError."""
+        """Return the checked values to observe of a run, or None.
+
+        Raises InvalidArgumentError, LimitExceededError and UnsupportedError.
+        """
         if taps is None:
             if pause:
                 raise InvalidArgumentError(
-                    "a run pauses after observed nodes, and there are none",
+                    "pause=True needs observed nodes, and there are none",
                     advice="name some: taps=['layer0/*']",
                 )
             return None
@@ -394,8 +413,10 @@ class PlanBase(Handle):
     def _looping(
         self, steps: int, carry: Carries, until: str | None, taps: Taps
     ) -> tuple[c.Loop, Observed | None]:
-        """A loop, and what of it is to be observed, checked. Raises InvalidArgumentError,
-        LimitExceededError."""
+        """Return a loop and its checked values to observe.
+
+        Raises InvalidArgumentError and LimitExceededError.
+        """
         recipe, info = self._spec.recipe, self._shell.info
         assert recipe is not None
         loop = loop_of(self._spec.info, steps, carry, until)
@@ -409,7 +430,7 @@ class PlanBase(Handle):
         return loop, found
 
     def _submitting(self, asked: Submission) -> Procedure[SentRun]:
-        """Sends a run of the plan, or a loop, or that of the variant of it that observes these nodes."""
+        """Send a run of the plan, or a loop, or that of its variant that observes these nodes."""
         core, observed = self._shell.core, asked.observed
         if observed is None or not observed.nodes:
             return (yield from submit(core, asked))
@@ -427,8 +448,11 @@ class PlanBase(Handle):
     # Running
 
     def _submission(self, request: RunRequest, gate: OrderGate | None = None) -> Submission:
-        """A run or a loop, checked. `gate`: it may be sent later, so that arrays are copied if they may be
-        overwritten and do not ride in the command."""
+        """Check a run or a loop.
+
+        With a `gate` it may be sent later. Arrays that may be overwritten, and do not travel in the
+        command, are then copied.
+        """
         shell = self._shell
         self._live_handle  # noqa: B018 - raises when it was freed
         bound = self._bind(request.inputs, request.keywords, request.method)
@@ -446,8 +470,12 @@ class PlanBase(Handle):
     def _send_inline(
         self, inputs: Inputs, keywords: Mapping[str, Any], timeout: float | None, *, waits: bool
     ) -> tuple[InlinePlan, Pending] | None:
-        """Sends a run that fetches all outputs, if its arguments are plainly right and it is a small message
-        each way; None: it must go the ordinary way. `waits`: nothing will come that could go with it."""
+        """Send a run that fetches all outputs, if its arguments need no checks and it is one small
+        message each way.
+
+        Returns None if it must take the general path. `waits` is True if no other command can join
+        the message.
+        """
         plan = self._inline_plan()
         given = keywords if inputs is None else inputs
         if plan is None or (inputs is not None and keywords):
@@ -461,25 +489,30 @@ class PlanBase(Handle):
         return None if pending is None else (plan, pending)
 
     def _send_small(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
-        """Sends it, within the caller's trace if there is one; None: it must go the ordinary way."""
+        """Send a small run, within the caller's trace if there is one.
+
+        Returns None if it must take the general path.
+        """
         span = begin(RUN_SPAN)
         if span is None:
             return self._shell.send_inline(run, plan, waits)
         pending = self._shell.send_inline(plan.traced(run, span.trace_parent), plan, waits)
-        # One that never ends is never told of.
+        # A span that does not end is never reported.
         if pending is not None:
             span.end_with(pending)
         return pending
 
     def _inline_plan(self) -> InlinePlan | None:
-        """What its small runs have in common, if there are such and it may run."""
+        """Return the common parts of small runs, or None if the plan has none or may not run."""
         plan = self._inline
         if plan is None or plan.spec is not self._spec:
             plan = self._inline = inline_plan(self._spec, self._shell.info.limits)
         return None if self._freed or self._updating else plan
 
     def _bind(self, inputs: Inputs, keywords: Mapping[str, Any], method: str) -> list[Bound]:
-        """The inputs in the plan's order, checked. Raises InvalidInputError, with what `method` takes."""
+        """Return the checked inputs in the plan's order. Raises InvalidInputError, with the
+        arguments of `method`.
+        """
         if inputs is not None and not isinstance(inputs, Mapping):
             raise InvalidInputError(
                 f"inputs are given by name; the {type(inputs).__name__} has none",
@@ -523,21 +556,18 @@ class PlanBase(Handle):
         return np.ascontiguousarray(array).reshape(array.shape)
 
     def _choose(self, fetch: Fetch, out: Out) -> tuple[list[WantedValue], list[WantedValue]]:
-        """The outputs that are fetched, and those that stay as tensors, new ones and existing ones."""
+        """Return the outputs to fetch, and those that stay as tensors, new and existing ones."""
         chosen, written = self._fetched(fetch), self._written(out)
         if not isinstance(fetch, bool) and (twice := written.keys() & set(chosen)):
             raise InvalidArgumentError(
-                f"output {min(twice)!r} is to come here and to be written to a tensor",
+                f"output {min(twice)!r} is both fetched and written to a tensor",
                 advice="name it in fetch= or in out=",
             )
         names = [name for name in chosen if name not in written]
         made = self._shell.advance(
             lambda: choose_outputs(self._shell.core, self._spec.info, names, fetch is not False)
         )
-        ports = enumerate(self._spec.info.outputs if written else ())
-        into = [
-            WantedValue(place, port, into=written[port.name]) for place, port in ports if port.name in written
-        ]
+        into = written_outputs(self._spec.info, written) if written else []
         return ([], [*made, *into]) if fetch is False else (made, into)
 
     def _fetched(self, fetch: Fetch) -> list[str]:
@@ -547,7 +577,7 @@ class PlanBase(Handle):
         if not isinstance(fetch, Collection):
             raise InvalidArgumentError(
                 f"fetch is {fetch!r:.80}",
-                advice="True, False, or the names of the outputs that come here",
+                advice="True, False, or the names of the outputs to fetch",
             )
         chosen = [fetch] if isinstance(fetch, str) else list(fetch)
         for name in chosen:
@@ -556,7 +586,7 @@ class PlanBase(Handle):
         return chosen
 
     def _written(self, out: Out) -> dict[str, int]:
-        """The handles of the tensors that outputs are written to."""
+        """Return the handles of the tensors that outputs are written to."""
         if out is None:
             return {}
         if not isinstance(out, Mapping):
@@ -590,7 +620,7 @@ def _no_output(name: object, known: Collection[str]) -> InvalidArgumentError:
 
 
 def _form(method: str, names: Collection[str]) -> str:
-    """How a method of a plan is given inputs of these names."""
+    """Return an example of how a method of a plan is given inputs of these names."""
     rest = ", steps=N" if method == "loop" else ""
     if not names:
         return f"the plan has no inputs: plan.{method}({rest[2:]})"

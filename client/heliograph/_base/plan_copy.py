@@ -1,4 +1,4 @@
-"""Copies of plans in other sessions: compiling, and what their variables hold, for both APIs."""
+"""Copies of plans in other sessions, for both APIs: compiling them, and copying their variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heliograph._base.device import DevicesArgument, device_names
 from heliograph._base.plan import PlanBase
 from heliograph._base.session import SessionBase
 from heliograph.core.effects import Procedure
-from heliograph.procedures.compile import Compilation, compile_frozen
+from heliograph.procedures.compile import Compilation, FrozenGraph, compile_frozen
 from heliograph.procedures.run import PlanSpec
 from heliograph.procedures.transfer import Sending, read, split_pieces, write
 from heliograph_proto import commands as c
@@ -16,34 +16,36 @@ from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.plans import PlanOptions
 from heliograph_proto.types import DTYPES
 
-#: Of an element or a block of any data type.
+#: The largest element or block of any data type.
 _MOST_ITEM_BYTES = max(dtype.block_bytes for dtype in DTYPES.values())
 
 
 def recompiling(plan: PlanBase, session: SessionBase, devices: DevicesArgument) -> Procedure[PlanSpec]:
-    """Compiles a plan's graph in another session, under a new handle; uploads the weights that it lacks."""
+    """Compile a plan's graph in another session, under a new handle; upload the weights that it
+    lacks.
+    """
     if not isinstance(plan, PlanBase) or not isinstance(session, SessionBase):
         raise InvalidArgumentError(
-            f"copy {type(plan).__name__} to {type(session).__name__}",
+            f"cannot copy {type(plan).__name__} to {type(session).__name__}",
             advice="a plan is copied to a session: hg.copy_plan(plan, session)",
         )
     plan._live_handle  # noqa: B018 - raises when it was freed
     recipe, shell = plan._spec.recipe, session._shell
     if recipe is None or recipe.is_bound:
         raise InvalidArgumentError(
-            "leaves of the plan are tensors of its session, which another one does not have",
-            advice="make tensors there, and compile: session.compile(graph, weights={...}, variables={...})",
+            "leaves of the plan are tensors of its session, which another session does not have",
+            advice="create tensors there and compile: session.compile(graph, weights={...}, variables={...})",
         )
     how = Compilation(PlanOptions(device_names(shell, devices), recipe.fusion, recipe.threads))
-    source_of = plan._spec.source_of
-    return compile_frozen(shell.core, recipe.graph, recipe.contents, how, source_of, session._progress)
+    source = FrozenGraph(recipe.graph, recipe.contents, plan._spec.source_of, session._progress)
+    return compile_frozen(shell.core, source, how)
 
 
 class Carrying:
-    """The contents of a plan's variables on their way to those of its copy, a piece at a time.
+    """The copying of a plan's variables to those of its copy, a piece at a time.
 
-    They pass through one buffer here. In a session that both share, the variables are the same, and
-    nothing is to be carried.
+    Pieces pass through one buffer here. If both plans share a session, their variables are the same
+    and nothing is copied.
     """
 
     def __init__(self, plan: PlanBase, copy: PlanBase) -> None:
@@ -58,7 +60,7 @@ class Carrying:
         self._piece_bytes = max(most, _MOST_ITEM_BYTES)
 
     def pieces(self) -> Iterator[tuple[Procedure[None], Procedure[object]]]:
-        """For each piece, what reads it in the one session, and what then writes it in the other."""
+        """Yield, for each piece, the procedure that reads it and the one that then writes it."""
         largest = max((type_.nbytes for *_, type_ in self._pairs), default=0)
         room = memoryview(bytearray(min(self._piece_bytes, largest)))
         for source, target, type_ in self._pairs:

@@ -15,30 +15,30 @@ from heliograph_proto.plans import PlanOptions, ReserveRequest
 
 
 class Reservation(Handle):
-    """Memory of devices in which plans lie that are compiled after it. Made by `session.reserve`.
+    """Memory of devices for the plans that are compiled after it. Made by `session.reserve`.
 
-    It lasts until `reset`, or until the session ends, whether anybody keeps this object or not.
+    It lasts until `reset` or the end of the session, even if this object is garbage collected.
     """
 
     _kind = "reservation"
 
     def __init__(self, shell: Shell, handle: int, sizes: Mapping[str, int], *, owned: bool = False) -> None:
         super().__init__(shell, handle, owned=owned)
-        #: Bytes by name of device; 0 for a device whose plans take memory of their own.
+        #: Bytes by device name; 0 for a device whose plans use their own memory.
         self.devices: Mapping[str, int] = MappingProxyType(dict(sizes))
 
     @property
     def size_bytes(self) -> int:
-        """What was taken of all devices."""
+        """The bytes on all devices."""
         return sum(self.devices.values())
 
     def __repr__(self) -> str:
         return f"<Reservation of {self.size_bytes:,} bytes on {', '.join(self.devices)}, {self._state}>"
 
     def reset(self) -> None:
-        """Gives the memory back once the runs that were sent before are done. Idempotent.
+        """Give the memory back once the runs that were sent before are done. Idempotent.
 
-        Plans that lay there raise UnknownHandleError from then on; what they returned stays.
+        Plans in it raise UnknownHandleError from then on; their results remain.
         """
         if not self._freed:
             self._owned = True
@@ -48,7 +48,7 @@ class Reservation(Handle):
 
 
 def reserve_graph(shell: Shell, graph: Graph, options: PlanOptions) -> Procedure[Reservation]:
-    """Takes memory for plans as large as that of a graph; errors name the user's lines.
+    """Reserve memory for plans as large as that of a graph; errors name the user's lines.
 
     Raises InvalidArgumentError while the session has another reservation.
     """
@@ -69,7 +69,7 @@ def reserve_graph(shell: Shell, graph: Graph, options: PlanOptions) -> Procedure
 def reserve_blocks(
     shell: Shell, options: PlanOptions, block_bytes: Sequence[int] = (), graph: Graph | None = None
 ) -> Procedure[Reservation]:
-    """Takes memory for a graph, or blocks of these sizes, for whoever names it when compiling."""
+    """Reserve memory for a graph, or blocks of these sizes, for compilations that name it."""
     handle = shell.core.handle()
     largest = None if graph is None else graph._outline()
     request = ReserveRequest(handle, largest, options, tuple(block_bytes))
@@ -80,5 +80,5 @@ def reserve_blocks(
 def _check_none(shell: Shell) -> None:
     if shell.core.reservation and shell.core.lost is None:
         raise InvalidArgumentError(
-            "the session has reserved memory already", advice="reset it first: reservation.reset()"
+            "the session already has a reservation", advice="reset it first: reservation.reset()"
         )

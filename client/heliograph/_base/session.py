@@ -1,4 +1,4 @@
-"""Sessions: names, counts, and what is compiled with which arguments, for both APIs."""
+"""Sessions, for both APIs: properties, counts, and the arguments of compilations."""
 
 from __future__ import annotations
 
@@ -20,30 +20,35 @@ from heliograph._base.reservation import Reservation, reserve_graph
 from heliograph._base.streams import StreamBase, make_stream
 from heliograph._base.tensor import TensorBase
 from heliograph.core.effects import Procedure, ask
-from heliograph.core.methods import ESTIMATE, LIST_DEVICES
+from heliograph.core.methods import ESTIMATE
 from heliograph.core.progress import Progress, UploadBars
 from heliograph.core.shell import Shell
 from heliograph.core.tracing import COMPILE_SPAN, traced
 from heliograph.graph.arguments import refuse_pickle
 from heliograph.graph.builder import Graph
-from heliograph.procedures.compile import Compilation, compile_frozen, compile_graph, estimate_graph
+from heliograph.procedures.compile import (
+    Compilation,
+    FrozenGraph,
+    compile_frozen,
+    compile_graph,
+    estimate_graph,
+)
 from heliograph.procedures.rebuild import RebuildGroups
 from heliograph.procedures.run import PlanSpec
 from heliograph_proto import EXCHANGE
 from heliograph_proto import commands as c
 from heliograph_proto import graph as contract
-from heliograph_proto.devices import BackendInfo, MemberInfo
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.plans import EstimateRequest, PlanEstimate, PlanOptions
 from heliograph_proto.sessions import SessionInfo, Traffic
 
-#: What becomes of a plan when a device is lost.
+#: How a plan reacts to the loss of a device.
 OnLoss: TypeAlias = Literal["raise", "rebuild"]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionStatistics:
-    """What a session has done so far, at one moment."""
+    """Counts of a session, at one moment."""
 
     #: Commands that were sent, those of them that are done, and those that wait for credit.
     sent_commands: int
@@ -51,21 +56,22 @@ class SessionStatistics:
     queued_commands: int
     #: Bytes that count against Limits.in_flight_bytes.
     in_flight_bytes: int
-    #: What `set` and `get` of tensors have carried, and how often it was copied on this side.
+    #: The bytes that `set` and `get` of tensors have carried, and how often they were copied on
+    #: this side.
     traffic: Traffic
 
 
 class SessionBase:
-    """A session's names and counts."""
+    """The properties and counts of a session."""
 
     def __init__(self, shell: Shell, progress: Progress | None = None) -> None:
         self._shell = shell
         self._progress = progress
-        #: Of plans that are placed again when a device is lost.
+        #: The plans that are placed again when a device is lost.
         self._groups = RebuildGroups(shell.core)
         if isinstance(progress, UploadBars):
             shell.core.bars = progress
-        # Work goes in the order of the default stream, which is one of the URL's device.
+        # Commands go to the default stream, here one of the URL's device.
         device = device_name(shell, None)
         if device != shell.info.devices[0].name:
             self._stream = make_stream(shell, device, StreamBase)
@@ -73,20 +79,22 @@ class SessionBase:
 
     @property
     def shared_memory(self) -> bool:
-        """Whether tensors go through memory that server and client map both."""
+        """True if tensors go through memory that server and client both map."""
         return self._shell.core.shared is not None
 
     @property
     def why_not_shared(self) -> str:
-        """Why they do not; empty if they do."""
+        """The reason why they do not; empty if they do."""
         return self._shell.core.why_not_shared
 
     def __reduce__(self) -> NoReturn:
         raise refuse_pickle("session", "connect anew there: hg.connect(session.address)")
 
     def _admitting(self, plan: PlanBase, on_loss: OnLoss, journal_bytes: int) -> Procedure[None]:
-        """A plan was compiled, which becomes one that is rebuilt if that was asked for. Raises
-        InvalidArgumentError where it cannot share its variables; the plan is freed then."""
+        """Register a compiled plan, which is rebuilt after a device loss if that was requested.
+
+        Raises InvalidArgumentError if it cannot share its variables; the plan is freed then.
+        """
         try:
             if on_loss == "rebuild":
                 yield from self._groups.admit(plan, journal_bytes)
@@ -97,7 +105,7 @@ class SessionBase:
             raise
 
     def _compiling(self, graph: Graph, given: PlanArguments) -> Procedure[PlanSpec]:
-        """Compiles a graph under a new handle."""
+        """Compile a graph under a new handle."""
         check_graph(graph, "compile")
         how = compilation(self._shell, graph, given, device_names(self._shell, given.devices))
         return traced(COMPILE_SPAN, compile_graph(self._shell.core, graph, how, self._progress))
@@ -110,8 +118,10 @@ class SessionBase:
         updates: PlanBase | None,
         reservation: Reservation | None,
     ) -> Procedure[PlanSpec]:
-        """Compiles a graph of the contract, whose contents the session holds. Raises UnsupportedError for a
-        partition where the server exchanges nothing."""
+        """Compile a graph of the contract, whose contents the session holds.
+
+        Raises UnsupportedError for a partition if the server exchanges no values.
+        """
         if options.partition is not None and EXCHANGE not in self.info.features:
             raise UnsupportedError(
                 f"the server {self.info.server} does not exchange values with others", advice="upgrade it"
@@ -121,10 +131,10 @@ class SessionBase:
         how = Compilation(options, bindings, reservation=lies_in)
         if updates is not None:
             how = updates._hand_over(how)
-        return compile_frozen(self._shell.core, graph, {}, how, lambda _: "", self._progress)
+        return compile_frozen(self._shell.core, FrozenGraph(graph, {}, lambda _: "", self._progress), how)
 
     def _reserving(self, graph: Graph, given: PlanArguments) -> Procedure[Reservation]:
-        """Takes memory for plans that are compiled from then on."""
+        """Reserve memory for the plans that are compiled from then on."""
         check_graph(graph, "reserve")
         names = device_names(self._shell, given.devices)
         return reserve_graph(self._shell, graph, checked_options(self._shell, graph, given, names))
@@ -135,7 +145,7 @@ class SessionBase:
         return estimate_graph(graph, checked_options(self._shell, graph, given, names))
 
     def _estimating_frozen(self, graph: contract.Graph, options: PlanOptions) -> Procedure[PlanEstimate]:
-        """What a graph of the contract would take."""
+        """Estimate the memory for a graph of the contract."""
         return ask(ESTIMATE, EstimateRequest(graph, options))
 
     def _all_streams(self) -> tuple[int, ...]:
@@ -148,16 +158,16 @@ class SessionBase:
 
     @property
     def info(self) -> SessionInfo:
-        """What the handshake agreed on: version, features, limits, the daemon's incarnation."""
+        """The result of the handshake: version, features, limits, the daemon's incarnation."""
         return self._shell.info
 
     @property
     def closed(self) -> bool:
-        """Whether the session has ended."""
+        """True if the session has ended."""
         return self._shell.core.lost is not None
 
     def statistics(self) -> SessionStatistics:
-        """Counts, now."""
+        """Return the session's counts at this moment."""
         core = self._shell.core
         found, traffic = self._shell.advance(lambda: (core.statistics(), core.traffic))
         return SessionStatistics(
@@ -173,29 +183,11 @@ class SessionBase:
         return f"<Session {self.address} {'closed' if self.closed else 'open'}: {devices}>"
 
 
-def ask_backends() -> Procedure[tuple[BackendInfo, ...]]:
-    """The backends of the server."""
-    found = yield from ask(LIST_DEVICES, None)
-    return found.backends
-
-
-def ask_members() -> Procedure[tuple[MemberInfo, ...]]:
-    """The members of the server's pool."""
-    found = yield from ask(LIST_DEVICES, None)
-    return found.members
-
-
-def ask_facts() -> Procedure[Mapping[str, str]]:
-    """What the server tells of its process."""
-    found = yield from ask(LIST_DEVICES, None)
-    return found.facts
-
-
 # Checks of arguments
 
 
 def check_on_loss(on_loss: OnLoss, journal_bytes: int, variables: Bindings) -> None:
-    """Raises InvalidArgumentError."""
+    """Raise InvalidArgumentError for arguments that do not fit."""
     if on_loss not in ("raise", "rebuild"):
         raise InvalidArgumentError(f"on_loss is {on_loss!r:.80}", advice='"raise" or "rebuild"')
     if not hasattr(journal_bytes, "__index__") or index(journal_bytes) < 0:
@@ -210,7 +202,7 @@ def check_on_loss(on_loss: OnLoss, journal_bytes: int, variables: Bindings) -> N
 
 
 def check_graph(graph: Graph, method: str) -> None:
-    """Raises InvalidArgumentError unless it is a graph."""
+    """Raise InvalidArgumentError unless it is a graph."""
     if not isinstance(graph, Graph):
         raise InvalidArgumentError(
             f"{method} takes a graph, not {graph!r:.200}",
@@ -219,8 +211,10 @@ def check_graph(graph: Graph, method: str) -> None:
 
 
 def compilation(shell: Shell, graph: Graph, given: PlanArguments, devices: tuple[str, ...]) -> Compilation:
-    """How a graph is compiled on these devices. Raises InvalidArgumentError, UnknownDeviceError,
-    UnknownHandleError."""
+    """Return the compilation of a graph on these devices.
+
+    Raises InvalidArgumentError, UnknownDeviceError and UnknownHandleError.
+    """
     bound = bound_leaves(shell, graph, given)
     options = checked_options(shell, graph, given, devices, bound)
     return Compilation(options, bound, reservation=shell.core.reservation)
@@ -229,7 +223,7 @@ def compilation(shell: Shell, graph: Graph, given: PlanArguments, devices: tuple
 def updating(
     shell: Shell, plan: PlanBase, graph: Graph, given: PlanArguments, progress: Progress | None
 ) -> Procedure[None]:
-    """Makes a plan that of another graph, on the same devices."""
+    """Replace a plan's graph by another one, on the same devices."""
     check_graph(graph, "update")
     if plan._group is not None:
         raise InvalidArgumentError(

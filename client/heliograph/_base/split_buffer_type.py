@@ -1,4 +1,4 @@
-"""`hg.SplitBufferType`: weights whose rows lie over several devices."""
+"""`hg.SplitBufferType`: weights whose rows are spread over several devices."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.plans import RowSplit, check_fractions
 
-#: How many near names an error lists.
+#: The number of near names in an error.
 _NEAR = 3
 
-#: What each device has of the rows. (Type checkers take a mapping's keys exactly.)
+#: Each device's fraction of the rows. (Type checkers require exact key types of a mapping.)
 Fractions: TypeAlias = Mapping[str, float] | Mapping[DeviceBase, float] | Mapping[DeviceBase | str, float]
 
 
 class SplitBufferType:
-    """Where the rows of a weight lie: a fraction for each device, and the main one, on which products with
-    the weight are joined.
+    """The spread of a weight's rows: a fraction per device, and the device that joins products.
 
         split = hg.SplitBufferType("gpu0", {"gpu0": 0.6, "gpu1": 0.4})
         plan = session.compile(g, ["gpu0", "gpu1"], split={"layer*/w": split})
 
-    Fractions count against their sum, so {"gpu0": 3, "gpu1": 2} is the same. Raises InvalidArgumentError for
-    such as are negative, not finite, or all 0.
+    Fractions are relative to their sum, so {"gpu0": 3, "gpu1": 2} is the same. Raises
+    InvalidArgumentError for fractions that are negative, not finite, or all 0.
     """
 
     __slots__ = ("fractions", "main")
@@ -39,11 +38,11 @@ class SplitBufferType:
         if not isinstance(fractions, Mapping):
             raise InvalidArgumentError(
                 f"fractions is {type(fractions).__name__}",
-                advice="what each device has: {'cpu0': 0.6, 'cpu1': 0.4}",
+                advice="the fraction of each device: {'cpu0': 0.6, 'cpu1': 0.4}",
             )
-        #: The device on which products are joined.
+        #: The device that joins the products.
         self.main = main
-        #: What each device has of the rows, in their order.
+        #: Each device's fraction of the rows, in their order.
         self.fractions: dict[DeviceBase | str, float] = {
             device: _number(fraction, device) for device, fraction in fractions.items()
         }
@@ -54,18 +53,20 @@ class SplitBufferType:
         return f"SplitBufferType({_name(self.main)!r}, {fractions})"
 
 
-#: How the rows of weights lie, by patterns of the weights' names as in fnmatch.
+#: Splits by patterns of weight names as in fnmatch.
 Splits: TypeAlias = Mapping[str, SplitBufferType] | None
 
-#: How rows lie, and the numbers of the weights whose.
+#: Splits, with the numbers of the weights that they apply to.
 RowSplits: TypeAlias = tuple[tuple[RowSplit, tuple[int, ...]], ...]
 
 
 def row_splits(
     shell: Shell, graph: Graph, devices: Sequence[str], splits: Splits, bound: Collection[int]
 ) -> RowSplits:
-    """Weights by how their rows lie; `bound`: leaves that are tensors. Raises InvalidArgumentError,
-    UnknownDeviceError."""
+    """Return the weights by their splits; `bound` are the leaves that are tensors.
+
+    Raises InvalidArgumentError and UnknownDeviceError.
+    """
     if splits is None:
         return ()
     if not isinstance(splits, Mapping):
@@ -102,16 +103,16 @@ def _row_split(shell: Shell, devices: Sequence[str], given: SplitBufferType, wha
 
 
 def _matching(graph: Graph, names: Mapping[int, str], pattern: str) -> list[int]:
-    """The weights that a pattern means: at least one."""
+    """Return the weights that a pattern selects, at least one."""
     if not isinstance(pattern, str):
         raise InvalidArgumentError(
-            f"split is by pattern, not by {pattern!r:.80}",
+            f"a key of split is a pattern, not {pattern!r:.80}",
             advice="names of weights as in fnmatch: 'layer0/*'",
         )
     found = [number for number, name in names.items() if fnmatchcase(name, pattern)]
     if not found:
         raise InvalidArgumentError(
-            f"no weight matches {pattern!r:.80}, which is to lie over devices",
+            f"no weight matches {pattern!r:.80}, a key of split",
             advice=_advice(graph, list(names.values()), pattern),
         )
     return found
@@ -119,21 +120,21 @@ def _matching(graph: Graph, names: Mapping[int, str], pattern: str) -> list[int]
 
 def _advice(graph: Graph, names: Sequence[str], pattern: str) -> str:
     if graph.find(pattern):
-        return "it matches other values alone; name weights"
+        return "it matches only other values; name weights"
     near = get_close_matches(pattern, names, _NEAR, cutoff=0.3)
     return f"near names: {', '.join(map(repr, near))}" if near else f"names are such as {list(names)[:_NEAR]}"
 
 
 def _bound(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"weight {name!r} is to lie over devices, but is bound to a tensor, which lies where it is",
+        f"weight {name!r} is split over devices, but is bound to a tensor, which stays where it is",
         advice="write a pattern that does not match it, or give the graph the weight's content",
     )
 
 
 def _twice(name: str, *patterns: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"weight {name!r} is to lie over devices by {' and by '.join(map(repr, patterns))}",
+        f"weight {name!r} is split over devices by {' and by '.join(map(repr, patterns))}",
         advice="write patterns that have no weight in common",
     )
 
@@ -143,10 +144,10 @@ def _name(device: object) -> str:
 
 
 def _number(fraction: float, device: object) -> float:
-    """A number as one. Raises InvalidArgumentError."""
+    """Return a fraction as a number. Raises InvalidArgumentError."""
     try:
         return float(fraction)
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgumentError(
-            f"the fraction of {_name(device)} is {fraction!r:.80}", advice="a number, such as 0.5"
+            f"the fraction of {_name(device)} is {fraction!r:.80}", advice="a number, for example 0.5"
         ) from None

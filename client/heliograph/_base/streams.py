@@ -1,4 +1,4 @@
-"""Streams and events: the order of work on a device, for both APIs."""
+"""Streams and events, for both APIs: the order of work on a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EventBase(Handle):
         self._pending = pending
 
     def done(self) -> bool:
-        """Whether it was reached: all before it on its stream is done, or has failed."""
+        """True if everything before it on its stream is done, or has failed."""
         return self._pending.done
 
     def __repr__(self) -> str:
@@ -41,7 +41,11 @@ class StreamBase(Handle):
         self.device = device
 
     def wait(self, event: EventBase) -> None:
-        """Makes the stream wait, before its next command, until the event is reached."""
+        """Make the stream wait for an event before its next command.
+
+        Raises InvalidArgumentError for another type, and UnknownHandleError for an event of another
+        session.
+        """
         if not isinstance(event, EventBase):
             raise InvalidArgumentError(
                 f"a stream waits for events, not {event!r:.80}", advice="make one: stream.record()"
@@ -59,7 +63,7 @@ class StreamBase(Handle):
         return kind(self._shell, *self._shell.advance(send))
 
     def free(self) -> None:
-        """Ends the stream, once its work is done. Idempotent."""
+        """End the stream once its work is done. Idempotent."""
         self._shell.core.streams.discard(self._handle)
         super().free()
 
@@ -75,7 +79,7 @@ StreamT = TypeVar("StreamT", bound=StreamBase)
 
 
 def make_stream(shell: Shell, device: str, kind: type[StreamT]) -> StreamT:
-    """A new stream of a device."""
+    """Create a stream of a device."""
     core = shell.core
 
     def send() -> int:
@@ -88,7 +92,7 @@ def make_stream(shell: Shell, device: str, kind: type[StreamT]) -> StreamT:
 
 
 def stream_handle(shell: Shell, stream: StreamBase | None) -> int | None:
-    """The handle of the stream that a command names; None for the session's own."""
+    """Return the handle of the stream that a command names; None for the session's own."""
     if stream is None:
         return None
     if not isinstance(stream, StreamBase):

@@ -1,4 +1,4 @@
-"""Tensors on a server: views, byte ranges and checks, for both APIs."""
+"""Tensors on a server, for both APIs: views, byte ranges and checks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def checked_type(of: DTypeArgument, shape: Sequence[int] | int) -> TensorType:
-    """The type of a tensor to be made. Raises InvalidArgumentError."""
+    """Return the type of a new tensor. Raises InvalidArgumentError."""
     try:
         return tensor_type(of, sizes_of(shape))
     except InvalidArgumentError:
@@ -46,16 +46,19 @@ def checked_type(of: DTypeArgument, shape: Sequence[int] | int) -> TensorType:
 def checked_types(
     tensors: Iterable[tuple[Sequence[int] | int, DTypeArgument]], most: int
 ) -> tuple[TensorType, ...]:
-    """The types of at most so many tensors to be made. Raises InvalidArgumentError, LimitExceededError."""
+    """Return the types of new tensors, at most `most`.
+
+    Raises InvalidArgumentError and LimitExceededError.
+    """
     try:
         pairs = [(shape, of) for shape, of in tensors]
     except (TypeError, ValueError):
         raise InvalidArgumentError(
-            f"{tensors!r:.80} is no list of tensors", advice="pairs: [((4, 3), 'f32'), (8, 'i64')]"
+            f"{tensors!r:.80} is not a list of tensors", advice="pairs: [((4, 3), 'f32'), (8, 'i64')]"
         ) from None
     if len(pairs) > most:
         raise LimitExceededError(
-            f"{len(pairs):,} tensors; this server takes {most:,} at once", advice="make several lists of them"
+            f"{len(pairs):,} tensors; this server takes at most {most:,} at once", advice="use several lists"
         )
     return tuple(checked_type(of, shape) for shape, of in pairs)
 
@@ -64,7 +67,7 @@ class TensorBase(Handle, Typed):
     """A tensor in a device's memory."""
 
     _kind = "tensor"
-    #: The buffer in which it was placed; None where it has one of its own.
+    #: The buffer in which it was placed; None if it has its own.
     buffer: BufferBase | None
 
     def __init__(
@@ -83,7 +86,7 @@ class TensorBase(Handle, Typed):
         self.type = type_
         #: The name of the device that holds it.
         self.device = device
-        # A view keeps what it is a part of.
+        # A view keeps the tensor that it is a part of.
         self._source = source
         self.buffer = source.buffer if source is not None else buffer
         self._strides = type_.strides if strides is None else strides
@@ -99,7 +102,10 @@ class TensorBase(Handle, Typed):
     # Views
 
     def __getitem__(self, key: Any) -> Self:
-        """A view, by basic indexing: ints, slices with a positive step, None, Ellipsis."""
+        """Return a view, by basic indexing: integers, slices with a positive step, None, Ellipsis.
+
+        Raises IndexError and InvalidArgumentError.
+        """
         found = basic_index(self.shape, key)
         if self.dtype.kind == "quantized" and found.sizes[-1:] != self.shape[-1:]:
             raise InvalidArgumentError(f"rows of {self.dtype} cannot be cut: they are blocks")
@@ -111,20 +117,23 @@ class TensorBase(Handle, Typed):
         return self._view(offset if math.prod(shape) else 0, TensorType(self.dtype, shape), strides)
 
     def reshape(self, *shape: Any) -> Self:
-        """A view of a contiguous tensor in another shape; one size may be -1."""
+        """Return a view of a contiguous tensor in another shape; one size may be -1.
+
+        Raises InvalidArgumentError.
+        """
         sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         if not self.is_contiguous:
-            raise InvalidArgumentError("only a contiguous tensor can be seen in another shape")
+            raise InvalidArgumentError("only a contiguous tensor can be reshaped without a copy")
         known = math.prod(size for size in sizes if size != -1)
         target = tuple(self.size // known if size == -1 and known else index(size) for size in sizes)
         type_ = checked_type(self.dtype, target)
         if type_.size != self.size:
-            raise InvalidArgumentError(f"a tensor of shape {self.shape} cannot be seen as {tuple(sizes)}")
+            raise InvalidArgumentError(f"a tensor of shape {self.shape} cannot be reshaped to {tuple(sizes)}")
         return self._view(0, type_, type_.strides)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether its elements lie in row-major order without gaps."""
+        """True if its elements are in row-major order without gaps."""
         expected = self.type.strides
         sizes = zip(self.shape, self._strides, expected, strict=True)
         return self.size == 0 or all(size == 1 or have == want for size, have, want in sizes)
@@ -141,7 +150,7 @@ class TensorBase(Handle, Typed):
         handle = self._shell.advance(send)
         return type(self)(self._shell, handle, type_, self.device, source=self, strides=strides)
 
-    # Whole commands that nobody waits for
+    # Commands without waiting
 
     def memset(
         self,
@@ -151,7 +160,17 @@ class TensorBase(Handle, Typed):
         *,
         stream: StreamBase | None = None,
     ) -> None:
-        """Fills bytes with one value, 0 to 255. Errors appear at the next use of the tensor."""
+        """Fill bytes with one value, 0 to 255, without waiting.
+
+        Args:
+            value: The byte.
+            offset_bytes: Where to begin, in bytes in row-major order.
+            size_bytes: The number of bytes (default: to the end).
+            stream: The stream whose order the command joins (default: the session's own).
+
+        Raises InvalidArgumentError and OutOfRangeError. Errors of the command are raised at the
+        next use of the tensor.
+        """
         if not 0 <= index(value) <= 255:
             raise InvalidArgumentError(f"memset with {value}", advice="a byte is 0 to 255")
         offset, size = self._range(offset_bytes, size_bytes)
@@ -159,9 +178,10 @@ class TensorBase(Handle, Typed):
         self._send(command, stream)
 
     def copy_to(self, destination: TensorBase, *, stream: StreamBase | None = None) -> None:
-        """Copies the elements to another tensor of the same type, on any device of the session.
+        """Copy the elements to another tensor of the same type, on any device of the session.
 
-        Returns at once; errors appear at the next use of the destination.
+        Returns at once; errors are raised at the next use of the destination. Raises
+        InvalidArgumentError if the types differ.
         """
         self._send(self._copying(destination), stream)
 
@@ -172,15 +192,15 @@ class TensorBase(Handle, Typed):
     def _copying(self, destination: TensorBase) -> c.CopyTensor:
         if not isinstance(destination, TensorBase):
             raise InvalidArgumentError(
-                f"copy to {type(destination).__name__}: the destination is a tensor",
+                f"cannot copy to {type(destination).__name__}: the destination must be a tensor",
                 advice="make one: session.empty(tensor.shape, tensor.dtype)",
             )
         if destination.type != self.type:
-            raise InvalidArgumentError(f"copy of {self.type} to {destination.type}: the types differ")
+            raise InvalidArgumentError(f"cannot copy {self.type} to {destination.type}: the types differ")
         return c.CopyTensor(self._live_handle, destination._used_in(self._shell))
 
     def _copy(self, destination: TensorBase, stream: StreamBase | None) -> Procedure[CopyPath | None]:
-        """Copies, and gives the path on which the bytes went."""
+        """Copy, and return the path by which the bytes were copied."""
         command, core = self._copying(destination), self._shell.core
         number = stream_handle(self._shell, stream)
 
@@ -193,7 +213,7 @@ class TensorBase(Handle, Typed):
     # Bytes in and out
 
     def _range(self, offset_bytes: int, size_bytes: int | None) -> tuple[int, int]:
-        """A checked byte range; without a size, up to the end. Raises OutOfRangeError."""
+        """Return a checked byte range; without a size, to the end. Raises OutOfRangeError."""
         offset = index(offset_bytes)
         size = self.nbytes - offset if size_bytes is None else index(size_bytes)
         if offset < 0 or size < 0 or offset + size > self.nbytes:
@@ -204,13 +224,13 @@ class TensorBase(Handle, Typed):
         return offset, size
 
     def _writing(self, array: Any, offset_bytes: int | None) -> tuple[c.SetTensor, memoryview]:
-        """The command and the bytes of a set."""
+        """Return the command and the bytes of a `set`."""
         found = self._elements(array, is_part=offset_bytes is not None)
         offset, _ = self._range(offset_bytes or 0, found.nbytes)
         return c.SetTensor(self._live_handle, offset), byte_view(found)
 
     def _elements(self, array: Any, *, is_part: bool) -> np.ndarray[Any, Any]:
-        """The array to write: of the tensor's type, or a part of it in one dimension."""
+        """Return the array to write: of the tensor's type, or a part of it in one dimension."""
         found = as_elements(array, self.dtype)
         whole = self.type.storage_shape
         if found.shape != whole and not (is_part and found.ndim == 1):
@@ -221,7 +241,7 @@ class TensorBase(Handle, Typed):
         return np.ascontiguousarray(found).reshape(found.shape)
 
     def _broadcast(self, value: Any) -> np.ndarray[Any, Any]:
-        """An array or a Python number in the tensor's shape. Raises InvalidInputError."""
+        """Return an array or a Python number in the tensor's shape. Raises InvalidInputError."""
         found = as_elements(value, self.dtype)
         shape = self.type.storage_shape
         try:
@@ -235,7 +255,7 @@ class TensorBase(Handle, Typed):
     def _reading(
         self, out: np.ndarray[Any, Any] | None, offset_bytes: int, size_bytes: int | None
     ) -> tuple[c.GetTensor, Callable[[], np.ndarray[Any, Any]]]:
-        """The command of a get, and what gives the array that it fills."""
+        """Return the command of a `get`, and a function that returns the array to fill."""
         offset, size = self._range(offset_bytes, size_bytes)
         command = c.GetTensor(self._live_handle, offset, size)
         if out is None:
@@ -244,7 +264,9 @@ class TensorBase(Handle, Typed):
         return command, lambda: out
 
     def _room(self, offset: int, size: int) -> Callable[[], np.ndarray[Any, Any]]:
-        """Makes a new array: the whole tensor's, or of one dimension for a part of whole elements."""
+        """Return a function that makes a new array: for the whole tensor, or one dimension for a
+        part.
+        """
         if (offset, size) == (0, self.nbytes):
             return partial(empty_array, self.type)
         if self.dtype.kind == "quantized":
@@ -259,13 +281,13 @@ class TensorBase(Handle, Typed):
     # Memory that is mapped
 
     def _map(self) -> Procedure[np.ndarray[Any, Any]]:
-        """An array over the tensor's own memory."""
+        """Map the tensor's own memory as an array."""
         number, core = self._live_handle, self._shell.core
 
         def procedure() -> Procedure[np.ndarray[Any, Any]]:
             memory, offset = yield from map_memory(core, number)
             if offset + self._extent_bytes > memory.nbytes:
-                raise ProtocolError("the server gave memory in which the tensor does not lie")
+                raise ProtocolError("the server sent memory that does not contain the tensor")
             if self.dtype.kind == "quantized":
                 return np.ndarray(self.type.storage_shape, np.uint8, memory, offset)
             return np.ndarray(self.shape, self.dtype.numpy, memory, offset, self._strides)
@@ -277,7 +299,7 @@ class TensorBase(Handle, Typed):
     def _writing_2d(
         self, array: Any, offset_bytes: int, stride_bytes: int | None
     ) -> tuple[c.SetTensor, memoryview]:
-        """The command and the bytes of a set_2d: each row of the array is a piece."""
+        """Return the command and the bytes of a `set_2d`: each row of the array is a piece."""
         raw = isinstance(array, np.ndarray) and array.dtype == np.uint8
         found = array if raw else as_elements(array, self.dtype)
         if found.ndim == 0:
@@ -296,7 +318,7 @@ class TensorBase(Handle, Typed):
         stride_bytes: int | None,
         out: np.ndarray[Any, Any] | None,
     ) -> tuple[c.GetTensor, Callable[[], np.ndarray[Any, Any]]]:
-        """The command of a get_2d, and what gives the array that it fills."""
+        """Return the command of a `get_2d`, and a function that returns the array to fill."""
         offset, chunks = self._chunks(count, size_bytes, offset_bytes, stride_bytes)
         total = index(count) * index(size_bytes)
         command = c.GetTensor(self._live_handle, offset, total, chunks=chunks)
@@ -308,13 +330,14 @@ class TensorBase(Handle, Typed):
     def _chunks(
         self, count: int, size_bytes: int, offset_bytes: int, stride_bytes: int | None
     ) -> tuple[int, c.Chunks | None]:
-        """The offset, and the pieces; None where no gap is between them.
+        """Return the offset, and the pieces; None for pieces without gaps between them.
 
-        Raises InvalidArgumentError, OutOfRangeError.
+        Raises InvalidArgumentError and OutOfRangeError.
         """
         if not self.is_contiguous:
             raise InvalidArgumentError(
-                "pieces are of a contiguous tensor", advice="a view with gaps is read and written as a whole"
+                "only a contiguous tensor has pieces",
+                advice="read and write a view with gaps as a whole",
             )
         number, size = index(count), index(size_bytes)
         stride = size if stride_bytes is None else index(stride_bytes)
@@ -330,24 +353,24 @@ class TensorBase(Handle, Typed):
     def _writing_bytes(
         self, offset_bytes: int, data: memoryview, chunks: c.Chunks | None
     ) -> tuple[c.SetTensor, memoryview]:
-        """The command and the bytes of a write of plain bytes."""
+        """Return the command and the bytes of a write of plain bytes."""
         offset, _ = self._range(offset_bytes, data.nbytes if chunks is None else chunks.extent_bytes)
         return c.SetTensor(self._live_handle, offset, chunks=chunks), _plain(data)
 
     def _reading_bytes(
         self, offset_bytes: int, out: memoryview, chunks: c.Chunks | None
     ) -> tuple[c.GetTensor, memoryview]:
-        """The command of a read of plain bytes, and where they go."""
+        """Return the command of a read of plain bytes, and the memory to fill."""
         offset, _ = self._range(offset_bytes, out.nbytes if chunks is None else chunks.extent_bytes)
         return c.GetTensor(self._live_handle, offset, out.nbytes, chunks=chunks), _plain(out)
 
     def _doing(self, what: str) -> Callable[[], str]:
-        """What is said of a wait that ends too early."""
+        """Return a description of an operation, for errors."""
         return lambda: f"{what} {self._named}"
 
     @property
     def _extent_bytes(self) -> int:
-        """From the first byte of the first element to behind the last one."""
+        """The bytes from the start of the first element to the end of the last one."""
         if self.size == 0 or self.dtype.kind == "quantized":
             return self.nbytes
         pairs = zip(self.shape, self._strides, strict=True)
@@ -363,14 +386,14 @@ class TensorBase(Handle, Typed):
 
 
 def _plain(data: memoryview) -> memoryview:
-    """Contiguous memory as bytes."""
+    """Return contiguous memory as bytes."""
     return data.cast("B") if data.nbytes else memoryview(bytearray())
 
 
 def _check_out(out: np.ndarray[Any, Any], size_bytes: int) -> None:
-    """Raises InvalidArgumentError unless the array can be filled with so many bytes."""
+    """Raise InvalidArgumentError unless the array can be filled with this many bytes."""
     if not isinstance(out, np.ndarray):
-        raise InvalidArgumentError(f"out is {type(out).__name__}", advice="a NumPy array to be filled")
+        raise InvalidArgumentError(f"out is {type(out).__name__}", advice="a NumPy array to fill")
     if out.nbytes != size_bytes or not (out.flags.c_contiguous and out.flags.writeable):
         raise InvalidArgumentError(
             f"out has {out.nbytes} bytes for {size_bytes}, or is not contiguous, or is read-only"
@@ -378,9 +401,9 @@ def _check_out(out: np.ndarray[Any, Any], size_bytes: int) -> None:
 
 
 def as_elements(array: Any, wanted: DType) -> np.ndarray[Any, Any]:
-    """An array of the data type: Python's numbers are converted, arrays must have it already.
+    """Return an array of the data type; of uint8 for quantized types.
 
-    Of quantized types, uint8. Raises InvalidInputError.
+    Python numbers are converted; arrays must already have the type. Raises InvalidInputError.
     """
     target = np.dtype(np.uint8) if wanted.kind == "quantized" else wanted.numpy
     if isinstance(array, np.ndarray | np.generic) or hasattr(array, "__array__"):
@@ -402,7 +425,7 @@ def as_elements(array: Any, wanted: DType) -> np.ndarray[Any, Any]:
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InvalidInputError):
             raise
-        raise InvalidInputError(f"{type(array).__name__} is no array of {wanted}: {error}") from None
+        raise InvalidInputError(f"{type(array).__name__} is not an array of {wanted}: {error}") from None
 
 
 def _name_of(array: np.ndarray[Any, Any]) -> str:

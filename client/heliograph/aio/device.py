@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from heliograph._base.device import DeviceBase, ask_memory
+from heliograph._base.device import DeviceBase
 from heliograph._base.streams import EventBase, StreamBase, make_stream
+from heliograph.core.effects import ask
+from heliograph.core.methods import GET_MEMORY
 from heliograph.graph.builder import Graph
 from heliograph.procedures.transfer import synchronize, wait_for
 from heliograph_proto.devices import BufferTypeInfo, Memory, OpAnswer, OpQuery, PlacementInfo
@@ -64,7 +66,7 @@ class Device(DeviceBase):
     async def memory(self, timeout: float | None = None) -> Memory:
         """Return the device's free and total bytes now. Raises DeadlineExceededError."""
         return await self._shell.drive(
-            ask_memory(self.name), timeout, f"asking for the memory of {self.name}"
+            ask(GET_MEMORY, self.name), timeout, f"asking for the memory of {self.name}"
         )
 
     def stream(self) -> Stream:

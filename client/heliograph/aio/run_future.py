@@ -68,7 +68,7 @@ def repeat(plan: Plan, request: RunRequest) -> RepeatedFuture:
 
     It is sent at once if nothing is before it, otherwise by a task.
     """
-    shell, repeated, out = plan._shell, plan._ask(request), request.out
+    shell, repeated, out = plan._shell, plan._enqueue(request), request.out
     deadline = Deadline(request.timeout, plan._spec.what)
     sent = _send_repeated(shell, repeated, deadline)
     tensors = lambda run: plan._tensors(run.kept, out)  # noqa: E731

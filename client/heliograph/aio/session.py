@@ -24,14 +24,7 @@ from heliograph._base.placement import Bindings, BufferTypes, PlanArguments
 from heliograph._base.plan import Fetch, Inputs, Outputs
 from heliograph._base.plan_copy import Carrying, recompiling
 from heliograph._base.reservation import Reservation
-from heliograph._base.session import (
-    OnLoss,
-    SessionBase,
-    ask_backends,
-    ask_facts,
-    ask_members,
-    check_on_loss,
-)
+from heliograph._base.session import OnLoss, SessionBase, check_on_loss
 from heliograph._base.split_buffer_type import Splits
 from heliograph._base.streams import make_stream
 from heliograph.aio.device import Device, Stream
@@ -40,7 +33,7 @@ from heliograph.aio.tensor import Buffer, Tensor
 from heliograph.aio.watching import DeviceWatch, LogLines
 from heliograph.core.effects import ask
 from heliograph.core.future import Deadline
-from heliograph.core.methods import GET_STATISTICS, LIST_LINKS
+from heliograph.core.methods import GET_STATISTICS, LIST_DEVICES, LIST_LINKS
 from heliograph.graph.builder import Graph
 from heliograph.procedures.journal import JOURNAL_BYTES
 from heliograph.procedures.server_weights import ServerWeights, describe_model, list_models
@@ -113,7 +106,8 @@ class Session(SessionBase):
 
         The tuple is empty if the server is not the head of a pool. Raises DeadlineExceededError.
         """
-        return await self._shell.drive(ask_members(), timeout, "asking for the members")
+        found = await self._shell.drive(ask(LIST_DEVICES, None), timeout, "asking for the members")
+        return found.members
 
     async def links(self, timeout: float | None = None) -> tuple[Link, ...]:
         """Return the links between the pool's connected members, and from the server to each of
@@ -129,14 +123,16 @@ class Session(SessionBase):
         """Return the server's backends, including those that failed to start. Raises
         DeadlineExceededError.
         """
-        return await self._shell.drive(ask_backends(), timeout, "asking for the backends")
+        found = await self._shell.drive(ask(LIST_DEVICES, None), timeout, "asking for the backends")
+        return found.backends
 
     async def server_facts(self, timeout: float | None = None) -> Mapping[str, str]:
         """Return facts about the server's process: package versions, event loop, allocator.
 
         The keys are those of ListDevicesResponse.facts. Raises DeadlineExceededError.
         """
-        return await self._shell.drive(ask_facts(), timeout, "asking for the server's facts")
+        found = await self._shell.drive(ask(LIST_DEVICES, None), timeout, "asking for the server's facts")
+        return found.facts
 
     def log(self, level: str = "info") -> LogLines:
         """Follow the server's log of this session.

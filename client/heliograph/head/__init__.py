@@ -1,1 +1,1 @@
-"""What a server that is the head of others needs of the client, and users do not; above the blocking API."""
+"""Client functions for a server that is the head of other servers; above the blocking API."""

@@ -1,4 +1,4 @@
-"""Tensors that one daemon gives to another, without their bytes passing through this client."""
+"""Copies of tensors from one daemon to another, without passing the bytes through this client."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from heliograph_proto.plans import EDGE_BYTES, SECRET_BYTES, Edge, PeerSource
 
 #: Each edge is used once, so there is one run.
 _RUN = 1
-#: What a daemon may need beyond the time that a probe may take.
+#: The time that a daemon may need beyond that of a probe.
 _MORE_SECONDS = 5.0
 _WHAT = "copying a tensor from daemon to daemon"
 
 
 def new_edge() -> Edge:
-    """One that nobody has used before."""
+    """Return an edge that was never used before."""
     return Edge(secrets.token_bytes(EDGE_BYTES), secrets.token_bytes(SECRET_BYTES))
 
 
 def probe(session: Session, address: str, bandwidth_bytes: int = 0, seconds: float = 5.0) -> ProbeResult:
-    """Has a session's daemon measure its way to another one, within `seconds`.
+    """Make a session's daemon measure its link to another daemon, within `seconds`.
 
-    Raises InvalidArgumentError, UnsupportedError where the daemon exchanges nothing with others.
+    Raises InvalidArgumentError, and UnsupportedError if the daemon exchanges no values with others.
     """
     if EXCHANGE not in session.info.features:
-        raise UnsupportedError(f"{session.address} exchanges nothing with other daemons", advice="upgrade it")
+        raise UnsupportedError(f"{session.address} does not exchange values with others", advice="upgrade it")
 
     asking = ask(PROBE, ProbeRequest(address, bandwidth_bytes, max(1, int(seconds * 1000))))
-    return session._shell.drive(asking, seconds + _MORE_SECONDS, f"measuring the way to {address}")
+    return session._shell.drive(asking, seconds + _MORE_SECONDS, f"measuring the link to {address}")
 
 
 def hand_over(
@@ -51,20 +51,23 @@ def hand_over(
     devices: tuple[str, str] = ("", ""),
     timeout: float | None = None,
 ) -> None:
-    """Copies a tensor of one daemon to a tensor of another, which fetches it; returns when it is written.
-    `address`: where the destination's daemon finds the source's; `devices`: where each of them lies.
+    """Copy a tensor of one daemon to a tensor of another, which fetches it, and wait for that.
 
-    Raises InvalidArgumentError where the types differ, MemberLostError, DeadlineExceededError (nothing goes
-    on then), and the error of what was to compute the source.
+    Args:
+        address: The address of the source's daemon for the destination's daemon.
+        devices: The devices of the two tensors.
+
+    Raises InvalidArgumentError if the types differ, MemberLostError, DeadlineExceededError (the
+    copy is cancelled then), and the error of the work that computes the source.
     """
     if source.type != destination.type:
-        raise InvalidArgumentError(f"copy of {source.type} to {destination.type}: the types differ")
+        raise InvalidArgumentError(f"cannot copy {source.type} to {destination.type}: the types differ")
     deadline, edge = Deadline(timeout, _WHAT), new_edge()
-    whence = PeerSource(address, source._shell.info.incarnation)
-    fetch = c.FetchTensor(destination._live_handle, edge, _RUN, whence)
+    peer = PeerSource(address, source._shell.info.incarnation)
+    fetch = c.FetchTensor(destination._live_handle, edge, _RUN, peer)
     with _offered(source, edge, devices[0], deadline) as pending:
         shell = destination._shell
-        # Streams for these alone: nothing else waits until they are done.
+        # A stream of its own, so that nothing else waits for the copy.
         stream = make_stream(shell, devices[1], Stream)
 
         def fetching() -> Procedure[None]:
@@ -78,18 +81,18 @@ def hand_over(
 
 @contextmanager
 def _offered(source: Tensor, edge: Edge, device: str, deadline: Deadline) -> Generator[Pending]:
-    """While a tensor may be fetched. If that fails, it is offered no more."""
+    """Offer a tensor within the context. If that fails, the offer is withdrawn."""
     shell = source._shell
     stream = make_stream(shell, device, Stream)
     offer = c.OfferTensor(source._live_handle, edge, _RUN)
     pending = shell.advance(lambda: shell.core.send(offer, stream=stream._live_handle, observed=True))
     try:
-        # The edge is open once the command has been received.
+        # The edge is open once the server has received the command.
         shell.drive(arrive(shell.core), deadline.remaining(), _WHAT)
         yield pending
     except BaseException as error:
         if isinstance(error, HeliographError) and pending.error is not None:
-            # Why the other side got nothing.
+            # The reason why the destination got nothing.
             raise pending.error.at(pending.error.origin) from None
         shell.advance(lambda: shell.core.cancel(pending))
         raise

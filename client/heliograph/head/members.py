@@ -1,4 +1,4 @@
-"""Sessions and plans on the members of a pool: what their head does with them, and users do not."""
+"""Sessions and plans on the members of a pool, as their head uses them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from heliograph._base.device import DeviceArgument, device_name
 from heliograph._base.reservation import Reservation
 from heliograph._base.streams import StreamBase, stream_handle
 from heliograph.plan import Plan
-from heliograph.procedures.partitions import submit_part
-from heliograph.procedures.transfer import arrive
+from heliograph.procedures.run import Submission, WantedValue, choose_outputs, submit
+from heliograph.procedures.transfer import Sending, arrive
 from heliograph.run_future import InlineFuture, RunFuture
 from heliograph.session import Session
 from heliograph.tensor import Tensor
@@ -30,8 +30,10 @@ from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanOptions, Plan
 def connect_as_head(
     url: str, timeout: float, silence_seconds: float, credentials: Credentials | None = None
 ) -> Session:
-    """As `hg.connect`, to a server that is gone after so much silence. `credentials`: what is shown there;
-    None: what the URL and the environment say."""
+    """Connect like `hg.connect`, to a server that counts as gone after this much silence.
+
+    `credentials` defaults to those of the URL and the environment.
+    """
     address = parse_address(url)
     shown = credentials_of(address) if credentials is None else credentials
     return Session(GrpcShell(address, timeout, "auto", silence_seconds, shown))
@@ -47,11 +49,14 @@ def compile_frozen(
     reservation: Reservation | None = None,
     timeout: float | None = None,
 ) -> Plan:
-    """A plan for a graph of the contract.
+    """Compile a graph of the contract.
 
-    `bindings`: tensors by the numbers of the leaves that they are; contents of other weights must be on
-    the server. `updates`: a plan whose memory the new one takes over; it is freed then. When the server
-    refuses, it is what it was. `reservation`: in whose memory it is to lie.
+    Args:
+        bindings: Tensors for leaves, by the leaves' numbers. The server must have the contents of
+            other weights.
+        updates: A plan whose memory the new one takes over. It is freed then; if the server
+            refuses, it is unchanged.
+        reservation: The reservation for the plan's memory.
     """
     procedure = session._compiling_frozen(graph, options, bindings, updates, reservation)
     spec = session._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
@@ -61,47 +66,54 @@ def compile_frozen(
 
 
 def estimate_frozen(session: Session, graph: contract.Graph, options: PlanOptions) -> PlanEstimate:
-    """What a graph of the contract would take."""
+    """Estimate the memory for a graph of the contract."""
     procedure = session._estimating_frozen(graph, options)
     return session._shell.drive(procedure, None, lambda: f"estimating {graph!r}")
 
 
 def reserve_blocks(session: Session, block_bytes: Sequence[int], device: DeviceArgument) -> Reservation:
-    """Memory that a compile names."""
+    """Reserve memory, in blocks of these sizes, for compilations that name it."""
     options = PlanOptions((device_name(session._shell, device),))
     procedure = reservations.reserve_blocks(session._shell, options, block_bytes)
     return session._shell.drive(procedure, None, "reserving memory")
 
 
 def await_arrival(session: Session, timeout: float | None = None) -> None:
-    """Waits until everything sent so far has come there, frees included."""
+    """Wait until the server has received everything sent so far, frees included."""
     session._shell.drive(arrive(session._shell.core), timeout, "what was sent")
 
 
-def when_lost(session: Session, told: Callable[[HeliographError], None]) -> None:
-    """Calls back once, with the reason, when the session has ended."""
-    session._shell.when_lost(told)
+def when_lost(session: Session, callback: Callable[[HeliographError], None]) -> None:
+    """Call a function once, with the reason, when the session has ended."""
+    session._shell.when_lost(callback)
 
 
-def when_changed(session: Session, told: Callable[[DeviceChange], None]) -> None:
-    """Calls back with each change of the server's devices. One alone is told."""
-    session._shell.watchers.tell = told
+def when_changed(session: Session, callback: Callable[[DeviceChange], None]) -> None:
+    """Call a function with each change of the server's devices. It replaces an earlier one."""
+    session._shell.watchers.tell = callback
 
 
 def announce(session: Session, contents: Sequence[tuple[bytes, Tensor]], tell: Tell) -> Announcement:
-    """Announces contents by digest, which others will bring straight into those tensors. Raises what
-    BulkService.Admit is refused with, UnsupportedError."""
+    """Announce contents by digest, which other clients will send directly into these tensors.
+
+    Raises the errors of BulkService.Admit, and UnsupportedError.
+    """
     return session._shell.announce([(digest, one._live_handle, one.nbytes) for digest, one in contents], tell)
 
 
 def bring(session: Session, offer: ContentOffer, size_bytes: int) -> TicketUpload:
-    """An upload to the session's server by a ticket that it gave, to be begun."""
+    """Return an upload to the session's server by a ticket that it gave.
+
+    The caller must begin it.
+    """
     return session._shell.bring(offer, size_bytes)
 
 
 def submit_bytes(plan: Plan, inputs: Sequence[bytes]) -> InlineFuture | None:
-    """A run that is one small message each way, with its inputs as their bytes, which fetches all outputs.
-    None where it must go another way."""
+    """Send a run with one small message each way that fetches all outputs; inputs are bytes.
+
+    Returns None if the plan must take the general path.
+    """
     inline = plan._inline_plan()
     if inline is None or (run := inline.run_of(inputs)) is None:
         return None
@@ -117,20 +129,29 @@ def submit_partition(
     into: Mapping[int, Tensor],
     stream: StreamBase | None = None,
 ) -> RunFuture:
-    """Sends the plan's part of a run of the whole, by its number; 0: it is all of it.
+    """Send the plan's part of a run of the whole graph.
 
-    Inputs in order, as tensors or as their bytes; they stay as they are until it is done. Outputs by
-    their places: `fetched` come as arrays, the others are written `into` tensors.
+    Args:
+        number: The number of the whole run; 0 if the plan is all of it.
+        inputs: The inputs in order, as tensors or bytes, which must not change until the run is
+            done.
+        fetched: The numbers of the outputs to return as arrays.
+        into: Tensors by the number of the output to write to them.
+        stream: The stream of the run (default: the session's own).
     """
     plan._live_handle  # noqa: B018 - raises when it was freed
-    bound = [one._used_in(plan._shell) if isinstance(one, Tensor) else one for one in inputs]
-    handles = {place: tensor._used_in(plan._shell) for place, tensor in into.items()}
-    lane = stream_handle(plan._shell, stream)
-    procedure = submit_part(plan._shell, plan._spec, number, bound, fetched, handles, lane)
-    run = plan._shell.drive(procedure, None, plan._spec.what)
-    return RunFuture(plan._shell, run, {}, plan._spec.what)
+    shell, spec = plan._shell, plan._spec
+    bound = [one._used_in(shell) if isinstance(one, Tensor) else one for one in inputs]
+    ports = spec.info.outputs
+    names = [ports[place].name for place in fetched]
+    made = choose_outputs(shell.core, spec.info, names, fetch=True) if names else []
+    kept = [WantedValue(place, ports[place], into=one._used_in(shell)) for place, one in into.items()]
+    how = Sending(stream_handle(shell, stream), observed=True, keep=True)
+    asked = Submission(spec, bound, made, kept, how, shell.release, exchange_run=number)
+    run = shell.drive(submit(shell.core, asked), None, spec.what)
+    return RunFuture(shell, run, {}, spec.what)
 
 
 def report(plan: Plan, timeout: float | None = None) -> PlanReport:
-    """What the server says of the plan, in numbers."""
+    """Return the server's report on the plan, in numbers."""
     return plan._shell.drive(plan._reporting(), timeout, lambda: f"explaining {plan!r}")

@@ -1,4 +1,5 @@
-"""What the library does over the wire, step by step, for both APIs: upload, compile, run, tap, rebuild.
+"""Operations that take several steps over the wire, for both APIs: upload, compile, run, tap,
+rebuild.
 
 May import `core`.
 """

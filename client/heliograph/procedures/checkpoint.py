@@ -1,4 +1,4 @@
-"""`hg.Checkpoint`: what the variables of plans had at one moment, in the memory of this process or in a file.
+"""`hg.Checkpoint`: the values of plans' variables at one moment, in memory or in a file.
 
 checkpoint = plan.checkpoint()
 checkpoint.save("step1000.npz")
@@ -26,18 +26,20 @@ from heliograph.graph.atomic_files import replacing
 from heliograph.procedures.transfer import Sending, read, wait_for, write
 from heliograph_proto import commands as c
 from heliograph_proto.errors import InvalidArgumentError, InvalidModelError
-from heliograph_proto.plans import Port, VariablePort
+from heliograph_proto.plans import VariablePort
 from heliograph_proto.types import TensorType, tensor_type
 
 Array = np.ndarray[Any, Any]
 
-#: Of the file that says what the others are.
+#: The file in the archive that describes the others.
 _INDEX = "heliograph"
 _FORMAT = 1
 
 
 class Checkpoint(dict[str, Array]):
-    """The elements of variables by name, arrays as `tensor.get()` gives them, and what they are."""
+    """The elements of variables by name, as arrays like those of `tensor.get()`, and their
+    types.
+    """
 
     def __init__(
         self, arrays: Mapping[str, Array], types: Mapping[str, TensorType], taken: float | None = None
@@ -45,7 +47,7 @@ class Checkpoint(dict[str, Array]):
         super().__init__(arrays)
         #: The shapes and data types of the variables.
         self.types = dict(types)
-        #: When it was taken, in UTC.
+        #: The time when it was taken, in UTC.
         self.taken = datetime.fromtimestamp(time.time() if taken is None else taken, UTC)
 
     @property
@@ -54,13 +56,13 @@ class Checkpoint(dict[str, Array]):
         return sum(array.nbytes for array in self.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it to a file, a zip archive of .npy files, which is replaced whole.
+        """Write the checkpoint to a file, a zip archive of .npy files, replacing it atomically.
 
-        Raises InvalidArgumentError when it cannot be written.
+        Raises InvalidArgumentError if it cannot be written.
         """
         types = [(name, one.dtype.name, list(one.shape)) for name, one in self.types.items()]
         index = {"format": _FORMAT, "taken": self.taken.timestamp(), "variables": types}
-        # Files are named by numbers: a variable may have any name, and NumPy has not all types.
+        # Files are named by numbers: a variable may have any name, and NumPy lacks some types.
         arrays: dict[str, Array] = {
             str(place): np.frombuffer(byte_view(self[name]), np.uint8) for place, name in _placed(types)
         }
@@ -70,12 +72,12 @@ class Checkpoint(dict[str, Array]):
             save(file, **arrays)
 
     def check(self, ports: Mapping[str, TensorType]) -> None:
-        """Raises InvalidArgumentError unless it has these variables, as these types."""
+        """Raise InvalidArgumentError unless the checkpoint has these variables with these types."""
         for name, type_ in ports.items():
             if name not in self:
                 raise InvalidArgumentError(
-                    f"the checkpoint has no variable {name!r}: it has {', '.join(self) or 'none'}",
-                    advice="take one of this plan: plan.checkpoint()",
+                    f"the checkpoint has no variable {name!r}; it has {', '.join(self) or 'none'}",
+                    advice="take a checkpoint of this plan: plan.checkpoint()",
                 )
             room = empty_array(type_)
             found = self[name]
@@ -85,9 +87,9 @@ class Checkpoint(dict[str, Array]):
                 )
 
 
-def types_of(ports: Mapping[str, Port]) -> dict[str, TensorType]:
-    """The types of ports by name."""
-    return {name: port.type for name, port in ports.items()}
+def types_of(variables: Mapping[str, VariablePort]) -> dict[str, TensorType]:
+    """Return the types of variables by name."""
+    return {name: one.port.type for name, one in variables.items()}
 
 
 def _placed(types: list[tuple[str, str, list[int]]]) -> list[tuple[int, str]]:
@@ -95,8 +97,10 @@ def _placed(types: list[tuple[str, str, list[int]]]) -> list[tuple[int, str]]:
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """What `Checkpoint.save` wrote. Raises InvalidModelError for a file that is missing, damaged or
-    another."""
+    """Read a file that `Checkpoint.save` wrote.
+
+    Raises InvalidModelError for a file that is missing, damaged or of another kind.
+    """
     try:
         with np.load(Path(path), allow_pickle=False) as file:
             index = json.loads(str(file[_INDEX]))
@@ -109,19 +113,19 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             return Checkpoint(arrays, types, float(index["taken"]))
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidModelError(
-            f"{path} is no checkpoint: {error}", advice="name a file that checkpoint.save wrote"
+            f"{path} is not a checkpoint: {error}", advice="name a file that checkpoint.save wrote"
         ) from None
 
 
 def _array(type_: TensorType, data: Array) -> Array:
-    """Raises ValueError for another number of bytes."""
+    """Return the elements of a variable. Raises ValueError for a wrong number of bytes."""
     array = empty_array(type_)
     byte_view(array)[:] = byte_view(np.ascontiguousarray(data, np.uint8))
     return array
 
 
 def read_variables(core: ClientCore, variables: dict[str, VariablePort]) -> Procedure[Checkpoint]:
-    """What they have after everything sent before."""
+    """Read the variables after everything sent before."""
     arrays = {}
     for name, port in variables.items():
         type_ = port.port.type
@@ -130,13 +134,13 @@ def read_variables(core: ClientCore, variables: dict[str, VariablePort]) -> Proc
             core, c.GetTensor(port.tensor, 0, array.nbytes), byte_view(array), type_.dtype.block_bytes
         )
         arrays[name] = array
-    return Checkpoint(arrays, types_of({name: one.port for name, one in variables.items()}))
+    return Checkpoint(arrays, types_of(variables))
 
 
 def write_variable(
     core: ClientCore, port: VariablePort, array: np.ndarray[Any, Any]
 ) -> Procedure[list[Pending]]:
-    """Gives a variable these elements; the commands that do it."""
+    """Write a variable. Returns the commands that do it."""
     data = byte_view(np.ascontiguousarray(array))
     how = Sending(observed=True, keep=True)
     return (yield from write(core, c.SetTensor(port.tensor, 0), data, port.port.type.dtype.block_bytes, how))
@@ -145,8 +149,8 @@ def write_variable(
 def restore_variables(
     core: ClientCore, variables: dict[str, VariablePort], checkpoint: Checkpoint
 ) -> Procedure[None]:
-    """Gives variables what they had, and ends when that was done."""
-    checkpoint.check(types_of({name: one.port for name, one in variables.items()}))
+    """Write a checkpoint's values to variables, and wait until it is done."""
+    checkpoint.check(types_of(variables))
     for name, port in variables.items():
         for pending in (yield from write_variable(core, port, checkpoint[name])):
             yield from wait_for(core, pending)

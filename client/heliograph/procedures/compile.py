@@ -1,7 +1,4 @@
-"""Compiling over the wire: contents first, then one call; and what compiling would take.
-
-Generators as in `_procedures`.
-"""
+"""Compilation over the wire: contents first, then one call; and estimates."""
 
 from __future__ import annotations
 
@@ -40,55 +37,71 @@ from heliograph_proto.plans import (
     PlanOptions,
 )
 
-#: What a call ends with that the server has not answered, though it may have done it.
+#: The errors of a call without an answer, which the server may have executed.
 _UNANSWERED = (CancelledError, ConnectionError, DeadlineExceededError)
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """How a graph is compiled in a session."""
+    """The arguments of a compilation in a session."""
 
     options: PlanOptions
-    #: Tensors of the session by the numbers of the leaves that they are. To compile once more they must not
-    #: have been freed.
+    #: Tensors of the session for leaves, by the leaves' numbers. They must not be freed before the
+    #: graph is compiled again.
     bound: Mapping[int, BoundTensor] = field(default_factory=dict)
-    #: The handle of a plan whose memory is taken over; 0: none.
+    #: The handle of a plan whose memory is taken over; 0 without one.
     updates: int = 0
-    #: The handle of the reservation in whose memory it is to lie; 0: none.
+    #: The handle of the reservation for its memory; 0 without one.
     reservation: int = 0
-    #: Whether variables that lay on a device that is lost begin anew.
+    #: True if variables of a lost device are created again.
     renews_lost: bool = False
-    #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
+    #: Called if no answer came, and the state of the updated plan is unknown.
     doubt: Callable[[], None] = lambda: None
 
     def request(self, plan: int, graph: contract.Graph) -> CompileRequest:
-        """What is asked of the server."""
+        """Return the request to the server."""
         bindings = {leaf: tensor._handle for leaf, tensor in self.bound.items()}
         return CompileRequest(
             plan, graph, self.options, bindings, self.updates, self.reservation, self.renews_lost
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenGraph:
+    """A graph of the contract with the data to compile it."""
+
+    graph: contract.Graph
+    #: The arrays of weights, by digest.
+    contents: Contents
+    #: Returns the line of user code that built a node, by its number.
+    source_of: Callable[[int], str]
+    #: The progress display of uploads.
+    progress: Progress | None
+
+
 def compile_graph(
     core: ClientCore, graph: Graph, how: Compilation, progress: Progress | None
 ) -> Procedure[PlanSpec]:
-    """Compiles a graph under a new handle; errors name the user's lines."""
+    """Compile a graph under a new handle; errors name the user's lines."""
     bound = frozenset(how.bound)
     frozen = yield Compute(lambda: graph._freeze(bound))
-    contents = graph._contents(bound)
-    return (yield from compile_frozen(core, frozen, contents, how, graph._source_of, progress))
+    source = FrozenGraph(frozen, graph._contents(bound), graph._source_of, progress)
+    return (yield from compile_frozen(core, source, how))
 
 
 @dataclass(frozen=True, slots=True)
-class First:
-    """What was asked for before devices were lost, and the devices that the plan once had to do without."""
+class FirstCompilation:
+    """The compilation before devices were lost, and the devices that were missing at some time."""
 
     how: Compilation
     missed: set[str] = field(default_factory=set)
 
     def without(self, graph: contract.Graph, left: tuple[str, ...]) -> Compilation:
-        """How to compile when these devices are left. A device that was missed may be there again, but the
-        variables that lay there lie elsewhere by now: what assigns them goes where they are."""
+        """Return how to compile for the devices that are left.
+
+        A device that was missing may be there again, but its variables are elsewhere by now. Nodes
+        that assign them run where the variables are.
+        """
         options = self.how.options
         self.missed.update(set(options.devices).difference(left))
         pins = [
@@ -100,16 +113,17 @@ class First:
 
 def compile_frozen(
     core: ClientCore,
-    graph: contract.Graph,
-    contents: Contents,
+    source: FrozenGraph,
     how: Compilation,
-    source_of: Callable[[int], str],
-    progress: Progress | None,
     gate: OrderGate | None = None,
-    first: First | None = None,
+    first: FirstCompilation | None = None,
 ) -> Procedure[PlanSpec]:
-    """Uploads the contents that the session lacks, and compiles under a new handle: what was sent before, or
-    before the gate, has come there then. `first`: what was asked for before devices were lost."""
+    """Upload the contents that the session lacks, and compile under a new handle.
+
+    Everything sent before, or before the gate, has arrived then. `first` is the compilation before
+    devices were lost.
+    """
+    graph, contents, progress = source.graph, source.contents, source.progress
     request = how.request(core.handle(), graph)
     place = partial(_place, core, request, gate)
     yield from upload_missing(core, contents, progress, place)
@@ -117,49 +131,49 @@ def compile_frozen(
         try:
             info = yield from _compile(core, request, how.doubt, gate)
         except MissingContentError:
-            # Another plan's contents may just have been dropped: ask and send once more.
+            # The server may just have dropped contents of another plan: upload and compile once more.
             yield from upload_missing(core, contents, progress, place)
             info = yield from _compile(core, request, how.doubt, gate)
     except HeliographError as error:
-        raise with_source(error, source_of) from None
+        raise with_source(error, source.source_of) from None
     options = how.options
     recipe = CompileRecipe(graph, contents, options.fusion, options.threads, bool(how.bound), options.devices)
 
     def observing(taps: tuple[int, ...], gate: OrderGate | None) -> Procedure[PlanSpec]:
         _check_bound(how)
         again = replace(how, options=replace(options, taps=taps), updates=0, doubt=lambda: None)
-        return compile_frozen(core, graph, contents, again, source_of, progress, gate)
+        return compile_frozen(core, source, again, gate)
 
-    asked = first or First(how)
+    original = first or FirstCompilation(how)
 
     def placing(left: tuple[str, ...]) -> Procedure[PlanSpec]:
-        _check_bound(asked.how)
-        _check_left(graph, asked.how, left)
-        again = placed_on(asked.without(graph, left), left)
-        return compile_frozen(core, graph, contents, again, source_of, progress, None, asked)
+        _check_bound(original.how)
+        _check_left(graph, original.how, left)
+        again = placed_on(original.without(graph, left), left)
+        return compile_frozen(core, source, again, first=original)
 
-    devices = asked.how.options.devices
-    return PlanSpec(request.plan, info, source_of, recipe, observing, placing, devices)
+    devices = original.how.options.devices
+    return PlanSpec(request.plan, info, source.source_of, recipe, observing, placing, devices)
 
 
 def _check_bound(how: Compilation) -> None:
-    """Raises UnknownHandleError."""
+    """Raise UnknownHandleError if a tensor of a leaf was freed."""
     if any(one.freed for one in how.bound.values()):
         raise UnknownHandleError(
-            "the plan is to be compiled once more, and a tensor that is a leaf of it was freed",
-            advice="free it when the plan is done with",
+            "the plan must be compiled once more, and a tensor that is one of its leaves was freed",
+            advice="free it after the plan",
         )
 
 
 def _check_left(graph: contract.Graph, how: Compilation, left: tuple[str, ...]) -> None:
-    """Raises MissingContentError for a weight that was a tensor on a device which is not left."""
+    """Raise MissingContentError for a weight that was a tensor on a lost device."""
     lost = set(how.options.devices).difference(left)
     for leaf, tensor in how.bound.items():
         if tensor.device in lost:
             raise MissingContentError(
                 f"the weight {graph.leaves[leaf].name!r} was a tensor on device {tensor.device}, which is "
                 "lost, and this process has no array of it",
-                advice="give the graph its array, g.weight(name, array), or compile anew with another tensor",
+                advice="give the graph its array, g.weight(name, array), or compile with another tensor",
             )
 
 
@@ -178,13 +192,13 @@ def _compile(
 def _place(
     core: ClientCore, request: CompileRequest, gate: OrderGate | None, missing: tuple[bytes, ...]
 ) -> Procedure[tuple[ContentOffer, ...]]:
-    """Who takes missing contents besides the server."""
+    """Ask the server which daemons take missing contents."""
     yield from _arrive(core, request, gate)
     return (yield from ask(PLACE_CONTENTS, PlaceContentsRequest(request, missing)))
 
 
 def _arrive(core: ClientCore, request: CompileRequest, gate: OrderGate | None) -> Procedure[None]:
-    """Until the handles that a compile names are known to the server."""
+    """Wait until the server knows the handles that a compile names."""
     if request.bindings or request.updates:
         assert isinstance(request.graph, contract.Graph)
         leaves = request.graph.leaves
@@ -193,7 +207,7 @@ def _arrive(core: ClientCore, request: CompileRequest, gate: OrderGate | None) -
 
 
 def estimate_graph(graph: Graph, options: PlanOptions) -> Procedure[PlanEstimate]:
-    """What compiling would take; errors name the user's lines."""
+    """Estimate the memory for a graph; errors name the user's lines."""
     try:
         return (yield from ask(ESTIMATE, EstimateRequest(graph._outline(), options)))
     except HeliographError as error:
@@ -201,7 +215,7 @@ def estimate_graph(graph: Graph, options: PlanOptions) -> Procedure[PlanEstimate
 
 
 def with_source(error: HeliographError, source_of: Callable[[int], str]) -> HeliographError:
-    """The error with the line of user code that built its node."""
+    """Return the error with the line of user code that built its node."""
     if not error.origin.op or error.origin.source:
         return error
     return error.at(replace(error.origin, source=source_of(error.origin.node)))

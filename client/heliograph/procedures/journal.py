@@ -1,9 +1,10 @@
-"""What is needed to repeat runs after a device was lost: which runs, in which order, from which state, and
+"""Decisions about repeating runs after a device loss: which, in which order, from which state,
 where.
 
-Decisions alone. Plans that share variables, directly or by others, have one journal, since a run of one of
-them may read what another one's assigned. In it are, in the order of sending, the runs that have not ended,
-those whose results nobody has yet, and those since the last checkpoint that assigned variables.
+Plans that share variables, directly or through others, have one journal, since a run of one may
+read what a run of another assigned. It holds, in the order of sending, the runs that have not
+ended, those whose results were not delivered, and those since the last checkpoint that assigned
+variables.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ from heliograph_proto.plans import RowSplit
 if TYPE_CHECKING:
     from heliograph.procedures.compile import Compilation
 
-#: What a run takes in the journal beside its inputs.
+#: The size of a run in the journal without its inputs.
 ENTRY_BYTES = 1024
-#: The most bytes of a journal unless told otherwise.
+#: The default for the most bytes of a journal.
 JOURNAL_BYTES = 256 * 2**20
-#: Runs that are not in the journal for ever are looked through when there are twice as many, and so many
-#: more.
+#: Completed runs are swept when the journal has doubled and grown by this many.
 _SLACK = 16
 
 GIVEN_UP = "; the plan is not rebuilt: "
@@ -38,23 +38,24 @@ _REPEATABLE = (
 
 @dataclass(eq=False)
 class JournalEntry:
-    """A run, with what it takes to repeat it."""
+    """A run, with the data to repeat it."""
 
-    #: What repeats it; opaque here.
+    #: The object that repeats it; opaque here.
     plan: Any
     inputs: list[Any]
-    #: Names of variables that it assigns; whether it has variables at all.
+    #: The names of the variables that it assigns, and whether it has variables at all.
     assigns: frozenset[str]
     has_state: bool = False
-    #: Why it cannot be repeated; why not for its results, though for what it assigns. Empty if it can.
+    #: The reason why it cannot be repeated, and the reason why it can be repeated only for its
+    #: assignments. Empty if it can.
     why_not: str = ""
     once: str = ""
-    #: Whether somebody still waits for its results.
+    #: Returns True while a caller waits for its results.
     is_wanted: Callable[[], bool] = lambda: True
-    #: Whether it was sent; whether it has ended, and how: None while it has not.
+    #: True if it was sent; True or False when it has ended, with or without success, None before.
     sent: bool = False
     ended_well: bool | None = None
-    #: Whether its results have come to whoever wanted them.
+    #: True if the caller has its results.
     delivered: bool = False
     size_bytes: int = field(init=False)
 
@@ -64,22 +65,25 @@ class JournalEntry:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not ended, or somebody may still ask for its results."""
+        """True if it has not ended, or its results may still be requested."""
         return self.ended_well is None or (self.ended_well and not self.delivered and self.is_wanted())
 
 
 class Journal:
-    """The runs of plans that share variables, since the last checkpoint. `limit_bytes`: the most that runs
-    take which have ended; beyond that it is given up until the next checkpoint."""
+    """The runs of plans that share variables, since the last checkpoint.
+
+    Runs that have ended take at most `limit_bytes`; beyond that the journal is unusable until the
+    next checkpoint.
+    """
 
     def __init__(self, limit_bytes: int = JOURNAL_BYTES) -> None:
         self.limit_bytes = limit_bytes
         #: In the order of sending.
         self.entries: list[JournalEntry] = []
         self.size_bytes = 0
-        #: What variables had at the last checkpoint; None: as they were made, with zeros.
+        #: The values of the variables at the last checkpoint; None for the initial zeros.
         self.base: Mapping[str, np.ndarray[Any, Any]] | None = None
-        #: Why the state of the variables cannot be made again; empty if it can.
+        #: The reason why the state of the variables cannot be restored; empty if it can.
         self.why_not = ""
         self._look_at = _SLACK
         self._look_bytes = limit_bytes // 2
@@ -89,11 +93,11 @@ class Journal:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is to be looked through before the next run comes."""
+        """True if the journal should be swept before the next run is added."""
         return len(self.entries) >= self._look_at or self.size_bytes >= self._look_bytes
 
     def add(self, entry: JournalEntry) -> None:
-        """The next run."""
+        """Add a run."""
         if self.is_full:
             self.sweep()
             self._look_at = 2 * len(self.entries) + _SLACK
@@ -103,11 +107,11 @@ class Journal:
         self.size_bytes += entry.size_bytes
 
     def spoil(self, why: str) -> None:
-        """The variables have something that no run of the journal gave them."""
+        """Record that no run of the journal explains the state of the variables."""
         self.why_not = self.why_not or why
 
     def sweep(self) -> None:
-        """Lets go of what need not be repeated any more."""
+        """Drop the runs that need not be repeated any more."""
         for one in self.entries:
             self._note(one)
         self.entries = [one for one in self.entries if one.is_open or self._is_kept(one)]
@@ -122,7 +126,7 @@ class Journal:
             self.size_bytes = sum(one.size_bytes for one in self.entries)
 
     def _note(self, one: JournalEntry) -> None:
-        """What the end of a run means for the state."""
+        """Record the effect of a run's end on the state."""
         if not one.assigns or one.ended_well is None or self.why_not:
             return
         if not one.ended_well:
@@ -133,22 +137,27 @@ class Journal:
             self.spoil(f"a run that assigned variables cannot be repeated: {one.why_not}")
 
     def _is_kept(self, one: JournalEntry) -> bool:
-        """Whether a run that is over must be repeated for what it assigned."""
+        """True if a run that has ended must be repeated for its assignments."""
         return bool(one.assigns) and one.ended_well is True and not self.why_not
 
     def restart(self, base: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """From here on the variables have these elements; everything before has ended."""
+        """Restart from a checkpoint: the variables have these elements, and everything before has
+        ended.
+        """
         self.base, self.why_not = dict(base), ""
         self.entries = [one for one in self.entries if one.is_open]
         for one in self.entries:
-            # Its result may still be asked for, but what it assigned is in the checkpoint.
+            # Its result may still be requested, but the checkpoint has its assignments.
             one.assigns = frozenset()
             if one.has_state:
                 one.why_not = one.why_not or "the state that it began with is older than the last checkpoint"
         self.size_bytes = sum(one.size_bytes for one in self.entries)
 
     def absorb(self, other: Journal) -> None:
-        """Plans of two journals share variables from now on. Their runs so far had none in common."""
+        """Merge the journal of plans that share variables from now on.
+
+        The runs so far shared none.
+        """
         bases = [one for one in (self.base, other.base) if one is not None]
         if len(bases) == 1 and any(one.entries or one.why_not for one in (self, other) if one.base is None):
             self.spoil("plans that share variables had no common checkpoint")
@@ -159,10 +168,10 @@ class Journal:
         self.limit_bytes = min(self.limit_bytes, other.limit_bytes)
 
     def to_repeat(self, cause: DeviceLostError) -> list[tuple[JournalEntry, bool]]:
-        """The runs to be repeated, in order, and of each whether its results are wanted.
+        """Return the runs to repeat, in order, with True if their results are wanted.
 
-        Every one that was sent has ended, or failed with the loss. Raises the loss, and why runs cannot be
-        repeated.
+        Every run that was sent has ended, or failed with the loss. Raises the loss, with the
+        reason, if runs cannot be repeated.
         """
         self.sweep()
         if self.why_not:
@@ -179,7 +188,7 @@ class Journal:
 
 
 def given_up(cause: DeviceLostError, why: str, advice: str) -> DeviceLostError:
-    """The loss, and why it was not mended."""
+    """Return the loss, with the reason why the plan is not rebuilt."""
     if GIVEN_UP in cause.message:
         return cause
     message = f"{cause.message}{GIVEN_UP}{why}"
@@ -187,19 +196,24 @@ def given_up(cause: DeviceLostError, why: str, advice: str) -> DeviceLostError:
 
 
 def survivors(cause: DeviceLostError, asked: Iterable[str], living: Collection[str]) -> tuple[str, ...]:
-    """The devices asked for that are left, or there again. Raises the loss if there are none."""
+    """Return the requested devices that are left, or there again.
+
+    Raises the loss if there are none.
+    """
     asked = tuple(asked)
     if left := tuple(name for name in asked if name in living):
         return left
     raise given_up(
         cause,
         f"none of its devices is left: {', '.join(asked)}",
-        "compile it with more devices, compile(g, devices=[...]): it goes on on those that are left",
+        "compile it with more devices, compile(g, devices=[...]); it continues on those that are left",
     )
 
 
 def placed_on(how: Compilation, left: tuple[str, ...]) -> Compilation:
-    """How to compile for the devices that are left: pins, limits and shares of the lost ones are dropped."""
+    """Return the compilation for the devices that are left, without the lost ones' pins, limits and
+    shares.
+    """
     options = how.options
     placed = replace(
         options,
@@ -216,7 +230,7 @@ def placed_on(how: Compilation, left: tuple[str, ...]) -> Compilation:
 
 
 def _split_over(split: RowSplit, left: tuple[str, ...]) -> RowSplit | None:
-    """What is left of a weight's way of lying over devices; None where it lies on one."""
+    """Return the rest of a split over devices; None if only one device is left."""
     shares = tuple((name, share) for name, share in split.fractions if name in left)
     if not any(share for _, share in shares):
         return None

@@ -1,9 +1,9 @@
-"""Plans with `on_loss="rebuild"`: placing them again when a device was lost, and repeating their runs.
+"""Plans with `on_loss="rebuild"`: placing them again after a device loss, and repeating their runs.
 
-Generators as in `_procedures`; what is repeated, and where, is decided in `_journal`. Plans that share
-variables are a group. Whoever sends a run of it, takes a checkpoint or mends it has the group's turn, so that
-runs are sent in the order in which they were asked for, before a loss and after it. Whoever asks for the
-result of a run that failed with the loss mends the group, within the time that it has.
+`journal.py` decides which runs to repeat, and where. Plans that share variables form a group.
+Sending a run, taking a checkpoint and rebuilding each need the group's turn, so runs are sent in
+the order of their requests, before a loss and after it. The caller that waits for a run which
+failed with the loss rebuilds the group, within its own deadline.
 """
 
 from __future__ import annotations
@@ -37,56 +37,59 @@ from heliograph_proto.plans import VariablePort
 if TYPE_CHECKING:
     from heliograph._base.plan import PlanBase
 
-#: How often a group is mended for one run, and how often mending begins anew when another device is lost.
+#: How often a group is rebuilt for one run, and how often rebuilding restarts when another device
+#: is lost.
 ATTEMPTS = 3
 
-#: How much longer than its run's deadline somebody waits for the server to say that it is over.
+#: The time beyond its run's deadline that a caller waits for the server to report the end.
 _GRACE_SECONDS = 1.0
 
-#: Sends a run of the plan; the flag says whether anybody wants its outputs.
+#: Sends a run of the plan; the flag is True if its outputs are wanted.
 Send = Callable[[bool], Procedure[SentRun]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """That a plan was placed again."""
+    """A record that a plan was placed again."""
 
-    #: What was lost, in words.
+    #: The loss, in words.
     reason: str
-    #: Names of the devices that were lost, and of those that the plan may use since.
+    #: The names of the lost devices, and of those that the plan may use since.
     lost: tuple[str, ...]
     devices: tuple[str, ...]
-    #: Runs that were replayed for what they assign, and runs that were repeated for who waits for them; of
-    #: all plans that share variables with this one.
+    #: The number of runs that were replayed for the variables that they assign, and of runs that
+    #: were repeated for their results; of all plans that share variables with this one.
     replayed: int
     repeated: int
 
 
 class RepeatedRun:
-    """A run of such a plan, for whoever wants its results."""
+    """A run of such a plan, held by the caller that wants its results."""
 
     def __init__(self, plan: PlanBase, entry: JournalEntry, send: Send) -> None:
         self.plan, self.entry = plan, entry
         self.entry.plan = _Sender(plan, send)
         entry.is_wanted = _alive(weakref.ref(self))
-        #: With its results, once they are there.
+        #: The run with its results, once they are there.
         self._done: SentRun | None = None
 
     @property
     def run(self) -> SentRun | None:
-        """As it was sent last; None before that."""
+        """The run as it was last sent; None before that."""
         found: SentRun | None = self._done or self.entry.plan.run
         return found
 
     def sending(self) -> Procedure[None]:
-        """Sends it, and what was asked for before it."""
+        """Send the run, after those requested before it."""
         while not self.entry.sent:
             yield from self.plan._live_group.send(self.entry)
 
     def seconds(self, timeout: float | None, deadline: Deadline, is_whole: bool) -> float | None:
-        """How long somebody waits who named `timeout`, and whose run has a deadline. The server ends a run
-        that takes too long, which is to be heard; what the run did not need to be mended is not waited
-        for."""
+        """Return the seconds to wait with a `timeout`, for a run with a deadline.
+
+        The server ends a run that takes too long, and its report is awaited. Time that rebuilding
+        did not need is not waited for.
+        """
         left = deadline.remaining()
         if left is None or is_whole:
             return left if timeout is None else timeout
@@ -94,7 +97,7 @@ class RepeatedRun:
         return left if timeout is None else min(timeout, left)
 
     def finishing(self, cancel: bool) -> Procedure[SentRun]:
-        """Until its results are there, on whatever devices."""
+        """Wait until the results are there, on whatever devices."""
         try:
             return (yield from self._finishing(cancel))
         except DeviceLostError:
@@ -117,7 +120,7 @@ class RepeatedRun:
                 lost = error
             else:
                 self._done, entry.delivered, entry.ended_well = run, True, True
-                # The journal is to keep what it took, not what it gave.
+                # The journal keeps the run's inputs, not its results.
                 entry.plan.run = None
                 break
             yield from self.plan._live_group.recover(entry, run, lost)
@@ -129,13 +132,15 @@ def _alive(reference: weakref.ref[RepeatedRun]) -> Callable[[], bool]:
 
 
 class _Sender:
-    """What sends a run, how it was sent last, and why it is not sent again."""
+    """The function that sends a run, the run as it was last sent, and the error if it is not
+    repeated.
+    """
 
     __slots__ = ("error", "plan", "run", "send", "times")
 
     def __init__(self, plan: PlanBase, send: Send) -> None:
         self.plan, self.send = plan, send
-        #: How often it was repeated.
+        #: The number of repetitions.
         self.times = 0
         self.run: SentRun | None = None
         self.error: HeliographError | None = None
@@ -149,90 +154,90 @@ class RebuildGroup:
         self.journal = journal
         #: In the order of compiling.
         self._plans: list[weakref.ref[PlanBase]] = []
-        #: Runs that were asked for and not sent.
+        #: Runs that were requested and not sent.
         self._unsent: deque[JournalEntry] = deque()
         self._turn: Outcome | None = None
-        #: Whether what is written now is this group's.
+        #: True while the group itself writes variables.
         self._is_writing = False
         #: The group that these plans belong to now.
-        self.heir: RebuildGroup | None = None
-        #: What runs may have assigned so far.
+        self.successor: RebuildGroup | None = None
+        #: The variables that runs may have assigned so far.
         self.changed: set[str] = set()
-        #: The loss that is being mended; it stays when somebody's time was over in the middle of it.
-        self._mending: DeviceLostError | None = None
+        #: The loss that is being repaired. It stays if a caller's deadline ends in the middle.
+        self._rebuilding: DeviceLostError | None = None
 
     def __repr__(self) -> str:
         return f"<Group of {len(self.plans)} plans, {self.journal!r}>"
 
-    # Who is in it
+    # Members
 
     @property
     def plans(self) -> list[PlanBase]:
-        """Those that are there."""
+        """The plans that still exist."""
         found = [reference() for reference in self._plans]
         return [one for one in found if one is not None and not one.freed]
 
     @property
     def variables(self) -> dict[str, VariablePort]:
-        """Those of all plans, by name."""
+        """The variables of all plans, by name."""
         return {port.port.name: port for plan in self.plans for port in plan._spec.info.variables}
 
     def add(self, plan: PlanBase) -> None:
-        """A plan was compiled."""
+        """Add a plan that was compiled."""
         self._plans.append(weakref.ref(plan))
         plan._group = self
         self.watch(plan)
 
     def watch(self, plan: PlanBase) -> None:
-        """Has the journal know when somebody else writes the plan's variables."""
+        """Mark the journal as unusable when the plan's variables are written other than by runs."""
         for port in plan._spec.info.variables:
-            self._core.watched.watch(port.tensor, self._touched)
+            self._core.watched.watch(port.tensor, self._spoil_journal)
 
-    def _touched(self) -> None:
+    def _spoil_journal(self) -> None:
         if not self._is_writing:
             self.journal.spoil("its variables were written by other means than its runs")
 
     def absorb(self, other: RebuildGroup) -> None:
-        """Plans of the other share variables with these. Both have their turn."""
-        other._look()
+        """Take over a group whose plans share variables with these. Both groups have their turn."""
+        other._note_ended()
         self.journal.absorb(other.journal)
         self._unsent.extend(other._unsent)
         other._unsent.clear()
-        other.heir = self
+        other.successor = self
         self.changed |= other.changed
-        self._mending = self._mending or other._mending
+        self._rebuilding = self._rebuilding or other._rebuilding
         for plan in other.plans:
             self.add(plan)
 
     # The order
 
     def take_turn(self) -> Procedure[None]:
-        """Until nobody else sends, checkpoints or mends."""
+        """Wait for the group's turn: no other caller sends, checkpoints or rebuilds meanwhile."""
         while self._turn is not None:
             yield WaitFor(self._turn)
         self._turn = Outcome()
 
     def give_turn(self) -> None:
-        """Lets the next one in."""
+        """Let the next caller in."""
         turn, self._turn = self._turn, None
         if turn is not None:
             self._core.settle(turn)
 
-    def ask(self, entry: JournalEntry) -> None:
-        """A run was asked for: it has its place from now on."""
-        if self.journal.is_full and self._mending is None:
-            self._look()
+    def enqueue(self, entry: JournalEntry) -> None:
+        """Add a run that was requested. This fixes its place in the order."""
+        if self.journal.is_full and self._rebuilding is None:
+            self._note_ended()
         self.journal.add(entry)
         self._unsent.append(entry)
         self.changed |= entry.assigns
 
     def send(self, entry: JournalEntry) -> Procedure[None]:
-        """Sends a run, and those that were asked for before it. Raises what sending it does."""
+        """Send a run, and those requested before it. Raises the errors of sending it."""
         try:
             yield from self.take_turn()
             try:
-                if self._mending is not None:
-                    yield from self._mend(self._mending)
+                if self._rebuilding is not None:
+                    yield from self._rebuild(self._rebuilding)
                 while not entry.sent and self._unsent:
                     yield from self._send_next()
             finally:
@@ -244,28 +249,30 @@ class RebuildGroup:
             raise entry.plan.error.at(entry.plan.error.origin)
 
     def _withdraw(self, entry: JournalEntry, error: BaseException) -> None:
-        """Nobody waits for a run to be sent any more."""
+        """Remove a run that no caller waits for any more, if it was not sent."""
         if not entry.sent and entry in self._unsent:
             self._unsent.remove(entry)
             self._fail(entry, _typed(error))
 
     def abandon(self, entry: JournalEntry, error: BaseException) -> None:
-        """Nobody waits for a run any more, which is to have no effect. In the middle of mending it has
-        none: the variables get what they had before it."""
-        if self._mending is not None and entry.plan.error is None:
+        """Give up a run that no caller waits for.
+
+        During a rebuild it has no effect: the variables get their earlier values.
+        """
+        if self._rebuilding is not None and entry.plan.error is None:
             entry.sent = True
             self._fail(entry, _typed(error))
             entry.assigns = frozenset()
 
     def _send_all(self) -> Procedure[None]:
-        """Finishes what was begun, and sends what was asked for."""
-        if self._mending is not None:
-            yield from self._mend(self._mending)
+        """Finish a rebuild that was begun, and send all requested runs."""
+        if self._rebuilding is not None:
+            yield from self._rebuild(self._rebuilding)
         while self._unsent:
             yield from self._send_next()
 
     def _send_next(self) -> Procedure[None]:
-        """Sends the run that was asked for first, unless sending it is refused."""
+        """Send the first requested run, or record why it is refused."""
         first = self._unsent[0]
         try:
             first.plan.run = yield from first.plan.send(True)
@@ -281,7 +288,7 @@ class RebuildGroup:
             self._unsent.remove(first)
 
     def _fail(self, entry: JournalEntry, error: HeliographError) -> None:
-        """A run is not repeated, or was never sent."""
+        """Record that a run is not repeated, or was never sent."""
         was_sent, entry.sent = entry.sent, True
         entry.plan.error = error
         if was_sent:
@@ -290,8 +297,8 @@ class RebuildGroup:
             # It assigned nothing.
             entry.assigns, entry.ended_well = frozenset(), False
 
-    def _look(self) -> None:
-        """Notes which runs have ended, and how. One that failed with a loss has not."""
+    def _note_ended(self) -> None:
+        """Note which runs have ended, and how. A run that failed with a loss has not."""
         for one in self.journal.entries:
             run: SentRun | None = one.plan.run
             if run is None or not run.pending.done or one.plan.error is not None:
@@ -303,25 +310,28 @@ class RebuildGroup:
                 one.plan.run = None
 
     def _settled(self) -> Procedure[list[JournalEntry]]:
-        """Until all runs that were sent have ended; those that failed with a loss."""
+        """Wait until all runs that were sent have ended. Returns those that failed with a loss."""
         for one in list(self.journal.entries):
             run = one.plan.run
             if run is not None and not run.pending.done:
                 yield WaitFor(run.pending)
-        self._look()
+        self._note_ended()
         sent = [one for one in self.journal.entries if one.sent]
         return [one for one in sent if one.ended_well is None and one.plan.error is None]
 
-    # Mending
+    # Rebuilding
 
     def recover(self, entry: JournalEntry, run: SentRun, cause: DeviceLostError) -> Procedure[None]:
-        """A run failed with a loss, or what it left did: repeats it. Raises why it is not."""
+        """Repeat a run that failed with a loss, its own or an earlier run's.
+
+        Raises the reason if it is not.
+        """
         yield from self.take_turn()
         try:
-            if self.heir is not None:
+            if self.successor is not None:
                 return
             if entry.plan.error is None and entry.plan.run is run:
-                yield from self._mend(cause)
+                yield from self._rebuild(cause)
         finally:
             self.give_turn()
         if entry.plan.error is not None:
@@ -329,14 +339,17 @@ class RebuildGroup:
         if entry.plan.run is run:
             raise type(cause)(
                 f"{cause.message}; the run is not repeated: {entry.why_not or entry.once or 'it is over'}",
-                advice="run it again: the plan was placed anew",
+                advice="run it again: the plan was placed again",
                 origin=cause.origin,
             )
 
-    def _mend(self, cause: DeviceLostError) -> Procedure[None]:
-        """Places the plans again, restores variables and repeats runs. Raises why that cannot be done; then
-        every run that waits for it has the same error."""
-        is_unfinished, self._mending = self._mending is not None, cause
+    def _rebuild(self, cause: DeviceLostError) -> Procedure[None]:
+        """Place the plans again, restore variables and repeat runs.
+
+        Raises the reason if that is not possible; all runs that wait for it then have the same
+        error.
+        """
+        is_unfinished, self._rebuilding = self._rebuilding is not None, cause
         is_news = not is_unfinished
         try:
             for _ in range(ATTEMPTS):
@@ -346,9 +359,9 @@ class RebuildGroup:
                 except DeviceLostError as error:
                     cause, is_unfinished, is_news = error, True, True
                     continue
-                self._mending = None
+                self._rebuilding = None
                 return
-            raise given_up(cause, f"devices were lost {ATTEMPTS} times meanwhile", "run it again")
+            raise given_up(cause, f"devices were lost {ATTEMPTS} times in the meantime", "run it again")
         except DeadlineExceededError:
             raise
         except HeliographError as error:
@@ -357,11 +370,11 @@ class RebuildGroup:
             raise
 
     def _stay_broken(self, cause: DeviceLostError) -> None:
-        """Whether the next run is to try once more: where a plan could not be placed again."""
-        self._mending = None if all(one._is_placed for one in self.plans) else cause
+        """Make the next run try again if a plan could not be placed."""
+        self._rebuilding = None if all(one._is_placed for one in self.plans) else cause
 
     def _give_up(self, error: HeliographError) -> None:
-        self._look()
+        self._note_ended()
         for one in self.journal.entries:
             if one.sent and one.ended_well is None:
                 self._fail(one, error)
@@ -372,13 +385,15 @@ class RebuildGroup:
     ) -> Procedure[
         tuple[list[tuple[JournalEntry, bool]], list[tuple[PlanBase, tuple[str, ...]]], tuple[str, ...]]
     ]:
-        """The runs to be repeated, and whether somebody wants their results; the plans that are to be placed,
-        and where; the names of the lost devices. `is_unfinished`: mending was begun before. `is_news`:
-        something was lost since it was."""
+        """Return what to do: runs to repeat, with True if their results are wanted; plans to place,
+        with their devices; names of lost devices.
+
+        `is_unfinished`: a rebuild was begun before. `is_news`: a device was lost since then.
+        """
         failed = yield from self._settled()
         for one in self.journal.entries:
             if is_unfinished and one.plan.times and one.ended_well is False:
-                # It was cancelled while it was repeated: what it assigned is undone now.
+                # It was cancelled while it was repeated, and its assignments are undone now.
                 one.assigns = frozenset()
             if one.plan.plan.freed:
                 one.why_not = "its plan was freed: take a checkpoint before"
@@ -391,11 +406,11 @@ class RebuildGroup:
         plans = self.plans
         broken = [one for one in plans if one._placed_devices - living or not one._is_placed]
         if not broken and is_news:
-            # A device of the same name has come back, which is another one. Whose own are all there gets
-            # the plan that it has.
+            # Another device has come back under the same name. A plan whose devices are all there
+            # gets its existing compilation.
             broken = plans
         lost = frozenset[str]().union(*(one._placed_devices for one in broken)) - living
-        places = [(one, survivors(cause, one._asked_devices, living)) for one in broken]
+        places = [(one, survivors(cause, one._requested_devices, living)) for one in broken]
         return self.journal.to_repeat(cause), places, tuple(sorted(lost))
 
     def _carry_out(
@@ -421,7 +436,7 @@ class RebuildGroup:
             )
 
     def _place(self, places: Iterable[tuple[PlanBase, tuple[str, ...]]], how: Rebuild) -> Procedure[None]:
-        """Places plans again. First what is left of them goes: there may be no room for both."""
+        """Place plans again. Their remains are freed first, since there may be no room for both."""
         for plan, _ in places:
             plan._let_go()
         yield from arrive(self._core)
@@ -432,7 +447,7 @@ class RebuildGroup:
             self.watch(plan)
 
     def _repeat(self, repeats: Iterable[tuple[JournalEntry, bool]]) -> Procedure[list[Pending]]:
-        """Sends runs once more, in order; those of which nobody wants the results."""
+        """Send runs once more, in order. Returns those whose results are not wanted."""
         unwatched: list[Pending] = []
         for entry, is_wanted in repeats:
             entry.plan.run = run = yield from entry.plan.send(is_wanted)
@@ -445,7 +460,7 @@ class RebuildGroup:
     # Variables
 
     def _write(self, values: Mapping[str, np.ndarray[Any, Any]]) -> Procedure[None]:
-        """Gives all variables these elements, zeros where there are none. Ends when that was done."""
+        """Set all variables to these elements, or to zeros, and wait until it is done."""
         core = self._core
         pendings: list[Pending] = []
         self._is_writing = True
@@ -461,11 +476,11 @@ class RebuildGroup:
             self._is_writing = False
 
     def checkpoint(self) -> Procedure[Checkpoint]:
-        """What all variables have after the runs that were asked for so far."""
+        """Return the values of all variables after the runs requested so far."""
         yield from self.take_turn()
         try:
-            if self.heir is not None:
-                return (yield from self.heir.checkpoint())
+            if self.successor is not None:
+                return (yield from self.successor.checkpoint())
             yield from self._send_all()
             for _ in range(ATTEMPTS):
                 failed = yield from self._settled()
@@ -476,20 +491,22 @@ class RebuildGroup:
                     self.journal.restart(_kept(taken))
                     return taken
                 except DeviceLostError as error:
-                    yield from self._mend(cause := error)
-            raise given_up(cause, f"devices were lost {ATTEMPTS} times meanwhile", "take it again")
+                    yield from self._rebuild(cause := error)
+            raise given_up(cause, f"devices were lost {ATTEMPTS} times in the meantime", "take it again")
         finally:
             self.give_turn()
 
     def restore(self, checkpoint: Checkpoint) -> Procedure[None]:
-        """Gives all variables what they had, behind the runs that were asked for so far; places the plans
-        again where a device was lost."""
-        checkpoint.check(types_of({name: one.port for name, one in self.variables.items()}))
+        """Set all variables to a checkpoint's values, after the runs requested so far.
+
+        Places the plans again if a device was lost.
+        """
+        checkpoint.check(types_of(self.variables))
         yield from self.take_turn()
         try:
-            if self.heir is not None:
-                return (yield from self.heir.restore(checkpoint))
-            self._mending = None
+            if self.successor is not None:
+                return (yield from self.successor.restore(checkpoint))
+            self._rebuilding = None
             yield from self._send_all()
             failed = yield from self._settled()
             for one in failed:
@@ -512,7 +529,7 @@ class RebuildGroup:
             self.give_turn()
 
     def _place_broken(self, all_of_them: bool) -> Procedure[None]:
-        """Places those plans again that need a device that is lost, or all."""
+        """Place plans again: those that need a lost device, or all."""
         found = yield from ask(LIST_DEVICES, None)
         living = {one.name for one in found.devices if not one.lost}
         for plan in self.plans:
@@ -520,17 +537,17 @@ class RebuildGroup:
             if not lost and plan._is_placed and not all_of_them:
                 continue
             cause = DeviceLostError(f"device {lost[0] if lost else plan.device} is lost")
-            left = survivors(cause, plan._asked_devices, living)
+            left = survivors(cause, plan._requested_devices, living)
             yield from self._place([(plan, left)], Rebuild(cause.message, lost, (), 0, 0))
 
 
 def _typed(error: BaseException) -> HeliographError:
-    """What a run ends with for which nobody waits any more."""
+    """Return the error of a run that no caller waits for any more."""
     return error if isinstance(error, HeliographError) else CancelledError("the run was cancelled")
 
 
 def _kept(taken: Checkpoint) -> dict[str, np.ndarray[Any, Any]]:
-    """Its arrays, which nobody changes any more."""
+    """Return the arrays, made read-only."""
     for array in taken.values():
         array.flags.writeable = False
     return dict(taken)
@@ -542,25 +559,27 @@ class RebuildGroups:
     def __init__(self, core: ClientCore) -> None:
         self._core = core
         self._groups: list[RebuildGroup] = []
-        #: Plans without `on_loss` that assign variables; names of variables that such plans, also gone ones,
-        #: may have changed.
+        #: Plans without `on_loss` that assign variables; names of variables that such plans, also
+        #: freed ones, may have changed.
         self._others: weakref.WeakSet[PlanBase] = weakref.WeakSet()
         self._changed: set[str] = set()
 
     def admit_other(self, plan: PlanBase) -> None:
-        """A plan was compiled that is not rebuilt. Raises InvalidArgumentError where it assigns a variable of
-        one that is."""
+        """Register a plan that is not rebuilt.
+
+        Raises InvalidArgumentError if it assigns a variable of a plan that is rebuilt.
+        """
         variables, watched = plan._spec.info.variables, self._core.watched
         for port in variables:
             if port.port.name in plan._assigns and port.tensor in watched:
                 raise _mixed(port.port.name)
         if plan._assigns:
             self._others.add(plan)
-        # Through a plan that reads a variable it can be written as well.
+        # A plan that only reads a variable makes it writable as well.
         self._changed |= {port.port.name for port in variables if port.tensor not in watched}
 
     def admit(self, plan: PlanBase, limit_bytes: int) -> Procedure[None]:
-        """A plan was compiled that is rebuilt. Raises InvalidArgumentError."""
+        """Register a plan that is rebuilt. Raises InvalidArgumentError."""
         names = {port.port.name for port in plan._spec.info.variables}
         for other in list(self._others):
             if not other.freed and (shared := other._assigns & names):
@@ -584,7 +603,7 @@ class RebuildGroups:
                 group.give_turn()
 
     def _prune(self) -> None:
-        """Lets go of groups whose plans are gone."""
+        """Drop the groups whose plans are gone."""
         for group in [one for one in self._groups if not one.plans]:
             self._groups.remove(group)
             self._changed |= group.changed
@@ -592,7 +611,7 @@ class RebuildGroups:
 
 def _mixed(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"variable {name!r} is shared by plans of which one is rebuilt when a device is lost, and another, "
-        "which assigns it, is not",
-        advice="compile both with on_loss='rebuild', or name the variable otherwise",
+        f"variable {name!r} is shared by a plan that is rebuilt when a device is lost and a plan that "
+        "assigns it and is not rebuilt",
+        advice="compile both with on_loss='rebuild', or give the variable another name",
     )

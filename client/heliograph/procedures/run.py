@@ -1,8 +1,8 @@
 """Runs of a plan: binding inputs, sending the run, collecting its outputs.
 
-Small inputs ride in the command and small outputs in its completion. A large input becomes a
+Small inputs travel in the command and small outputs in its completion. A large input becomes a
 temporary tensor that is written first; a large output becomes one that is read afterwards. So a run
-is one message each way whenever its tensors are small.
+is one message each way if its tensors are small.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from heliograph.core.future import Outcome, Pending
 from heliograph.core.gates import OrderGate
 from heliograph.core.protocol import ClientCore
 from heliograph.core.tracing import LOOP_SPAN, RUN_SPAN, begin
-from heliograph.procedures.transfer import Sending, credit, read, wait_for, write
+from heliograph.procedures.transfer import Sending, read, send_on_credit, wait_for, write
 from heliograph_proto import commands as c
 from heliograph_proto.commands import check_until
 from heliograph_proto.errors import (
-    HeliographError,
     InvalidArgumentError,
     LimitExceededError,
 )
@@ -38,16 +37,16 @@ from heliograph_proto.plans import PlanInfo, Port
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType
 
-#: Which outputs of a step are inputs of the next: names of inputs, or several, by the name of the output.
+#: The inputs (one or several) by the name of the output that they take from the previous step.
 Carries: TypeAlias = Mapping[str, "str | Collection[str]"] | None
 
-#: Of the room for what is observed a loop's values on their way here may take this part of what is free,
-#: unless one of them is larger: 8 MiB of the first loop, where the server holds 256.
+#: A loop's unread values may take this fraction of the free room for observed values, or the size
+#: of one value if that is larger: 8 MiB for the first loop, if the server holds 256 MiB.
 UNREAD_PART = 24
 
 
 def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None) -> c.Loop:
-    """What a loop says by name, in the plan's places; nothing is streamed. Raises InvalidArgumentError."""
+    """Return the loop with numbers in place of names, without taps. Raises InvalidArgumentError."""
     if not isinstance(steps, Integral) or isinstance(steps, bool) or not 1 <= steps <= c.MAX_LOOP_STEPS:
         raise InvalidArgumentError(
             f"steps is {steps!r:.80}", advice=f"a loop does from 1 to {c.MAX_LOOP_STEPS:,} steps"
@@ -55,14 +54,14 @@ def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None) -> c.
     carries = tuple(_carry(plan, output, name) for output, name in _pairs(carry))
     if twice := [place for place, count in Counter(one.input for one in carries).items() if count > 1]:
         raise InvalidArgumentError(
-            f"input {plan.inputs[twice[0]].name!r} is to be fed from two outputs",
+            f"input {plan.inputs[twice[0]].name!r} takes its value from two outputs",
             advice="carry one of them, or combine them in the graph",
         )
     return c.Loop(int(steps), carries, None if until is None else _until(plan, until))
 
 
 def _pairs(carry: Carries) -> list[tuple[Any, Any]]:
-    """Outputs and inputs by name, one of each."""
+    """Return pairs of the names of an output and an input."""
     if carry is None:
         return []
     if not isinstance(carry, Mapping):
@@ -82,8 +81,8 @@ def _carry(plan: PlanInfo, output: Any, name: Any) -> c.Carry:
     given, taken = plan.outputs[carry.output].type, plan.inputs[carry.input].type
     if given != taken:
         raise InvalidArgumentError(
-            f"output {output!r} is {given}, and is to be the next step's input {name!r}, which is {taken}",
-            advice="what is carried keeps its shape and data type: hg.astype or hg.reshape in the graph",
+            f"output {output!r} is {given}, but the next step's input {name!r} that takes it is {taken}",
+            advice="give both the same shape and data type: hg.astype or hg.reshape in the graph",
         )
     return carry
 
@@ -95,7 +94,7 @@ def _until(plan: PlanInfo, name: Any) -> int:
 
 
 def output_place(plan: PlanInfo, name: Any) -> int:
-    """Raises InvalidArgumentError for a name that no output has."""
+    """Return the number of an output. Raises InvalidArgumentError for an unknown name."""
     return _place(plan.outputs, name, "output")
 
 
@@ -109,8 +108,10 @@ def _place(ports: Sequence[Port], name: Any, what: str) -> int:
 
 
 def unread_bytes(types: Collection[TensorType], free_bytes: int) -> int:
-    """How much may be on its way here of a loop that streams values of these types in each step, where so
-    many bytes are free for what is observed: one value at least. The more loops, the less of each.
+    """Return the most unread bytes of a loop that streams values of these types in each step.
+
+    It is the size of one value at least, and depends on the bytes that are free for observed
+    values: the more loops, the less for each.
     """
     largest = max((cost_of(type_.nbytes) for type_ in types), default=0)
     return max(largest, free_bytes // UNREAD_PART)
@@ -119,44 +120,44 @@ def unread_bytes(types: Collection[TensorType], free_bytes: int) -> int:
 #: An input of a run: an array of exactly the port's type, or the handle of a tensor.
 Bound: TypeAlias = "np.ndarray[Any, Any] | int"
 
-#: The part of a message that the bytes in one command or completion may fill.
+#: The fraction of a message that the data in one command or completion may fill.
 _MESSAGE_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CompileRecipe:
-    """What a plan was compiled of, so that it can be compiled elsewhere."""
+    """The sources of a compiled plan, to compile it elsewhere."""
 
     graph: Graph
-    #: Of weights, by digest.
+    #: The arrays of the weights, by digest.
     contents: Mapping[bytes, np.ndarray[Any, Any]]
     fusion: bool
     threads: int
-    #: Whether leaves are tensors of the session, which no other session has.
+    #: True if leaves are tensors of the session, which no other session has.
     is_bound: bool
-    #: Names of those that it may use, by priority.
+    #: The names of the devices that it may use, by priority.
     devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSpec:
-    """A compiled plan, as far as running it needs."""
+    """A compiled plan, as far as runs need it."""
 
     handle: int
     info: PlanInfo
-    #: The line of user code that built a node, by its number.
+    #: Returns the line of user code that built a node, by its number.
     source_of: Callable[[int], str]
-    #: What it was compiled of.
+    #: The sources that it was compiled from.
     recipe: CompileRecipe | None = None
-    #: Compiles it once more, so that it observes nodes, behind a gate.
+    #: Compiles it once more, to observe nodes, at a gate's place in the order.
     observing: Callable[[tuple[int, ...], OrderGate | None], Procedure[PlanSpec]] | None = None
-    #: Compiles it once more, for those of its devices that are left.
+    #: Compiles it once more, for the remaining devices.
     placing: Callable[[tuple[str, ...]], Procedure[PlanSpec]] | None = None
-    #: The names of the devices that were asked for, also of those that are lost.
+    #: The names of the requested devices, including those that are lost.
     asked: tuple[str, ...] = ()
 
     def what(self) -> str:
-        """A run of the plan, in words."""
+        """Return the words for a run of the plan."""
         return f"the run of the plan {self.signature}"
 
     @property
@@ -171,45 +172,45 @@ class PlanSpec:
 
 @dataclass(slots=True)
 class WantedValue:
-    """An output that somebody wants: in the completion, as a new tensor, or in one that there is."""
+    """An output of a run, returned in the completion, as a new tensor, or in an existing one."""
 
     place: int
     port: Port
-    #: Of the new tensor; 0: none.
+    #: The handle of the new tensor; 0 without one.
     handle: int = 0
-    #: The handle of the tensor that it is written to; 0: none.
+    #: The handle of the existing tensor; 0 without one.
     into: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What of a run is observed."""
+    """The observed values of a run."""
 
     graph: Graph
     nodes: tuple[int, ...]
-    #: Whether it waits after each until the next is asked for.
+    #: True if the run waits after each node until the next value is requested.
     pauses: bool
-    #: Lets a run go on that nobody will ask any more; safe in destructors.
+    #: Lets a run go on that has no reader any more; safe in destructors.
     let_go: Callable[[Pending], None]
-    #: The loop that it is, whose outputs may be streamed.
+    #: The loop, whose outputs may be streamed.
     loop: c.Loop | None = None
-    #: Of a loop: how many bytes of values are kept here once nobody takes them.
+    #: For a loop: the most bytes of values to keep here once its reader is gone.
     kept_bytes: int = 0
 
     @property
     def waits(self) -> bool:
-        """Whether the run may wait for somebody to ask."""
+        """True if the run may wait for its reader."""
         return self.pauses or self.loop is not None
 
     def types(self) -> dict[int, TensorType]:
-        """Of what is observed, as a feed has it."""
+        """Return the types of the observed values, by their keys in a feed."""
         found = {node: self.graph.nodes[node].type for node in self.nodes}
         for place in self.loop.taps if self.loop is not None else ():
             found[output_key(place)] = self.graph.type_of(self.graph.outputs[place].value)
         return found
 
     def feed(self, free_bytes: int) -> Feed:
-        """Where it arrives, where so many bytes are free for what is observed."""
+        """Return the feed for the values, for so many free bytes of room."""
         types = self.types()
         if self.loop is None:
             return Feed(types, self.pauses)
@@ -217,14 +218,14 @@ class Observed:
         return LoopFeed(types, self.loop.steps, window, self.kept_bytes)
 
     def check_fits(self, limits: Limits) -> None:
-        """Raises LimitExceededError for what has no room even alone."""
+        """Raise LimitExceededError for values that have no room even alone."""
         size, most = self.feed(0).held_bytes, most_observed_bytes(limits)
         if size > most:
             what, one = ("the tapped nodes have", "run")
             if self.loop is not None:
-                what, one = ("the tapped values of a step, and one that is on its way, have", "loop")
+                what, one = ("the tapped values of a stepand one in transit have", "loop")
             raise LimitExceededError(
-                f"{what} {size:,} bytes; {most:,} may be held of a session's",
+                f"{what} {size:,} bytes; a session may hold {most:,}",
                 advice=f"tap fewer in one {one}",
             )
 
@@ -234,22 +235,26 @@ class SentRun:
     """A run that was sent."""
 
     pending: Pending
-    #: To be turned into arrays.
+    #: The outputs that become arrays.
     fetched: list[WantedValue]
-    #: That stay on the server.
+    #: The outputs that stay on the server.
     kept: list[WantedValue]
     #: Frees a handle; safe in destructors.
     release: Callable[[int], None]
     results: dict[str, np.ndarray[Any, Any]] | None = None
-    #: Set while somebody collects the results.
+    #: Set while a caller collects the results.
     collecting: Outcome | None = field(default=None, repr=False)
-    #: What of it is observed.
+    #: The values to observe.
     observed: Observed | None = None
 
     @property
     def steps(self) -> int | None:
-        """How often the plan was run; None before that has ended. Of a loop that failed, the steps that were
-        done; None of a run that did, or where the server did not say."""
+        """The number of steps that were run; None before the end, and if the server did not report
+        it.
+
+        A run that succeeded has 1. A loop that failed has the steps that it completed; a failed run
+        has None.
+        """
         pending, completion = self.pending, self.pending.completion
         if not pending.done:
             return None
@@ -259,14 +264,14 @@ class SentRun:
         return completion.steps if is_loop and completion is not None else None
 
     def drop(self) -> None:
-        """Frees the tensors of large outputs that were fetched, or that nobody will fetch."""
+        """Free the tensors of large outputs, which were fetched or are not wanted any more."""
         for wanted in self.fetched:
             handle, wanted.handle = wanted.handle, 0
             if handle:
                 self.release(handle)
 
     def let_go(self) -> None:
-        """Nobody will ask for what is observed of it: it waits for nobody. Safe in destructors."""
+        """Let the run go on without a reader of its observed values. Safe in destructors."""
         if self.observed is not None and self.observed.waits and not self.pending.done:
             self.observed.let_go(self.pending)
 
@@ -277,9 +282,9 @@ class SentRun:
 
 @dataclass(slots=True)
 class Submission:
-    """A run or a loop that is to be sent, checked."""
+    """A run or a loop that was checked and is to be sent."""
 
-    #: Of the plan, which observes the nodes that are to be observed.
+    #: The plan, or its variant that observes the nodes.
     plan: PlanSpec
     inputs: Sequence[Bound]
     fetched: list[WantedValue]
@@ -290,12 +295,15 @@ class Submission:
     timeout_ms: int = 0
     observed: Observed | None = None
     loop: c.Loop | None = None
-    #: Of a plan that is a partition: the number of the whole's run.
+    #: For a partition: the number of the whole graph's run.
     exchange_run: int = 0
 
 
 def submit(core: ClientCore, asked: Submission) -> Procedure[SentRun]:
-    """Sends a run, or a loop. Ends when the caller may overwrite its arrays (at once with `how.keep`)."""
+    """Send a run, or a loop.
+
+    Ends when the caller may overwrite its arrays; at once with `how.keep`.
+    """
     span = begin(RUN_SPAN if asked.loop is None else LOOP_SPAN)
     inline = _choose_inline(core, asked.inputs)
     temporary: list[int] = []
@@ -324,12 +332,12 @@ def submit(core: ClientCore, asked: Submission) -> Procedure[SentRun]:
 
 
 def fits_inline(core: ClientCore, inputs: Sequence[Bound]) -> bool:
-    """Whether all arrays ride in the command, so that sending the run copies them at once."""
+    """True if all arrays travel in the command, so that sending the run copies them at once."""
     return len(_choose_inline(core, inputs)) == sum(not isinstance(one, int) for one in inputs)
 
 
 def _choose_inline(core: ClientCore, inputs: Sequence[Bound]) -> set[int]:
-    """The places of the arrays that ride in the command."""
+    """Return the numbers of the inputs whose arrays travel in the command."""
     room = core.limits.message_bytes // _MESSAGE_SHARE
     chosen = set()
     for place, value in enumerate(inputs):
@@ -340,13 +348,13 @@ def _choose_inline(core: ClientCore, inputs: Sequence[Bound]) -> set[int]:
 
 
 def _write_input(core: ClientCore, asked: Submission, place: int, temporary: list[int]) -> Procedure[int]:
-    """Makes a temporary tensor of an array that is too large to ride in the command."""
+    """Create a temporary tensor for an array that is too large for the command."""
     plan, how, value = asked.plan, asked.how, asked.inputs[place]
     assert not isinstance(value, int)
     type_, handle = plan.info.inputs[place].type, core.handle()
     core.send(c.Allocate(handle, type_, plan.info.device), stream=how.stream, gate=how.gate, observed=True)
     temporary.append(handle)
-    # Its error is the run's: the run meets the poisoned tensor.
+    # Its error becomes the run's error, since the run uses the poisoned tensor.
     quiet = Sending(how.stream, how.gate, observed=True, keep=how.keep)
     yield from write(core, c.SetTensor(handle, 0), byte_view(value), type_.dtype.block_bytes, quiet)
     return handle
@@ -369,44 +377,29 @@ def _send_run(
         exchange_run=asked.exchange_run,
         trace_parent=trace_parent,
     )
-    if asked.observed is not None:
-        pending = yield from _send_observed(core, run, asked.observed, inline_bytes, how, asked.timeout_ms)
+    if asked.observed is None:
+        pending = yield from send_on_credit(core, run, inline_bytes, how, asked.timeout_ms)
     else:
-        yield from credit(core, inline_bytes, how.gate)
-        try:
-            pending = _send(core, run, how, asked.timeout_ms, inline_bytes)
-        except HeliographError:
-            core.give_back(inline_bytes)
-            raise
+        pending = yield from _send_observed(core, run, asked, asked.observed, inline_bytes)
     pending.source_of, pending.what = plan.source_of, plan.what
     return pending
 
 
-def _send(
-    core: ClientCore, run: c.RunCommand, how: Sending, timeout_ms: int, credit_bytes: int = 0
-) -> Pending:
-    return core.send(
-        run,
-        stream=how.stream,
-        observed=True,
-        timeout_ms=timeout_ms,
-        credit_bytes=credit_bytes,
-        gate=how.gate,
-    )
-
-
 def _send_observed(
-    core: ClientCore, run: c.RunCommand, observed: Observed, inline_bytes: int, how: Sending, timeout_ms: int
+    core: ClientCore, run: c.RunCommand, asked: Submission, observed: Observed, inline_bytes: int
 ) -> Procedure[Pending]:
-    """Sends a run or a loop when there is room for what it tells. Raises LimitExceededError where that may be
-    never."""
-    feed = observed.feed(core.free_observed_bytes)
+    """Send a run or a loop when there is room for its observed values.
+
+    Raises LimitExceededError if there might never be room.
+    """
+    how, feed = asked.how, observed.feed(core.free_observed_bytes)
     if run.loop is not None and isinstance(feed, LoopFeed):
         run = replace(run, loop=replace(run.loop, unread_bytes=feed.unread_bytes))
     grant = core.reserve_observed(feed, inline_bytes, how.gate)
     try:
         yield from wait_for(core, grant)
-        pending = _send(core, replace(run, pause=feed.pauses), how, timeout_ms)
+        run = replace(run, pause=feed.pauses)
+        pending = core.send(run, stream=how.stream, observed=True, timeout_ms=asked.timeout_ms, gate=how.gate)
     except BaseException:
         core.withdraw_observed(grant)
         raise
@@ -415,7 +408,9 @@ def _send_observed(
 
 
 def choose_outputs(core: ClientCore, plan: PlanInfo, names: Sequence[str], fetch: bool) -> list[WantedValue]:
-    """How the outputs of these names come: those that are too large for a completion get a handle."""
+    """Return how the outputs of these names are returned: as new tensors if too large for a
+    completion.
+    """
     room = core.limits.message_bytes // _MESSAGE_SHARE
     wanted = []
     for place, port in enumerate(plan.outputs):
@@ -428,12 +423,21 @@ def choose_outputs(core: ClientCore, plan: PlanInfo, names: Sequence[str], fetch
     return wanted
 
 
-def collect(core: ClientCore, run: SentRun, cancel: bool) -> Procedure[dict[str, np.ndarray[Any, Any]]]:
-    """The outputs as arrays, in memory of their own; the same ones each time.
+def written_outputs(plan: PlanInfo, into: Mapping[str, int]) -> list[WantedValue]:
+    """Return the outputs that are written to existing tensors, whose handles are given by name."""
+    return [
+        WantedValue(place, port, into=into[port.name])
+        for place, port in enumerate(plan.outputs)
+        if port.name in into
+    ]
 
-    Breaking off the waiting cancels the run, except that a deadline does so only with `cancel`.
+
+def collect(core: ClientCore, run: SentRun, cancel: bool) -> Procedure[dict[str, np.ndarray[Any, Any]]]:
+    """Return the outputs as arrays with their own memory, the same ones each time.
+
+    Interrupting the wait cancels the run, except that a deadline does so only with `cancel`.
     """
-    # Whoever waits for the end asks for no more of what is on the way.
+    # A caller that waits for the end reads no more observed values.
     core.flow(run.pending)
     while run.results is None:
         if run.collecting is not None:
@@ -470,7 +474,7 @@ def _collect(core: ClientCore, run: SentRun) -> Procedure[dict[str, np.ndarray[A
 
 
 def run_once(core: ClientCore, asked: Submission) -> Procedure[SentRun]:
-    """Sends a run and collects its outputs; breaking off cancels it."""
+    """Send a run and collect its outputs; interrupting it cancels the run."""
     run = yield from submit(core, asked)
     yield from collect(core, run, cancel=True)
     return run

@@ -1,4 +1,4 @@
-"""Weights in files on the server: what `session.server_weights` gives, for both APIs."""
+"""`hg.ServerWeights`: weights in files on the server, for both APIs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from heliograph_proto.models import ModelInfo
 
 
 class ServerWeights(Mapping[str, ServerWeight]):
-    """The tensors of a file on the server, by name, in the file's order."""
+    """The tensors of a file on the server, by name, in the file's order. Made by
+    `session.server_weights`.
+    """
 
     def __init__(self, info: ModelInfo) -> None:
         #: The file's path in the server's folder.
         self.file = info.name
-        #: Tensors that cannot be used, since Heliograph lacks their type: name, type and shape.
+        #: Tensors of types that Heliograph lacks: name, type and shape.
         self.left_out = info.left_out
         self._weights = {one.name: ServerWeight(info.name, one) for one in info.tensors}
 
     def __getitem__(self, name: str) -> ServerWeight:
-        """Raises InvalidArgumentError, which is no KeyError, for a name that is not there."""
+        """Return a tensor by name.
+
+        Raises InvalidArgumentError, not KeyError, for an unknown name.
+        """
         found = self._weights.get(name)
         if found is None:
             near = get_close_matches(str(name), self._weights, 1)
@@ -47,12 +52,12 @@ class ServerWeights(Mapping[str, ServerWeight]):
 
 
 def list_models() -> Procedure[tuple[str, ...]]:
-    """The files that the server's operator allows."""
+    """Return the files that the server's operator offers."""
     return ask(LIST_MODELS, None)
 
 
 def describe_model(file: str) -> Procedure[ServerWeights]:
-    """The tensors of one. Raises InvalidArgumentError, InvalidModelError."""
+    """Return the tensors of a file. Raises InvalidArgumentError and InvalidModelError."""
     if not isinstance(file, str):
-        raise InvalidArgumentError(f"{file!r:.80} is no name of a file", advice="session.models() lists them")
+        raise InvalidArgumentError(f"{file!r:.80} is not a file name", advice="session.models() lists them")
     return ServerWeights((yield from ask(DESCRIBE_MODEL, file)))

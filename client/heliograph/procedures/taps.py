@@ -1,4 +1,6 @@
-"""Observing runs and loops: which nodes, the plans that do it, and what they tell, for both APIs."""
+"""Observation of runs and loops, for both APIs: which nodes, the plans that observe, and the
+values.
+"""
 
 from __future__ import annotations
 
@@ -19,65 +21,61 @@ from heliograph_proto.errors import InvalidArgumentError, UnknownHandleError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
-#: Plans of one graph that observe different nodes take memory each: so many are kept.
+#: The most plans of one graph that observe different nodes; each takes memory.
 MOST_VARIANTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TappedNode(Typed):
-    """A node of a plan's graph, for functions that say whether to observe it."""
+    """A node of a plan's graph, for functions that select what to observe."""
 
-    #: In the graph.
+    #: The node's number in the graph.
     number: int
-    #: With the scopes in front.
+    #: The name with its scopes.
     name: str
     op: str
-    #: Of its result.
+    #: The type of the result.
     type: TensorType
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tap(TappedNode):
-    """The value of an observed node in one run, or in a step of a loop; or there of an output.
+    """The value of an observed node in one run, or in a step of a loop; in a loop also of an
+    output.
 
-    An output has its own name, and number and op of the node that computes it; of a leaf's they are -1 and
-    "input", "weight" or "variable".
+    An output has its own name, and the number and op of the node that computes it. If a leaf is the
+    output, these are -1 and "input", "weight" or "variable".
     """
 
-    #: In memory of its own; of a quantized type, the rows of bytes.
+    #: An array of its own; for a quantized type, the rows of bytes.
     value: np.ndarray[Any, Any]
-    #: Of a loop, from 0.
+    #: The step of a loop, from 0.
     step: int = 0
-    #: Whether it is that of an output of a loop.
+    #: True for an output of a loop.
     is_output: bool = False
 
 
-#: Names of nodes as in fnmatch, or what says of a node whether it is meant.
+#: Names of nodes as in fnmatch, or a function that is True for the nodes to observe.
 TapPattern: TypeAlias = str | Callable[[TappedNode], bool]
-#: Which nodes are observed.
+#: The nodes to observe.
 Taps: TypeAlias = TapPattern | Collection[TapPattern] | None
 
 
 # Which nodes
 
 
-def nodes_of(graph: Graph) -> list[TappedNode]:
-    """The nodes with their names."""
-    return [node_of(graph, number) for number in range(len(graph.nodes))]
-
-
 def node_of(graph: Graph, number: int) -> TappedNode:
-    """One of them; without a name it has the one that stands for it."""
+    """Return a node; without a name it has a generated one."""
     node = graph.nodes[number]
     return TappedNode(number, node.name or f"{node.op}_{number}", node.op, node.type)
 
 
 def tapped_nodes(graph: Graph, taps: TapPattern | Collection[TapPattern]) -> tuple[int, ...]:
-    """The numbers of the nodes that are meant, in order: at least one by each pattern.
+    """Return the numbers of the nodes that the patterns select, in order: at least one each.
 
     Raises InvalidArgumentError.
     """
-    nodes = nodes_of(graph)
+    nodes = [node_of(graph, number) for number in range(len(graph.nodes))]
     found = {number for pattern in _patterns(taps) for number in _matching(graph, nodes, pattern)}
     return tuple(sorted(found))
 
@@ -85,7 +83,7 @@ def tapped_nodes(graph: Graph, taps: TapPattern | Collection[TapPattern]) -> tup
 def tapped_in_loop(
     graph: Graph, taps: TapPattern | Collection[TapPattern]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """As `tapped_nodes`, and the places of outputs, which what is exactly the name of one means.
+    """Return the nodes of `tapped_nodes`, and the outputs whose name is exactly that of a pattern.
 
     Raises InvalidArgumentError.
     """
@@ -125,7 +123,7 @@ def _matching(graph: Graph, nodes: list[TappedNode], pattern: TapPattern) -> lis
 
 def _advice(graph: Graph, nodes: list[TappedNode], pattern: str) -> str:
     if any(fnmatchcase(leaf.name, pattern) for leaf in graph.leaves):
-        return "it matches leaves alone, which are known without a run; tap the nodes that read them"
+        return "it matches only leaves, which are known without a run; tap the nodes that read them"
     return near_names(pattern, dict.fromkeys(one.name for one in nodes))
 
 
@@ -137,7 +135,7 @@ class Variant:
     """A plan that observes nodes."""
 
     spec: PlanSpec
-    #: How many sendings of runs name it just now.
+    #: The number of runs that are being sent with it.
     users: int = 0
 
 
@@ -145,7 +143,7 @@ class Variant:
 class Variants:
     """The plans of one graph that observe nodes, each compiled once, by the numbers of the nodes.
 
-    Touched where the core is, `free` aside: that is safe in destructors.
+    Used where the core is, except `free`, which is safe in destructors.
     """
 
     #: Frees a handle; safe in destructors.
@@ -159,7 +157,7 @@ class Variants:
     def of(
         self, core: ClientCore, nodes: tuple[int, ...], compiling: Callable[[], Procedure[PlanSpec]]
     ) -> Procedure[Variant]:
-        """The plan that observes these nodes, compiled now unless it was before."""
+        """Return the plan that observes these nodes, compiling it unless it exists."""
         while (found := self._known.pop(nodes, None)) is None:
             if (coming := self._coming.get(nodes)) is not None:
                 yield WaitFor(coming)
@@ -174,7 +172,9 @@ class Variants:
         return found
 
     def _keep(self, nodes: tuple[int, ...], one: Variant) -> None:
-        """As the one that was used last. Raises UnknownHandleError if all were freed meanwhile."""
+        """Keep a plan as the most recently used. Raises UnknownHandleError if all were freed
+        meanwhile.
+        """
         self._known[nodes] = one
         if self._freed:
             self.free()
@@ -185,27 +185,27 @@ class Variants:
                 self.release(oldest.spec.handle)
 
     def free(self) -> None:
-        """Frees all of them. Idempotent."""
+        """Free all of them. Idempotent."""
         self._freed = True
         for key in list(self._known):
             if (one := self._known.pop(key, None)) is not None:
                 self.release(one.spec.handle)
 
 
-# What they tell
+# Their values
 
 
 def not_observed() -> InvalidArgumentError:
-    """The error of asking a run for what it does not tell."""
+    """Return the error for a run that is not observed."""
     return InvalidArgumentError(
         "nothing of the run is observed", advice="name nodes: plan.submit(..., taps=['layer0/*'])"
     )
 
 
 def next_tap(core: ClientCore, run: SentRun) -> Procedure[Tap | None]:
-    """The next value of a run; None when it has ended well and nothing is left.
+    """Return the next value of a run, or None if it succeeded and none is left.
 
-    Raises the run's error. Breaking the waiting off, except by a deadline, cancels the run.
+    Raises the run's error. Interrupting the wait, except by a deadline, cancels the run.
     """
     found = yield from _next_value(core, run)
     if found is None:
@@ -213,13 +213,15 @@ def next_tap(core: ClientCore, run: SentRun) -> Procedure[Tap | None]:
     what, step, raw = found
     assert run.observed is not None
     node = _observed_node(run.observed.graph, what)
-    # Of other types the raw elements are the elements.
+    # For other types the raw elements are the elements.
     value = raw.view(node.dtype.numpy) if node.dtype.name == "bf16" else raw
     return Tap(node.number, node.name, node.op, node.type, value, step, what < 0)
 
 
 def next_raw(core: ClientCore, run: SentRun) -> Procedure[tuple[TappedNode, np.ndarray[Any, Any]] | None]:
-    """As `next_tap`: the observed node and its raw elements (`DType.storage`)."""
+    """Return the next value like `next_tap`, as the observed node and its raw elements
+    (`DType.storage`).
+    """
     found = yield from _next_value(core, run)
     if found is None:
         return None
@@ -228,7 +230,7 @@ def next_raw(core: ClientCore, run: SentRun) -> Procedure[tuple[TappedNode, np.n
 
 
 def _next_value(core: ClientCore, run: SentRun) -> Procedure[tuple[int, int, np.ndarray[Any, Any]] | None]:
-    """What it is, as a feed has it, the step of a loop, and the raw elements."""
+    """Return the key of a value, the step of a loop, and the raw elements."""
     pending, observed = run.pending, run.observed
     feed = pending.feed
     assert observed is not None and feed is not None
@@ -253,7 +255,7 @@ def _next_value(core: ClientCore, run: SentRun) -> Procedure[tuple[int, int, np.
 
 
 def _observed_node(graph: Graph, what: int) -> TappedNode:
-    """What is observed: a node, or an output of a loop as `output_key` has it."""
+    """Return a node, or an output of a loop, by its key in a feed."""
     if what >= 0:
         return node_of(graph, what)
     output = graph.outputs[-1 - what]

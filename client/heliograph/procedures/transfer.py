@@ -1,13 +1,13 @@
-"""What the library does over the wire, step by step: reading, writing, waiting.
+"""Reading and writing tensors, waiting, and synchronizing, step by step.
 
-Generators that yield effects (see `_effects`), the same for the blocking and the asyncio API. Large
-bytes go in pieces, each a transfer of its own, with credit asked for before each; a procedure that
-holds credit never waits for more, so that no two can wait for each other. Where server and client share
-memory, a piece lies in a slot of it instead; a procedure waits for a slot only while it has some itself,
-which its own commands give back, and sends a transfer where it has none.
+Procedures that yield effects (see `core/effects.py`), the same for the blocking and the asyncio
+API. Large data travels in pieces, each a transfer of its own that needs credit. A procedure with
+credit never waits for more, so two of them cannot wait for each other. If server and client share
+memory, a piece lies in a slot of it instead. A procedure waits for a slot only while it has some
+itself, which its own commands give back; without any it uses a transfer.
 
-An exception thrown in (a deadline, Ctrl-C, a cancelled task) makes a procedure cancel on the server
-what it began, and go on raising.
+If an exception is thrown in (a deadline, Ctrl-C, a cancelled task), a procedure cancels on the
+server what it began, and raises it again.
 """
 
 from __future__ import annotations
@@ -37,74 +37,68 @@ from heliograph_proto.sessions import Traffic
 class TransferPiece:
     """The bytes of one transfer."""
 
-    #: Where they begin here, in bytes of the whole.
+    #: Where they begin in the client's data, in bytes.
     start: int
     size_bytes: int
-    #: Where they begin over there, from where the whole begins.
+    #: Where they begin on the server, from the start of the data there.
     offset_bytes: int
-    #: How they lie over there; None: one behind the other.
+    #: Their layout on the server; None if contiguous.
     chunks: Chunks | None = None
 
     def of(self, data: memoryview) -> memoryview:
-        """The part of the whole that it carries."""
+        """Return the piece's part of the client's data."""
         return data[self.start : self.start + self.size_bytes]
 
 
 def pieces(
     size_bytes: int, chunks: Chunks | None, piece_bytes: int, item_bytes: int
 ) -> Iterator[TransferPiece]:
-    """The transfers of so many bytes, each of whole items, or of whole chunks where one fits."""
+    """Yield the transfers for some bytes, each of whole items, or of whole chunks if one fits."""
     if chunks is None:
         for offset, size in split_pieces(size_bytes, piece_bytes, item_bytes):
             yield TransferPiece(offset, size, offset)
     elif chunks.size_bytes > piece_bytes:
-        yield from _rows(chunks, piece_bytes)
+        # A chunk is larger than a piece: each is sent in pieces of its own.
+        for row in range(chunks.count):
+            here, there = row * chunks.size_bytes, row * chunks.stride_bytes
+            for offset, size in split_pieces(chunks.size_bytes, piece_bytes, 1):
+                yield TransferPiece(here + offset, size, there + offset)
     else:
-        yield from _groups(chunks, piece_bytes)
-
-
-def _rows(chunks: Chunks, piece_bytes: int) -> Iterator[TransferPiece]:
-    """Chunks that are larger than a piece go one by one, in pieces of their own."""
-    for row in range(chunks.count):
-        for offset, size in split_pieces(chunks.size_bytes, piece_bytes, 1):
-            yield TransferPiece(row * chunks.size_bytes + offset, size, row * chunks.stride_bytes + offset)
-
-
-def _groups(chunks: Chunks, piece_bytes: int) -> Iterator[TransferPiece]:
-    together = piece_bytes // chunks.size_bytes
-    for first in range(0, chunks.count, together):
-        count = min(together, chunks.count - first)
-        part = Chunks(chunks.size_bytes, count, chunks.stride_bytes)
-        yield TransferPiece(first * chunks.size_bytes, part.total_bytes, first * chunks.stride_bytes, part)
+        together = piece_bytes // chunks.size_bytes
+        for first in range(0, chunks.count, together):
+            count = min(together, chunks.count - first)
+            part = Chunks(chunks.size_bytes, count, chunks.stride_bytes)
+            here, there = first * chunks.size_bytes, first * chunks.stride_bytes
+            yield TransferPiece(here, part.total_bytes, there, part)
 
 
 def split_pieces(size_bytes: int, piece_bytes: int, item_bytes: int) -> list[tuple[int, int]]:
-    """(offset, size) of the pieces of a large transfer, each of whole items."""
+    """Return (offset, size) of the pieces of a large transfer, each of whole items."""
     step = max(item_bytes, piece_bytes // item_bytes * item_bytes)
     return [(offset, min(step, size_bytes - offset)) for offset in range(0, size_bytes, step)]
 
 
-#: How many pieces of one read are on their way at once.
+#: The simultaneous pieces of one read.
 _WINDOW = 3
-#: How many pieces of one write are: what comes piece by piece is in its tensor before the next ones come, so
-#: that both sides use the same memory again.
+#: The simultaneous pieces of one write: each is in its tensor before later ones arrive, so both
+#: sides reuse the same memory.
 _WRITES = 2
-#: Into how many pieces what goes through shared memory is cut, if they are not too small then, or too large.
+#: The number of pieces of a transfer through shared memory, unless they get too small or too large.
 _SHARED_PIECES = 8
 _LEAST_SHARED_BYTES = 4 * 2**20
-#: From here on a read asks first whether there is something to be read.
+#: A read of more bytes first asks for one item.
 _LARGE_BYTES = 64 * 2**20
 
 
 def wait_for(core: ClientCore, outcome: Outcome) -> Procedure[None]:
-    """Until the outcome is done; raises its error."""
+    """Wait until the outcome is done; raises its error."""
     if not outcome.done:
         yield WaitFor(outcome)
     core.raise_error(outcome)
 
 
 def observe(core: ClientCore, pending: Pending) -> Procedure[c.Completion | InlineResult | None]:
-    """Until a command is done, which is cancelled if the waiting is broken off."""
+    """Wait until a command is done, and cancel it if the wait is interrupted."""
     try:
         yield from wait_for(core, pending)
     except BaseException:
@@ -114,17 +108,19 @@ def observe(core: ClientCore, pending: Pending) -> Procedure[c.Completion | Inli
 
 
 def arrive(core: ClientCore, written: Sequence[int] = (), gate: OrderGate | None = None) -> Procedure[None]:
-    """Until the server has received every command so far, or before the gate, which a call beside them could
-    overtake, and has done those that write the tensors of these handles. Raises the error of what was to
-    write them."""
+    """Wait until the server has received every command so far, or before the gate.
+
+    A call on another stream could overtake them. The commands that write the tensors of these
+    handles are also done then. Raises the error of the work that writes them.
+    """
     core.collect()
     reads = [core.send(c.GetTensor(tensor, 0, 0), observed=True, gate=gate) for tensor in written]
-    # Cancelling what is no command is done when it arrives, whatever it stands behind.
+    # A cancel of no command is done when it arrives, whatever is before it.
     yield from wait_for_all(core, [core.send(c.Cancel(0), observed=True, gate=gate), *reads])
 
 
 def credit(core: ClientCore, size_bytes: int, gate: OrderGate | None = None) -> Procedure[None]:
-    """Until so many bytes may be on their way."""
+    """Wait for credit for this many bytes."""
     grant = core.reserve(size_bytes, gate)
     if grant.done and grant.error is None:
         return
@@ -136,17 +132,19 @@ def credit(core: ClientCore, size_bytes: int, gate: OrderGate | None = None) -> 
 
 
 def send_on_credit(
-    core: ClientCore, kind: c.CommandKind, size_bytes: int, how: Sending
+    core: ClientCore, kind: c.CommandKind, size_bytes: int, how: Sending, timeout_ms: int = 0
 ) -> Procedure[Pending]:
-    """Sends a command whose bytes count until it is done."""
+    """Send a command whose bytes hold credit until it is done."""
     yield from credit(core, size_bytes, how.gate)
+    is_shared = isinstance(kind, c.SetTensor) and kind.shared is not None
     try:
         return core.send(
             kind,
             stream=how.stream,
             gate=how.gate,
             observed=how.observed,
-            notify=how.observed or size_bytes > core.limits.inline_bytes or _is_shared(kind),
+            notify=how.observed or is_shared or size_bytes > core.limits.inline_bytes,
+            timeout_ms=timeout_ms,
             credit_bytes=size_bytes,
         )
     except HeliographError:
@@ -154,13 +152,11 @@ def send_on_credit(
         raise
 
 
-def _is_shared(kind: c.CommandKind) -> bool:
-    return isinstance(kind, c.SetTensor) and kind.shared is not None
-
-
 def _piece_bytes(core: ClientCore, size_bytes: int) -> int:
-    """What one command carries of so many bytes. In shared memory each side copies one while the other is at
-    the next: few of them take less time beside the copies, many lose less where nobody has the next one yet.
+    """Return the size of the pieces of a transfer.
+
+    In shared memory each side copies one piece while the other works on the next. Few pieces have
+    less overhead; many pieces overlap better.
     """
     piece_bytes = core.limits.piece_bytes
     if core.shared is None:
@@ -169,7 +165,7 @@ def _piece_bytes(core: ClientCore, size_bytes: int) -> int:
 
 
 def _slot(core: ClientCore, mine: Iterable[Pending]) -> Procedure[int | None]:
-    """A slot of shared memory, for which it waits as long as these commands may give one back."""
+    """Return a slot of shared memory, waiting for one while these commands may give one back."""
     for pending in (None, *mine):
         if pending is not None and not pending.done:
             yield WaitFor(pending)
@@ -185,7 +181,7 @@ def _slot(core: ClientCore, mine: Iterable[Pending]) -> Procedure[int | None]:
 
 @dataclass(slots=True)
 class _Read:
-    """A piece of a tensor on its way here: by a transfer, or to a slot of shared memory."""
+    """A piece of a tensor that is being read: by a transfer, or through a slot of shared memory."""
 
     pending: Pending
     transfer: int
@@ -196,7 +192,7 @@ class _Read:
 def read(
     core: ClientCore, source: c.GetTensor, out: memoryview, item_bytes: int, stream: int | None = None
 ) -> Procedure[None]:
-    """Reads a tensor's bytes into `out`, which has exactly as many."""
+    """Read a tensor's bytes into `out`, which has exactly as many."""
     if out.nbytes <= core.limits.inline_bytes:
         completion = yield from observe(core, core.send(source, stream=stream, observed=True))
         assert completion is not None
@@ -206,7 +202,7 @@ def read(
     window: deque[_Read] = deque()
     try:
         for piece in pieces(out.nbytes, source.chunks, _piece_bytes(core, out.nbytes), item_bytes):
-            # Credit is waited for only while this read holds none.
+            # Waits for credit only while this read holds none.
             while len(window) == _WINDOW or (window and not core.could_reserve(piece.size_bytes)):
                 yield from _receive(core, window)
             window.append((yield from _request(core, source, piece, piece.of(out), stream)))
@@ -227,10 +223,10 @@ def read_new(
     item_bytes: int,
     stream: int | None = None,
 ) -> Procedure[np.ndarray[Any, Any]]:
-    """As `read`, into an array that is made here.
+    """Read like `read`, into an array that is made here.
 
-    A large one is made only when the server has given a first item: what went wrong over there says
-    more than that there is no room for it here.
+    A large array is made only after the server has returned a first item, since an error there says
+    more than a lack of memory here.
     """
     if source.size_bytes > _LARGE_BYTES:
         first = c.GetTensor(source.tensor, source.offset_bytes, item_bytes)
@@ -243,7 +239,9 @@ def read_new(
 def _request(
     core: ClientCore, source: c.GetTensor, piece: TransferPiece, out: memoryview, stream: int | None
 ) -> Procedure[_Read]:
-    """Asks for a piece. Its credit comes back when its bytes have arrived, not when the command is done."""
+    """Request a piece. Its credit comes back when its bytes have arrived, not when the command is
+    done.
+    """
     yield from credit(core, out.nbytes)
     slot = None if core.shared is None else core.shared.take()
     number = core.transfer() if slot is None else 0
@@ -259,7 +257,7 @@ def _request(
 
 
 def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[None]:
-    """The bytes of the oldest piece."""
+    """Receive the bytes of the oldest piece."""
     oldest = window[0]
     if oldest.slot is not None:
         yield from wait_for(core, oldest.pending)
@@ -270,7 +268,7 @@ def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[None]:
         try:
             yield ReceiveDownload(oldest.transfer, oldest.out)
         except HeliographError:
-            # The command's own error says more than that of the call beside it.
+            # The command's own error says more than that of the download.
             core.raise_error(oldest.pending)
             raise
     window.popleft()
@@ -283,23 +281,26 @@ def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[None]:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """How commands are sent: in which stream's order, behind which gate, and whether somebody waits."""
+    """The order, the gate and the waiting of commands."""
 
+    #: The stream whose order they join; None for the session's own.
     stream: int | None = None
+    #: The place in the order of commands that they take.
     gate: OrderGate | None = None
+    #: True if a caller waits for them.
     observed: bool = False
-    #: Whether the bytes stay as they are until the commands are done, so that nobody need wait before.
+    #: True if the bytes stay unchanged until the commands are done, so no wait is needed before.
     keep: bool = False
-    #: What is written, in words for errors; None for what nobody but this library sees.
+    #: A description for errors; None for writes that only this library sees.
     what: What | None = None
 
 
 def write(
     core: ClientCore, target: c.SetTensor, data: memoryview, item_bytes: int, how: Sending
 ) -> Procedure[list[Pending]]:
-    """Writes bytes into a tensor; gives the commands that do it.
+    """Write bytes into a tensor. Returns the commands that do it.
 
-    Ends when the caller may overwrite the bytes, or, with `how.keep`, when all commands were sent.
+    Ends when the caller may overwrite the bytes or, with `how.keep`, when all commands were sent.
     """
     tensor, start = target.tensor, target.offset_bytes
     if data.nbytes <= core.limits.inline_bytes:
@@ -331,7 +332,7 @@ def write(
     except BaseException as error:
         why = lost(how.what, error) if how.what and pendings else None
         if pendings and unsent is not None:
-            pendings += _never_sent(core, unsent, how)
+            pendings += _send_doomed(core, unsent, how)
         stop(core, pendings, transfers, why)
         if why is not None and isinstance(error, DeadlineExceededError):
             raise DeadlineExceededError(error.message, advice=why.advice) from None
@@ -341,9 +342,11 @@ def write(
     return pendings
 
 
-def _never_sent(core: ClientCore, command: c.SetTensor, how: Sending) -> list[Pending]:
-    """A write whose bytes never come, to be cancelled: so that whoever uses a tensor of which only a part was
-    written learns of it, also when that part was done."""
+def _send_doomed(core: ClientCore, command: c.SetTensor, how: Sending) -> list[Pending]:
+    """Send a write whose bytes never come, to be cancelled.
+
+    It poisons a tensor that was written in part, even if that part was done.
+    """
     try:
         return [core.send(command, stream=how.stream, gate=how.gate, observed=True)]
     except HeliographError:
@@ -353,7 +356,7 @@ def _never_sent(core: ClientCore, command: c.SetTensor, how: Sending) -> list[Pe
 def _send_shared(
     core: ClientCore, command: c.SetTensor, slot: int, data: memoryview, how: Sending
 ) -> Procedure[Pending]:
-    """Sends bytes in a slot of shared memory, which the end of the command gives back."""
+    """Send bytes in a slot of shared memory, which the end of the command gives back."""
     try:
         yield MoveBytes(partial(core.space().fill, slot, data))
         core.count(Traffic(copied_in_bytes=data.nbytes))
@@ -369,10 +372,10 @@ def _send_shared(
 def stop(
     core: ClientCore, pendings: list[Pending], transfers: list[Transfer], why: HeliographError | None = None
 ) -> None:
-    """Breaks writes and uploads off; whoever meets what they left behind is told `why`."""
+    """Cancel writes and uploads; later uses of what they wrote raise `why`."""
     for pending in pendings:
-        # The caller learns of it by the exception that broke the writing off; who meets what it left
-        # behind, by the reason.
+        # The caller gets the exception that interrupted the write; later uses of the tensor get the
+        # reason.
         pending.observed = True
         core.cancel(pending, why)
     for transfer in transfers:
@@ -380,7 +383,7 @@ def stop(
 
 
 def wait_for_all(core: ClientCore, pendings: Sequence[Pending]) -> Procedure[None]:
-    """Until all commands are done; raises the first error."""
+    """Wait until all commands are done; raises the first error."""
     for pending in pendings:
         if not pending.done:
             yield WaitFor(pending)
@@ -392,8 +395,10 @@ def wait_for_all(core: ClientCore, pendings: Sequence[Pending]) -> Procedure[Non
 
 
 def map_memory(core: ClientCore, tensor: int) -> Procedure[tuple[Any, int]]:
-    """The memory of a tensor's buffer, once everything sent before has written the tensor, and where in it
-    the tensor begins."""
+    """Map the memory of a tensor's buffer, after everything sent before has written the tensor.
+
+    Returns the memory, and the tensor's position in it.
+    """
     yield from observe(core, core.send(c.GetTensor(tensor, 0, 0), observed=True))
     found: tuple[Any, int] = yield MapMemory(tensor)
     return found
@@ -403,7 +408,7 @@ def map_memory(core: ClientCore, tensor: int) -> Procedure[tuple[Any, int]]:
 
 
 def synchronize(core: ClientCore, streams: tuple[int, ...]) -> Procedure[None]:
-    """Until the streams have done everything sent so far; raises the first error nobody has seen."""
+    """Wait until the streams have done everything sent so far; raises the first unseen error."""
     core.collect()
     marks = [core.send(c.Synchronize(), stream=stream, observed=True) for stream in streams]
     for mark in marks:

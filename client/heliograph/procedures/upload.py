@@ -1,6 +1,6 @@
-"""Uploading the contents that a server lacks: to it, or to the daemon in whose memory they will lie.
+"""Uploads of missing contents, to the server or directly to the daemon that will hold them.
 
-Generators as in `_procedures`. What a daemon is to have that is not reachable, the server passes on.
+If that daemon cannot be reached, the server passes them on.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from heliograph.procedures.transfer import stop
 from heliograph_proto.errors import ContentMismatchError, PermissionDeniedError, UnavailableError
 from heliograph_proto.plans import ContentOffer
 
-#: How many contents are uploaded at once, to each daemon.
+#: The number of simultaneous uploads to each daemon.
 _WINDOW = 3
-#: How often what is missing is asked for and sent before an upload's error is the caller's.
+#: The number of attempts before an upload's error is raised.
 _TRIES = 3
 
 Contents: TypeAlias = Mapping[bytes, "np.ndarray[Any, Any]"]
-#: Asks the server who takes missing contents.
+#: Returns the server's offers for missing contents: the daemons that take them.
 Place: TypeAlias = Callable[[tuple[bytes, ...]], Procedure[tuple[ContentOffer, ...]]]
 
 
 def upload_missing(
     core: ClientCore, contents: Contents, progress: Progress | None, place: Place
 ) -> Procedure[None]:
-    """Sends the contents that the session does not hold, a few at a time."""
+    """Send the contents that the session does not hold, a few at a time."""
     if not contents:
         return
     for tries_left in reversed(range(_TRIES)):
@@ -47,11 +47,11 @@ def upload_missing(
             yield from _upload(core, contents, missing, offers, progress)
             return
         except (UnavailableError, ContentMismatchError) as error:
-            # Bulk has a connection of its own, which may have broken alone; or the beginning of a content,
-            # where an upload was to go on, is gone or not what it should be.
+            # The connection for bulk data may have broken alone; or the part of a content that an
+            # earlier upload left is gone or damaged.
             core.check()
-            went_on = any(start for _, start in missing)
-            if not tries_left or not (went_on or isinstance(error, UnavailableError)):
+            was_resumed = any(start for _, start in missing)
+            if not tries_left or not (was_resumed or isinstance(error, UnavailableError)):
                 raise
 
 
@@ -62,67 +62,73 @@ def _upload(
     offers: Sequence[ContentOffer],
     progress: Progress | None,
 ) -> Procedure[None]:
-    """Sends contents, each from the byte where an earlier upload broke off."""
+    """Send contents, each from the byte where an earlier upload ended."""
     views = [(digest, byte_view(contents[digest]), start) for digest, start in missing]
     meter = Meter("uploading weights", sum(view.nbytes - start for _, view, start in views), progress)
     uploads = _Uploads(core)
-    ways = {one.digest: one for one in offers if one.address not in core.unreachable}
+    direct = {one.digest: one for one in offers if one.address not in core.unreachable}
     for digest, view, start in views:
         uploads.add(
-            StartUpload(digest, view, min(start, view.nbytes), progress=meter, offer=ways.get(digest))
+            StartUpload(digest, view, min(start, view.nbytes), progress=meter, offer=direct.get(digest))
         )
     try:
         yield from uploads.run()
         if uploads.sent:
             yield from _settle(tuple(uploads.sent))
     except BaseException:
-        stop(core, [], list(uploads.under_way))
+        stop(core, [], list(uploads.running))
         raise
     finally:
         meter.end()
 
 
 def _settle(sent: tuple[bytes, ...]) -> Procedure[None]:
-    """Until the server has heard of what was brought to others. Raises UnavailableError."""
+    """Wait until the server knows of the contents that other daemons received.
+
+    Raises UnavailableError.
+    """
     missing = yield from ask(FIND_MISSING, FindMissing(sent, sent))
     if missing:
         raise UnavailableError(
-            f"{len(missing)} contents came to other daemons, and the server does not know of them",
+            f"{len(missing)} contents were sent to other daemons, but the server does not know of them",
             advice="try again; is a member of its pool gone?",
         )
 
 
 class _Uploads:
-    """Uploads that wait, by the address to which they go ("": the server), and those under way."""
+    """Waiting uploads by their address ("" is the server), and running ones."""
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core
         self._waiting: dict[str, deque[StartUpload]] = {}
-        self.under_way: dict[Transfer, StartUpload] = {}
-        #: Digests that came to other daemons.
+        self.running: dict[Transfer, StartUpload] = {}
+        #: Digests of contents that other daemons received.
         self.sent: list[bytes] = []
 
     def add(self, upload: StartUpload) -> None:
-        """One more."""
         self._waiting.setdefault(_address(upload), deque()).append(upload)
 
     def run(self) -> Procedure[None]:
-        """Until all have ended. Raises the first error."""
+        """Run until all uploads have ended. Raises the first error."""
         while True:
             yield from self._start()
-            if not self.under_way:
+            if not self.running:
                 return
-            yield from _any_ended(self.under_way)
-            for transfer in [one for one in self.under_way if one.ended.done]:
-                self._ended(transfer, self.under_way.pop(transfer))
+            first = Outcome()
+            for transfer in self.running:
+                transfer.ended.add_callback(first.finish)
+            if not first.done:
+                yield WaitFor(first)
+            for transfer in [one for one in self.running if one.ended.done]:
+                self._ended(transfer, self.running.pop(transfer))
 
     def _start(self) -> Procedure[None]:
-        """Begins as many as may be under way."""
-        busy = Counter(map(_address, self.under_way.values()))
+        """Start as many uploads as may run at once."""
+        busy = Counter(map(_address, self.running.values()))
         for address, waiting in self._waiting.items():
             while waiting and busy[address] < _WINDOW:
                 upload = waiting.popleft()
-                self.under_way[(yield upload)] = upload
+                self.running[(yield upload)] = upload
                 busy[address] += 1
 
     def _ended(self, transfer: Transfer, upload: StartUpload) -> None:
@@ -137,7 +143,7 @@ class _Uploads:
             self.sent.append(upload.target)
 
     def _give_up(self, address: str) -> None:
-        """A daemon cannot be reached: from now on the server passes on what goes there."""
+        """Leave contents for a daemon that cannot be reached to the server, from now on."""
         self._core.unreachable.add(address)
         for left in self._waiting.pop(address, ()):
             self.add(replace(left, offer=None))
@@ -145,11 +151,3 @@ class _Uploads:
 
 def _address(upload: StartUpload) -> str:
     return upload.offer.address if upload.offer is not None else ""
-
-
-def _any_ended(transfers: Mapping[Transfer, StartUpload]) -> Procedure[None]:
-    first = Outcome()
-    for transfer in transfers:
-        transfer.ended.add_callback(first.finish)
-    if not first.done:
-        yield WaitFor(first)

@@ -1,9 +1,9 @@
-"""The asyncio shell: one session over grpc.aio on one event loop (`_aio_local`: over the core in here).
+"""The asyncio shell: one session over grpc.aio on one event loop.
 
-The same core and the same procedures as the blocking shell; what differs is how an effect is waited
-for. The core is touched on the loop's thread alone, so there is no lock; destructors in other threads
-only append to the core's garbage and ring. Tasks: a writer, a reader, and one for each upload and each
-submission that has to wait for credit; all of them end with the session.
+The core and the procedures are those of the blocking shell; only the waiting for effects differs.
+The core is used only on the loop's thread, so there is no lock. Destructors in other threads only
+append to the core's garbage and ring. The tasks are a writer, a reader, and one for each upload and
+each submission that must wait for credit; all of them end with the session.
 """
 
 # ruff: noqa: ASYNC109
@@ -61,23 +61,23 @@ T = TypeVar("T")
 
 
 class AsyncLogSource(Protocol):
-    """Where lines of the server's log come from."""
+    """The source of a server's log lines."""
 
     async def take(self) -> list[LogLine] | None:
-        """Waits for more; None at the end."""
+        """Wait for more lines; None at the end."""
 
     def close(self) -> None:
-        """Idempotent; `take` is not called any more."""
+        """End the source. Idempotent; `take` is not called any more."""
 
 
 class AioRemoteLog:
-    """The call to a daemon, once `begin` has been waited for."""
+    """The log call to a daemon, which `begin` starts."""
 
     def __init__(self, shell: AioGrpcShell, call: Any) -> None:
         self._shell, self._call = shell, call
 
     async def begin(self) -> None:
-        """Raises what the server refuses it with."""
+        """Wait for the server's acceptance. Raises the error with which it refuses."""
         if await self.take() is None:
             raise SessionClosedError("the session was closed")
 
@@ -85,7 +85,7 @@ class AioRemoteLog:
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            refused = handshake.typed_error(error, self._shell.address, "tell what it logs")
+            refused = handshake.typed_error(error, self._shell.address, "send its log")
             if is_end(refused) or self._shell.core.lost is not None:
                 return None
             raise refused from None
@@ -96,7 +96,7 @@ class AioRemoteLog:
 
 
 class AioShell(ABC):
-    """Runs procedures as coroutines; how bytes travel is the subclass's."""
+    """A shell that runs procedures as coroutines; subclasses carry the bytes."""
 
     def __init__(self, address: Address, info: SessionInfo) -> None:
         self.address = address
@@ -109,11 +109,11 @@ class AioShell(ABC):
         self.watchers = Watchers()
 
     async def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
-        """Runs a procedure to its end. Raises DeadlineExceededError, of `what`, when the time is over."""
+        """Run a procedure to its end. Raises DeadlineExceededError, with the words of `what`."""
         return await self.resume(procedure, lambda: next(procedure), Deadline(timeout, what))
 
     async def resume(self, procedure: Procedure[T], step: Callable[[], Effect], deadline: Deadline) -> T:
-        """Runs a procedure from a step on."""
+        """Continue a procedure with a step."""
         try:
             while True:
                 step = await self._performed(procedure, self.advance(step), deadline)
@@ -124,17 +124,22 @@ class AioShell(ABC):
     async def _performed(
         self, procedure: Procedure[T], effect: Effect, deadline: Deadline
     ) -> Callable[[], Effect]:
-        """Performs an effect; what continues the procedure with its result or its error."""
+        """Perform an effect.
+
+        Returns the step that continues the procedure with its result or error.
+        """
         try:
             result = await self._perform(effect, deadline)
         except BaseException as error:
-            # Whatever noticed that the time is over, the words are the same.
+            # The error has the same words wherever the end of the time is noticed.
             raised = deadline.worded(error)
             return lambda: procedure.throw(raised)
         return lambda: procedure.send(result)
 
     def advance(self, step: Callable[[], T]) -> T:
-        """One step of the core; fires what it settled and sends what it queued."""
+        """Perform a step of the core, fire the outcomes that it settled, and send the commands that
+        it queued.
+        """
         try:
             return step()
         finally:
@@ -162,10 +167,10 @@ class AioShell(ABC):
 
     @abstractmethod
     async def follow_log(self, level: str) -> AsyncLogSource:
-        """What the server logs of this session from now on. Raises as `Session.log` does."""
+        """Follow the server's log of this session. Raises the errors of `Session.log`."""
 
     async def wait(self, outcome: Outcome, deadline: Deadline) -> None:
-        """Waits until an outcome is done. Raises DeadlineExceededError."""
+        """Wait until an outcome is done. Raises DeadlineExceededError."""
         if outcome.done:
             return
         done = self.done(outcome)
@@ -179,14 +184,17 @@ class AioShell(ABC):
             raise deadline.error() from None
 
     def done(self, outcome: Outcome) -> asyncio.Future[None]:
-        """Done when an outcome is, which is not done yet."""
+        """Return a future that is done when the outcome is, which is not done yet."""
         done = self._loop.create_future()
         outcome.add_callback(partial(_wake, done))
         return done
 
     def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
-        """Sends an inline run, at once if somebody `waits`, else with what else comes in this turn of the
-        loop; None where it must go the ordinary way."""
+        """Send an inline run, at once if the caller `waits`, otherwise with the other commands of
+        this loop iteration.
+
+        Returns None if it must take the general path.
+        """
         pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
         if pending is None:
             return None
@@ -197,38 +205,40 @@ class AioShell(ABC):
         return pending
 
     def flush(self) -> None:
-        """Somebody waits: what is queued is sent as soon as may be."""
+        """Send the queued commands as soon as possible, since a caller waits."""
         self._ring()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task that ends with the session at the latest."""
+        """Start a task that ends with the session at the latest."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def release(self, handle: int) -> None:
-        """Frees a handle soon. Safe in destructors and in other threads."""
+        """Free a handle soon. Safe in destructors and in other threads."""
         had_garbage = self.core.has_garbage
         self.core.release(handle)
         if not had_garbage and self.core.lost is None:
             self.on_loop(self._ring)
 
     def let_go(self, pending: Pending) -> None:
-        """A run waits at no observed node any more. Safe in destructors and in other threads."""
+        """Let a run go on at observed nodes without waiting. Safe in destructors and in other
+        threads.
+        """
         self.core.flow(pending)
         if self.core.lost is None:
             self.on_loop(self._ring)
 
     def on_loop(self, callback: Callable[..., object], *arguments: Any) -> None:
-        """Calls back on the loop's thread; not at all when the loop is closed."""
+        """Call a function on the loop's thread; not at all if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
             pass
 
     def apply(self, batch: CompletionBatch) -> None:
-        """Completions came."""
+        """Apply completions that arrived."""
         if batch.changes:
             self.info = self.watchers.apply(self.info, batch.changes)
             self.watchers.announce(batch.changes)
@@ -239,7 +249,7 @@ class AioShell(ABC):
             self._ring()
 
     def _lose(self, error: HeliographError) -> bool:
-        """Fails everything pending. Whether the session had not ended before."""
+        """Fail everything pending. Returns False if the session had already ended."""
         if self.core.lost is not None:
             return False
         self.advance(lambda: self.core.connection_lost(error))
@@ -247,11 +257,14 @@ class AioShell(ABC):
         return True
 
     def upload_ended(self, upload: StartUpload, transfer: Transfer, error: HeliographError | None) -> None:
-        """It is over, well or not."""
+        """Record that an upload has ended, complete or not."""
         self.advance(lambda: self.core.upload_ended(upload.pending, transfer, error))
 
     async def close(self) -> None:
-        """Ends the session; what is pending fails with SessionClosedError. Idempotent, and bounded."""
+        """End the session; pending work fails with SessionClosedError.
+
+        Idempotent, and bounded in time.
+        """
         if self._closed:
             return
         self._closed = True
@@ -263,7 +276,7 @@ class AioShell(ABC):
 
     @abstractmethod
     def _ring(self) -> None:
-        """There may be something to send. On the loop's thread."""
+        """Wake the writer: there may be something to send. On the loop's thread."""
 
     @abstractmethod
     def _start_upload(self, upload: StartUpload) -> Transfer: ...
@@ -273,19 +286,21 @@ class AioShell(ABC):
 
     @abstractmethod
     def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
-        """On a thread of its own."""
+        """Map memory; runs on a thread."""
 
     @abstractmethod
     async def _call(self, call: Call, deadline: Deadline) -> Any: ...
 
     @abstractmethod
     async def _disconnect(self, was_open: bool) -> None:
-        """Frees connections, in bounded time. The core is closed already; `was_open`: the other side
-        does not know of it yet."""
+        """Free connections, in bounded time. The core is closed already.
+
+        `was_open` is True if the server does not know of it yet.
+        """
 
 
 class AioGrpcShell(AioShell):
-    """A session over grpc.aio: one channel for commands and calls, one for bulk."""
+    """A session over grpc.aio: one channel for commands and calls, one for bulk data."""
 
     def __init__(
         self,
@@ -301,7 +316,7 @@ class AioGrpcShell(AioShell):
         self.core.speaks_bytes = True
         execute: Any = channel.stream_stream(handshake.EXECUTE)
         self._stream: Any = execute()
-        #: A write is under way; what comes meanwhile goes together with the next one.
+        #: True while a write is in progress; further commands wait for the next one.
         self._writing = True
         self.spawn(self._write())
         self._reader = self.spawn(self._read())
@@ -314,7 +329,7 @@ class AioGrpcShell(AioShell):
         shared_memory: SharedMemoryArgument = "auto",
         credentials: Credentials = NO_CREDENTIALS,
     ) -> AioGrpcShell:
-        """Connects and shakes hands. Raises as `hg.connect` does."""
+        """Connect and perform the handshake. Raises the errors of `hg.connect`."""
         channel = open_aio_channel(address, handshake.CHANNEL_OPTIONS, credentials)
         end = time.monotonic() + timeout
         try:
@@ -339,12 +354,15 @@ class AioGrpcShell(AioShell):
         channel: grpc.aio.Channel,
         address: Address,
         info: SessionInfo,
-        wanted: SharedMemoryArgument,
+        shared_memory: SharedMemoryArgument,
         end: float,
     ) -> SharedSpace | str:
-        """Shared memory, or why there is none; where it is insisted on, the session ends without."""
+        """Return shared memory, or the reason why there is none.
+
+        If it is required, the session ends without it.
+        """
         try:
-            return await moved(partial(share, address, info, wanted, seconds_for(end)))
+            return await moved(partial(share, address, info, shared_memory, seconds_for(end)))
         except BaseException:
             close: Any = channel.unary_unary(handshake.CLOSE, None, None)
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -355,7 +373,7 @@ class AioGrpcShell(AioShell):
     async def _greet(
         channel: grpc.aio.Channel, address: Address, timeout: float, end: float, credentials: Credentials
     ) -> bytes | HeliographError:
-        """What the server answers to the handshake, or why there is no answer."""
+        """Return the server's answer to the handshake, or the error."""
         call: Any = channel.unary_unary(handshake.OPEN, None, None)
         try:
             seconds = max(0.0, end - time.monotonic())
@@ -376,7 +394,7 @@ class AioGrpcShell(AioShell):
                 else:
                     await self._wait_for_output()
         except (grpc.RpcError, asyncio.InvalidStateError):
-            logger.debug("the command stream ended; the reader tells why")
+            logger.debug("the command stream ended; the reader reports why")
 
     def flush(self) -> None:
         if not self._writing and (commands := self._take()):
@@ -385,7 +403,7 @@ class AioGrpcShell(AioShell):
 
     def _was_sent(self, error: BaseException | None) -> None:
         if error is not None:
-            logger.debug("the command stream ended; the reader tells why: %s", error)
+            logger.debug("the command stream ended; the reader reports why: %s", error)
         self._writing = False
         if self.core.has_output:
             self._ring()
@@ -399,7 +417,7 @@ class AioGrpcShell(AioShell):
             await self._bell.wait()
         if not self.core.has_only_garbage:
             return
-        # Frees may come together for a moment, unless something else is to be sent.
+        # Frees may gather for a moment, unless something else is to be sent.
         self._bell.clear()
         try:
             async with asyncio.timeout(handshake.GATHER_SECONDS):
@@ -463,8 +481,8 @@ class AioGrpcShell(AioShell):
         try:
             if was_open:
                 await close(handshake.close_request(self.info.session), timeout=handshake.CLOSE_SECONDS)
-                # The server ends the stream now. A call that is cancelled instead leaves a task and a
-                # thread of grpc.aio behind when the loop ends soon after.
+                # The server ends the stream now. Cancelling the call instead would leave a task and
+                # a thread of grpc.aio behind if the loop ends soon after.
                 await asyncio.wait([self._reader], timeout=handshake.CLOSE_SECONDS)
         except grpc.aio.AioRpcError as error:
             logger.debug("closing the session: %s", error.details())

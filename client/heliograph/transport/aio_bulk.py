@@ -1,4 +1,4 @@
-"""Large bytes of an asyncio session: over a channel of their own, or by way of shared memory."""
+"""Bulk data of an asyncio session: over its own channel, or through shared memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AioBulk:
         self._direct = AioDirect(self._address, shell.credentials)
 
     def start_upload(self, upload: StartUpload) -> Transfer:
-        """Begins to carry bytes, in a task of the session."""
+        """Start to send bytes, in a task of the session."""
         task = self._shell.spawn(self._upload(upload, lambda: transfer))
         transfer = Transfer(task.cancel)
         return transfer
@@ -83,7 +83,7 @@ class AioBulk:
         await call
 
     async def _send_shared(self, shared: SharedUpload) -> None:
-        """A content by way of shared memory."""
+        """Send a content through shared memory."""
         method: Any = self._channel.stream_stream(handshake.UPLOAD_SHARED, None, None)
         call = method()
         try:
@@ -91,7 +91,7 @@ class AioBulk:
                 await self._send_pieces(shared, call)
             except asyncio.InvalidStateError:
                 pass  # the server has ended the call early; its status says why
-            # Raises the status of a call that did not end well.
+            # Raises the status of a call that failed.
             while (answer := await call.read()) is not grpc.aio.EOF:
                 shared.answered(answer)
             if not shared.is_over:
@@ -115,7 +115,7 @@ class AioBulk:
         await call.done_writing()
 
     async def download(self, download: ReceiveDownload, deadline: Deadline) -> None:
-        """Receives bytes. Raises the error of the command, DeadlineExceededError."""
+        """Receive bytes. Raises the error of the command, and DeadlineExceededError."""
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
         request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
@@ -127,19 +127,21 @@ class AioBulk:
             self._core.count(Traffic(copied_out_bytes=receiver.copied_bytes))
         except grpc.aio.AioRpcError as error:
             self._core.check()
-            raise handshake.typed_error(error, self._address, "give a tensor's bytes") from None
+            raise handshake.typed_error(error, self._address, "send a tensor's bytes") from None
         finally:
             call.cancel()
 
     async def close(self) -> None:
-        """Ends all calls."""
+        """End all calls."""
         await self._channel.close()
         await self._direct.close()
 
 
 async def moved(function: Callable[[], T]) -> T:
-    """What a function gives that moves bytes, in a thread. Whoever is cancelled, however often, waits for its
-    end, which is near: the memory is used again."""
+    """Run a function that moves bytes in a thread.
+
+    A cancelled task waits for its end, which is near, since the memory is used again.
+    """
     moving = asyncio.ensure_future(asyncio.to_thread(function))
     cancelled: asyncio.CancelledError | None = None
     while not moving.done():

@@ -1,4 +1,4 @@
-"""An asyncio session's uploads to other daemons than its own."""
+"""Direct uploads of an asyncio session to other daemons."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from heliograph_proto.v1 import bulk_pb2
 
 
 class AioDirect:
-    """Connections with other daemons, by address, each made once; and uploads by tickets."""
+    """Connections to other daemons, by address, each made once, and uploads by tickets."""
 
     def __init__(self, own: Address, credentials: Credentials = NO_CREDENTIALS) -> None:
-        """`own`: the session's daemon, and what is shown there."""
+        """`own`: the session's daemon, and the credentials for it."""
         self._own, self._credentials = own, credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
-        #: Those that somebody answered on.
+        #: The channels on which a daemon answered.
         self._reached: set[grpc.aio.Channel] = set()
         #: Those of them that broke since.
         self._doubted: set[grpc.aio.Channel] = set()
@@ -44,8 +44,8 @@ class AioDirect:
     async def _connected(self, offer: ContentOffer) -> grpc.aio.Channel:
         other = address_of(offer)
         if (target := str(other)) not in self._channels:
-            shown = credentials_elsewhere(self._credentials, self._own, other)
-            self._channels[target] = open_aio_channel(other, DIRECT_OPTIONS, shown)
+            elsewhere = credentials_elsewhere(self._credentials, self._own, other)
+            self._channels[target] = open_aio_channel(other, DIRECT_OPTIONS, elsewhere)
         channel = self._channels[target]
         if channel in self._reached:
             return channel
@@ -59,7 +59,9 @@ class AioDirect:
         return channel
 
     async def send(self, upload: StartUpload, offer: ContentOffer) -> None:
-        """Carries a content's bytes. Raises UnreachableError before any was sent, and what an upload does."""
+        """Send a content's bytes. Raises UnreachableError before any byte was sent, and the errors
+        of an upload.
+        """
         channel = await self._connected(offer)
         method: Any = channel.stream_stream(UPLOAD_ADMITTED, None, bulk_pb2.UploadAdmittedResponse.FromString)
         call = method()
@@ -77,13 +79,13 @@ class AioDirect:
                 await asyncio.wait([asyncio.ensure_future(call.code())], timeout=handshake.CLOSE_SECONDS)
 
     async def close(self) -> None:
-        """Ends all calls."""
+        """Close all channels, which ends every call."""
         for channel in self._channels.values():
             await channel.close()
 
 
 async def _no_answer(channel: grpc.aio.Channel, offer: ContentOffer) -> HeliographError | None:
-    """Why nobody answers, if nobody does."""
+    """Ask the daemon for an answer. Returns the error if there is none."""
     method: Any = channel.unary_unary(HEALTH, None, None)
     try:
         await method(b"", timeout=CONNECT_SECONDS)
@@ -93,7 +95,7 @@ async def _no_answer(channel: grpc.aio.Channel, offer: ContentOffer) -> Heliogra
 
 
 class _Sending:
-    """One call."""
+    """One upload call."""
 
     def __init__(self, upload: StartUpload, offer: ContentOffer, call: Any) -> None:
         self._upload, self._offer, self._call = upload, offer, call
@@ -115,10 +117,10 @@ class _Sending:
         except asyncio.InvalidStateError:
             pass  # its status says why it is over
         if (await self._answer()).received_bytes != data.nbytes:
-            raise ProtocolError(f"{self._offer.address} took another number of bytes than was sent")
+            raise ProtocolError(f"{self._offer.address} took a different number of bytes than was sent")
 
     async def _write(self, message: bytes) -> bool:
-        """Whether the daemon takes more."""
+        """Send a message. Returns False if the daemon takes no more."""
         try:
             await self._call.write(message)
         except asyncio.InvalidStateError:
@@ -126,7 +128,7 @@ class _Sending:
         return True
 
     async def _answer(self) -> bulk_pb2.UploadAdmittedResponse:
-        """The next one. Raises the status of a call that has ended without."""
+        """Return the next answer. Raises the status of a call that has ended without one."""
         answer = await self._call.read()
         if isinstance(answer, bulk_pb2.UploadAdmittedResponse):
             return answer

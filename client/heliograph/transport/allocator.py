@@ -1,8 +1,8 @@
-"""How this process's memory allocator treats pieces of tensors.
+"""Settings of this process's memory allocator for the pieces of tensors.
 
-glibc maps memory anew for large allocations and gives it back when they are freed, so that each message of
-a transfer touches pages that the kernel must first make. Told otherwise, it keeps some and uses them again,
-which makes transfers over TCP up to twice as fast (see malloc(3), mallopt(3)).
+For a large allocation, glibc maps new memory and unmaps it when it is freed, so each message of a
+transfer touches pages that the kernel must first create. With other thresholds it keeps and reuses
+memory, which makes transfers over TCP up to twice as fast (see malloc(3), mallopt(3)).
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from heliograph_proto.sessions import MIB
 
 # Of malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: From here on memory is mapped by itself: messages are smaller, most tensors are not.
+#: Larger allocations get their own mapping: messages are smaller, most tensors are not.
 MMAP_BYTES = 4 * MIB
-#: What stays with the process when it is free.
+#: The most free memory that stays with the process.
 KEPT_BYTES = 128 * MIB
-#: What `tune_allocator` has told it, if it was called.
-_told: list[str] = []
+#: The settings of `tune_allocator`, if it was called.
+_settings: list[str] = []
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
 def tune_allocator() -> bool:
-    """Has the C library keep up to 128 MiB of freed memory, from which messages of transfers are made.
-    Whether it could be told: glibc alone can.
+    """Make the C library keep up to 128 MiB of freed memory, for the messages of transfers.
 
-    For processes that move large tensors over TCP; it concerns all of the process. A daemon does it by
-    itself. Who has set glibc's own variables (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_) has decided.
+    Use it in processes that move large tensors over TCP; it affects the whole process. A daemon
+    does it by itself. It changes nothing if glibc's own variables (MALLOC_MMAP_THRESHOLD_,
+    MALLOC_TRIM_THRESHOLD_) are set.
+
+    Returns False if the C library is not glibc.
     """
     if any(name in os.environ for name in VARIABLES):
         return True
@@ -39,7 +41,7 @@ def tune_allocator() -> bool:
         return False
     found = bool(mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
     if found:
-        _told[:] = [f"mmap_threshold={MMAP_BYTES} trim_threshold={KEPT_BYTES}"]
+        _settings[:] = [f"mmap_threshold={MMAP_BYTES} trim_threshold={KEPT_BYTES}"]
     return found
 
 
@@ -51,14 +53,18 @@ _INFORMATION = (
 
 
 class _Information(ctypes.Structure):
-    """What glibc's allocator has."""
+    """glibc's struct mallinfo2."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in _INFORMATION)
 
 
 def give_back(kept_bytes: int = KEPT_BYTES) -> int:
-    """Gives memory back to the system if more is free here than `kept_bytes`, which glibc by itself does only
-    at the end of its heaps; how many bytes were free then, else 0. May take some milliseconds."""
+    """Return memory to the system if more than `kept_bytes` is free here; may take some
+    milliseconds.
+
+    glibc alone does so only at the end of its heaps. Returns the number of bytes that were free
+    then, else 0.
+    """
     try:
         library = ctypes.CDLL(None)
         ask, trim = library.mallinfo2, library.malloc_trim
@@ -73,5 +79,7 @@ def give_back(kept_bytes: int = KEPT_BYTES) -> int:
 
 
 def facts_here() -> dict[str, str]:
-    """The facts of this process (`heliograph_proto.process_facts`), with what its allocator was told."""
-    return process_facts(os.environ, _told[-1] if _told else "")
+    """Return the facts of this process (`heliograph_proto.process_facts`), with the allocator's
+    settings.
+    """
+    return process_facts(os.environ, _settings[-1] if _settings else "")

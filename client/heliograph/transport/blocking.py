@@ -1,15 +1,15 @@
 """The blocking shell: one session over gRPC, driven by the threads that call it.
 
-Two threads of its own move batches: gRPC's, which pulls commands out of `_batches`, and the reader,
-which applies completions. Everything else happens in the caller's thread. The core is touched only
-under `_lock`; outcomes are fired, and threads woken, outside of it.
+Two threads move batches: gRPC's, which pulls commands out of `_batches`, and the reader, which
+applies completions. Everything else happens in the caller's thread. The core is used only under
+`_lock`; outcomes are fired, and threads woken, outside of it.
 
-The destructor of a call takes a lock that gRPC's daemon threads use too. While the interpreter ends, one
-of them may be frozen with it, and the destructor would wait for ever. So no call may live until
-then: closing drops the stream, and errors of ours are raised outside of `except`, where they would
-keep gRPC's (which are the calls themselves) as their context.
+The destructor of a call takes a lock that gRPC's daemon threads use too. While the interpreter
+ends, one of them may be frozen with it, and the destructor would wait for ever. So no call may live
+until then: closing drops the stream, and our errors are raised outside of `except`, where they
+would keep gRPC's errors (which are the calls themselves) as their context.
 
-    caller ── drive(procedure) ─▸ core ◂─ _batches ─▸ gRPC ─▸ server ─▸ gRPC ─▸ reader ─▸ core ─▸ fire
+    caller ─ drive(procedure) ─▸ core ◂─ _batches ─▸ gRPC ─▸ server ─▸ gRPC ─▸ reader ─▸ core ─▸ fire
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ T = TypeVar("T")
 
 
 class BlockingShell(ABC):
-    """Runs procedures in the caller's thread; how bytes travel is the subclass's."""
+    """A shell that runs procedures in the caller's thread; subclasses carry the bytes."""
 
     def __init__(self, address: Address, info: SessionInfo) -> None:
         self.address = address
         self.info = info
         self.core = ClientCore(info.limits)
         self.core.places_contents = DIRECT_WEIGHTS in info.features
-        # Reentrant, since a destructor may run, and touch the session, while this thread holds it.
+        # Reentrant: a destructor may run, and use the session, while this thread holds it.
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._closed = False
@@ -85,7 +85,7 @@ class BlockingShell(ABC):
         _SHELLS.add(self)
 
     def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
-        """Runs a procedure to its end. Raises DeadlineExceededError, of `what`, when the time is over."""
+        """Run a procedure to its end. Raises DeadlineExceededError, with the words of `what`."""
         deadline = Deadline(timeout, what)
         step: Callable[[], Effect] = lambda: next(procedure)  # noqa: E731
         try:
@@ -100,17 +100,22 @@ class BlockingShell(ABC):
             raise
 
     def _performed(self, procedure: Procedure[T], effect: Effect, deadline: Deadline) -> Callable[[], Effect]:
-        """Performs an effect; what continues the procedure with its result or its error."""
+        """Perform an effect.
+
+        Returns the step that continues the procedure with its result or error.
+        """
         try:
             result = self._perform(effect, deadline)
         except BaseException as error:
-            # Whatever noticed that the time is over, the words are the same.
+            # The error has the same words wherever the end of the time is noticed.
             raised = deadline.worded(error)
             return lambda: procedure.throw(raised)
         return lambda: procedure.send(result)
 
     def advance(self, step: Callable[[], T]) -> T:
-        """One step of the core, under the lock; fires what it settled and sends what it queued."""
+        """Perform a step of the core under the lock, fire what it settled, and send what it
+        queued.
+        """
         settled: list[Outcome] = []
         try:
             with self._lock:
@@ -143,11 +148,11 @@ class BlockingShell(ABC):
         return self._call(effect, deadline)
 
     def wait(self, outcome: Outcome, deadline: Deadline) -> None:
-        """Blocks until an outcome is done. Raises DeadlineExceededError."""
+        """Block until an outcome is done. Raises DeadlineExceededError."""
         wait(outcome, deadline)
 
     def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
-        """Sends an inline run; None where it must go the ordinary way."""
+        """Send an inline run. Returns None if it must take the general path."""
         with self._lock:
             pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
         if pending is not None:
@@ -155,76 +160,89 @@ class BlockingShell(ABC):
         return pending
 
     def _ring_once(self) -> None:
-        """As `_ring`, unless that was done and not heard yet."""
+        """Ring, unless an earlier ring was not heard yet."""
         self._ring()
 
     def release(self, handle: int) -> None:
-        """Frees a handle soon. Safe in destructors: takes no lock."""
+        """Free a handle soon. Safe in destructors: takes no lock."""
         had_garbage = self.core.has_garbage
         self.core.release(handle)
         if not had_garbage:
             self._ring()
 
     def let_go(self, pending: Pending) -> None:
-        """A run waits at no observed node any more. Safe in destructors: takes no lock."""
+        """Let a run go on at observed nodes without waiting. Safe in destructors: takes no lock."""
         self.core.flow(pending)
         self._ring()
 
     def close(self) -> None:
-        """Ends the session; what is pending fails with SessionClosedError. Idempotent, and bounded."""
+        """End the session; pending work fails with SessionClosedError.
+
+        Idempotent, and bounded in time.
+        """
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed and self._process == os.getpid():
             self._disconnect(self._lose(SessionClosedError("the session was closed")))
 
     def abandon(self) -> None:
-        """In the child of a fork: the session stays with the parent; nothing here may wait for it."""
+        """Give up the session in the child of a fork: it stays with the parent, and nothing may
+        wait for it.
+        """
         self._lock = threading.RLock()
         self._lose(
             SessionClosedError("the session belongs to the process that forked", advice="connect again")
         )
 
     def apply(self, batch: CompletionBatch) -> None:
-        """Completions came."""
+        """Apply completions that arrived."""
         if batch.changes:
             self.info = self.watchers.apply(self.info, batch.changes)
             self.watchers.announce(batch.changes)
         self.advance(partial(self.core.apply, batch))
 
     def _lose(self, error: HeliographError) -> bool:
-        """Fails everything pending. Whether the session had not ended before."""
+        """Fail everything pending. Returns False if the session had already ended."""
         if self.core.lost is not None:
             return False
         self.advance(lambda: self.core.connection_lost(error))
         self.watchers.end()
-        for told in self._take_watchers():
-            told(error)
+        for callback in self._take_callbacks():
+            callback(error)
         return True
 
-    def when_lost(self, told: Callable[[HeliographError], None]) -> None:
-        """Calls this once, with the reason, when the session ends, from any thread; at once if it has. It
-        must not block or raise."""
+    def when_lost(self, callback: Callable[[HeliographError], None]) -> None:
+        """Call a function once, with the reason, when the session ends; at once if it has ended.
+
+        It is called from any thread, and must not block or raise.
+        """
         with self._lock:
-            self._when_lost.append(told)
+            self._when_lost.append(callback)
         if self.core.lost is not None:
-            for one in self._take_watchers():
+            for one in self._take_callbacks():
                 one(self.core.lost)
 
-    def _take_watchers(self) -> list[Callable[[HeliographError], None]]:
+    def _take_callbacks(self) -> list[Callable[[HeliographError], None]]:
         with self._lock:
             taken, self._when_lost = self._when_lost, []
         return taken
 
     def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
-        """Announces contents: digest, handle of the tensor, size. Raises UnsupportedError in one process."""
-        raise UnsupportedError("within one process nobody else brings contents")
+        """Announce contents by digest, handle of the tensor, and size.
+
+        Raises UnsupportedError in one process.
+        """
+        raise UnsupportedError("within one process no other client sends contents")
 
     def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
-        """An upload by a ticket of this session's server; to be begun. Raises UnsupportedError likewise."""
-        raise UnsupportedError("within one process nobody gives tickets")
+        """Return an upload by a ticket of this session's server, to begin.
+
+        Raises UnsupportedError likewise.
+        """
+        raise UnsupportedError("within one process there are no tickets")
 
     def follow_log(self, level: str) -> LogSource:
-        """What the server logs of this session from now on. Raises as `Session.log` does."""
+        """Follow the server's log of this session. Raises the errors of `Session.log`."""
         self.advance(self.core.check)
         made = self._log_source(level)
         self.when_lost(lambda _: made.close())
@@ -235,7 +253,7 @@ class BlockingShell(ABC):
 
     @abstractmethod
     def _ring(self) -> None:
-        """There may be something to send. Safe in destructors."""
+        """Wake the writer: there may be something to send. Safe in destructors."""
 
     @abstractmethod
     def _start_upload(self, upload: StartUpload) -> Transfer: ...
@@ -251,15 +269,17 @@ class BlockingShell(ABC):
 
     @abstractmethod
     def _disconnect(self, was_open: bool) -> None:
-        """Frees threads and connections, in bounded time. The core is closed already; `was_open`: the
-        other side does not know of it yet."""
+        """Free threads and connections, in bounded time. The core is closed already.
+
+        `was_open` is True if the server does not know of it yet.
+        """
 
 
 def wait(outcome: Outcome, deadline: Deadline) -> None:
-    """Blocks until an outcome is done. Raises DeadlineExceededError."""
+    """Block until an outcome is done. Raises DeadlineExceededError."""
     if outcome.done:
         return
-    # A lock that is held until then: an Event takes several of them, and several times as long.
+    # A lock that is held until then. An Event takes several locks, and several times as long.
     done = threading.Lock()
     done.acquire()
     outcome.add_callback(done.release)
@@ -269,7 +289,7 @@ def wait(outcome: Outcome, deadline: Deadline) -> None:
 
 
 class GrpcShell(BlockingShell):
-    """A session over gRPC: one channel for commands and calls, one for bulk."""
+    """A session over gRPC: one channel for commands and calls, one for bulk data."""
 
     def __init__(
         self,
@@ -304,11 +324,14 @@ class GrpcShell(BlockingShell):
         self._reader.start()
 
     def _share(
-        self, address: Address, info: SessionInfo, wanted: SharedMemoryArgument, end: float
+        self, address: Address, info: SessionInfo, shared_memory: SharedMemoryArgument, end: float
     ) -> SharedSpace | str:
-        """Shared memory, or why there is none; where it is insisted on, the session ends without."""
+        """Return shared memory, or the reason why there is none.
+
+        If it is required, the session ends without it.
+        """
         try:
-            return share(address, info, wanted, seconds_for(end))
+            return share(address, info, shared_memory, seconds_for(end))
         except BaseException:
             self._say_goodbye(info.session)
             raise
@@ -332,7 +355,7 @@ class GrpcShell(BlockingShell):
     # Commands out, completions in
 
     def _batches(self) -> Iterator[bytes]:
-        """What gRPC's thread sends, until the session ends."""
+        """Yield the messages that gRPC's thread sends, until the session ends."""
         yield encode_commands([], self.info.session)
         while self.core.lost is None:
             if commands := self._take():
@@ -348,7 +371,7 @@ class GrpcShell(BlockingShell):
             return self.core.take(self.info.limits.message_bytes // 2)
 
     def _gather(self) -> None:
-        """Lets frees come together, unless something else is to be sent."""
+        """Let frees gather, unless something else is to be sent."""
         try:
             self._bell.get(timeout=handshake.GATHER_SECONDS)
             self._has_rung = False
@@ -360,7 +383,7 @@ class GrpcShell(BlockingShell):
         self._bell.put(None)
 
     def _ring_once(self) -> None:
-        # Who sends takes all there is; a thread that is woken takes time from this one.
+        # One wake-up sends everything queued; waking a thread takes time from this one.
         if not self._has_rung:
             self._ring()
 
@@ -382,7 +405,7 @@ class GrpcShell(BlockingShell):
     def _call(self, call: Call, deadline: Deadline) -> Any:
         made = unary(call, self.info.session, self.info.limits.message_bytes)
         method: Any = self._channel.unary_unary(made.path, None, None)
-        # Of a closed channel gRPC says no more than ValueError.
+        # For a closed channel gRPC raises only ValueError.
         self.advance(self.core.check)
         future = method.future(made.request, timeout=deadline.remaining(), metadata=call_metadata())
         try:
@@ -435,12 +458,13 @@ class GrpcShell(BlockingShell):
             handshake.forget_traceback(error)
 
 
-#: Sessions to be closed when the interpreter ends, and abandoned in the child of a fork.
+#: Sessions to close when the interpreter ends, and to abandon in the child of a fork.
 _SHELLS: weakref.WeakSet[BlockingShell] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    # Pools of this process first: members whose sessions end before are lost to them, which they log.
+    # Pools of this process first: otherwise they would log the end of their members' sessions as
+    # losses.
     for shell in sorted(_SHELLS, key=lambda one: isinstance(one, GrpcShell)):
         shell.close()
 

@@ -1,4 +1,4 @@
-"""Large bytes of a blocking session: over a channel of their own, or by way of shared memory."""
+"""Bulk data of a blocking session: over its own channel, or through shared memory."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class BlockingBulk:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
         self._channel = open_channel(self._address, shell.channel_options, shell.credentials)
-        #: With other daemons that take contents.
+        #: The channels to other daemons that take contents.
         self._channels = Channels(self._address, shell.credentials)
         #: Threads that carry contents, each until its call has ended.
         self._carriers: set[threading.Thread] = set()
 
     def start_upload(self, upload: StartUpload) -> Transfer:
-        """Begins to carry bytes. Safe for whoever holds no lock."""
+        """Start to send bytes. No lock may be held."""
         if upload.offer is not None:
             return self._start_direct(upload, DirectUpload(upload, upload.offer))
         if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
@@ -84,7 +84,7 @@ class BlockingBulk:
     def _settle(self, upload: StartUpload, transfer: Transfer, error: HeliographError | None) -> None:
         self._shell.advance(lambda: self._core.upload_ended(upload.pending, transfer, error))
 
-    # Contents by way of shared memory
+    # Contents through shared memory
 
     def _shared_upload(self, upload: StartUpload) -> SharedUpload | None:
         def begin() -> SharedUpload | None:
@@ -95,7 +95,7 @@ class BlockingBulk:
         return self._shell.advance(begin)
 
     def _start_shared(self, upload: StartUpload, shared: SharedUpload) -> Transfer:
-        """In a thread of its own."""
+        """Start an upload in its own thread."""
         method: Any = self._channel.stream_stream(handshake.UPLOAD_SHARED, None, None)
         requests: SimpleQueue[bytes | None] = SimpleQueue()
         call: Any = None
@@ -146,11 +146,11 @@ class BlockingBulk:
             else:
                 return
         requests.put(None)
-        # Raises the status of a call that did not end well.
+        # Raises the status of a call that failed.
         for answer in call:
             shared.answered(answer)
 
-    # Contents that go to other daemons, and those that others bring
+    # Contents to and from other daemons
 
     def _start_direct(self, upload: StartUpload, direct: DirectUpload) -> Transfer:
         transfer = Transfer(direct.cancel)
@@ -172,8 +172,10 @@ class BlockingBulk:
             self._carriers.discard(threading.current_thread())
 
     def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
-        """Announces contents: digest, handle of the tensor, size. Raises what BulkService.Admit is refused
-        with."""
+        """Announce contents by digest, handle of the tensor, and size.
+
+        Raises the errors of BulkService.Admit.
+        """
         wanted = [
             bulk_pb2.AdmittedContent(digest=digest, tensor=tensor, size_bytes=size_bytes)
             for digest, tensor, size_bytes in contents
@@ -181,13 +183,13 @@ class BlockingBulk:
         return Announcement(self._channel, self._address, self._info.session, wanted, tell)
 
     def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
-        """An upload by a ticket of this session's server; to be begun."""
+        """Return an upload by a ticket of this session's server, to begin."""
         return TicketUpload(self._channel, offer, size_bytes, PATIENCE_SECONDS)
 
-    # Out
+    # Downloads
 
     def download(self, download: ReceiveDownload, deadline: Deadline) -> None:
-        """Receives bytes. Raises the error of the command, DeadlineExceededError."""
+        """Receive bytes. Raises the error of the command, and DeadlineExceededError."""
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
         request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
@@ -200,17 +202,17 @@ class BlockingBulk:
             self._shell.advance(lambda: self._core.count(copied))
             return
         except grpc.RpcError as error:
-            broken = handshake.typed_error(error, self._address, "give a tensor's bytes")
+            broken = handshake.typed_error(error, self._address, "send a tensor's bytes")
         finally:
             call.cancel()
         self._shell.advance(self._core.check)
         raise broken
 
     def close(self) -> None:
-        """Ends all calls; bounded."""
+        """End all calls, in bounded time."""
         self._channel.close()
         self._channels.close()
         for carrier in list(self._carriers):
-            # One that could not be started is in here, too.
+            # This includes a thread that could not be started.
             if carrier.is_alive() and carrier is not threading.current_thread():
                 carrier.join(handshake.CLOSE_SECONDS)

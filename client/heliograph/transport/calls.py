@@ -1,4 +1,4 @@
-"""Unary calls as messages: the one place where methods meet protobuf."""
+"""Unary calls as messages: the one table of methods and protobuf messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """A call ready to be made: its path, its encoded request, and how to read the answer."""
+    """A call ready to be made: its path, its encoded request, and a decoder of the answer."""
 
     path: str
     request: bytes
@@ -38,13 +38,13 @@ class Unary:
 class _Codec:
     """The messages of a method."""
 
-    #: The message of a request and the session that asks.
+    #: Returns the message of a request in a session.
     encode: Callable[[Any, bytes], Message]
     decode: Callable[[bytes], Any]
 
 
 def unary(call: Call, session: bytes, message_bytes: int) -> Unary:
-    """A call as messages. Raises LimitExceededError when it passes the largest message."""
+    """Encode a call. Raises LimitExceededError if it exceeds the largest message."""
     method, found = call.method, _CODECS[call.method]
     request = found.encode(call.request, session).SerializeToString()
     if len(request) > message_bytes:

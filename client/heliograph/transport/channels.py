@@ -1,7 +1,7 @@
-"""Channels: every connection that a client makes with a daemon is made here, with what is to be shown there.
+"""gRPC channels with credentials: every connection of a client to a daemon is made here.
 
-A token goes with each call, as metadata that is given to gRPC with the call: interceptors, and gRPC's own
-plugins for it, take longer than a small run does. Channels without a token are gRPC's own.
+A token is passed to gRPC with each call, as metadata: interceptors, and gRPC's own plugins for it,
+take longer than a small run. Channels without a token are gRPC's own.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from heliograph_proto.errors import InvalidArgumentError
 
 Options: TypeAlias = "Sequence[tuple[str, Any]]"
 
-#: The environment's defaults, by the argument that each stands for.
+#: The environment variables for the arguments.
 VARIABLES = {
     "token": "HELIOGRAPH_TOKEN",
     "ca": "HELIOGRAPH_CA",
     "certificate": "HELIOGRAPH_CERTIFICATE",
     "key": "HELIOGRAPH_KEY",
 }
-#: The file that a token is read from, where no variable has it.
+#: The file that a token is read from, if no variable has it.
 TOKEN_FILE_VARIABLE = "HELIOGRAPH_TOKEN_FILE"
 NO_CREDENTIALS = Credentials()
-_WHAT = {"ca": "the authorities", "certificate": "the certificate", "key": "the key"}
+_FILES = {"ca": "the authorities", "certificate": "the certificate", "key": "the key"}
 
 
 def credentials_of(
@@ -41,7 +41,8 @@ def credentials_of(
     certificate: str | None = None,
     key: str | None = None,
 ) -> Credentials:
-    """What is shown at an address: as the arguments say, else the address's own token, else the environment.
+    """Return the credentials for an address: from the arguments, else the address's token, else the
+    environment.
 
     Raises InvalidArgumentError.
     """
@@ -50,10 +51,12 @@ def credentials_of(
         return _nothing(given)
     for name, value in given.items():
         if value is not None and not isinstance(value, str | os.PathLike):
-            raise InvalidArgumentError(f"{name} is a {type(value).__name__}", advice=f"{name}='...', a text")
+            raise InvalidArgumentError(
+                f"{name} is a {type(value).__name__}", advice=f"{name}='...', a string"
+            )
     files = {
         name: str(given[name] if given[name] is not None else os.environ.get(VARIABLES[name], ""))
-        for name in _WHAT
+        for name in _FILES
     }
     found = Credentials(token=_token_of(address, token), **files)
     if bool(found.certificate) != bool(found.key):
@@ -65,10 +68,10 @@ def credentials_of(
 
 
 def _nothing(given: Mapping[str, str | None]) -> Credentials:
-    """What is shown in this process."""
+    """Return the credentials for this process."""
     if named := [name for name, value in given.items() if value]:
         raise InvalidArgumentError(
-            f"{named[0]} is for one server, and this process is none",
+            f"{named[0]} is for a server in another process",
             advice="leave it out, or name a server",
         )
     return NO_CREDENTIALS
@@ -87,20 +90,22 @@ def _token_of(address: Address, given: str | None) -> str:
 
 
 def token_in(path: str, what: str) -> str:
-    """The token that is all of a file. Raises InvalidArgumentError."""
+    """Return the token in a file that has nothing else. Raises InvalidArgumentError."""
     try:
         text = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "it is not text"
         raise InvalidArgumentError(
             f"cannot read {path}, which {what} names: {why}", advice="a file with a token and nothing else"
         ) from None
-    return check_token(text, f"what is in {path}")
+    return check_token(text, f"the content of {path}")
 
 
 def credentials_elsewhere(credentials: Credentials, own: Address, other: Address) -> Credentials:
-    """What a session shows another daemon than its own, which its own named: a token that came here
-    encrypted does not go on in the clear."""
+    """Return a session's credentials for a daemon other than its own, which its own daemon named.
+
+    A token that is encrypted on the session's connection is not sent unencrypted elsewhere.
+    """
     if other.is_tls or other.is_loopback or not own.is_tls:
         return credentials
     return replace(credentials, token="")
@@ -109,11 +114,11 @@ def credentials_elsewhere(credentials: Credentials, own: Address, other: Address
 def open_channel(
     address: Address, options: Options, credentials: Credentials = NO_CREDENTIALS
 ) -> grpc.Channel:
-    """A channel for blocking code. Raises InvalidArgumentError for files that cannot be used."""
+    """Open a channel for blocking code. Raises InvalidArgumentError for unusable files."""
     made: grpc.Channel
     if address.is_tls:
         made = grpc.secure_channel(
-            address.grpc_target, _secured(credentials), tuple(_named(address, options))
+            address.grpc_target, _secured(credentials), tuple(_options_of(address, options))
         )
     else:
         _warn(address, credentials)
@@ -124,11 +129,11 @@ def open_channel(
 def open_aio_channel(
     address: Address, options: Options, credentials: Credentials = NO_CREDENTIALS
 ) -> grpc.aio.Channel:
-    """A channel for asyncio. Raises InvalidArgumentError for files that cannot be used."""
+    """Open a channel for asyncio. Raises InvalidArgumentError for unusable files."""
     made: grpc.aio.Channel
     if address.is_tls:
         made = grpc.aio.secure_channel(
-            address.grpc_target, _secured(credentials), tuple(_named(address, options))
+            address.grpc_target, _secured(credentials), tuple(_options_of(address, options))
         )
     else:
         _warn(address, credentials)
@@ -136,7 +141,7 @@ def open_aio_channel(
     return cast(grpc.aio.Channel, _AioChannel(made, credentials.metadata)) if credentials.token else made
 
 
-def _named(address: Address, options: Options) -> Options:
+def _options_of(address: Address, options: Options) -> Options:
     if not address.tls_name:
         return options
     return (*options, ("grpc.ssl_target_name_override", address.tls_name))
@@ -150,21 +155,18 @@ def _secured(credentials: Credentials) -> grpc.ChannelCredentials:
 
 
 @functools.lru_cache(maxsize=64)
-def _told(address: Address) -> None:
-    """Once for each address."""
-    logger.warning(
-        "a token goes to %s in the clear, where others may read it; grpcs:// is encrypted",
-        address,
-    )
+def _warn_once(address: Address) -> None:
+    """Log a warning, once for each address."""
+    logger.warning("a token goes to %s unencrypted, where others may read it; use grpcs://", address)
 
 
 def _warn(address: Address, credentials: Credentials) -> None:
     if credentials.token and not address.is_loopback:
-        _told(replace(address, device="", token=""))
+        _warn_once(replace(address, device="", token=""))
 
 
 def _method(made: Any, own: tuple[tuple[str, str], ...]) -> Any:
-    """Something that calls with metadata of its own beside the caller's, and may have a `future`, too."""
+    """Wrap a callable, and its `future` if it has one, so that calls have additional metadata."""
     call: Any = _with(made, own)
     if hasattr(made, "future"):
         call.future = _with(made.future, own)
@@ -179,7 +181,7 @@ def _with(call: Callable[..., Any], own: tuple[tuple[str, str], ...]) -> Callabl
 
 
 class _Calls:
-    """The methods of a channel, each of whose calls has some metadata more."""
+    """A channel whose calls have additional metadata."""
 
     def __init__(self, channel: Any, metadata: tuple[tuple[str, str], ...]) -> None:
         self._made, self._metadata = channel, metadata
@@ -195,7 +197,7 @@ class _Calls:
 
 
 class _Channel(_Calls):
-    """As a grpc.Channel."""
+    """A grpc.Channel with additional metadata."""
 
     def __enter__(self) -> _Channel:
         return self
@@ -205,7 +207,7 @@ class _Channel(_Calls):
 
 
 class _AioChannel(_Calls):
-    """As a grpc.aio.Channel."""
+    """A grpc.aio.Channel with additional metadata."""
 
     async def __aenter__(self) -> _AioChannel:
         return self

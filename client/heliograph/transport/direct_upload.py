@@ -1,7 +1,7 @@
-"""Contents that go straight to the daemon in whose memory they will lie, by tickets.
+"""Direct uploads of contents, by tickets, to the daemon that will hold them.
 
-client ──(PlaceContents)──▸ head ──(Admit)──▸ member      the head gives the member's ticket to the client
-client ─────────────(UploadAdmitted)────────▸ member      the bytes
+client ──(PlaceContents)──▸ head ──(Admit)──▸ member    the head passes the ticket to the client
+client ─────────────(UploadAdmitted)────────▸ member    the bytes
                             head ◂──(is over)── member
 """
 
@@ -36,22 +36,23 @@ from heliograph_proto.v1 import bulk_pb2
 
 ADMIT = "/heliograph.v1.BulkService/Admit"
 UPLOAD_ADMITTED = "/heliograph.v1.BulkService/UploadAdmitted"
-#: What any daemon answers.
+#: A method that every daemon answers.
 HEALTH = "/grpc.health.v1.Health/Check"
-#: How long connecting with another daemon than the session's may take.
+#: The time to connect to a daemon other than the session's.
 CONNECT_SECONDS = 2.0
-#: How often a daemon that answered before is asked whether it is there: gRPC may send the first questions on
-#: the connection that has just broken.
+#: The number of times to ask a daemon that answered before whether it is there: gRPC may send the
+#: first requests on the connection that has just broken.
 ASKS = 3
-#: How long a daemon may take to give tickets.
+#: The time that a daemon may take to give tickets.
 ADMIT_SECONDS = 10.0
-#: How long a head waits for a member that takes nothing; one that lost a connection notices in half of it.
+#: The time that a head waits for a member that takes no bytes; a member that lost a connection
+#: notices in half of it.
 PATIENCE_SECONDS = 30.0
-#: How many messages are made before gRPC asks for them.
+#: The number of messages made before gRPC requests them.
 _AHEAD = 2
 
 
-#: Of connections with daemons that the session's names: their answers are small.
+#: Options of connections to daemons other than the session's: their answers are small.
 DIRECT_OPTIONS = tuple(
     (name, 2**20 if name == "grpc.max_receive_message_length" else value)
     for name, value in handshake.CHANNEL_OPTIONS
@@ -59,26 +60,32 @@ DIRECT_OPTIONS = tuple(
 
 
 def first_message(offer: ContentOffer, size_bytes: int) -> bytes:
-    """What an upload begins with: the ticket, and no bytes."""
+    """Return the first message of an upload: the ticket, and no bytes."""
     target = bulk_pb2.UploadTarget(ticket=offer.ticket, size_bytes=size_bytes)
     return encode_upload(target.SerializeToString(), 0, memoryview(b""))
 
 
 def checked(answer: bulk_pb2.UploadAdmittedResponse, offer: ContentOffer, size_bytes: int) -> tuple[int, int]:
-    """Where to begin, and the size of the pieces. Raises UnreachableError for a daemon that was not meant."""
+    """Return where to begin, and the size of the pieces.
+
+    Raises UnreachableError for a daemon other than the offer's, and ProtocolError.
+    """
     if answer.incarnation != offer.incarnation:
-        raise UnreachableError(f"another daemon answers at {offer.address}, or another life of it")
+        raise UnreachableError(f"another daemon answers at {offer.address}, or it was restarted")
     if answer.received_bytes > size_bytes or not answer.chunk_bytes:
         raise ProtocolError(f"{offer.address} has {answer.received_bytes} bytes of {size_bytes}")
     return answer.received_bytes, answer.chunk_bytes
 
 
 def refusal(error: Any, offer: ContentOffer, *, has_begun: bool) -> HeliographError:
-    """Why an upload failed. Whoever answers before it began otherwise than by refusing the ticket is not the
-    daemon that was meant, or not in a state to take it."""
+    """Return the error of an upload that failed.
+
+    An error before it began, other than a refusal of the ticket, means that another daemon answers,
+    or that this one cannot take uploads.
+    """
     found = handshake.upload_error(error, address_of(offer))
     if has_begun and isinstance(found, InternalError) and not handshake.is_typed(error):
-        # What grpc.aio makes of a connection that breaks while something is written.
+        # grpc.aio raises this if a connection breaks during a write.
         return UnavailableError(f"the connection to {offer.address} broke: {found.message}")
     if has_begun or isinstance(found, PermissionDeniedError | UnreachableError | CancelledError):
         return found
@@ -86,18 +93,21 @@ def refusal(error: Any, offer: ContentOffer, *, has_begun: bool) -> HeliographEr
 
 
 def address_of(offer: ContentOffer) -> Address:
-    """Where the daemon of an offer is. Raises UnreachableError for what is no address of a daemon."""
+    """Return the address of an offer's daemon.
+
+    Raises UnreachableError for another kind of address.
+    """
     try:
         found = parse_address(offer.address)
     except HeliographError as error:
-        raise UnreachableError(f"{offer.address!r:.100} is no address: {error.message}") from None
+        raise UnreachableError(f"{offer.address!r:.100} is not an address: {error.message}") from None
     if found.scheme == "local":
-        raise UnreachableError(f"{offer.address!r:.100} is an address of another process alone")
+        raise UnreachableError(f"{offer.address!r:.100} is an address within another process")
     return found
 
 
 class _Messages:
-    """What gRPC's thread takes and sends, a few at a time. Closed when the call ends, however it ends."""
+    """A short queue of messages for gRPC's thread. Closed when the call ends for any reason."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -117,11 +127,11 @@ class _Messages:
 
     @property
     def has_room(self) -> bool:
-        """Whether the next one need not wait."""
+        """True if the next message need not wait."""
         return len(self._queue) < _AHEAD
 
     def put(self, message: bytes) -> bool:
-        """Waits for room. Whether the call takes more."""
+        """Add a message, waiting for room. Returns False if the call takes no more."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._queue) < _AHEAD or self._is_over)
             self._queue.append(message)
@@ -129,20 +139,22 @@ class _Messages:
             return not self._is_over
 
     def complete(self) -> None:
-        """There are no more."""
+        """End the messages."""
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody takes any more."""
+        """Stop, since the call takes no more messages."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
 
 
 class TicketUpload:
-    """A content on its way to the daemon that gave the ticket. Blocking, of one thread; any may cancel."""
+    """A content's upload to the daemon that gave the ticket. Blocking, for one thread; any thread
+    may cancel.
+    """
 
     def __init__(
         self,
@@ -151,11 +163,12 @@ class TicketUpload:
         size_bytes: int,
         patience_seconds: float | None = None,
     ) -> None:
-        """`patience_seconds`: how long the daemon may say and take nothing while it is waited for; None:
-        until somebody cancels."""
+        """`patience_seconds`: the longest silence of the daemon while it is waited for; None: no
+        limit.
+        """
         self._patience_seconds = patience_seconds
         self._is_late = False
-        #: How many bytes are there, and what may be sent at once; once it has begun.
+        #: The bytes that the daemon has, and the size of a piece; once it has begun.
         self.received_bytes = self.chunk_bytes = 0
         self._offer, self._size_bytes = offer, size_bytes
         self._has_begun = False
@@ -167,8 +180,10 @@ class TicketUpload:
             self._messages.close()
 
     def begin(self) -> None:
-        """Waits for the daemon to say who it is, and where to begin. Raises UnreachableError,
-        PermissionDeniedError, CancelledError."""
+        """Wait for the daemon to identify itself and name the first byte.
+
+        Raises UnreachableError, PermissionDeniedError and CancelledError.
+        """
         answer = self._answer()
         self.received_bytes, self.chunk_bytes = checked(answer, self._offer, self._size_bytes)
         self._has_begun = True
@@ -187,7 +202,7 @@ class TicketUpload:
 
     @contextmanager
     def _watched(self) -> Generator[None]:
-        """Breaks the upload off if what is waited for here takes too long."""
+        """Cancel the upload if the wait in this context takes too long."""
         if self._patience_seconds is None:
             yield
             return
@@ -207,12 +222,15 @@ class TicketUpload:
         if not self._is_late:
             return None
         return UnavailableError(
-            f"{self._offer.address} took nothing of a content for {self._patience_seconds:g} s",
-            advice="ask what is missing, and try again",
+            f"{self._offer.address} took no bytes of a content for {self._patience_seconds:g} s",
+            advice="query the missing contents, and try again",
         )
 
     def write(self, data: memoryview) -> None:
-        """The next bytes. Waits while much is on its way. Raises why the upload broke off."""
+        """Send the next bytes, waiting while much is unsent.
+
+        Raises the error of an upload that failed.
+        """
         for offset in range(0, data.nbytes, self.chunk_bytes):
             piece = data[offset : offset + self.chunk_bytes]
             if not self._put(encode_upload(None, self.received_bytes, piece)):
@@ -227,21 +245,23 @@ class TicketUpload:
             return self._messages.put(message)
 
     def finish(self) -> None:
-        """Waits until all is there. Raises ContentMismatchError, or why the upload broke off."""
+        """Wait until all bytes have arrived. Raises ContentMismatchError, or the error of the
+        upload.
+        """
         self._messages.complete()
         if (found := self._answer().received_bytes) != self._size_bytes:
             raise ProtocolError(f"{self._offer.address} took {found} bytes of {self._size_bytes}")
-        # Its status.
+        # This reads its status.
         next(self._call, None)
 
     def cancel(self) -> None:
-        """Breaks it off. Idempotent."""
+        """Cancel the upload. Idempotent."""
         self._messages.close()
         self._call.cancel()
 
 
 def no_connection(error: Any, offer: ContentOffer) -> HeliographError | None:
-    """Whether a question that anybody may answer was not: then nobody is there to take the content."""
+    """Return the error of a request that every daemon answers, or None if a daemon did answer."""
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
             return UnreachableError(f"{offer.address} cannot be reached from here: {error.details()}")
@@ -253,21 +273,21 @@ def no_connection(error: Any, offer: ContentOffer) -> HeliographError | None:
 
 
 class Channels:
-    """Connections with other daemons than the session's, by address, each made once. Thread-safe."""
+    """Connections to daemons other than the session's, by address, each made once. Thread-safe."""
 
     def __init__(self, own: Address, credentials: Credentials = NO_CREDENTIALS) -> None:
-        """`own`: the session's daemon, and what is shown there."""
+        """`own`: the session's daemon, and the credentials for it."""
         self._own, self._credentials = own, credentials
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
-        #: Those that somebody answered on.
+        #: The channels on which a daemon answered.
         self._reached: set[grpc.Channel] = set()
         #: Those of them that broke since.
         self._doubted: set[grpc.Channel] = set()
         self._is_closed = False
 
     def connected(self, offer: ContentOffer) -> grpc.Channel:
-        """A connection with the daemon of an offer. Raises UnreachableError."""
+        """Return a connection to the daemon of an offer. Raises UnreachableError."""
         channel = self._channel(address_of(offer))
         if channel in self._reached:
             return channel
@@ -286,17 +306,17 @@ class Channels:
             if self._is_closed:
                 raise CancelledError("the session was closed")
             if target not in self._channels:
-                shown = credentials_elsewhere(self._credentials, self._own, other)
-                self._channels[target] = open_channel(other, DIRECT_OPTIONS, shown)
+                elsewhere = credentials_elsewhere(self._credentials, self._own, other)
+                self._channels[target] = open_channel(other, DIRECT_OPTIONS, elsewhere)
             return self._channels[target]
 
     def doubt(self, channel: grpc.Channel) -> None:
-        """A call broke: whether anybody is there is to be asked again."""
+        """Record that a call broke: the daemon must answer again before the next use."""
         self._reached.discard(channel)
         self._doubted.add(channel)
 
     def close(self) -> None:
-        """Ends all of them, and every call."""
+        """Close all channels, which ends every call."""
         with self._lock:
             self._is_closed = True
             channels, self._channels = list(self._channels.values()), {}
@@ -307,7 +327,7 @@ class Channels:
 
 
 def _no_answer(channel: grpc.Channel, offer: ContentOffer) -> HeliographError | None:
-    """Why nobody answers, if nobody does."""
+    """Ask the daemon for an answer. Returns the error if there is none."""
     method: Any = channel.unary_unary(HEALTH, None, None)
     try:
         method(b"", timeout=CONNECT_SECONDS)
@@ -319,12 +339,13 @@ def _no_answer(channel: grpc.Channel, offer: ContentOffer) -> HeliographError | 
     return None
 
 
-#: Told the place of a content, how many bytes of it are there, whether it is over, and why it will not come.
+#: Called with the number of a content, the bytes that arrived, whether it is over, and the error if
+#: it failed.
 Tell = Callable[[int, int, bool, "HeliographError | None"], None]
 
 
 class Announcement:
-    """Contents that a session announced, and a thread that hears what becomes of them."""
+    """Contents that a session announced, and the thread that receives reports on them."""
 
     def __init__(
         self,
@@ -334,7 +355,7 @@ class Announcement:
         contents: Sequence[bulk_pb2.AdmittedContent],
         tell: Tell,
     ) -> None:
-        """Raises what BulkService.Admit is refused with, DeadlineExceededError."""
+        """Announce contents. Raises the errors of BulkService.Admit, and DeadlineExceededError."""
         self._address, self._tell = address, tell
         self._left = set(range(len(contents)))
         self._has_tickets = threading.Event()
@@ -354,23 +375,23 @@ class Announcement:
             raise self._error or ProtocolError(f"{address} gave {len(self.tickets)} tickets")
 
     def _read(self) -> None:
-        error: HeliographError = ProtocolError(f"{self._address} told nothing more of contents to come")
+        error: HeliographError = ProtocolError(f"{self._address} ended its reports on announced contents")
         try:
             for answer in self._call:
-                self._heard(answer)
+                self._apply(answer)
         except grpc.RpcError as broken:
-            error = handshake.typed_error(broken, self._address, "tell of contents to come")
+            error = handshake.typed_error(broken, self._address, "report on announced contents")
         except Exception as defect:
-            logger.exception("what a daemon told of contents to come could not be understood")
-            error = ProtocolError(f"what {self._address} told could not be understood: {defect}")
+            logger.exception("a daemon's report on announced contents could not be understood")
+            error = ProtocolError(f"a report of {self._address} could not be understood: {defect}")
         self._error = error
         has_tickets = self._has_tickets.is_set()
         self._has_tickets.set()
         if has_tickets:
             for place in sorted(self._left):
-                self._pass_on(place, 0, True, error)
+                self._report(place, 0, True, error)
 
-    def _heard(self, answer: bulk_pb2.AdmitResponse) -> None:
+    def _apply(self, answer: bulk_pb2.AdmitResponse) -> None:
         if not self._has_tickets.is_set():
             self.tickets = tuple(answer.tickets)
             self._has_tickets.set()
@@ -378,20 +399,22 @@ class Announcement:
         if answer.is_over:
             self._left.discard(answer.content)
         error = decode_error(answer.error) if answer.HasField("error") else None
-        self._pass_on(answer.content, answer.received_bytes, answer.is_over, error)
+        self._report(answer.content, answer.received_bytes, answer.is_over, error)
 
-    def _pass_on(self, place: int, received_bytes: int, is_over: bool, error: HeliographError | None) -> None:
+    def _report(self, place: int, received_bytes: int, is_over: bool, error: HeliographError | None) -> None:
         if not self._is_cancelled:
             self._tell(place, received_bytes, is_over, error)
 
     def cancel(self) -> None:
-        """What is not over will not come; nothing is told from now on. Idempotent."""
+        """End the announcement: contents that are not over will not come, and nothing more is
+        reported. Idempotent.
+        """
         self._is_cancelled = True
         self._call.cancel()
 
 
 class DirectUpload:
-    """One content, by the ticket of an offer."""
+    """The upload of one content by the ticket of an offer."""
 
     def __init__(self, upload: StartUpload, offer: ContentOffer) -> None:
         self._upload, self._offer = upload, offer
@@ -400,7 +423,9 @@ class DirectUpload:
         self._is_cancelled = False
 
     def run(self, channels: Channels) -> None:
-        """Carries the bytes. Raises UnreachableError before any was sent, and what an upload does."""
+        """Send the bytes. Raises UnreachableError before any byte was sent, and the errors of an
+        upload.
+        """
         channel = channels.connected(self._offer)
         data = self._upload.data
         with self._lock:
@@ -426,7 +451,7 @@ class DirectUpload:
             self._upload.progress(taken_bytes)
 
     def cancel(self) -> None:
-        """Breaks it off, from any thread. Idempotent."""
+        """Cancel the upload, from any thread. Idempotent."""
         with self._lock:
             self._is_cancelled = True
             sending = self._sending

@@ -1,4 +1,4 @@
-"""What both gRPC shells share: channel options, the handshake's messages, and errors from statuses."""
+"""Channel options, handshake messages, and errors from gRPC statuses, for both shells."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ UPLOAD = "/heliograph.v1.BulkService/Upload"
 UPLOAD_SHARED = "/heliograph.v1.BulkService/UploadShared"
 DOWNLOAD = "/heliograph.v1.BulkService/Download"
 
-#: What a server is to do with one, in words for errors.
+#: The request to a server, in words for errors.
 TAKE_AN_UPLOAD = "take an upload"
-#: How long closing a session may take.
+#: The time for closing a session.
 CLOSE_SECONDS = 2.0
-#: How long frees may gather before they are sent.
+#: The time that frees may gather before they are sent.
 GATHER_SECONDS = 0.005
 
-#: A server that is gone or stopped is noticed after the sum of the two keepalive times.
+#: A dead or stopped server is noticed after the sum of the two keepalive times.
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 
@@ -61,23 +61,23 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     # A session lives on one connection; nothing is sent twice.
     ("grpc.enable_retries", 0),
-    # Bulk has a connection of its own only if channels do not share them.
+    # Bulk data has its own connection only if channels do not share them.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
 
-#: Of the silence after which a server is gone: when it is asked for a sign of life, and how long that may
-#: take. What is left is for noticing it.
-_ASKED, _ANSWERED = 0.4, 0.5
+#: The parts of a silence limit: the time until a ping, and the time for its answer. The rest is for
+#: noticing.
+_PING_PART, _ANSWER_PART = 0.4, 0.5
 
 
 def channel_options(silence_seconds: float | None = None) -> tuple[tuple[str, Any], ...]:
-    """Options of a channel on which a server is gone after so much silence; by default the usual one."""
+    """Return the options of a channel on which a server counts as gone after this much silence."""
     if silence_seconds is None:
         return CHANNEL_OPTIONS
-    answered = max(1, int(silence_seconds * _ANSWERED * 1e3))
+    answered = max(1, int(silence_seconds * _ANSWER_PART * 1e3))
     changed = {
-        "grpc.keepalive_time_ms": max(1, int(silence_seconds * _ASKED * 1e3)),
+        "grpc.keepalive_time_ms": max(1, int(silence_seconds * _PING_PART * 1e3)),
         "grpc.keepalive_timeout_ms": answered,
         "grpc.http2.ping_timeout_ms": answered,
     }
@@ -85,13 +85,13 @@ def channel_options(silence_seconds: float | None = None) -> tuple[tuple[str, An
 
 
 _ADVICE = "is the daemon running? start one with: heliograph serve"
-_SHOW = (
-    "show a token: hg.connect(url, token=...), $HELIOGRAPH_TOKEN, or the URL that heliograph serve printed"
+_TOKEN_ADVICE = (
+    "pass a token: hg.connect(url, token=...), $HELIOGRAPH_TOKEN, or the URL that heliograph serve printed"
 )
 
 
 def open_request() -> bytes:
-    """The first message: what this client speaks."""
+    """Return the first message, with the versions and features of this client."""
     return session_pb2.OpenRequest(
         version_min=VERSION_MIN,
         version_max=VERSION_MAX,
@@ -102,25 +102,25 @@ def open_request() -> bytes:
 
 
 def decode_open(answer: bytes, address: Address) -> SessionInfo:
-    """What was agreed. Raises NotHeliographError for an answer that makes no sense."""
+    """Return the result of the handshake. Raises NotHeliographError for a meaningless answer."""
     try:
         info = decode(session_pb2.OpenResponse.FromString(answer), SessionInfo)
     except Exception as error:
-        raise NotHeliographError(f"{address} gave an answer that cannot be read: {error}") from None
+        raise NotHeliographError(f"{address} sent an answer that cannot be read: {error}") from None
     if not (info.session and info.devices and VERSION_MIN <= info.version <= VERSION_MAX):
-        raise NotHeliographError(f"{address} gave an answer without session, devices or version")
+        raise NotHeliographError(f"{address} sent an answer without session, devices or version")
     if min(info.limits.in_flight_bytes, info.limits.chunk_bytes, info.limits.message_bytes) < 1:
-        raise NotHeliographError(f"{address} gave limits of 0")
+        raise NotHeliographError(f"{address} sent limits of 0")
     return info
 
 
 def close_request(session: bytes) -> bytes:
-    """The last message."""
+    """Return the last message."""
     return session_pb2.CloseRequest(session=session).SerializeToString()
 
 
 def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
-    """The error of a status: the server's own where it sent one, else what the code means."""
+    """Return the error of a status: the server's own if it sent one, otherwise that of the code."""
     forget_traceback(error)
     trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     if (sent := error_from_metadata(tuple(trailing or ()))) is not None:
@@ -132,7 +132,7 @@ def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceededError(
                 f"{address} did not {doing} in time",
-                advice="is a daemon there, and not something else? ask: heliograph health --server URL",
+                advice="is it a Heliograph daemon? check it with: heliograph health --server URL",
             )
         case grpc.StatusCode.CANCELLED:
             return CancelledError(f"cancelled: {doing}")
@@ -140,7 +140,8 @@ def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
             return LimitExceededError(f"{address} refused to {doing}: {details}")
         case grpc.StatusCode.UNAUTHENTICATED:
             return UnauthenticatedError(
-                f"{address} does not know who asks it to {doing}: {details}", advice=_SHOW
+                f"{address} does not accept this client's credentials to {doing}: {details}",
+                advice=_TOKEN_ADVICE,
             )
         case grpc.StatusCode.PERMISSION_DENIED:
             return PermissionDeniedError(f"{address} does not let this client {doing}: {details}")
@@ -150,31 +151,36 @@ def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
 
 
 def is_typed(error: Any) -> bool:
-    """Whether the server itself sent the error of a status."""
+    """True if the server itself sent the error of a status."""
     trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     return error_from_metadata(tuple(trailing or ())) is not None
 
 
 def upload_error(broken: Exception, address: Address) -> HeliographError:
-    """Why an upload failed, whatever was raised: by gRPC, by us, or by who is told of its progress."""
+    """Return the error of a failed upload, raised by gRPC, by Heliograph, or by a progress
+    function.
+    """
     if isinstance(broken, grpc.RpcError):
         return typed_error(broken, address, TAKE_AN_UPLOAD)
     if isinstance(broken, HeliographError):
         return broken
-    # Not with its traceback, which would keep the call.
+    # Without its traceback, which would keep the call alive.
     words = f"an upload failed: {type(broken).__name__}: {broken}"
     logger.error("%s", words)
     return InternalError(words)
 
 
 def forget_traceback(error: Any) -> None:
-    """Lets go of a call that gRPC has raised: its traceback refers to itself, and so would keep it until
-    some garbage collection, perhaps the interpreter's last (see `_blocking`)."""
+    """Drop the traceback of a call that gRPC has raised.
+
+    The traceback refers to itself and would keep the call until a garbage collection, perhaps the
+    interpreter's last (see `blocking.py`).
+    """
     if isinstance(error, BaseException):
         error.__traceback__ = None
 
 
-#: What a server says while its devices start, and how long to wait before it is asked again.
+#: The server's message while its devices start, and the pause before the next request.
 STARTING = "the server is starting its devices"
 START_SECONDS = 0.25
 
@@ -182,12 +188,14 @@ START_SECONDS = 0.25
 def open_error(
     error: Any, address: Address, timeout: float, credentials: Credentials = NO_CREDENTIALS
 ) -> HeliographError:
-    """Why a session could not be opened: nobody there, silence, no trust, or somebody else."""
+    """Return the reason why no session was opened: no server, silence, no trust, or another
+    program.
+    """
     found = typed_error(error, address, "open a session")
     if isinstance(found, UnavailableError) and not is_typed(error) and "http" not in found.message.lower():
-        cause, advice = why_nobody(address)
+        cause, advice = why_unreachable(address)
         if cause:
-            return UnavailableError(f"nobody answers at {address}: {cause}", advice=advice)
+            return UnavailableError(f"no server answers at {address}: {cause}", advice=advice)
     is_silent = isinstance(found, DeadlineExceededError) and address.is_tls
     may_be_tls = (is_silent or isinstance(found, UnavailableError)) and not is_typed(error)
     if may_be_tls and (distrusted := _why_no_trust(address, credentials)) is not None:
@@ -197,7 +205,7 @@ def open_error(
             return found
         return NotHeliographError(
             f"{address} answers, but not as a Heliograph server: {error.details() or error.code().name}",
-            advice="check the port; `heliograph serve` listens on 7070 unless told otherwise",
+            advice="check the port; `heliograph serve` listens on port 7070 by default",
         )
     if isinstance(found, DeadlineExceededError):
         return UnavailableError(f"{address} did not answer within {timeout:g} s", advice=_ADVICE)
@@ -205,29 +213,29 @@ def open_error(
 
 
 def _why_no_trust(address: Address, credentials: Credentials) -> HeliographError | None:
-    """What is wrong with TLS or with a certificate, on either side, if that is what it was."""
+    """Return the error if TLS or a certificate, on either side, is the reason."""
     if address.scheme not in ("grpc", "grpcs"):
         return None
-    # Not before: few need it.
+    # Imported only when needed, which is rare.
     from heliograph.transport import tls
 
     is_tls = address.is_tls
     why = tls.why_no_tls(address, credentials) if is_tls else tls.why_no_plaintext(address)
     if why is None:
         return None
-    kind = UnauthenticatedError if why.is_about_us else UnavailableError
+    kind = UnauthenticatedError if why.is_ours else UnavailableError
     return kind(f"cannot speak with {address}: {why.cause}", advice=why.advice)
 
 
 def is_starting(error: HeliographError) -> bool:
-    """Whether a server answered that it is not ready yet; silence is another thing."""
+    """True if a server answered that it is not ready yet; silence does not count."""
     return type(error) is UnavailableError and error.message == STARTING
 
 
-def why_nobody(address: Address) -> tuple[str, str]:
-    """Why nothing accepts connections there, and what to do; empty if something does.
+def why_unreachable(address: Address) -> tuple[str, str]:
+    """Return why nothing accepts connections at an address, with advice; empty if something does.
 
-    Asked only after gRPC has failed, which does not tell these apart.
+    Called only after gRPC has failed, which does not distinguish these cases.
     """
     try:
         if address.scheme == "unix":
@@ -249,7 +257,7 @@ def _why_no_host(address: Address, error: Exception) -> tuple[str, str]:
         case ConnectionRefusedError():
             return "connection refused", port
         case TimeoutError():
-            return "no reply", "is the host up, and does a firewall let the port through?"
+            return "no reply", "is the host up, and does a firewall block the port?"
     return str(getattr(error, "strerror", None) or error).lower(), _ADVICE
 
 
@@ -261,12 +269,12 @@ def _why_no_socket(address: Address, error: Exception) -> tuple[str, str]:
         case PermissionError():
             return "permission denied", "the socket's owner may open it: run as that user, or change its mode"
     if not stat.S_ISSOCK(os.stat(address.path).st_mode):
-        return "the file is no socket", "name the socket that the daemon listens on, or another path"
+        return "the file is not a socket", "name the socket that the daemon listens on, or another path"
     return "the socket is there, but no daemon listens on it", start
 
 
 def stream_error(error: Any, address: Address) -> HeliographError:
-    """Why the command stream ended."""
+    """Return the reason why the command stream ended."""
     if error is None:
         return SessionClosedError(f"{address} ended the session")
     found = typed_error(error, address, "go on with the session")
@@ -275,6 +283,6 @@ def stream_error(error: Any, address: Address) -> HeliographError:
     if isinstance(found, UnavailableError):
         return UnavailableError(
             f"the connection to {address} broke: {error.details() or 'no reason given'}",
-            advice="everything of the session is gone; connect again, compile and run",
+            advice="all data of the session is gone; connect again, compile and run",
         )
     return found

@@ -1,4 +1,4 @@
-"""The lines that a server's log has of a session, as they come to the blocking API."""
+"""A server's log lines of a session, for the blocking API."""
 
 from __future__ import annotations
 
@@ -19,34 +19,37 @@ FOLLOW_LOG = "/heliograph.v1.SessionService/FollowLog"
 
 
 class LogSource(Protocol):
-    """Where lines come from."""
+    """The source of a server's log lines."""
 
     def take(self) -> list[LogLine] | None:
-        """Waits for more; None at the end, after `close` for one."""
+        """Wait for more lines; None at the end, for example after `close`."""
 
     def close(self) -> None:
-        """Has `take` end soon. Idempotent; neither blocks nor raises."""
+        """Make `take` end soon. Idempotent; neither blocks nor raises."""
 
 
 def follow_request(info: SessionInfo, level: str) -> bytes:
-    """Raises InvalidArgumentError."""
+    """Encode a request for log lines. Raises InvalidArgumentError."""
     check_level(level)
     return session_pb2.FollowLogRequest(session=info.session, level=level).SerializeToString()
 
 
 def lines_of(message: bytes) -> list[LogLine]:
-    """What a response has."""
+    """Return the lines of a response."""
     found = session_pb2.FollowLogResponse.FromString(message)
     return after_dropped(decode_all(found.lines, LogLine), found.dropped)
 
 
 def is_end(error: HeliographError) -> bool:
-    """Whether it says no more than that the session is over, or nobody listens."""
+    """True if an error only says that the session has ended or the reader has stopped."""
     return isinstance(error, CancelledError | SessionClosedError)
 
 
 class RemoteLog:
-    """The call to a daemon. Subscribed once it is made. Raises what the server refuses it with."""
+    """The log call to a daemon, subscribed once it is made.
+
+    Raises the error with which the server refuses.
+    """
 
     def __init__(self, channel: grpc.Channel, address: Address, info: SessionInfo, level: str) -> None:
         method: Any = channel.unary_stream(FOLLOW_LOG, None, None)
@@ -68,37 +71,40 @@ class RemoteLog:
         try:
             message = next(call, None)
         except grpc.RpcError as error:
-            refused = handshake.typed_error(error, self._address, "tell what it logs")
+            refused = handshake.typed_error(error, self._address, "send its log")
         else:
             return None if message is None else lines_of(message)
-        # Not in the handler: see `_blocking`.
+        # Not in the handler: see `blocking.py`.
         self.close()
         if is_end(refused):
             return None
         raise refused
 
     def close(self) -> None:
-        # Dropped, too: no call may live until the interpreter ends.
+        # The reference is dropped as well: no call may live until the interpreter ends.
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
 
 
 class Follower(Protocol):
-    """What is logged of a session of this process."""
+    """The log lines of a session in this process."""
 
     def take(self) -> tuple[list[LogLine], int]:
-        """The lines since the last call, and how many before them were dropped."""
+        """Return the lines since the last call, and the number of lines dropped before them."""
 
     def close(self) -> None:
-        """Nothing more comes. Idempotent."""
+        """End the lines. Idempotent."""
 
 
 class LocalLog:
-    """Of a session in this process. Subscribed once it is made. Raises what `follow` does."""
+    """The log of a session in this process, subscribed once it is made.
+
+    Raises the errors of `follow`.
+    """
 
     def __init__(self, follow: Callable[[Callable[[], None]], Follower]) -> None:
-        """`follow` makes a follower that calls back when there is something to take."""
+        """`follow` makes a follower that calls back when there are lines to take."""
         self._changed = threading.Condition()
         self._has_news = self._is_over = False
         self._follower = follow(self._wake)

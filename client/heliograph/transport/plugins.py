@@ -1,4 +1,4 @@
-"""Transports that other packages bring, by the scheme of their URLs: `local:` is the server's."""
+"""Transports of other packages, by URL scheme: `local:` belongs to the server package."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 from heliograph_proto.errors import ConfigurationError
 
-#: The entry points of transports. SCHEME is a callable that makes a BlockingShell of an address, a timeout
-#: in seconds and credentials; SCHEME.aio one that gives an AioShell when it is awaited.
+#: The entry points of transports. SCHEME is a function of an address, a timeout in seconds and
+#: credentials that returns a BlockingShell; SCHEME.aio returns an awaitable of an AioShell.
 GROUP = "heliograph.transports"
 
 
 @cache
 def transport(name: str) -> Any:
-    """What the entry point of a name makes shells with. Raises ConfigurationError where none is installed."""
+    """Return the function that an entry point names. Raises ConfigurationError if none is
+    installed.
+    """
     found = next(iter(_installed(name)), None)
     if found is None:
         raise _missing("heliograph_server")
@@ -26,7 +28,9 @@ def transport(name: str) -> Any:
 
 
 def _installed(name: str) -> list[metadata.EntryPoint]:
-    """Those of this package's own distribution, else of any: to read all of them takes some 20 ms."""
+    """Return the entry points of this package's distribution, else of any: reading all takes some
+    20 ms.
+    """
     try:
         points = metadata.distribution("heliograph").entry_points.select(group=GROUP, name=name)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether the other end of a socket is on this host, and of this user; for both sides of shared memory."""
+"""Checks of the other end of a socket, for shared memory: is it on this host, and of this user?"""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import socket
 import struct
 
-#: struct ucred of unix(7): process, user and group; only the first has a sign.
+#: struct ucred of unix(7): process, user and group; only the first is signed.
 _CREDENTIALS = struct.Struct("iII")
 
 
 def is_of_this_user(peer: socket.socket) -> bool:
-    """Whether the other end of a unix socket is a process of this process's user; not if nobody knows."""
+    """True if the other end of a unix socket is a process of this process's user; False if
+    unknown.
+    """
     try:
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:
@@ -20,8 +22,11 @@ def is_of_this_user(peer: socket.socket) -> bool:
 
 
 def is_of_this_host(host: str) -> bool:
-    """Whether a name's addresses, or an address, are this host's: whether a socket can be bound to them all.
-    Nothing is sent."""
+    """True if all addresses of a name, or an address, are this host's: a socket can be bound to
+    each.
+
+    Nothing is sent.
+    """
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
         for family, kind, protocol, _, where in found:

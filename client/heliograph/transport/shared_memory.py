@@ -1,7 +1,7 @@
-"""Memory that this process and a server on the same host map both: asked for, checked, and divided.
+"""Memory that this process and a server on the same host both map: requested, checked, and divided.
 
-The server's socket is found by a name that only who is on its host can reach (`SharedMemoryOffer`). Nothing
-is taken from another user, and nothing whose size could change under us.
+The server's socket has a name that only processes on its host can reach (`SharedMemoryOffer`).
+Memory of another user, or memory whose size could change, is not accepted.
 """
 
 from __future__ import annotations
@@ -32,91 +32,102 @@ from heliograph_proto.errors import (
 from heliograph_proto.sessions import PLACE_BYTES, SessionInfo, SharedMemoryOffer
 from heliograph_proto.v1 import bulk_pb2, memory_pb2
 
-#: What sessions are given: go that way where both sides prove that they are on one host; or insist; or never.
+#: The argument of sessions: use shared memory if both sides prove that they are on one host
+#: ("auto"), require it, or never use it.
 SharedMemoryArgument: TypeAlias = "Literal['auto'] | bool"
 
-#: How long to wait before a socket is tried again whose queue is full.
+#: The pause before connecting again to a socket whose queue is full.
 CROWDED_SECONDS = 0.01
-#: How long the server may take to answer, which it does at once.
+#: The time for the server's answer, which comes at once.
 ANSWER_SECONDS = 2.0
 LEAST_SECONDS = 0.05
 RESPONSE_BYTES = 65_536
-#: What one command carries: copied here while the server copies the one before.
+#: The bytes of one command: they are copied here while the server copies those of the one before.
 SLOT_BYTES = PLACE_BYTES
 
 
 class SharedSpace:
-    """The memory by which commands carry bytes, in slots of one size. The core's: it is touched where the
-    core is."""
+    """The memory in which commands carry bytes, in slots of one size.
+
+    It belongs to the core and is used where the core is.
+    """
 
     def __init__(self, memory: np.ndarray[Any, np.dtype[np.uint8]], slot_bytes: int = SLOT_BYTES) -> None:
         self._memory = memory
         self.slot_bytes = min(slot_bytes, memory.nbytes)
         count = memory.nbytes // self.slot_bytes
-        # The one that was used last is taken first: it is in the caches.
+        # The slot that was used last is taken first: it is in the caches.
         self._free = [number * self.slot_bytes for number in reversed(range(count))]
 
     def __repr__(self) -> str:
         return f"<SharedSpace of {self._memory.nbytes:,} bytes, {len(self._free)} slots free>"
 
     def take(self) -> int | None:
-        """Where a free slot begins; None: there is none."""
+        """Take a free slot. Returns its offset, or None if there is none."""
         return self._free.pop() if self._free else None
 
     def give(self, slot: int) -> None:
-        """It is free again."""
+        """Return a slot."""
         self._free.append(slot)
 
     def fill(self, slot: int, data: memoryview) -> None:
-        """Copies bytes into a slot; other threads run meanwhile."""
+        """Copy bytes into a slot; other threads run meanwhile."""
         np.copyto(self._memory[slot : slot + data.nbytes], np.frombuffer(data, np.uint8))
 
     def empty_into(self, slot: int, out: memoryview) -> None:
-        """Copies bytes out of a slot; other threads run meanwhile."""
+        """Copy bytes out of a slot; other threads run meanwhile."""
         np.copyto(np.frombuffer(out, np.uint8), self._memory[slot : slot + out.nbytes])
 
 
 def checked_shared_memory(given: object) -> SharedMemoryArgument:
-    """Raises InvalidArgumentError."""
+    """Return the argument. Raises InvalidArgumentError."""
     if given == "auto" or isinstance(given, bool):
         return given
     raise InvalidArgumentError(f"shared_memory is {given!r:.40}", advice="'auto', True or False")
 
 
 def share(
-    address: Address, info: SessionInfo, wanted: SharedMemoryArgument, seconds: float = ANSWER_SECONDS
+    address: Address, info: SessionInfo, argument: SharedMemoryArgument, seconds: float = ANSWER_SECONDS
 ) -> SharedSpace | str:
-    """The session's memory, or why there is none. Raises UnavailableError where it was insisted on."""
-    if wanted is False:
-        return "it was turned off here: shared_memory=False"
+    """Return the session's memory, or why there is none.
+
+    Raises UnavailableError if it was required.
+    """
+    if argument is False:
+        return "it was turned off by the client: shared_memory=False"
     request = memory_pb2.MemoryRequest(session=info.session, session_memory=memory_pb2.SessionMemory())
     try:
         memory, _ = _ask(address, info, request, seconds)
         if not memory.nbytes:
-            raise UnavailableError("the server gave none")
+            raise UnavailableError("the server sent none")
         return SharedSpace(memory)
     except HeliographError as error:
-        if wanted is True:
+        if argument is True:
             raise insisted(address, error.message) from None
         return error.message
 
 
 def seconds_for(end: float) -> float:
-    """How long the server may take of what is left until a moment; a little, if nothing is."""
+    """Return the seconds for the server's answer, of the time left until a moment; a little if none
+    is.
+    """
     return min(ANSWER_SECONDS, max(LEAST_SECONDS, end - time.monotonic()))
 
 
 def insisted(address: Address, why: str) -> UnavailableError:
-    """What is raised where shared memory is insisted on and there is none."""
+    """Return the error for shared memory that is required but absent."""
     return UnavailableError(
-        f"no memory can be shared with {address}: {why}", advice="shared_memory='auto' goes on without"
+        f"no memory can be shared with {address}: {why}", advice="shared_memory='auto' continues without"
     )
 
 
 def memory_of(
     address: Address, info: SessionInfo, tensor: int, seconds: float | None = None
 ) -> tuple[Any, int]:
-    """The bytes of the buffer in which a tensor lies, and where the tensor begins. Raises HeliographError."""
+    """Return the bytes of a tensor's buffer, and the tensor's position in it.
+
+    Raises HeliographError.
+    """
     limit = ANSWER_SECONDS if seconds is None else min(seconds, ANSWER_SECONDS)
     return _ask(address, info, memory_pb2.MemoryRequest(session=info.session, tensor=tensor), limit)
 
@@ -124,8 +135,11 @@ def memory_of(
 def _ask(
     address: Address, info: SessionInfo, request: memory_pb2.MemoryRequest, seconds: float
 ) -> tuple[Any, int]:
-    """Raises UnsupportedError where there is no such transport, UnavailableError where it is broken, or the
-    server's error."""
+    """Request memory. Returns its bytes, and a tensor's position in it.
+
+    Raises UnsupportedError if there is no shared memory, UnavailableError if it is broken, or the
+    server's error.
+    """
     end = time.monotonic() + seconds
     try:
         with _connected(address, _offer_of(info), end) as server:
@@ -133,11 +147,11 @@ def _ask(
             server.settimeout(max(0.001, end - time.monotonic()))
             answer, descriptors, _, _ = socket.recv_fds(server, RESPONSE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
-        raise UnavailableError(f"the server's socket for it: {error.strerror or 'no answer'}") from None
+        raise UnavailableError(f"the server's memory socket: {error.strerror or 'no answer'}") from None
     try:
         response = _decoded(answer)
         if not descriptors:
-            raise UnavailableError("the server gave none")
+            raise UnavailableError("the server sent none")
         return mapped(descriptors[0], response.size_bytes), response.offset_bytes
     finally:
         for one in descriptors:
@@ -145,7 +159,7 @@ def _ask(
 
 
 def _decoded(answer: bytes) -> memory_pb2.MemoryResponse:
-    """Raises the error that it has, ProtocolError for one that cannot be read."""
+    """Decode a response. Raises the error in it, or ProtocolError if it is unreadable."""
     try:
         response = memory_pb2.MemoryResponse.FromString(answer)
     except DecodeError:
@@ -157,17 +171,19 @@ def _decoded(answer: bytes) -> memory_pb2.MemoryResponse:
 
 def _offer_of(info: SessionInfo) -> SharedMemoryOffer:
     if SHARED_MEMORY not in info.features:
-        raise UnsupportedError("the server does not know how")
+        raise UnsupportedError("the server does not support it")
     if info.shared_memory is None:
         raise UnsupportedError(
-            "the server offers none: this client came over a network, or it was turned off there"
+            "the server offers none: this client is on another host, or the server turned it off"
         )
     return info.shared_memory
 
 
 def _socket_of(address: Address, offer: SharedMemoryOffer) -> str:
-    """The name of the server's socket. A server must not have us connect to whatever it likes. Raises
-    UnsupportedError."""
+    """Return the name of the server's socket. Raises UnsupportedError.
+
+    The name is checked, so that a server cannot make the client connect to any other socket.
+    """
     if address.scheme == "unix" and re.fullmatch(r"\.[a-z]{1,16}", offer.path_suffix):
         return address.path + offer.path_suffix
     named = re.fullmatch(r"heliograph-[0-9a-f]{32}", offer.abstract_name)
@@ -181,9 +197,9 @@ def _socket_of(address: Address, offer: SharedMemoryOffer) -> str:
 
 
 def _connected(address: Address, offer: SharedMemoryOffer, end: float) -> socket.socket:
-    """Raises OSError, UnsupportedError where it is somebody else's."""
+    """Connect to the server's socket. Raises OSError, and UnsupportedError for another user's."""
     if not hasattr(socket, "SO_PEERCRED"):
-        raise UnsupportedError("this system cannot prove that both are on one host")
+        raise UnsupportedError("this system cannot prove that both sides are on one host")
     name = _socket_of(address, offer)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -197,7 +213,7 @@ def _connected(address: Address, offer: SharedMemoryOffer, end: float) -> socket
 
 
 def _connect(made: socket.socket, name: str, end: float) -> None:
-    """Connects until a moment; a queue that is full for now is told at once. Raises OSError."""
+    """Connect until a moment; a full queue is reported at once. Raises OSError."""
     while True:
         made.settimeout(max(0.001, end - time.monotonic()))
         try:
@@ -209,8 +225,10 @@ def _connect(made: socket.socket, name: str, end: float) -> None:
 
 
 def mapped(descriptor: int, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes of a file of memory, which stay as long as somebody has an array over them; the descriptor is
-    not needed any more. Raises UnavailableError for one that could be cut while it is in use."""
+    """Map a memory file. The mapping lasts as long as arrays over it, without the descriptor.
+
+    Raises UnavailableError for a file that could be truncated while it is in use.
+    """
     import fcntl
     import mmap
 
@@ -220,39 +238,39 @@ def mapped(descriptor: int, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint
     except (OSError, ValueError, OverflowError) as error:
         raise UnavailableError(f"the memory cannot be mapped: {error}") from None
     if not seals & fcntl.F_SEAL_SHRINK:
-        raise UnavailableError("the server gave memory whose size may change")
+        raise UnavailableError("the server sent memory whose size may change")
     return np.frombuffer(whole, np.uint8)[:size_bytes]
 
 
-#: How many slots an upload fills in turns: one is copied into, one is hashed over there.
+#: The number of slots of an upload: one is filled while the server hashes another.
 SLOTS = 2
-#: What is hashed over there while the next piece is copied here.
+#: The bytes that the server hashes while the next piece is copied here.
 PIECE_BYTES = 8 * 2**20
 
 
 class SharedUpload:
-    """One content, and the slots that it has. Moves bytes; what travels is the shell's."""
+    """The upload of one content through its slots. It moves bytes; the shell sends the messages."""
 
     def __init__(self, space: SharedSpace, slots: list[int], session: bytes, upload: StartUpload) -> None:
         self._space, self._upload, self._session = space, upload, session
         self._free = slots
-        #: Ends of pieces and the slots where they lie, in order.
+        #: Ends of pieces and their slots, in order.
         self._sent: deque[tuple[int, int]] = deque()
         self._next_byte = self._received_bytes = upload.offset_bytes
         self._began = False
 
     @property
     def is_sent(self) -> bool:
-        """Whether all bytes were taken out of the caller's memory."""
+        """True if all bytes were copied out of the caller's memory."""
         return self._began and self._next_byte == self._upload.data.nbytes
 
     @property
     def is_over(self) -> bool:
-        """Whether the server has taken all of them."""
+        """True if the server has taken all bytes."""
         return self.is_sent and not self._sent
 
     def take(self) -> bytes | None:
-        """The next request, whose bytes lie in a slot now; None: an answer must come first."""
+        """Fill a slot and return the next request; None if an answer must come first."""
         if self.is_sent or not self._free:
             return None
         slot, start = self._free.pop(), self._next_byte
@@ -269,8 +287,10 @@ class SharedUpload:
         return request.SerializeToString()
 
     def answered(self, message: bytes) -> None:
-        """The server has taken pieces, of which progress is told. Raises ProtocolError for bytes that it was
-        not sent, and what the progress function raises."""
+        """Apply an answer: the server has taken pieces. Reports progress.
+
+        Raises ProtocolError for bytes that were not sent, and the errors of the progress function.
+        """
         received = bulk_pb2.UploadSharedResponse.FromString(message).received_bytes
         if received > self._next_byte:
             raise ProtocolError(f"the server has {received} bytes, and was sent {self._next_byte}")
@@ -281,18 +301,21 @@ class SharedUpload:
         self._received_bytes = max(self._received_bytes, received)
 
     def slots(self) -> list[int]:
-        """All of them, once the call has ended. If it broke off, the server may still read some: what it
-        keeps of the content then, its digest refuses when the upload goes on."""
+        """Return all slots, once the call has ended.
+
+        After a failure the server may still read some of them. The content's digest then refuses
+        wrong bytes when the upload is resumed.
+        """
         return [*self._free, *(slot for _, slot in self._sent)]
 
 
 def cut_short() -> UnavailableError:
-    """What an upload ends with that the server ended too early, and did not say why."""
+    """Return the error of an upload that the server ended too early, without a reason."""
     return UnavailableError("the server ended an upload before its end", advice="try again")
 
 
 def take_slots(space: SharedSpace | None) -> list[int]:
-    """Slots for an upload; none if all are in use, or there is no such memory."""
+    """Take slots for an upload; none if all are in use, or there is no shared memory."""
     if space is None:
         return []
     found = (space.take() for _ in range(SLOTS))

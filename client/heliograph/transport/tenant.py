@@ -1,7 +1,7 @@
-"""The secret by which a server knows that sessions are of one tenant, and may share uploaded weights.
+"""The secret by which a server recognises sessions of one tenant, which may share uploaded weights.
 
-$HELIOGRAPH_TENANT, any text that others do not guess; else a file of this user, made with the first session.
-Two machines are one tenant when they have the same text, or the same file.
+It is $HELIOGRAPH_TENANT, a text that others cannot guess, or a file of this user that the first
+session creates. Two machines are one tenant if they have the same text, or the same file.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from pathlib import Path
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError
 
-#: The environment variable that has a secret of its own.
+#: The environment variable with a secret text.
 TENANT_VARIABLE = "HELIOGRAPH_TENANT"
-#: Fewer characters can be guessed.
+#: Shorter texts can be guessed.
 SHORTEST = 16
 _SECRET_BYTES = 32
 
 _lock = threading.Lock()
-#: Of this process, where no file can be kept.
+#: The secret of this process, if no file can be kept.
 _own: bytes = b""
 
 
 def tenant_secret() -> bytes:
-    """What the handshake shows, 32 bytes. Raises ConfigurationError for a text that could be guessed."""
+    """Return the 32 bytes for the handshake.
+
+    Raises ConfigurationError for a text that could be guessed.
+    """
     text = os.environ.get(TENANT_VARIABLE)
     if text:
         if len(text) < SHORTEST:
             raise ConfigurationError(
                 f"${TENANT_VARIABLE} has {len(text)} characters, which others could guess",
-                advice=f"give it {SHORTEST} or more random ones, or leave it away",
+                advice=f"use {SHORTEST} or more random ones, or unset it",
             )
         return digest_of(b"text\0" + text.encode("utf-8", "surrogateescape"))
     with _lock:
@@ -45,11 +48,13 @@ def _file() -> Path | None:
     try:
         return (Path(base) if base else Path.home() / ".local" / "state") / "heliograph" / "tenant"
     except RuntimeError:
-        return None  # nobody's process: there is no home
+        return None  # a user without a home directory
 
 
 def _kept(path: Path | None) -> bytes:
-    """The file's secret, made if it is missing; where there can be no file, one of this process."""
+    """Return the file's secret, creating it if it is missing; without a file, one of this
+    process.
+    """
     global _own
     if path is not None:
         try:
@@ -61,7 +66,7 @@ def _kept(path: Path | None) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """Empty if there is none, or one that is broken."""
+    """Return the secret of a file; empty if the file is missing or broken."""
     try:
         found = bytes.fromhex(path.read_text("ascii"))
     except (FileNotFoundError, ValueError):
@@ -70,7 +75,7 @@ def _read(path: Path) -> bytes:
 
 
 def _read_made(path: Path) -> bytes:
-    """Writes a new secret, whole, unless another process was faster, and reads what is there then."""
+    """Write a new secret atomically, unless another process was faster, and read the result."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     number, name = tempfile.mkstemp(dir=path.parent)
     try:

@@ -175,7 +175,7 @@ def test_a_head_whose_members_are_all_gone_still_serves_its_own_device(
             session.compile(counted(), "m9/cpu0")
         assert main(["devices", "--server", alone.url]) == 0
     shown = capsys.readouterr().out
-    assert "127.0.0.1:1" in shown and "joining" in shown and "nobody answers" in shown
+    assert "127.0.0.1:1" in shown and "joining" in shown and "no server answers" in shown
 
 
 def test_the_addresses_of_a_name_are_members(members: list[Daemon]) -> None:

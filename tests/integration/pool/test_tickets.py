@@ -164,7 +164,7 @@ def test_a_head_does_not_wait_for_ever_for_who_takes_nothing(announcer: Announce
     (offer,) = announcer.announce(bytes(SIZE))
     first = announcer.upload(offer)
     late = TicketUpload(announcer.channel, offer, SIZE, patience_seconds=0.25)
-    with pytest.raises(hg.UnavailableError, match="took nothing of a content"):
+    with pytest.raises(hg.UnavailableError, match="took no bytes of a content"):
         late.begin()
     first.cancel()
 

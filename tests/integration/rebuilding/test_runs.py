@@ -98,7 +98,7 @@ def test_a_run_of_tensors_is_not_repeated(pool: Losable, session: hg.Session, pl
     pool.lose("fake1")
     with pytest.raises(hg.DeviceLostError, match="an input is a tensor") as refusal:
         plan.run(x=tensor, timeout=SECONDS)
-    assert "run it again: the plan was placed anew" in refusal.value.advice
+    assert "run it again: the plan was placed again" in refusal.value.advice
     assert same(plan.run(x=tensor, timeout=SECONDS)["y"], undisturbed(stages(), GIVEN[:1])[0])
 
 

@@ -174,7 +174,7 @@ def test_a_server_that_is_not_there() -> None:
         port = probe.getsockname()[1]
 
     async def main() -> None:
-        with pytest.raises(hg.UnavailableError, match="nobody answers"):
+        with pytest.raises(hg.UnavailableError, match="no server answers"):
             await hg.aio.connect(f"grpc://127.0.0.1:{port}")
 
     asyncio.run(main())

@@ -346,8 +346,8 @@ def test_fractions_that_say_nothing(fractions: Any, words: str) -> None:
     ("split", "words"),
     [
         ({"layer/gat": HALVES}, r"no weight matches 'layer/gat'(.|\n)*near names: 'layer/gate'"),
-        ({"layer/gated": HALVES}, r"no weight matches 'layer/gated'(.|\n)*other values alone"),
-        ({"*": HALVES, "*/up": HALVES}, r"'layer/up' is to lie over devices by '\*' and by '\*/up'"),
+        ({"layer/gated": HALVES}, r"no weight matches 'layer/gated'(.|\n)*only other values"),
+        ({"*": HALVES, "*/up": HALVES}, r"'layer/up' is split over devices by '\*' and by '\*/up'"),
         (
             {"*": hg.SplitBufferType("fake0", {"cpu0": 1})},
             r"the main device of split\['\*'\] is fake0, which",
@@ -357,7 +357,7 @@ def test_fractions_that_say_nothing(fractions: Any, words: str) -> None:
             r"a device of split\['\*'\] is fake0, which is not",
         ),
         ({"*": {"cpu0": 1}}, r"split\['\*'\] is {'cpu0': 1}"),
-        ({3: HALVES}, "split is by pattern, not by 3"),
+        ({3: HALVES}, "a key of split is a pattern, not 3"),
         (HALVES, "split is SplitBufferType"),
     ],
 )
@@ -391,7 +391,7 @@ def test_a_weight_that_is_bound_to_a_tensor_cannot_be_divided(session: hg.Sessio
     w = g.bound_weight("w", (64, 256), "f32")
     g.output("y", hg.ops.mul_mat(w, g.input("x", (8, 256), "f32")))
     tensor = session.put(np.zeros((64, 256), np.float32))
-    with pytest.raises(hg.InvalidArgumentError, match="'w' is to lie over devices, but is bound to a tensor"):
+    with pytest.raises(hg.InvalidArgumentError, match="'w' is split over devices, but is bound to a tensor"):
         session.compile(g, NAMES, weights={"w": tensor}, split={"w": HALVES})
 
 

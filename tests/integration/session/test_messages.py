@@ -175,7 +175,7 @@ def test_a_value_that_is_assigned_to_names_what_does_that() -> None:
         x[0] = 1
 
 
-# Where nobody answers
+# Where no server answers
 
 
 def test_why_nobody_answers_is_said(tmp_path: Path) -> None:
@@ -187,11 +187,11 @@ def test_why_nobody_answers_is_said(tmp_path: Path) -> None:
         "grpc://no.such.host.invalid:7070": "does not resolve",
         "grpc://127.0.0.1:1": "connection refused",
         f"unix://{tmp_path}/none": "no such file",
-        f"unix:{plain}": "no socket",
+        f"unix:{plain}": "not a socket",
         f"unix://{dead}": "no daemon listens",
     }
     for url, words in causes.items():
-        with pytest.raises(hg.UnavailableError, match=f"nobody answers at .*{words}") as caught:
+        with pytest.raises(hg.UnavailableError, match=f"no server answers at .*{words}") as caught:
             hg.connect(url)
         assert caught.value.advice
 

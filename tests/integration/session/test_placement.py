@@ -211,7 +211,7 @@ def nothing(node: hg.Value) -> bool:
         ),
         ({"layer0/*": "cpu2"}, r"cpu2, which is not among(.|\n)*devices=\['cpu0', 'cpu1', 'cpu2'\]"),
         ({"layer0/*": None}, r"pins\['layer0/\*'\] is None"),
-        ({3: "cpu0"}, "pins are by pattern, not by 3"),
+        ({3: "cpu0"}, "a key of pins is a pattern, not 3"),
         ([("layer0/*", "cpu0")], "pins is list"),
     ],
 )

@@ -468,7 +468,7 @@ def free_port() -> int:
 
 
 def test_a_server_that_is_not_there() -> None:
-    with pytest.raises(hg.UnavailableError, match="nobody answers") as caught:
+    with pytest.raises(hg.UnavailableError, match="no server answers") as caught:
         hg.connect(f"grpc://127.0.0.1:{free_port()}")
     assert "heliograph serve" in caught.value.advice
     with pytest.raises(hg.UnavailableError):

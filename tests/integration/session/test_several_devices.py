@@ -148,7 +148,7 @@ def test_an_update_that_nobody_waited_for_frees_the_plan(
     plan, running = session.compile(plus(1.0)), devices[0].script.hold("compute")
     # Memory in use is not taken over: the other graph is compiled anew.
     future, compiling = plan.submit(x=X), devices[0].script.hold("compile")
-    with pytest.raises(hg.DeadlineExceededError, match=r"updating the plan(.|\n)*freed: compile it anew"):
+    with pytest.raises(hg.DeadlineExceededError, match=r"updating the plan(.|\n)*freed: compile it again"):
         plan.update(plus(2.0), timeout=1.0)
     with pytest.raises(hg.UnknownHandleError, match="freed"):
         plan.run(x=X)

@@ -149,13 +149,13 @@ def test_a_checkpoint_comes_back_from_its_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(hg.InvalidModelError, match="is no checkpoint"):
+    with pytest.raises(hg.InvalidModelError, match="is not a checkpoint"):
         hg.load_checkpoint(tmp_path / "none.npz")
     (tmp_path / "text.npz").write_text("nothing")
-    with pytest.raises(hg.InvalidModelError, match="is no checkpoint"):
+    with pytest.raises(hg.InvalidModelError, match="is not a checkpoint"):
         hg.load_checkpoint(tmp_path / "text.npz")
     np.savez(tmp_path / "other.npz", a=np.ones(3))
-    with pytest.raises(hg.InvalidModelError, match="is no checkpoint"):
+    with pytest.raises(hg.InvalidModelError, match="is not a checkpoint"):
         hg.load_checkpoint(tmp_path / "other.npz")
     with pytest.raises(hg.InvalidArgumentError, match="cannot write"):
         hg.Checkpoint({}, {}).save(tmp_path / "no" / "folder.npz")
