@@ -113,8 +113,9 @@ class Admin:
         self._channel.close()
 
     def sessions(self) -> tuple[SessionStatus, ...]:
-        """Return all open sessions, of all tenants, by number. Rates are averages since each was
-        opened.
+        """Return all open sessions, of all tenants, by number.
+
+        Rates are averages since each was opened.
         """
         answer = self._ask("ListSessions", admin_pb2.ListSessionsRequest(), "list its sessions")
         found = admin_pb2.ListSessionsResponse.FromString(answer)

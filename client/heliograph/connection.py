@@ -25,8 +25,7 @@ SERVER_VARIABLE = "HELIOGRAPH_SERVER"
 
 
 def address_of(url: Servers) -> Address:
-    """Return the address of a URL, of a pool of several daemons, of $HELIOGRAPH_SERVER, or the
-    default.
+    """Return the address of a URL, a pool of daemons, $HELIOGRAPH_SERVER, or the default.
 
     Raises InvalidArgumentError.
     """

@@ -75,13 +75,12 @@ class RunFuture:
         return f"<RunFuture {'pending' if not pending.done else 'failed' if pending.error else 'done'}>"
 
     def taps(self, timeout: float | None = None) -> TapIterator:
-        """Iterate over the values of the observed nodes as they are computed, for a run with
-        `taps=`.
+        """Iterate over the values of the observed nodes, in a run with `taps=`.
 
-        Each value comes once. The iterator ends with the run, and raises the run's error if it
-        failed. Waiting for a value raises DeadlineExceededError after `timeout` seconds; the run
-        goes on then. Ctrl-C cancels the run. To stop early, call `run.cancel()`. Values that are
-        not read stay in this process's memory as long as the run.
+        Each value comes once, when it is computed. The iterator ends with the run, and raises the
+        run's error if it failed. Waiting for a value raises DeadlineExceededError after `timeout`
+        seconds; the run goes on then. Ctrl-C cancels the run. To stop early, call `run.cancel()`.
+        Values that are not read stay in this process's memory as long as the run.
 
         A loop pauses on the server while a few MiB of its values are unread, until `result` is
         called or the iterator is dropped. From then on at most
@@ -168,9 +167,7 @@ class InlineFuture(RunFuture):
         return self._plan.data(pending)
 
     def result_or_cancel(self, timeout: float | None) -> Outputs:
-        """Return `result`, and cancel a run that takes too long: no other caller has this
-        future.
-        """
+        """Return `result`; cancel a run that takes too long, since this is its only caller."""
         try:
             return self.result(timeout)
         except DeadlineExceededError:
@@ -221,9 +218,7 @@ class RepeatedFuture(RunFuture):
         return self._result(timeout, cancel=False)
 
     def result_or_cancel(self) -> Outputs:
-        """Return `result`, and cancel a run that takes too long: no other caller has this
-        future.
-        """
+        """Return `result`; cancel a run that takes too long, since this is its only caller."""
         return self._result(None, cancel=True)
 
     def _result(self, timeout: float | None, cancel: bool) -> Outputs:
@@ -234,9 +229,7 @@ class RepeatedFuture(RunFuture):
         return dict(self._made or {})
 
     def _keep(self, run: SentRun) -> None:
-        """Make the tensors once, even if several threads wait: each tensor frees its handle in the
-        end.
-        """
+        """Make the tensors once, even if several threads wait: each frees its handle in the end."""
         if self._made is None:
             self._made = {**(run.results or {}), **self._make(run)}
 

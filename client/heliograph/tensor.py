@@ -41,11 +41,11 @@ class WriteFuture:
 
 
 class Tensor(ArrayAccess):
-    """A tensor in a device's memory. Made by `session.empty`, `session.put`, `buffer.place`, or a
-    run.
+    """A tensor in a device's memory.
 
-    It is freed by `free`, or when it is garbage collected. Indexing gives views:
-    `t[10:20].set(array)`. `buffer` is the buffer in which it was placed; None if it has its own.
+    Made by `session.empty`, `session.put`, `buffer.place`, or a run. It is freed by `free`, or when
+    it is garbage collected. Indexing gives views: `t[10:20].set(array)`. `buffer` is the buffer in
+    which it was placed; None if it has its own.
     """
 
     _shell: BlockingShell
@@ -133,14 +133,14 @@ class Tensor(ArrayAccess):
         return self._shell.drive(traced(GET_SPAN, procedure), timeout, self._doing("reading"))
 
     def map(self, timeout: float | None = None) -> np.ndarray[Any, Any]:
-        """Map the tensor's own memory as an array of its shape and strides, for both sides to read
-        and write.
+        """Map the tensor's own memory as an array of its shape and strides.
 
-        This needs the buffer type "shared" (`session.empty(..., buffer_type="shared")`) of a device
-        on this host: CPUs have it, and GPUs, which copy to and from such memory directly.
+        Both sides can read and write it. This needs the buffer type "shared" (`session.empty(...,
+        buffer_type="shared")`) of a device on this host: CPUs have it, and GPUs, which copy to and
+        from such memory directly.
 
-        It returns after everything sent before has written the tensor. Commands sent later see
-        writes to the array, and their own writes are in the array when they are done
+        The call returns after everything sent before has written the tensor. Commands sent later
+        see writes to the array, and their own writes are in the array when they are done
         (`session.synchronize`); the caller alone keeps the two in order. Runs do not compute in
         such memory: they read it through a copy. The array stays valid when the tensor is freed.
 
@@ -226,11 +226,10 @@ class Tensor(ArrayAccess):
 
 
 class Buffer(BufferBase):
-    """A block of memory on a device. Made by `session.buffer`, or for the tensors of
-    `session.empty_many`.
+    """A block of memory on a device.
 
-    It is freed by `free`, or when it is garbage collected; its memory is kept as long as tensors
-    are in it.
+    Made by `session.buffer`, or for the tensors of `session.empty_many`. It is freed by `free`, or
+    when it is garbage collected; its memory is kept as long as tensors are in it.
     """
 
     _shell: BlockingShell

@@ -21,11 +21,11 @@ STOP_SECONDS = 40.0
 
 @contextmanager
 def running_daemon(*arguments: str, listen: str = "grpc://127.0.0.1:0") -> Iterator[str]:
-    """Run `heliograph serve` on a free loopback port in its own process, and yield its URL once it
-    serves.
+    """Run `heliograph serve` in its own process, and yield its URL once it serves.
 
-    The process ends with the context. With TLS (`listen="grpcs://127.0.0.1:0"`), $HELIOGRAPH_CA
-    must name the authority to trust. Raises UnavailableError if the daemon does not start.
+    It listens on a free loopback port, and ends with the context. With TLS
+    (`listen="grpcs://127.0.0.1:0"`), $HELIOGRAPH_CA must name the authority to trust. Raises
+    UnavailableError if the daemon does not start.
     """
     command = [sys.executable, "-m", "heliograph.cli", "serve", "--listen", listen]
     process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)

@@ -72,8 +72,9 @@ class DeviceWatch(WatchBase):
 
 
 class LogLines:
-    """An iterator over the server's log of a session. Made by `Session.log`; it ends with the
-    session.
+    """An iterator over the server's log of a session, until the session ends.
+
+    Made by `Session.log`.
     """
 
     def __init__(self, shell: BlockingShell, level: str) -> None:

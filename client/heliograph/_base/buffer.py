@@ -136,9 +136,7 @@ class BufferBase(Handle):
         return kind(self._shell, self._shell.advance(send), type_, self.device, buffer=self)
 
     def _check_place(self, type_: TensorType, offset: int) -> None:
-        """Raise OutOfRangeError or InvalidArgumentError; the device may need more room for
-        padding.
-        """
+        """Raise OutOfRangeError or InvalidArgumentError; the device may need padding as well."""
         if offset < 0 or (not self._is_list and offset + type_.nbytes > self.size_bytes):
             raise OutOfRangeError(
                 f"{type_} at byte {offset:,} takes bytes to {offset + type_.nbytes:,} "
@@ -266,13 +264,12 @@ def _check_wrappable(shell: Shell, place: BufferRequest, array: np.ndarray[Any, 
 def aligned_empty(
     shape: Sequence[int] | int, dtype: DTypeArgument, alignment_bytes: int = _PAGE_BYTES
 ) -> np.ndarray[Any, Any]:
-    """Create an uninitialised array that starts at a multiple of `alignment_bytes`, for
-    `session.wrap`.
+    """Create an uninitialised, aligned array, for `session.wrap`.
 
     Args:
         shape: The array's shape; an integer means one dimension.
         dtype: Its data type; for a quantized type the array has the rows of bytes.
-        alignment_bytes: A power of two (default: 4096).
+        alignment_bytes: It starts at a multiple of this power of two (default: 4096).
 
     Raises InvalidArgumentError and OutOfMemoryError.
     """

@@ -147,8 +147,9 @@ def ask_unsupported(device: str, graph: contract.Graph) -> Procedure[list[tuple[
 
 
 def _checked_query(query: OpQuery) -> OpQuery:
-    """Return a query with all attributes. Raises the errors of `infer`, and
-    InvalidArgumentError.
+    """Return a query with all attributes.
+
+    Raises the errors of `infer`, and InvalidArgumentError.
     """
     if not isinstance(query, OpQuery):
         raise InvalidArgumentError(
@@ -233,7 +234,5 @@ def buffer_type_name(info: DeviceInfo, wanted: BufferTypeInfo | str | None) -> s
 
 
 def buffer_type_info(info: DeviceInfo, name: str) -> BufferTypeInfo | None:
-    """Return the device's description of a buffer type, or of its default for an empty name, or
-    None.
-    """
+    """Return the device's description of a buffer type ("" is its default), or None."""
     return next((one for one in info.buffer_types if name in ("", one.name)), None)

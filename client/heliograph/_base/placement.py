@@ -157,9 +157,7 @@ def _check_bound(what: str, type_: TensorType, tensor: TensorBase) -> None:
     if tensor.type != type_:
         raise InvalidArgumentError(f"{what} is {tensor.type}; the graph says {type_}")
     if not tensor.is_contiguous:
-        raise InvalidArgumentError(
-            f"{what} is a view with gaps", advice="copy it: tensor.copy_to(another)"
-        )
+        raise InvalidArgumentError(f"{what} is a view with gaps", advice="copy it: tensor.copy_to(another)")
 
 
 def _checked_threads(threads: int) -> int:

@@ -129,8 +129,9 @@ class PlanBase(Handle):
 
     @property
     def rebuilds(self) -> tuple[Rebuild, ...]:
-        """The times that it was placed again after a device loss, oldest first; with
-        `on_loss="rebuild"`.
+        """The times that it was placed again after a device loss, oldest first.
+
+        Empty without `on_loss="rebuild"`.
         """
         return tuple(self._rebuilds)
 
@@ -175,8 +176,9 @@ class PlanBase(Handle):
 
     @property
     def device(self) -> str:
-        """The name of the device that runs it; with several, that of the last split, where new
-        outputs lie.
+        """The name of the device that runs it; with several devices, that of the last split.
+
+        New outputs are on this device.
         """
         return self._spec.info.device
 
@@ -197,8 +199,9 @@ class PlanBase(Handle):
 
     @property
     def pipeline(self) -> int:
-        """The number of its runs that may be in progress at once; 1 if one device runs all of
-        it.
+        """The number of its runs that may be in progress at once.
+
+        It is 1 if one device runs all of the plan.
         """
         return self._spec.info.pipeline
 
@@ -365,17 +368,13 @@ class PlanBase(Handle):
             core.close_gate(gate)
 
     def _checkpointing(self) -> Procedure[Checkpoint]:
-        """Return the values of its variables, and of those of all plans that are rebuilt with
-        it.
-        """
+        """Return the values of its variables, and of those of plans that are rebuilt with it."""
         if self._group is not None:
             return (yield from self._live_group.checkpoint())
         return (yield from read_variables(self._shell.core, self._own_variables))
 
     def _restoring(self, checkpoint: Checkpoint) -> Procedure[None]:
-        """Set its variables, and those of all plans that are rebuilt with it, to a checkpoint's
-        values.
-        """
+        """Restore its variables, and those of plans that are rebuilt with it, from a checkpoint."""
         if not isinstance(checkpoint, Checkpoint):
             raise InvalidArgumentError(
                 f"restore needs a checkpoint, not {checkpoint!r:.80}", advice="plan.checkpoint() returns one"
@@ -470,11 +469,10 @@ class PlanBase(Handle):
     def _send_inline(
         self, inputs: Inputs, keywords: Mapping[str, Any], timeout: float | None, *, waits: bool
     ) -> tuple[InlinePlan, Pending] | None:
-        """Send a run that fetches all outputs, if its arguments need no checks and it is one small
-        message each way.
+        """Send a run that fetches all outputs, if it is plainly correct and small.
 
-        Returns None if it must take the general path. `waits` is True if no other command can join
-        the message.
+        Returns None if it must take the general path, which checks its arguments or needs more than
+        one message each way. `waits` is True if no other command can join the message.
         """
         plan = self._inline_plan()
         given = keywords if inputs is None else inputs
@@ -510,8 +508,9 @@ class PlanBase(Handle):
         return None if self._freed or self._updating else plan
 
     def _bind(self, inputs: Inputs, keywords: Mapping[str, Any], method: str) -> list[Bound]:
-        """Return the checked inputs in the plan's order. Raises InvalidInputError, with the
-        arguments of `method`.
+        """Return the checked inputs in the plan's order.
+
+        Raises InvalidInputError, with advice for `method`.
         """
         if inputs is not None and not isinstance(inputs, Mapping):
             raise InvalidInputError(

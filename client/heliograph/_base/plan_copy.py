@@ -21,9 +21,7 @@ _MOST_ITEM_BYTES = max(dtype.block_bytes for dtype in DTYPES.values())
 
 
 def recompiling(plan: PlanBase, session: SessionBase, devices: DevicesArgument) -> Procedure[PlanSpec]:
-    """Compile a plan's graph in another session, under a new handle; upload the weights that it
-    lacks.
-    """
+    """Compile a plan's graph in another session, uploading the weights that it lacks."""
     if not isinstance(plan, PlanBase) or not isinstance(session, SessionBase):
         raise InvalidArgumentError(
             f"cannot copy {type(plan).__name__} to {type(session).__name__}",

@@ -264,9 +264,7 @@ class TensorBase(Handle, Typed):
         return command, lambda: out
 
     def _room(self, offset: int, size: int) -> Callable[[], np.ndarray[Any, Any]]:
-        """Return a function that makes a new array: for the whole tensor, or one dimension for a
-        part.
-        """
+        """Return a function that makes a new array; for a part it has one dimension."""
         if (offset, size) == (0, self.nbytes):
             return partial(empty_array, self.type)
         if self.dtype.kind == "quantized":

@@ -10,9 +10,7 @@ from heliograph._base.tensor import TensorBase
 
 
 class ArrayAccess(TensorBase):
-    """Errors that name the asyncio way of what the blocking API does with a subscript or
-    `np.asarray`.
-    """
+    """Errors for subscripts and `np.asarray`, which name the asyncio way."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError("under hg.aio a part is written with: await tensor[key].set(array)")

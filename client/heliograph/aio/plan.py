@@ -246,8 +246,7 @@ class Plan(PlanBase):
         await self._shell.drive(procedure, timeout, lambda: f"updating the plan to {graph!r}")
 
     async def explain(self, timeout: float | None = None) -> Explanation:
-        """Return where the nodes run and why, the copies between devices, and the time of the last
-        run.
+        """Return where the nodes run and why, what is copied, and the time of the last run.
 
         Raises UnknownHandleError if the plan was freed, and DeadlineExceededError.
         """
@@ -277,12 +276,11 @@ class Plan(PlanBase):
         return await self._shell.drive(self._checkpointing(), timeout, what)
 
     async def restore(self, checkpoint: Checkpoint, timeout: float | None = None) -> None:
-        """Set the variables to the values of a checkpoint, after everything sent before, and wait
-        for that.
+        """Set the variables to a checkpoint's values, after everything sent before.
 
-        The checkpoint may be from another session, and may have more variables. With
-        `on_loss="rebuild"` this applies to all plans that share variables with this one. They are
-        placed again if a device was lost, and continue from here at the next loss.
+        Returns when it is done. The checkpoint may be from another session, and may have more
+        variables. With `on_loss="rebuild"` this applies to all plans that share variables with this
+        one. They are placed again if a device was lost, and continue from here at the next loss.
 
         Raises InvalidArgumentError for a checkpoint that lacks one of the variables or has other
         types, and DeadlineExceededError.

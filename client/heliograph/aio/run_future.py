@@ -140,13 +140,13 @@ class RunFuture:
         return True
 
     def taps(self, timeout: float | None = None) -> TapIterator:
-        """Iterate over the values of the observed nodes as they are computed, for a run with
-        `taps=`.
+        """Iterate over the values of the observed nodes, in a run with `taps=`.
 
-        Each value comes once. The iterator ends with the run, and raises the run's error if it
-        failed. Waiting for a value raises DeadlineExceededError after `timeout` seconds; the run
-        goes on then. Cancelling the task that waits cancels the run. To stop early, call
-        `run.cancel()`. Values that are not read stay in this process's memory as long as the run.
+        Each value comes once, when it is computed. The iterator ends with the run, and raises the
+        run's error if it failed. Waiting for a value raises DeadlineExceededError after `timeout`
+        seconds; the run goes on then. Cancelling the task that waits cancels the run. To stop
+        early, call `run.cancel()`. Values that are not read stay in this process's memory as long
+        as the run.
 
         A loop pauses on the server while a few MiB of its values are unread, until `result` is
         awaited or the iterator is dropped. From then on at most
@@ -263,9 +263,7 @@ class InlineFuture(RunFuture):
         return dict(self._arrays)
 
     async def result_or_cancel(self, timeout: float | None) -> Outputs:
-        """Return `result`, and cancel a run that takes too long: no other caller has this
-        future.
-        """
+        """Return `result`; cancel a run that takes too long, since this is its only caller."""
         if timeout is None:
             return await self.result()
         try:
@@ -315,9 +313,7 @@ class RepeatedFuture(RunFuture):
         return await self._result(timeout, cancel=False)
 
     async def result_or_cancel(self) -> Outputs:
-        """Return `result`, and cancel a run that takes too long: no other caller has this
-        future.
-        """
+        """Return `result`; cancel a run that takes too long, since this is its only caller."""
         return await self._result(None, cancel=True)
 
     async def _result(self, timeout: float | None, cancel: bool) -> Outputs:

@@ -47,8 +47,9 @@ from heliograph_proto.types import DTypeArgument
 
 
 class Session(SessionBase):
-    """A client's session on a server: its tensors, plans and variables. Made by `hg.aio.connect`;
-    bound to its event loop.
+    """A client's session on a server, with its tensors, plans and variables.
+
+    Made by `hg.aio.connect`; bound to its event loop.
 
     Under asyncio weights are hashed in a thread.
 
@@ -80,15 +81,11 @@ class Session(SessionBase):
         return Device(self._shell, find_device(self._shell, name))
 
     def devices_of(self, kind: DeviceType) -> list[Device]:
-        """Return the devices of a kind, such as `hg.DeviceType.GPU`, in the order of their
-        priority.
-        """
+        """Return the devices of a kind, such as `hg.DeviceType.GPU`, by priority."""
         return [device for device in self.devices if device.type is kind]
 
     def best_device(self) -> Device:
-        """Return the first GPU; without one the first integrated GPU, and without that the first
-        CPU.
-        """
+        """Return the first GPU, else the first integrated GPU, else the first CPU."""
         return Device(self._shell, best_device(self._shell))
 
     def watch(self) -> DeviceWatch:
@@ -110,8 +107,7 @@ class Session(SessionBase):
         return found.members
 
     async def links(self, timeout: float | None = None) -> tuple[Link, ...]:
-        """Return the links between the pool's connected members, and from the server to each of
-        them.
+        """Return the links between the pool's connected members, and from the server to each.
 
         Each link has its round trip, its bandwidth, and whether one end can fetch values from the
         other. Members measure links when they join. The tuple is empty if the server is not the
@@ -120,8 +116,9 @@ class Session(SessionBase):
         return await self._shell.drive(ask(LIST_LINKS, None), timeout, "asking for the links between members")
 
     async def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
-        """Return the server's backends, including those that failed to start. Raises
-        DeadlineExceededError.
+        """Return the server's backends, including those that failed to start.
+
+        Raises DeadlineExceededError.
         """
         found = await self._shell.drive(ask(LIST_DEVICES, None), timeout, "asking for the backends")
         return found.backends
@@ -152,10 +149,10 @@ class Session(SessionBase):
         return LogLines(self._shell, level)
 
     async def server_traffic(self, timeout: float | None = None) -> Traffic:
-        """Return the bytes that writes and reads of tensors have carried so far, and how often the
-        server copied them.
+        """Return the bytes of tensors that the server carried and copied so far.
 
-        `statistics().traffic` has the client's side. Raises DeadlineExceededError.
+        They count writes and reads; `statistics().traffic` has the client's side. Raises
+        DeadlineExceededError.
         """
         procedure = ask(GET_STATISTICS, None)
         return await self._shell.drive(procedure, timeout, "asking for the server's statistics")
@@ -382,8 +379,7 @@ class Session(SessionBase):
         buffer_type: BufferTypeArgument = None,
         usage: UsageArgument = "any",
     ) -> Buffer:
-        """Create a buffer of zeros in which tensors can be placed: `buffer.place(shape, dtype,
-        offset_bytes)`.
+        """Create a buffer of zeros in which tensors can be placed, with `buffer.place`.
 
         Arguments are those of `empty`. Errors are raised at the first use of a tensor in the
         buffer.

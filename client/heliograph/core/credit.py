@@ -190,8 +190,8 @@ class CreditCore:
         """Make an outcome done, unless it is already."""
 
     def _most_carried_bytes(self) -> int:
-        """Return the bytes for commands: all but a quarter, or but what observed runs hold if that
-        is more.
+        """Return the bytes for commands: the limit without a quarter, or what observed runs
+        hold.
         """
         limit = self.limits.in_flight_bytes
         # The server may still hold a transfer for a moment after it has reported the command.
@@ -202,9 +202,7 @@ class CreditCore:
         return self._credit.could_reserve(size_bytes, gate)
 
     def reserve(self, size_bytes: int, gate: OrderGate | None = None) -> CreditGrant:
-        """Request bytes of credit; granted in the order of requests, first to the first open
-        gate.
-        """
+        """Request bytes of credit, granted in order, to the first open gate first."""
         grant = CreditGrant(size_bytes, gate)
         if self.lost is not None:
             grant.settle(self.lost)

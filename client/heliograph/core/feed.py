@@ -130,8 +130,7 @@ class Feed:
 
 
 class LoopFeed(Feed):
-    """The values of a loop, which pauses by itself while more than `unread_bytes` are
-    unacknowledged.
+    """The values of a loop, which pauses while more than `unread_bytes` are unacknowledged.
 
     Values are acknowledged when they are read or, once the loop `flows`, when they arrive. From
     then on at most `kept_bytes` are kept for a late reader. Further values are dropped, and the

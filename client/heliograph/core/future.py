@@ -67,9 +67,7 @@ class Outcome:
             self.fire()
 
     def raise_error(self) -> None:
-        """Raise the error, if any: a copy, since raises of a shared error would extend its
-        traceback.
-        """
+        """Raise a copy of the error, if any: raising a shared error would extend its traceback."""
         if self.error is not None:
             raise self.error.at(self.error.origin)
 
@@ -201,8 +199,6 @@ class Deadline:
         return late(self._what, self._seconds or 0.0)
 
     def worded(self, error: BaseException) -> BaseException:
-        """Return the error; if it is that of this deadline, noticed elsewhere, with this deadline's
-        words.
-        """
+        """Return the error, reworded if this deadline caused it."""
         noticed = isinstance(error, DeadlineExceededError) and not error.origin.sequence
         return self.error() if noticed and self._seconds is not None else error

@@ -65,9 +65,7 @@ class InlinePlan:
         return InlineRun(form, data)
 
     def run_of(self, inputs: Sequence[bytes]) -> InlineRun | None:
-        """Return a run with the bytes of all inputs, in order; None unless their sizes are
-        right.
-        """
+        """Return a run with the bytes of all inputs, in order; None if a size is wrong."""
         sizes = [size for _, size in self._form.inputs]
         return InlineRun(self._form, inputs) if [len(one) for one in inputs] == sizes else None
 

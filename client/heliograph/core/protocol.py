@@ -230,8 +230,7 @@ class ClientCore(CreditCore):
         self._cancels.append(pending)
 
     def proceed(self, pending: Pending) -> None:
-        """Let a run go on if it waits at an observed node; acknowledge a loop's values if it is
-        time to.
+        """Let a run go on from an observed node, or acknowledge a loop's values when due.
 
         Safe in destructors.
         """
@@ -239,8 +238,9 @@ class ClientCore(CreditCore):
             self._continues.append(pending)
 
     def flow(self, pending: Pending) -> None:
-        """Let a run go on without waiting for its reader. Safe in destructors and from any
-        thread.
+        """Let a run go on without waiting for its reader.
+
+        Safe in destructors and from any thread.
         """
         if pending.feed is not None:
             pending.feed.flows = True
@@ -294,9 +294,7 @@ class ClientCore(CreditCore):
         return len(self._outbox) >= _MESSAGE_COMMANDS
 
     def take(self, most_bytes: int) -> list[c.Command | InlineRun]:
-        """Return the commands that leave now, as far as credit allows, in a message of about this
-        size.
-        """
+        """Return the commands that credit lets leave now, in a message of about this size."""
         taken: list[c.Command | InlineRun] = []
         size = 0
         self.collect()
@@ -424,24 +422,19 @@ class ClientCore(CreditCore):
     def upload_ended(
         self, pending: Pending | None, transfer: Transfer, error: HeliographError | None
     ) -> None:
-        """Settle an upload that has ended. If it failed, cancel the command that waits for its
-        bytes.
-        """
+        """Settle an upload that has ended. A failure cancels the command that needs its bytes."""
         if error is not None and pending is not None:
             self.cancel(pending, error)
         self.settle(transfer.taken)
         self.settle(transfer.ended, error)
 
     def take_settled(self) -> list[Outcome]:
-        """Return the outcomes settled since the last call; the shell fires them, outside of any
-        lock.
-        """
+        """Return the outcomes settled since the last call, for the shell to fire outside locks."""
         settled, self._settled = self._settled, []
         return settled
 
     def _explain(self, pending: Pending, error: HeliographError) -> HeliographError:
-        """Return the error with what only the client knows: its reason to cancel, and the user's
-        line.
+        """Return the error with the client's knowledge: its reason to cancel, and the user's line.
 
         A later command that met a poisoned handle carries the sequence number of the first.
         """

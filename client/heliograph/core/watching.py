@@ -121,9 +121,7 @@ class Watchers:
             return list(self._all)
 
     def apply(self, info: SessionInfo, changes: Sequence[DeviceChange]) -> SessionInfo:
-        """Return the session's information after changes. `announce` them once the session has
-        it.
-        """
+        """Return the session's information after changes, to store before `announce`."""
         for change in changes:
             info = updated(info, change)
         return info

@@ -1,5 +1,4 @@
-"""Operations that take several steps over the wire, for both APIs: upload, compile, run, tap,
-rebuild.
+"""Operations of several steps over the wire: upload, compile, run, tap, rebuild; for both APIs.
 
 May import `core`.
 """

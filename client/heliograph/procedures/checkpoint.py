@@ -37,9 +37,7 @@ _FORMAT = 1
 
 
 class Checkpoint(dict[str, Array]):
-    """The elements of variables by name, as arrays like those of `tensor.get()`, and their
-    types.
-    """
+    """The elements of variables by name, as arrays of `tensor.get()`, and their types."""
 
     def __init__(
         self, arrays: Mapping[str, Array], types: Mapping[str, TensorType], taken: float | None = None

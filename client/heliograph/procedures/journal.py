@@ -1,5 +1,4 @@
-"""Decisions about repeating runs after a device loss: which, in which order, from which state,
-where.
+"""Decisions about runs to repeat after a device loss: which, in which order, from which state.
 
 Plans that share variables, directly or through others, have one journal, since a run of one may
 read what a run of another assigned. It holds, in the order of sending, the runs that have not
@@ -141,9 +140,7 @@ class Journal:
         return bool(one.assigns) and one.ended_well is True and not self.why_not
 
     def restart(self, base: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Restart from a checkpoint: the variables have these elements, and everything before has
-        ended.
-        """
+        """Restart from a checkpoint of the variables, before which everything has ended."""
         self.base, self.why_not = dict(base), ""
         self.entries = [one for one in self.entries if one.is_open]
         for one in self.entries:
@@ -211,9 +208,7 @@ def survivors(cause: DeviceLostError, asked: Iterable[str], living: Collection[s
 
 
 def placed_on(how: Compilation, left: tuple[str, ...]) -> Compilation:
-    """Return the compilation for the devices that are left, without the lost ones' pins, limits and
-    shares.
-    """
+    """Return the compilation for the remaining devices, without the lost ones' pins and limits."""
     options = how.options
     placed = replace(
         options,

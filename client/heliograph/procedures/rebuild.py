@@ -132,9 +132,7 @@ def _alive(reference: weakref.ref[RepeatedRun]) -> Callable[[], bool]:
 
 
 class _Sender:
-    """The function that sends a run, the run as it was last sent, and the error if it is not
-    repeated.
-    """
+    """The function that sends a run, the run as last sent, and an error if it is not repeated."""
 
     __slots__ = ("error", "plan", "run", "send", "times")
 
@@ -385,10 +383,10 @@ class RebuildGroup:
     ) -> Procedure[
         tuple[list[tuple[JournalEntry, bool]], list[tuple[PlanBase, tuple[str, ...]]], tuple[str, ...]]
     ]:
-        """Return what to do: runs to repeat, with True if their results are wanted; plans to place,
-        with their devices; names of lost devices.
+        """Return the runs to repeat, the plans to place, and the names of lost devices.
 
-        `is_unfinished`: a rebuild was begun before. `is_news`: a device was lost since then.
+        A run comes with True if its results are wanted, a plan with its devices. `is_unfinished`: a
+        rebuild was begun before. `is_news`: a device was lost since then.
         """
         failed = yield from self._settled()
         for one in self.journal.entries:

@@ -249,8 +249,7 @@ class SentRun:
 
     @property
     def steps(self) -> int | None:
-        """The number of steps that were run; None before the end, and if the server did not report
-        it.
+        """The number of steps that were run; None before the end, or if it is unknown.
 
         A run that succeeded has 1. A loop that failed has the steps that it completed; a failed run
         has None.
@@ -408,9 +407,7 @@ def _send_observed(
 
 
 def choose_outputs(core: ClientCore, plan: PlanInfo, names: Sequence[str], fetch: bool) -> list[WantedValue]:
-    """Return how the outputs of these names are returned: as new tensors if too large for a
-    completion.
-    """
+    """Return the outputs of these names; those too large for a completion get a new tensor."""
     room = core.limits.message_bytes // _MESSAGE_SHARE
     wanted = []
     for place, port in enumerate(plan.outputs):

@@ -13,8 +13,9 @@ from heliograph_proto.models import ModelInfo
 
 
 class ServerWeights(Mapping[str, ServerWeight]):
-    """The tensors of a file on the server, by name, in the file's order. Made by
-    `session.server_weights`.
+    """The tensors of a file on the server, by name, in the file's order.
+
+    Made by `session.server_weights`.
     """
 
     def __init__(self, info: ModelInfo) -> None:

@@ -1,6 +1,4 @@
-"""Observation of runs and loops, for both APIs: which nodes, the plans that observe, and the
-values.
-"""
+"""Observation of runs and loops, for both APIs: selecting nodes, plans that observe, values."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ class TappedNode(Typed):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tap(TappedNode):
-    """The value of an observed node in one run, or in a step of a loop; in a loop also of an
-    output.
+    """The value of an observed node in a run, or in a step of a loop; in a loop also of an output.
 
     An output has its own name, and the number and op of the node that computes it. If a leaf is the
     output, these are -1 and "input", "weight" or "variable".
@@ -172,8 +169,9 @@ class Variants:
         return found
 
     def _keep(self, nodes: tuple[int, ...], one: Variant) -> None:
-        """Keep a plan as the most recently used. Raises UnknownHandleError if all were freed
-        meanwhile.
+        """Keep a plan as the most recently used.
+
+        Raises UnknownHandleError if all were freed meanwhile.
         """
         self._known[nodes] = one
         if self._freed:
@@ -219,9 +217,7 @@ def next_tap(core: ClientCore, run: SentRun) -> Procedure[Tap | None]:
 
 
 def next_raw(core: ClientCore, run: SentRun) -> Procedure[tuple[TappedNode, np.ndarray[Any, Any]] | None]:
-    """Return the next value like `next_tap`, as the observed node and its raw elements
-    (`DType.storage`).
-    """
+    """Return the next observed node and its raw elements (`DType.storage`), like `next_tap`."""
     found = yield from _next_value(core, run)
     if found is None:
         return None

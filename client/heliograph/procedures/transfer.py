@@ -239,9 +239,7 @@ def read_new(
 def _request(
     core: ClientCore, source: c.GetTensor, piece: TransferPiece, out: memoryview, stream: int | None
 ) -> Procedure[_Read]:
-    """Request a piece. Its credit comes back when its bytes have arrived, not when the command is
-    done.
-    """
+    """Request a piece. Its credit comes back when its bytes arrive, before the command ends."""
     yield from credit(core, out.nbytes)
     slot = None if core.shared is None else core.shared.take()
     number = core.transfer() if slot is None else 0

@@ -137,9 +137,7 @@ class AioShell(ABC):
         return lambda: procedure.send(result)
 
     def advance(self, step: Callable[[], T]) -> T:
-        """Perform a step of the core, fire the outcomes that it settled, and send the commands that
-        it queued.
-        """
+        """Perform a step of the core, fire what it settled, and send what it queued."""
         try:
             return step()
         finally:
@@ -190,8 +188,7 @@ class AioShell(ABC):
         return done
 
     def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
-        """Send an inline run, at once if the caller `waits`, otherwise with the other commands of
-        this loop iteration.
+        """Send an inline run: at once if the caller `waits`, else later in this loop iteration.
 
         Returns None if it must take the general path.
         """
@@ -223,8 +220,9 @@ class AioShell(ABC):
             self.on_loop(self._ring)
 
     def let_go(self, pending: Pending) -> None:
-        """Let a run go on at observed nodes without waiting. Safe in destructors and in other
-        threads.
+        """Let a run go on at observed nodes without waiting.
+
+        Safe in destructors and in other threads.
         """
         self.core.flow(pending)
         if self.core.lost is None:

@@ -59,8 +59,9 @@ class AioDirect:
         return channel
 
     async def send(self, upload: StartUpload, offer: ContentOffer) -> None:
-        """Send a content's bytes. Raises UnreachableError before any byte was sent, and the errors
-        of an upload.
+        """Send a content's bytes.
+
+        Raises UnreachableError before any byte was sent, and the errors of an upload.
         """
         channel = await self._connected(offer)
         method: Any = channel.stream_stream(UPLOAD_ADMITTED, None, bulk_pb2.UploadAdmittedResponse.FromString)

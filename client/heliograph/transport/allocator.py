@@ -59,11 +59,10 @@ class _Information(ctypes.Structure):
 
 
 def give_back(kept_bytes: int = KEPT_BYTES) -> int:
-    """Return memory to the system if more than `kept_bytes` is free here; may take some
-    milliseconds.
+    """Return free memory beyond `kept_bytes` to the system; may take some milliseconds.
 
-    glibc alone does so only at the end of its heaps. Returns the number of bytes that were free
-    then, else 0.
+    glibc alone does so only at the end of its heaps. Returns the number of bytes that were free if
+    it did something, else 0.
     """
     try:
         library = ctypes.CDLL(None)
@@ -79,7 +78,5 @@ def give_back(kept_bytes: int = KEPT_BYTES) -> int:
 
 
 def facts_here() -> dict[str, str]:
-    """Return the facts of this process (`heliograph_proto.process_facts`), with the allocator's
-    settings.
-    """
+    """Return the facts of this process, with the allocator's settings."""
     return process_facts(os.environ, _settings[-1] if _settings else "")

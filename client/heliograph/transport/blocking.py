@@ -9,7 +9,7 @@ ends, one of them may be frozen with it, and the destructor would wait for ever.
 until then: closing drops the stream, and our errors are raised outside of `except`, where they
 would keep gRPC's errors (which are the calls themselves) as their context.
 
-    caller ─ drive(procedure) ─▸ core ◂─ _batches ─▸ gRPC ─▸ server ─▸ gRPC ─▸ reader ─▸ core ─▸ fire
+    caller ─ drive(procedure) ─▸ core ◂─ _batches ─▸ gRPC ─▸ server ─▸ gRPC ─▸ reader ─▸ core
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ class BlockingShell(ABC):
         return lambda: procedure.send(result)
 
     def advance(self, step: Callable[[], T]) -> T:
-        """Perform a step of the core under the lock, fire what it settled, and send what it
-        queued.
-        """
+        """Perform a step of the core under the lock, fire what it settled, send what it queued."""
         settled: list[Outcome] = []
         try:
             with self._lock:
@@ -186,8 +184,9 @@ class BlockingShell(ABC):
             self._disconnect(self._lose(SessionClosedError("the session was closed")))
 
     def abandon(self) -> None:
-        """Give up the session in the child of a fork: it stays with the parent, and nothing may
-        wait for it.
+        """Give up the session in the child of a fork.
+
+        It stays with the parent; nothing may wait.
         """
         self._lock = threading.RLock()
         self._lose(

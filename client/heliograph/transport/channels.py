@@ -41,10 +41,10 @@ def credentials_of(
     certificate: str | None = None,
     key: str | None = None,
 ) -> Credentials:
-    """Return the credentials for an address: from the arguments, else the address's token, else the
-    environment.
+    """Return the credentials for an address.
 
-    Raises InvalidArgumentError.
+    They come from the arguments, else the address's own token, else the environment. Raises
+    InvalidArgumentError.
     """
     given = {"token": token, "ca": ca, "certificate": certificate, "key": key}
     if address.scheme == "local" and not address.members:

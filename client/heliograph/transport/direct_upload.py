@@ -152,8 +152,9 @@ class _Messages:
 
 
 class TicketUpload:
-    """A content's upload to the daemon that gave the ticket. Blocking, for one thread; any thread
-    may cancel.
+    """A content's upload to the daemon that gave the ticket.
+
+    Blocking, for one thread; any thread may cancel.
     """
 
     def __init__(
@@ -163,9 +164,7 @@ class TicketUpload:
         size_bytes: int,
         patience_seconds: float | None = None,
     ) -> None:
-        """`patience_seconds`: the longest silence of the daemon while it is waited for; None: no
-        limit.
-        """
+        """`patience_seconds`: the longest silence of the daemon during a wait; None: no limit."""
         self._patience_seconds = patience_seconds
         self._is_late = False
         #: The bytes that the daemon has, and the size of a piece; once it has begun.
@@ -245,9 +244,7 @@ class TicketUpload:
             return self._messages.put(message)
 
     def finish(self) -> None:
-        """Wait until all bytes have arrived. Raises ContentMismatchError, or the error of the
-        upload.
-        """
+        """Wait until all bytes have arrived. Raises ContentMismatchError, or the upload's error."""
         self._messages.complete()
         if (found := self._answer().received_bytes) != self._size_bytes:
             raise ProtocolError(f"{self._offer.address} took {found} bytes of {self._size_bytes}")
@@ -406,8 +403,9 @@ class Announcement:
             self._tell(place, received_bytes, is_over, error)
 
     def cancel(self) -> None:
-        """End the announcement: contents that are not over will not come, and nothing more is
-        reported. Idempotent.
+        """End the announcement.
+
+        Contents that are not over will not come, without reports. Idempotent.
         """
         self._is_cancelled = True
         self._call.cancel()
@@ -423,8 +421,9 @@ class DirectUpload:
         self._is_cancelled = False
 
     def run(self, channels: Channels) -> None:
-        """Send the bytes. Raises UnreachableError before any byte was sent, and the errors of an
-        upload.
+        """Send the bytes.
+
+        Raises UnreachableError before any byte was sent, and the errors of an upload.
         """
         channel = channels.connected(self._offer)
         data = self._upload.data

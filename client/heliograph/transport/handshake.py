@@ -157,9 +157,7 @@ def is_typed(error: Any) -> bool:
 
 
 def upload_error(broken: Exception, address: Address) -> HeliographError:
-    """Return the error of a failed upload, raised by gRPC, by Heliograph, or by a progress
-    function.
-    """
+    """Return the error of a failed upload: gRPC's, Heliograph's, or a progress function's."""
     if isinstance(broken, grpc.RpcError):
         return typed_error(broken, address, TAKE_AN_UPLOAD)
     if isinstance(broken, HeliographError):
@@ -188,9 +186,7 @@ START_SECONDS = 0.25
 def open_error(
     error: Any, address: Address, timeout: float, credentials: Credentials = NO_CREDENTIALS
 ) -> HeliographError:
-    """Return the reason why no session was opened: no server, silence, no trust, or another
-    program.
-    """
+    """Return why no session was opened: no server, silence, no trust, or another program."""
     found = typed_error(error, address, "open a session")
     if isinstance(found, UnavailableError) and not is_typed(error) and "http" not in found.message.lower():
         cause, advice = why_unreachable(address)

@@ -15,8 +15,9 @@ GROUP = "heliograph.transports"
 
 @cache
 def transport(name: str) -> Any:
-    """Return the function that an entry point names. Raises ConfigurationError if none is
-    installed.
+    """Return the function that an entry point names.
+
+    Raises ConfigurationError if none is installed.
     """
     found = next(iter(_installed(name)), None)
     if found is None:
@@ -28,9 +29,7 @@ def transport(name: str) -> Any:
 
 
 def _installed(name: str) -> list[metadata.EntryPoint]:
-    """Return the entry points of this package's distribution, else of any: reading all takes some
-    20 ms.
-    """
+    """Return this distribution's entry points, else those of any; reading all takes some 20 ms."""
     try:
         points = metadata.distribution("heliograph").entry_points.select(group=GROUP, name=name)
     except metadata.PackageNotFoundError:

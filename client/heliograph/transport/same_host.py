@@ -11,9 +11,7 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 def is_of_this_user(peer: socket.socket) -> bool:
-    """True if the other end of a unix socket is a process of this process's user; False if
-    unknown.
-    """
+    """True if the other end of a unix socket is known to be a process of this user."""
     try:
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:
@@ -22,10 +20,9 @@ def is_of_this_user(peer: socket.socket) -> bool:
 
 
 def is_of_this_host(host: str) -> bool:
-    """True if all addresses of a name, or an address, are this host's: a socket can be bound to
-    each.
+    """True if all addresses of a name, or an address, are this host's.
 
-    Nothing is sent.
+    Tested by binding a socket to each; nothing is sent.
     """
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)

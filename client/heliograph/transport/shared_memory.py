@@ -108,9 +108,7 @@ def share(
 
 
 def seconds_for(end: float) -> float:
-    """Return the seconds for the server's answer, of the time left until a moment; a little if none
-    is.
-    """
+    """Return the seconds for the server's answer: those left until a moment, but not too few."""
     return min(ANSWER_SECONDS, max(LEAST_SECONDS, end - time.monotonic()))
 
 

@@ -52,9 +52,7 @@ def _file() -> Path | None:
 
 
 def _kept(path: Path | None) -> bytes:
-    """Return the file's secret, creating it if it is missing; without a file, one of this
-    process.
-    """
+    """Return the file's secret, created if it is missing, or without a file this process's."""
     global _own
     if path is not None:
         try:

@@ -103,9 +103,7 @@ def _no_password() -> str:
 
 
 def why_no_tls(address: Address, credentials: Credentials) -> TlsDiagnosis | None:
-    """Return why a grpcs:// daemon that accepts connections did not answer; None if nothing is
-    found.
-    """
+    """Diagnose a grpcs:// daemon that accepts connections; None if nothing is found."""
     tls = context(credentials)
     try:
         with (
@@ -177,9 +175,7 @@ def _diagnosis(error: OSError, address: Address, credentials: Credentials) -> Tl
 
 
 def _closed(credentials: Credentials) -> TlsDiagnosis:
-    """Diagnose a closed connection: gRPC's servers close it without a certificate that they
-    accept.
-    """
+    """Diagnose a closed connection, gRPC's reaction to a certificate that is absent or refused."""
     ours = f"the client certificate {credentials.certificate}"
     if not credentials.certificate:
         return TlsDiagnosis(

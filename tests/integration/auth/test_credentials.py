@@ -127,7 +127,7 @@ def test_a_file_of_a_token_that_is_missing_or_none_is_refused(
         hg.connect("grpc://127.0.0.1:1")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     monkeypatch.setenv("HELIOGRAPH_TOKEN_FILE", str(tmp_path / "binary"))
-    with pytest.raises(InvalidArgumentError, match="no text"):
+    with pytest.raises(InvalidArgumentError, match="not text"):
         hg.connect("grpc://127.0.0.1:1")
 
 
