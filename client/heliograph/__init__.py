@@ -180,7 +180,7 @@ def __getattr__(name: str) -> object:
         found = getattr(importlib.import_module(_MODULE_OF[name]), name)
         globals()[name] = found
         return found
-    # With an `obj` of None Python adds no guess of its own behind ours.
+    # With `obj=None` Python does not append a suggestion of its own.
     raise AttributeError(f"module 'heliograph' has no attribute {name!r}{hint(name)}", name=name, obj=None)
 
 

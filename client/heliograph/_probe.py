@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main(given: Sequence[str]) -> int:
     """Run `heliograph health` with these arguments and return the exit status."""
-    parser = argparse.ArgumentParser(prog="heliograph health", description="Ask a daemon how it is.")
+    parser = argparse.ArgumentParser(prog="heliograph health", description="Check whether a daemon serves.")
     parser.add_argument("-v", "--verbose", action="count", default=0, help=argparse.SUPPRESS)
     add_arguments(parser)
     try:

@@ -213,7 +213,7 @@ class Admin:
                 is_there = True
                 yield decode(admin_pb2.Snapshot.FromString(answer), Snapshot)
         except grpc.RpcError as error:
-            refused = self._refused(error, "tell how it is", is_there=is_there)
+            refused = self._refused(error, "report its state", is_there=is_there)
         finally:
             call.cancel()
         if refused is not None:

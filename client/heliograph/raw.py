@@ -18,7 +18,7 @@ from heliograph.procedures.transfer import Sending, read, write
 from heliograph.run_future import RunFuture
 from heliograph.session import Session
 from heliograph.tensor import Tensor
-from heliograph_proto.commands import Chunks
+from heliograph_proto.commands import Chunks, GetTensor, SetTensor
 from heliograph_proto.types import TensorType
 
 Array = np.ndarray[Any, Any]
@@ -56,10 +56,13 @@ def write_bytes(
 
     With `chunks` the bytes are scattered to these places.
     """
-    command, plain = tensor._writing_bytes(offset_bytes, data, chunks)
+    offset, _ = tensor._range(offset_bytes, data.nbytes if chunks is None else chunks.extent_bytes)
+    command = SetTensor(tensor._live_handle, offset, chunks=chunks)
     what = tensor._doing("writing")
     how = Sending(stream_handle(tensor._shell, stream), what=what)
-    tensor._shell.drive(write(tensor._shell.core, command, plain, tensor._item_bytes, how), timeout, what)
+    tensor._shell.drive(
+        write(tensor._shell.core, command, _bytes(data), tensor._item_bytes, how), timeout, what
+    )
 
 
 def read_bytes(
@@ -70,7 +73,13 @@ def read_bytes(
     stream: StreamBase | None = None,
 ) -> None:
     """Fill contiguous memory with bytes. With `chunks` they are gathered from these places."""
-    command, plain = tensor._reading_bytes(offset_bytes, out, chunks)
+    offset, _ = tensor._range(offset_bytes, out.nbytes if chunks is None else chunks.extent_bytes)
+    command = GetTensor(tensor._live_handle, offset, out.nbytes, chunks=chunks)
     number = stream_handle(tensor._shell, stream)
-    procedure = read(tensor._shell.core, command, plain, tensor._item_bytes, number)
+    procedure = read(tensor._shell.core, command, _bytes(out), tensor._item_bytes, number)
     tensor._shell.drive(procedure, None, tensor._doing("reading"))
+
+
+def _bytes(data: memoryview) -> memoryview:
+    """Return contiguous memory as bytes."""
+    return data.cast("B") if data.nbytes else memoryview(bytearray())

@@ -46,20 +46,18 @@ class RunFuture:
     """
 
     def __init__(self, shell: BlockingShell, run: SentRun, tensors: Mapping[str, Any], what: What) -> None:
-        self._shell = shell
-        self._what = what
-        self._run = run
-        self._tensors = tensors
+        self._shell, self._run, self._tensors, self._what = shell, run, tensors, what
+        self._pending = run.pending
 
     def done(self) -> bool:
         """True if the run has ended, with or without an error."""
-        return self._run.pending.done
+        return self._pending.done
 
     def cancel(self) -> bool:
         """Request the server to cancel the run. Returns False if it has already ended."""
         if self.done():
             return False
-        self._shell.advance(lambda: self._shell.core.cancel(self._run.pending))
+        self._shell.advance(lambda: self._shell.core.cancel(self._pending))
         return True
 
     @property
@@ -71,7 +69,7 @@ class RunFuture:
         return self._run.steps
 
     def __repr__(self) -> str:
-        pending = self._run.pending
+        pending = self._pending
         return f"<RunFuture {'pending' if not pending.done else 'failed' if pending.error else 'done'}>"
 
     def taps(self, timeout: float | None = None) -> TapIterator:
@@ -119,7 +117,7 @@ class RunFuture:
 
     def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
         """Call function(self) when the run has ended, from another thread. It must not block."""
-        self._run.pending.add_callback(partial(function, self))
+        self._pending.add_callback(partial(function, self))
 
 
 class InlineFuture(RunFuture):
@@ -131,18 +129,9 @@ class InlineFuture(RunFuture):
         self._pending = pending
         self._arrays: Outputs | None = None
 
-    def done(self) -> bool:
-        return self._pending.done
-
-    def cancel(self) -> bool:
-        if self.done():
-            return False
-        self._shell.advance(lambda: self._shell.core.cancel(self._pending))
-        return True
-
-    def __repr__(self) -> str:
-        pending = self._pending
-        return f"<RunFuture {'pending' if not pending.done else 'failed' if pending.error else 'done'}>"
+    @property
+    def steps(self) -> int | None:
+        return 1 if self.done() and self._pending.error is None else None
 
     def taps(self, timeout: float | None = None) -> TapIterator:
         raise not_observed()
@@ -182,9 +171,6 @@ class InlineFuture(RunFuture):
                 self.cancel()
             raise
 
-    def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
-        self._pending.add_callback(partial(function, self))
-
 
 class RepeatedFuture(RunFuture):
     """A run that is repeated when a device is lost.
@@ -210,6 +196,10 @@ class RepeatedFuture(RunFuture):
         run = self._repeated.run
         assert run is not None, "it was sent"
         return run
+
+    @property
+    def _pending(self) -> Pending:  # type: ignore[override]
+        return self._run.pending
 
     def send(self) -> None:
         self._shell.drive(self._repeated.sending(), self._deadline.remaining(), self._what)

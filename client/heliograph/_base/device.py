@@ -204,8 +204,8 @@ def device_names(shell: Shell, devices: DevicesArgument) -> tuple[str, ...]:
 
 def find_device(shell: Shell, name: str) -> DeviceInfo:
     """Return the device with a name, in any case. Raises UnknownDeviceError."""
-    wanted = name.casefold() if isinstance(name, str) else name
-    found = [one for one in shell.info.devices if one.name.casefold() == wanted]
+    folded = name.casefold() if isinstance(name, str) else name
+    found = [one for one in shell.info.devices if one.name.casefold() == folded]
     return found[0] if len(found) == 1 else device_info(shell, name or repr(name))
 
 
@@ -216,14 +216,14 @@ def best_device(shell: Shell) -> DeviceInfo:
     return next(ranked, devices[0])
 
 
-def buffer_type_name(info: DeviceInfo, wanted: BufferTypeInfo | str | None) -> str:
+def buffer_type_name(info: DeviceInfo, buffer_type: BufferTypeInfo | str | None) -> str:
     """Return the name of a buffer type of the device; empty for its default.
 
     Raises InvalidArgumentError.
     """
-    if wanted is None:
+    if buffer_type is None:
         return ""
-    name = wanted.name if isinstance(wanted, BufferTypeInfo) else wanted
+    name = buffer_type.name if isinstance(buffer_type, BufferTypeInfo) else buffer_type
     known = [one.name for one in info.buffer_types]
     if name not in known:
         raise InvalidArgumentError(

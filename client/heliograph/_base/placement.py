@@ -61,10 +61,10 @@ def checked_options(
     return PlanOptions(
         devices,
         given.fusion,
-        _checked_threads(given.threads),
+        _checked_count("threads", given.threads, 0, "a number of threads, or 0 for all"),
         pinned_nodes(shell, graph, devices, given.pins),
         memory_limits(shell, devices, given.memory),
-        _checked_pipeline(given.pipeline),
+        _checked_count("pipeline", given.pipeline, 1, "the number of runs in progress at once: 1 or more"),
         row_splits(shell, graph, devices, given.split, bound),
         _buffer_types(shell, devices, given.buffer_types),
     )
@@ -108,16 +108,16 @@ def _buffer_types(shell: Shell, devices: tuple[str, ...], given: BufferTypes) ->
             advice="buffer types by device: buffer_types={'cpu0': 'NAME'}",
         )
     found: dict[str, str] = {}
-    for device, wanted in given.items():
+    for device, buffer_type in given.items():
         name = among(shell, devices, device, "a key of buffer_types")
         if name in found:
             raise InvalidArgumentError(f"buffer_types names {name} twice")
-        if not isinstance(wanted, BufferTypeInfo | str) or not wanted:
+        if not isinstance(buffer_type, BufferTypeInfo | str) or not buffer_type:
             raise InvalidArgumentError(
-                f"buffer_types[{name!r}] is {wanted!r:.80}",
+                f"buffer_types[{name!r}] is {buffer_type!r:.80}",
                 advice="one of device.buffer_types, or its name",
             )
-        found[name] = buffer_type_name(device_info(shell, name), wanted)
+        found[name] = buffer_type_name(device_info(shell, name), buffer_type)
     return tuple(sorted(found.items()))
 
 
@@ -160,17 +160,8 @@ def _check_bound(what: str, type_: TensorType, tensor: TensorBase) -> None:
         raise InvalidArgumentError(f"{what} is a view with gaps", advice="copy it: tensor.copy_to(another)")
 
 
-def _checked_threads(threads: int) -> int:
-    """Return a number of threads; 0 means all. Raises InvalidArgumentError."""
-    if not hasattr(threads, "__index__") or not 0 <= index(threads) < 2**32:
-        raise InvalidArgumentError(f"threads is {threads!r:.80}", advice="a number of threads, or 0 for all")
-    return index(threads)
-
-
-def _checked_pipeline(pipeline: int) -> int:
-    """Return the number of simultaneous runs. Raises InvalidArgumentError."""
-    if not hasattr(pipeline, "__index__") or not 1 <= index(pipeline) < 2**32:
-        raise InvalidArgumentError(
-            f"pipeline is {pipeline!r:.80}", advice="the number of runs in progress at once: 1 or more"
-        )
-    return index(pipeline)
+def _checked_count(name: str, value: int, least: int, advice: str) -> int:
+    """Return a number from `least` on. Raises InvalidArgumentError."""
+    if not hasattr(value, "__index__") or not least <= index(value) < 2**32:
+        raise InvalidArgumentError(f"{name} is {value!r:.80}", advice=advice)
+    return index(value)

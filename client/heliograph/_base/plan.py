@@ -14,9 +14,9 @@ import numpy as np
 from heliograph._base.streams import StreamBase, stream_handle
 from heliograph._base.tensor import TensorBase, as_elements
 from heliograph.core.arrays import empty_array
+from heliograph.core.credit import OrderGate
 from heliograph.core.effects import Compute, Procedure, ask
 from heliograph.core.future import Deadline, Pending
-from heliograph.core.gates import OrderGate
 from heliograph.core.inline_run import InlinePlan, inline_plan
 from heliograph.core.methods import EXPLAIN
 from heliograph.core.progress import Progress
@@ -32,9 +32,9 @@ from heliograph.procedures.run import (
     Carries,
     Observed,
     PlanSpec,
+    RunOutput,
     SentRun,
     Submission,
-    WantedValue,
     choose_outputs,
     fits_inline,
     loop_of,
@@ -138,7 +138,7 @@ class PlanBase(Handle):
     @property
     def _requested_devices(self) -> tuple[str, ...]:
         """The names of the devices that it may use while they are there, by priority."""
-        return self._spec.asked or self.devices
+        return self._spec.requested_devices or self.devices
 
     @property
     def _placed_devices(self) -> frozenset[str]:
@@ -356,14 +356,19 @@ class PlanBase(Handle):
         gate = core.open_gate()
         try:
             how = Sending(stream, gate, observed=True, keep=True)
-            asked = Submission(self._spec, entry.inputs, [], [], how, self._shell.release, loop=request.loop)
+            submission = Submission(
+                self._spec, entry.inputs, [], [], how, self._shell.release, loop=request.loop
+            )
             if is_wanted:
                 fetches = request.fetch is not False
-                asked.timeout_ms, asked.observed = timeout_ms(deadline.remaining()), request.observed
+                submission.timeout_ms, submission.observed = (
+                    timeout_ms(deadline.remaining()),
+                    request.observed,
+                )
                 made = choose_outputs(core, info, names, fetches)
                 there = written_outputs(info, into)
-                asked.fetched, asked.kept = (made, there) if fetches else ([], [*made, *there])
-            return (yield from self._submitting(asked))
+                submission.fetched, submission.kept = (made, there) if fetches else ([], [*made, *there])
+            return (yield from self._submitting(submission))
         finally:
             core.close_gate(gate)
 
@@ -428,19 +433,19 @@ class PlanBase(Handle):
         found.check_fits(info.limits)
         return loop, found
 
-    def _submitting(self, asked: Submission) -> Procedure[SentRun]:
+    def _submitting(self, submission: Submission) -> Procedure[SentRun]:
         """Send a run of the plan, or a loop, or that of its variant that observes these nodes."""
-        core, observed = self._shell.core, asked.observed
+        core, observed = self._shell.core, submission.observed
         if observed is None or not observed.nodes:
-            return (yield from submit(core, asked))
-        variants, observing = self._variants, asked.plan.observing
+            return (yield from submit(core, submission))
+        variants, observing = self._variants, submission.plan.observing
         if observing is None:
             raise UnknownHandleError("the plan was freed")
-        compiling = partial(observing, observed.nodes, asked.how.gate)
+        compiling = partial(observing, observed.nodes, submission.how.gate)
         variant = yield from variants.of(core, observed.nodes, compiling)
         variant.users += 1
         try:
-            return (yield from submit(core, replace(asked, plan=variant.spec)))
+            return (yield from submit(core, replace(submission, plan=variant.spec)))
         finally:
             variant.users -= 1
 
@@ -550,11 +555,11 @@ class PlanBase(Handle):
         if array.shape != expected:
             raise InvalidInputError(
                 f"input {port.name!r} has shape {array.shape}; the plan needs {expected}",
-                advice="shapes are fixed: for another one, build a graph of that shape and compile it, too",
+                advice="shapes are fixed: build and compile a graph with that shape as well",
             )
         return np.ascontiguousarray(array).reshape(array.shape)
 
-    def _choose(self, fetch: Fetch, out: Out) -> tuple[list[WantedValue], list[WantedValue]]:
+    def _choose(self, fetch: Fetch, out: Out) -> tuple[list[RunOutput], list[RunOutput]]:
         """Return the outputs to fetch, and those that stay as tensors, new and existing ones."""
         chosen, written = self._fetched(fetch), self._written(out)
         if not isinstance(fetch, bool) and (twice := written.keys() & set(chosen)):

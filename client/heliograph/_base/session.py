@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
 from typing import Literal, NoReturn, TypeAlias
@@ -12,15 +11,12 @@ from heliograph._base.placement import (
     Bindings,
     PlanArguments,
     bound_leaves,
-    check_handles,
     checked_options,
 )
 from heliograph._base.plan import PlanBase
 from heliograph._base.reservation import Reservation, reserve_graph
 from heliograph._base.streams import StreamBase, make_stream
-from heliograph._base.tensor import TensorBase
-from heliograph.core.effects import Procedure, ask
-from heliograph.core.methods import ESTIMATE
+from heliograph.core.effects import Procedure
 from heliograph.core.progress import Progress, UploadBars
 from heliograph.core.shell import Shell
 from heliograph.core.tracing import COMPILE_SPAN, traced
@@ -28,18 +24,14 @@ from heliograph.graph.arguments import refuse_pickle
 from heliograph.graph.builder import Graph
 from heliograph.procedures.compile import (
     Compilation,
-    FrozenGraph,
-    compile_frozen,
     compile_graph,
     estimate_graph,
 )
 from heliograph.procedures.rebuild import RebuildGroups
 from heliograph.procedures.run import PlanSpec
-from heliograph_proto import EXCHANGE
 from heliograph_proto import commands as c
-from heliograph_proto import graph as contract
-from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
-from heliograph_proto.plans import EstimateRequest, PlanEstimate, PlanOptions
+from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.plans import PlanEstimate
 from heliograph_proto.sessions import SessionInfo, Traffic
 
 #: How a plan reacts to the loss of a device.
@@ -88,7 +80,7 @@ class SessionBase:
         return self._shell.core.why_not_shared
 
     def __reduce__(self) -> NoReturn:
-        raise refuse_pickle("session", "connect anew there: hg.connect(session.address)")
+        raise refuse_pickle("session", "connect there: hg.connect(session.address)")
 
     def _admitting(self, plan: PlanBase, on_loss: OnLoss, journal_bytes: int) -> Procedure[None]:
         """Register a compiled plan, which is rebuilt after a device loss if that was requested.
@@ -110,29 +102,6 @@ class SessionBase:
         how = compilation(self._shell, graph, given, device_names(self._shell, given.devices))
         return traced(COMPILE_SPAN, compile_graph(self._shell.core, graph, how, self._progress))
 
-    def _compiling_frozen(
-        self,
-        graph: contract.Graph,
-        options: PlanOptions,
-        bindings: Mapping[int, TensorBase],
-        updates: PlanBase | None,
-        reservation: Reservation | None,
-    ) -> Procedure[PlanSpec]:
-        """Compile a graph of the contract, whose contents the session holds.
-
-        Raises UnsupportedError for a partition if the server exchanges no values.
-        """
-        if options.partition is not None and EXCHANGE not in self.info.features:
-            raise UnsupportedError(
-                f"the server {self.info.server} does not exchange values with others", advice="upgrade it"
-            )
-        check_handles(self._shell, bindings)
-        lies_in = 0 if reservation is None else reservation._used_in(self._shell)
-        how = Compilation(options, bindings, reservation=lies_in)
-        if updates is not None:
-            how = updates._hand_over(how)
-        return compile_frozen(self._shell.core, FrozenGraph(graph, {}, lambda _: "", self._progress), how)
-
     def _reserving(self, graph: Graph, given: PlanArguments) -> Procedure[Reservation]:
         """Reserve memory for the plans that are compiled from then on."""
         check_graph(graph, "reserve")
@@ -143,10 +112,6 @@ class SessionBase:
         check_graph(graph, "estimate")
         names = device_names(self._shell, given.devices)
         return estimate_graph(graph, checked_options(self._shell, graph, given, names))
-
-    def _estimating_frozen(self, graph: contract.Graph, options: PlanOptions) -> Procedure[PlanEstimate]:
-        """Estimate the memory for a graph of the contract."""
-        return ask(ESTIMATE, EstimateRequest(graph, options))
 
     def _all_streams(self) -> tuple[int, ...]:
         return (c.DEFAULT_STREAM, *sorted(self._shell.core.streams))
@@ -227,7 +192,7 @@ def updating(
     check_graph(graph, "update")
     if plan._group is not None:
         raise InvalidArgumentError(
-            "a plan that is rebuilt when a device is lost does not become that of another graph",
+            "a plan that is rebuilt when a device is lost cannot become the plan of another graph",
             advice="compile the other graph, with on_loss='rebuild' as well",
         )
     recipe = plan._spec.recipe

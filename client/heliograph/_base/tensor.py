@@ -225,20 +225,15 @@ class TensorBase(Handle, Typed):
 
     def _writing(self, array: Any, offset_bytes: int | None) -> tuple[c.SetTensor, memoryview]:
         """Return the command and the bytes of a `set`."""
-        found = self._elements(array, is_part=offset_bytes is not None)
-        offset, _ = self._range(offset_bytes or 0, found.nbytes)
-        return c.SetTensor(self._live_handle, offset), byte_view(found)
-
-    def _elements(self, array: Any, *, is_part: bool) -> np.ndarray[Any, Any]:
-        """Return the array to write: of the tensor's type, or a part of it in one dimension."""
         found = as_elements(array, self.dtype)
         whole = self.type.storage_shape
-        if found.shape != whole and not (is_part and found.ndim == 1):
+        if found.shape != whole and not (offset_bytes is not None and found.ndim == 1):
             raise InvalidInputError(
                 f"an array of shape {found.shape} for a tensor of shape {whole}",
                 advice="a part is written as t[10:20].set(array), or as one dimension with offset_bytes",
             )
-        return np.ascontiguousarray(found).reshape(found.shape)
+        offset, _ = self._range(offset_bytes or 0, found.nbytes)
+        return c.SetTensor(self._live_handle, offset), byte_view(np.ascontiguousarray(found))
 
     def _broadcast(self, value: Any) -> np.ndarray[Any, Any]:
         """Return an array or a Python number in the tensor's shape. Raises InvalidInputError."""
@@ -348,20 +343,6 @@ class TensorBase(Handle, Typed):
         offset, _ = self._range(offset_bytes, chunks.extent_bytes)
         return offset, chunks if size and number > 1 and stride > size else None
 
-    def _writing_bytes(
-        self, offset_bytes: int, data: memoryview, chunks: c.Chunks | None
-    ) -> tuple[c.SetTensor, memoryview]:
-        """Return the command and the bytes of a write of plain bytes."""
-        offset, _ = self._range(offset_bytes, data.nbytes if chunks is None else chunks.extent_bytes)
-        return c.SetTensor(self._live_handle, offset, chunks=chunks), _plain(data)
-
-    def _reading_bytes(
-        self, offset_bytes: int, out: memoryview, chunks: c.Chunks | None
-    ) -> tuple[c.GetTensor, memoryview]:
-        """Return the command of a read of plain bytes, and the memory to fill."""
-        offset, _ = self._range(offset_bytes, out.nbytes if chunks is None else chunks.extent_bytes)
-        return c.GetTensor(self._live_handle, offset, out.nbytes, chunks=chunks), _plain(out)
-
     def _doing(self, what: str) -> Callable[[], str]:
         """Return a description of an operation, for errors."""
         return lambda: f"{what} {self._named}"
@@ -383,11 +364,6 @@ class TensorBase(Handle, Typed):
         return self.dtype.block_bytes
 
 
-def _plain(data: memoryview) -> memoryview:
-    """Return contiguous memory as bytes."""
-    return data.cast("B") if data.nbytes else memoryview(bytearray())
-
-
 def _check_out(out: np.ndarray[Any, Any], size_bytes: int) -> None:
     """Raise InvalidArgumentError unless the array can be filled with this many bytes."""
     if not isinstance(out, np.ndarray):
@@ -398,17 +374,17 @@ def _check_out(out: np.ndarray[Any, Any], size_bytes: int) -> None:
         )
 
 
-def as_elements(array: Any, wanted: DType) -> np.ndarray[Any, Any]:
+def as_elements(array: Any, data_type: DType) -> np.ndarray[Any, Any]:
     """Return an array of the data type; of uint8 for quantized types.
 
     Python numbers are converted; arrays must already have the type. Raises InvalidInputError.
     """
-    target = np.dtype(np.uint8) if wanted.kind == "quantized" else wanted.numpy
+    target = np.dtype(np.uint8) if data_type.kind == "quantized" else data_type.numpy
     if isinstance(array, np.ndarray | np.generic) or hasattr(array, "__array__"):
         found = np.asarray(array)
         if found.dtype != target:
             raise InvalidInputError(
-                f"an array of {_name_of(found)} for {wanted}",
+                f"an array of {_name_of(found)} for {data_type}",
                 advice=f"convert it: array.astype({target.name!r})",
             )
         return found
@@ -416,14 +392,14 @@ def as_elements(array: Any, wanted: DType) -> np.ndarray[Any, Any]:
         plain = np.asarray(array)
         if plain.size and not np.can_cast(plain.dtype, target, "same_kind"):
             raise InvalidInputError(
-                f"{_name_of(plain)} elements for {wanted}",
+                f"{_name_of(plain)} elements for {data_type}",
                 advice=f"give numbers, or an array of {target.name}",
             )
         return np.asarray(array, target)
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InvalidInputError):
             raise
-        raise InvalidInputError(f"{type(array).__name__} is not an array of {wanted}: {error}") from None
+        raise InvalidInputError(f"{type(array).__name__} is not an array of {data_type}: {error}") from None
 
 
 def _name_of(array: np.ndarray[Any, Any]) -> str:

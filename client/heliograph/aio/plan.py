@@ -18,7 +18,7 @@ from heliograph.aio.run_future import InlineFuture, RunFuture, repeat, send
 from heliograph.aio.tensor import Tensor
 from heliograph.graph.builder import Graph
 from heliograph.procedures.checkpoint import Checkpoint
-from heliograph.procedures.run import Carries, WantedValue, run_once
+from heliograph.procedures.run import Carries, RunOutput, run_once
 from heliograph.procedures.taps import Taps
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ class Plan(PlanBase):
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
             return await InlineFuture(self._shell, *inline).result_or_cancel(timeout)
         request = RunRequest("run", inputs, keywords, fetch, out, timeout, stream, copy)
-        asked = self._submission(request)
-        run = await self._shell.drive(run_once(self._shell.core, asked), timeout, self._spec.what)
+        submission = self._submission(request)
+        run = await self._shell.drive(run_once(self._shell.core, submission), timeout, self._spec.what)
         return {**(run.results or {}), **self._tensors(run.kept, out)}
 
     def submit(
@@ -213,7 +213,7 @@ class Plan(PlanBase):
         request = RunRequest("loop", inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
         return send(self, request) if self._group is None else repeat(self, request)
 
-    def _tensors(self, kept: list[WantedValue], out: Out) -> dict[str, Any]:
+    def _tensors(self, kept: list[RunOutput], out: Out) -> dict[str, Any]:
         made = [one for one in kept if one.handle]
         new = {one.port.name: Tensor(self._shell, one.handle, one.port.type, self.device) for one in made}
         return {**new, **(out or {})}

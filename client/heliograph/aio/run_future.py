@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from heliograph._base.plan import Outputs, RunRequest
+from heliograph.core.credit import OrderGate
 from heliograph.core.effects import Procedure
 from heliograph.core.future import Deadline, Outcome, Pending, What, cancelled
-from heliograph.core.gates import OrderGate
 from heliograph.core.inline_run import InlinePlan
 from heliograph.procedures.rebuild import RepeatedRun
 from heliograph.procedures.run import SentRun, collect
@@ -29,13 +29,13 @@ def send(plan: Plan, request: RunRequest) -> RunFuture:
     shell, core = plan._shell, plan._shell.core
     gate = core.open_gate()
     try:
-        asked = plan._submission(request, gate)
+        submission = plan._submission(request, gate)
     except BaseException:
         shell.advance(lambda: core.close_gate(gate))
         raise
-    kept = plan._tensors(asked.kept, request.out)
+    kept = plan._tensors(submission.kept, request.out)
     deadline = Deadline(request.timeout, plan._spec.what)
-    sent = _send(shell, plan._submitting(asked), gate, deadline, request)
+    sent = _send(shell, plan._submitting(submission), gate, deadline, request)
     return RunFuture(shell, sent, kept, plan._spec.what, request.observed is not None)
 
 
@@ -236,6 +236,10 @@ class InlineFuture(RunFuture):
             return False
         self._shell.advance(lambda: self._shell.core.cancel(self._pending))
         return True
+
+    @property
+    def steps(self) -> int | None:
+        return 1 if self.done() and self._pending.error is None else None
 
     def taps(self, timeout: float | None = None) -> TapIterator:
         raise not_observed()

@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from heliograph.core.feed import Feed
-from heliograph.core.future import Outcome
-from heliograph.core.gates import CreditGrant, OrderGate
+from heliograph.core.future import Outcome, Pending
 from heliograph_proto.errors import HeliographError, LimitExceededError
 from heliograph_proto.sessions import Limits
 
@@ -26,6 +25,27 @@ def most_observed_bytes(limits: Limits) -> int:
     It is less than the limit, so that other work can go on.
     """
     return limits.in_flight_bytes * 3 // 4
+
+
+class OrderGate:
+    """A place in the outbox for commands that come later; commands queued after it wait."""
+
+    __slots__ = ("closed", "queue")
+
+    def __init__(self) -> None:
+        self.queue: deque[Pending] = deque()
+        self.closed = False
+
+
+class CreditGrant(Outcome):
+    """A request for a number of bytes of credit."""
+
+    __slots__ = ("gate", "size_bytes")
+
+    def __init__(self, size_bytes: int, gate: OrderGate | None) -> None:
+        super().__init__()
+        self.size_bytes = size_bytes
+        self.gate = gate
 
 
 class Credit:

@@ -20,9 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from heliograph.core.credit import CreditCore
+from heliograph.core.credit import CreditCore, OrderGate
 from heliograph.core.future import ALONE, Outcome, Pending, Transfer, cancelled, late, logger
-from heliograph.core.gates import OrderGate
 from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
@@ -205,7 +204,7 @@ class ClientCore(CreditCore):
         """
         if self.lost is not None or self.default_stream != c.DEFAULT_STREAM or not self.speaks_bytes:
             return None
-        if len(self._outbox) >= self.limits.in_flight_commands or not self.could_reserve(size_bytes):
+        if len(self._outbox) >= self.limits.in_flight_commands or not self._credit.could_reserve(size_bytes):
             return None
         if self._frees_come_first:
             self.collect()

@@ -72,7 +72,7 @@ class Handle:
             self._shell.core.order_frees()
 
     def __reduce__(self) -> NoReturn:
-        advice = "pass its elements on: tensor.get()" if self._kind == "tensor" else "make it anew there"
+        advice = "pass its elements: tensor.get()" if self._kind == "tensor" else "create it there"
         raise refuse_pickle(self._kind, advice)
 
     def __del__(self) -> None:

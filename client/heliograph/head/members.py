@@ -9,10 +9,15 @@ import numpy as np
 
 from heliograph._base import reservation as reservations
 from heliograph._base.device import DeviceArgument, device_name
+from heliograph._base.placement import check_handles
 from heliograph._base.reservation import Reservation
 from heliograph._base.streams import StreamBase, stream_handle
+from heliograph.core.effects import ask
+from heliograph.core.methods import ESTIMATE
 from heliograph.plan import Plan
-from heliograph.procedures.run import Submission, WantedValue, choose_outputs, submit
+from heliograph.procedures import compile as procedures
+from heliograph.procedures.compile import Compilation, FrozenGraph
+from heliograph.procedures.run import RunOutput, Submission, choose_outputs, submit
 from heliograph.procedures.transfer import Sending, arrive
 from heliograph.run_future import InlineFuture, RunFuture
 from heliograph.session import Session
@@ -20,11 +25,12 @@ from heliograph.tensor import Tensor
 from heliograph.transport.blocking import GrpcShell
 from heliograph.transport.channels import credentials_of
 from heliograph.transport.direct_upload import Announcement, Tell, TicketUpload
+from heliograph_proto import EXCHANGE
 from heliograph_proto import graph as contract
 from heliograph_proto.addresses import Credentials, parse_address
 from heliograph_proto.devices import DeviceChange
-from heliograph_proto.errors import HeliographError
-from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanOptions, PlanReport
+from heliograph_proto.errors import HeliographError, UnsupportedError
+from heliograph_proto.plans import ContentOffer, EstimateRequest, PlanEstimate, PlanOptions, PlanReport
 
 
 def connect_as_head(
@@ -57,17 +63,31 @@ def compile_frozen(
         updates: A plan whose memory the new one takes over. It is freed then; if the server
             refuses, it is unchanged.
         reservation: The reservation for the plan's memory.
+
+    Raises UnsupportedError for a partition if the server exchanges no values.
     """
-    procedure = session._compiling_frozen(graph, options, bindings, updates, reservation)
-    spec = session._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
+    shell = session._shell
+    if options.partition is not None and EXCHANGE not in session.info.features:
+        raise UnsupportedError(
+            f"the server {session.info.server} does not exchange values with others", advice="upgrade it"
+        )
+    check_handles(shell, bindings)
+    handle = 0 if reservation is None else reservation._used_in(shell)
+    how = Compilation(options, bindings, reservation=handle)
+    if updates is not None:
+        how = updates._hand_over(how)
+    source = FrozenGraph(graph, {}, lambda _: "", session._progress)
+    spec = shell.drive(
+        procedures.compile_frozen(shell.core, source, how), timeout, lambda: f"compiling {graph!r}"
+    )
     if updates is not None:
         updates._give_up()
-    return Plan(session._shell, spec)
+    return Plan(shell, spec)
 
 
 def estimate_frozen(session: Session, graph: contract.Graph, options: PlanOptions) -> PlanEstimate:
     """Estimate the memory for a graph of the contract."""
-    procedure = session._estimating_frozen(graph, options)
+    procedure = ask(ESTIMATE, EstimateRequest(graph, options))
     return session._shell.drive(procedure, None, lambda: f"estimating {graph!r}")
 
 
@@ -145,10 +165,10 @@ def submit_partition(
     ports = spec.info.outputs
     names = [ports[place].name for place in fetched]
     made = choose_outputs(shell.core, spec.info, names, fetch=True) if names else []
-    kept = [WantedValue(place, ports[place], into=one._used_in(shell)) for place, one in into.items()]
+    kept = [RunOutput(place, ports[place], into=one._used_in(shell)) for place, one in into.items()]
     how = Sending(stream_handle(shell, stream), observed=True, keep=True)
-    asked = Submission(spec, bound, made, kept, how, shell.release, exchange_run=number)
-    run = shell.drive(submit(shell.core, asked), None, spec.what)
+    submission = Submission(spec, bound, made, kept, how, shell.release, exchange_run=number)
+    run = shell.drive(submit(shell.core, submission), None, spec.what)
     return RunFuture(shell, run, {}, spec.what)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from heliograph.core.credit import OrderGate
 from heliograph.core.effects import Compute, Procedure, ask
-from heliograph.core.gates import OrderGate
 from heliograph.core.methods import COMPILE, ESTIMATE, PLACE_CONTENTS
 from heliograph.core.progress import Progress
 from heliograph.core.protocol import ClientCore

@@ -28,11 +28,9 @@ JOURNAL_BYTES = 256 * 2**20
 _SLACK = 16
 
 GIVEN_UP = "; the plan is not rebuilt: "
-_CHECKPOINT = "take one with plan.checkpoint() when the variables have what you want to go on from"
+_CHECKPOINT = "take one with plan.checkpoint() when the variables have the values to continue from"
 
-_REPEATABLE = (
-    "give it arrays, and take its outputs as arrays or new tensors; plan.restore(checkpoint) goes on"
-)
+_REPEATABLE = "pass arrays, and get the outputs as arrays or new tensors; plan.restore(checkpoint) continues"
 
 
 @dataclass(eq=False)
@@ -192,17 +190,17 @@ def given_up(cause: DeviceLostError, why: str, advice: str) -> DeviceLostError:
     return type(cause)(message, advice=advice, origin=cause.origin)
 
 
-def survivors(cause: DeviceLostError, asked: Iterable[str], living: Collection[str]) -> tuple[str, ...]:
+def survivors(cause: DeviceLostError, requested: Iterable[str], living: Collection[str]) -> tuple[str, ...]:
     """Return the requested devices that are left, or there again.
 
     Raises the loss if there are none.
     """
-    asked = tuple(asked)
-    if left := tuple(name for name in asked if name in living):
+    requested = tuple(requested)
+    if left := tuple(name for name in requested if name in living):
         return left
     raise given_up(
         cause,
-        f"none of its devices is left: {', '.join(asked)}",
+        f"none of its devices is left: {', '.join(requested)}",
         "compile it with more devices, compile(g, devices=[...]); it continues on those that are left",
     )
 

@@ -18,11 +18,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from heliograph.core.arrays import byte_view, empty_array
-from heliograph.core.credit import most_observed_bytes
+from heliograph.core.credit import OrderGate, most_observed_bytes
 from heliograph.core.effects import Procedure, WaitFor
 from heliograph.core.feed import Feed, LoopFeed, cost_of, output_key
 from heliograph.core.future import Outcome, Pending
-from heliograph.core.gates import OrderGate
 from heliograph.core.protocol import ClientCore
 from heliograph.core.tracing import LOOP_SPAN, RUN_SPAN, begin
 from heliograph.procedures.transfer import Sending, read, send_on_credit, wait_for, write
@@ -49,7 +48,7 @@ def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None) -> c.
     """Return the loop with numbers in place of names, without taps. Raises InvalidArgumentError."""
     if not isinstance(steps, Integral) or isinstance(steps, bool) or not 1 <= steps <= c.MAX_LOOP_STEPS:
         raise InvalidArgumentError(
-            f"steps is {steps!r:.80}", advice=f"a loop does from 1 to {c.MAX_LOOP_STEPS:,} steps"
+            f"steps is {steps!r:.80}", advice=f"a loop runs 1 to {c.MAX_LOOP_STEPS:,} steps"
         )
     carries = tuple(_carry(plan, output, name) for output, name in _pairs(carry))
     if twice := [place for place, count in Counter(one.input for one in carries).items() if count > 1]:
@@ -154,7 +153,7 @@ class PlanSpec:
     #: Compiles it once more, for the remaining devices.
     placing: Callable[[tuple[str, ...]], Procedure[PlanSpec]] | None = None
     #: The names of the requested devices, including those that are lost.
-    asked: tuple[str, ...] = ()
+    requested_devices: tuple[str, ...] = ()
 
     def what(self) -> str:
         """Return the words for a run of the plan."""
@@ -171,7 +170,7 @@ class PlanSpec:
 
 
 @dataclass(slots=True)
-class WantedValue:
+class RunOutput:
     """An output of a run, returned in the completion, as a new tensor, or in an existing one."""
 
     place: int
@@ -223,7 +222,7 @@ class Observed:
         if size > most:
             what, one = ("the tapped nodes have", "run")
             if self.loop is not None:
-                what, one = ("the tapped values of a stepand one in transit have", "loop")
+                what, one = ("the tapped values of a step and one in transit have", "loop")
             raise LimitExceededError(
                 f"{what} {size:,} bytes; a session may hold {most:,}",
                 advice=f"tap fewer in one {one}",
@@ -236,9 +235,9 @@ class SentRun:
 
     pending: Pending
     #: The outputs that become arrays.
-    fetched: list[WantedValue]
+    fetched: list[RunOutput]
     #: The outputs that stay on the server.
-    kept: list[WantedValue]
+    kept: list[RunOutput]
     #: Frees a handle; safe in destructors.
     release: Callable[[int], None]
     results: dict[str, np.ndarray[Any, Any]] | None = None
@@ -264,8 +263,8 @@ class SentRun:
 
     def drop(self) -> None:
         """Free the tensors of large outputs, which were fetched or are not wanted any more."""
-        for wanted in self.fetched:
-            handle, wanted.handle = wanted.handle, 0
+        for output in self.fetched:
+            handle, output.handle = output.handle, 0
             if handle:
                 self.release(handle)
 
@@ -286,8 +285,8 @@ class Submission:
     #: The plan, or its variant that observes the nodes.
     plan: PlanSpec
     inputs: Sequence[Bound]
-    fetched: list[WantedValue]
-    kept: list[WantedValue]
+    fetched: list[RunOutput]
+    kept: list[RunOutput]
     how: Sending
     #: Frees a handle; safe in destructors.
     release: Callable[[int], None]
@@ -298,26 +297,26 @@ class Submission:
     exchange_run: int = 0
 
 
-def submit(core: ClientCore, asked: Submission) -> Procedure[SentRun]:
+def submit(core: ClientCore, submission: Submission) -> Procedure[SentRun]:
     """Send a run, or a loop.
 
     Ends when the caller may overwrite its arrays; at once with `how.keep`.
     """
-    span = begin(RUN_SPAN if asked.loop is None else LOOP_SPAN)
-    inline = _choose_inline(core, asked.inputs)
+    span = begin(RUN_SPAN if submission.loop is None else LOOP_SPAN)
+    inline = _choose_inline(core, submission.inputs)
     temporary: list[int] = []
     try:
         bindings = []
-        for place, value in enumerate(asked.inputs):
+        for place, value in enumerate(submission.inputs):
             if isinstance(value, int):
                 bindings.append(c.InputBinding(place, tensor=value))
             elif place in inline:
                 bindings.append(c.InputBinding(place, value.tobytes()))
             else:
-                handle = yield from _write_input(core, asked, place, temporary)
+                handle = yield from _write_input(core, submission, place, temporary)
                 bindings.append(c.InputBinding(place, tensor=handle))
         trace_parent = "" if span is None else span.trace_parent
-        pending = yield from _send_run(core, asked, tuple(bindings), trace_parent)
+        pending = yield from _send_run(core, submission, tuple(bindings), trace_parent)
         if span is not None:
             span.end_with(pending)
     except BaseException as error:
@@ -326,8 +325,10 @@ def submit(core: ClientCore, asked: Submission) -> Procedure[SentRun]:
         raise
     finally:
         for handle in temporary:
-            asked.release(handle)
-    return SentRun(pending, asked.fetched, asked.kept, asked.release, observed=asked.observed)
+            submission.release(handle)
+    return SentRun(
+        pending, submission.fetched, submission.kept, submission.release, observed=submission.observed
+    )
 
 
 def fits_inline(core: ClientCore, inputs: Sequence[Bound]) -> bool:
@@ -346,9 +347,11 @@ def _choose_inline(core: ClientCore, inputs: Sequence[Bound]) -> set[int]:
     return chosen
 
 
-def _write_input(core: ClientCore, asked: Submission, place: int, temporary: list[int]) -> Procedure[int]:
+def _write_input(
+    core: ClientCore, submission: Submission, place: int, temporary: list[int]
+) -> Procedure[int]:
     """Create a temporary tensor for an array that is too large for the command."""
-    plan, how, value = asked.plan, asked.how, asked.inputs[place]
+    plan, how, value = submission.plan, submission.how, submission.inputs[place]
     assert not isinstance(value, int)
     type_, handle = plan.info.inputs[place].type, core.handle()
     core.send(c.Allocate(handle, type_, plan.info.device), stream=how.stream, gate=how.gate, observed=True)
@@ -360,45 +363,47 @@ def _write_input(core: ClientCore, asked: Submission, place: int, temporary: lis
 
 
 def _send_run(
-    core: ClientCore, asked: Submission, bindings: tuple[c.InputBinding, ...], trace_parent: str
+    core: ClientCore, submission: Submission, bindings: tuple[c.InputBinding, ...], trace_parent: str
 ) -> Procedure[Pending]:
-    plan, how = asked.plan, asked.how
+    plan, how = submission.plan, submission.how
     outputs = tuple(
         c.OutputBinding(one.place, one.handle, fetch=not (one.handle or one.into), into=one.into)
-        for one in chain(asked.fetched, asked.kept)
+        for one in chain(submission.fetched, submission.kept)
     )
     inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
     run = c.RunCommand(
         plan.handle,
         bindings,
         outputs,
-        loop=asked.loop,
-        exchange_run=asked.exchange_run,
+        loop=submission.loop,
+        exchange_run=submission.exchange_run,
         trace_parent=trace_parent,
     )
-    if asked.observed is None:
-        pending = yield from send_on_credit(core, run, inline_bytes, how, asked.timeout_ms)
+    if submission.observed is None:
+        pending = yield from send_on_credit(core, run, inline_bytes, how, submission.timeout_ms)
     else:
-        pending = yield from _send_observed(core, run, asked, asked.observed, inline_bytes)
+        pending = yield from _send_observed(core, run, submission, submission.observed, inline_bytes)
     pending.source_of, pending.what = plan.source_of, plan.what
     return pending
 
 
 def _send_observed(
-    core: ClientCore, run: c.RunCommand, asked: Submission, observed: Observed, inline_bytes: int
+    core: ClientCore, run: c.RunCommand, submission: Submission, observed: Observed, inline_bytes: int
 ) -> Procedure[Pending]:
     """Send a run or a loop when there is room for its observed values.
 
     Raises LimitExceededError if there might never be room.
     """
-    how, feed = asked.how, observed.feed(core.free_observed_bytes)
+    how, feed = submission.how, observed.feed(core.free_observed_bytes)
     if run.loop is not None and isinstance(feed, LoopFeed):
         run = replace(run, loop=replace(run.loop, unread_bytes=feed.unread_bytes))
     grant = core.reserve_observed(feed, inline_bytes, how.gate)
     try:
         yield from wait_for(core, grant)
         run = replace(run, pause=feed.pauses)
-        pending = core.send(run, stream=how.stream, observed=True, timeout_ms=asked.timeout_ms, gate=how.gate)
+        pending = core.send(
+            run, stream=how.stream, observed=True, timeout_ms=submission.timeout_ms, gate=how.gate
+        )
     except BaseException:
         core.withdraw_observed(grant)
         raise
@@ -406,24 +411,24 @@ def _send_observed(
     return pending
 
 
-def choose_outputs(core: ClientCore, plan: PlanInfo, names: Sequence[str], fetch: bool) -> list[WantedValue]:
+def choose_outputs(core: ClientCore, plan: PlanInfo, names: Sequence[str], fetch: bool) -> list[RunOutput]:
     """Return the outputs of these names; those too large for a completion get a new tensor."""
     room = core.limits.message_bytes // _MESSAGE_SHARE
-    wanted = []
+    chosen = []
     for place, port in enumerate(plan.outputs):
         if port.name not in names:
             continue
         size = port.type.nbytes
         inline = fetch and size <= min(core.limits.inline_bytes, room)
         room -= size if inline else 0
-        wanted.append(WantedValue(place, port, 0 if inline else core.handle()))
-    return wanted
+        chosen.append(RunOutput(place, port, 0 if inline else core.handle()))
+    return chosen
 
 
-def written_outputs(plan: PlanInfo, into: Mapping[str, int]) -> list[WantedValue]:
+def written_outputs(plan: PlanInfo, into: Mapping[str, int]) -> list[RunOutput]:
     """Return the outputs that are written to existing tensors, whose handles are given by name."""
     return [
-        WantedValue(place, port, into=into[port.name])
+        RunOutput(place, port, into=into[port.name])
         for place, port in enumerate(plan.outputs)
         if port.name in into
     ]
@@ -457,21 +462,21 @@ def _collect(core: ClientCore, run: SentRun) -> Procedure[dict[str, np.ndarray[A
     yield from wait_for(core, run.pending)
     inline = run.pending.outputs()
     results: dict[str, np.ndarray[Any, Any]] = {}
-    for wanted in run.fetched:
-        array = empty_array(wanted.port.type)
-        if wanted.handle:
-            source = c.GetTensor(wanted.handle, 0, array.nbytes)
-            item = wanted.port.type.dtype.block_bytes
+    for output in run.fetched:
+        array = empty_array(output.port.type)
+        if output.handle:
+            source = c.GetTensor(output.handle, 0, array.nbytes)
+            item = output.port.type.dtype.block_bytes
             yield from read(core, source, byte_view(array), item, run.pending.stream)
         else:
-            byte_view(array)[:] = inline[wanted.place]
-        results[wanted.port.name] = array
+            byte_view(array)[:] = inline[output.place]
+        results[output.port.name] = array
     run.drop()
     return results
 
 
-def run_once(core: ClientCore, asked: Submission) -> Procedure[SentRun]:
+def run_once(core: ClientCore, submission: Submission) -> Procedure[SentRun]:
     """Send a run and collect its outputs; interrupting it cancels the run."""
-    run = yield from submit(core, asked)
+    run = yield from submit(core, submission)
     yield from collect(core, run, cancel=True)
     return run

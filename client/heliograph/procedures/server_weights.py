@@ -35,7 +35,9 @@ class ServerWeights(Mapping[str, ServerWeight]):
             near = get_close_matches(str(name), self._weights, 1)
             raise InvalidArgumentError(
                 f"{self.file} has no tensor {name!r:.100}",
-                advice=f"did you mean {near[0]!r}?" if near else f"list({self.file!r}'s weights) names them",
+                advice=f"did you mean {near[0]!r}?"
+                if near
+                else f"list(session.server_weights({self.file!r})) has the names",
             )
         return found
 

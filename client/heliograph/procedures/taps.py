@@ -107,7 +107,7 @@ def _matching(graph: Graph, nodes: list[TappedNode], pattern: TapPattern) -> lis
         found = [one.number for one in nodes if pattern(one)]
     else:
         raise InvalidArgumentError(
-            f"taps are by pattern, not by {pattern!r:.80}",
+            f"a tap is a pattern, not {pattern!r:.80}",
             advice="names as in fnmatch, 'layer0/*', or a function of a node",
         )
     if not found:

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from heliograph.core.arrays import byte_view
+from heliograph.core.credit import OrderGate
 from heliograph.core.effects import MapMemory, MoveBytes, Procedure, ReceiveDownload, StartUpload, WaitFor
 from heliograph.core.future import Outcome, Pending, Transfer, What, lost
-from heliograph.core.gates import OrderGate
 from heliograph.core.progress import Meter
 from heliograph.core.protocol import ClientCore
 from heliograph_proto import commands as c

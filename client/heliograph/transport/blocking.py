@@ -341,8 +341,8 @@ class GrpcShell(BlockingShell):
         while True:
             try:
                 seconds = max(0.0, end - time.monotonic())
-                asked = call.future(handshake.open_request(), timeout=seconds, metadata=call_metadata())
-                answer = asked.result()
+                future = call.future(handshake.open_request(), timeout=seconds, metadata=call_metadata())
+                answer = future.result()
             except grpc.RpcError as error:
                 refused = handshake.open_error(error, address, timeout, self.credentials)
             else:

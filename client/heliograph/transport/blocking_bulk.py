@@ -176,11 +176,11 @@ class BlockingBulk:
 
         Raises the errors of BulkService.Admit.
         """
-        wanted = [
+        admitted = [
             bulk_pb2.AdmittedContent(digest=digest, tensor=tensor, size_bytes=size_bytes)
             for digest, tensor, size_bytes in contents
         ]
-        return Announcement(self._channel, self._address, self._info.session, wanted, tell)
+        return Announcement(self._channel, self._address, self._info.session, admitted, tell)
 
     def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
         """Return an upload by a ticket of this session's server, to begin."""

@@ -152,7 +152,7 @@ _CODECS = dict(
         ),
         _row(
             m.QUERY_OPS,
-            lambda asked, _: codec.encode_queries(asked.device, asked.queries),
+            lambda request, _: codec.encode_queries(request.device, request.queries),
             device_pb2.QueryOpsResponse,
             lambda found: codec.decode_all(found.answers, OpAnswer),
         ),

@@ -121,11 +121,11 @@ def why_no_tls(address: Address, credentials: Credentials) -> TlsDiagnosis | Non
 
 def why_no_plaintext(address: Address) -> TlsDiagnosis | None:
     """Return a diagnosis if TLS is spoken at a grpc:// address; None if not."""
-    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    asking.check_hostname, asking.verify_mode = False, ssl.CERT_NONE
-    asking.set_alpn_protocols(["h2"])
+    probe = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    probe.check_hostname, probe.verify_mode = False, ssl.CERT_NONE
+    probe.set_alpn_protocols(["h2"])
     try:
-        with _connected(address) as plain, asking.wrap_socket(plain):
+        with _connected(address) as plain, probe.wrap_socket(plain):
             pass
     except (OSError, ValueError):
         return None

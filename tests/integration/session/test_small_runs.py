@@ -75,9 +75,9 @@ def test_hundreds_in_flight_come_back_in_order_with_a_failure_in_the_middle(sess
             assert (
                 failure.value.origin.op == "get_rows" and "test_small_runs.py" in failure.value.origin.source
             )
-            assert isinstance(run.exception(), hg.OutOfRangeError)
+            assert isinstance(run.exception(), hg.OutOfRangeError) and run.steps is None
         else:
-            assert np.array_equal(run.result(SECONDS)["y"], TABLE[[number % 4]])
+            assert np.array_equal(run.result(SECONDS)["y"], TABLE[[number % 4]]) and run.steps == 1
     assert ended == sorted(ended)
     # Whoever looked has seen it, so nothing is left to be raised.
     session.synchronize(SECONDS)
@@ -95,8 +95,9 @@ def test_the_same_for_asyncio(daemon: DaemonUrls) -> None:
             for number, run in enumerate(runs):
                 if number == bad:
                     assert isinstance(await run.exception(SECONDS), hg.OutOfRangeError)
+                    assert run.steps is None
                 else:
-                    assert np.array_equal((await run)["y"], TABLE[[number % 4]])
+                    assert np.array_equal((await run)["y"], TABLE[[number % 4]]) and run.steps == 1
             assert ended == sorted(ended)
 
     asyncio.run(main(), debug=True)
