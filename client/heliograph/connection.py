@@ -96,17 +96,16 @@ def connect(
             content of the file $HELIOGRAPH_TOKEN_FILE.
         ca: A PEM file with the authorities to trust for TLS (default: $HELIOGRAPH_CA, else the
             system's).
-        certificate: A PEM file with the client's certificate, for servers that require one
-            (default: $HELIOGRAPH_CERTIFICATE).
-        key: A PEM file with the key of the certificate (default: $HELIOGRAPH_KEY).
+        certificate: A PEM file with the client's certificate (default: $HELIOGRAPH_CERTIFICATE).
+        key: A PEM file with the certificate's key (default: $HELIOGRAPH_KEY).
 
     All members of a pool get the same credentials, which need the right "pool" there.
 
     Raises UnavailableError if no server answers within `timeout` seconds, if it is still starting
-    its devices then, if its certificate is not trusted, or if shared memory is required and there
-    is none. Raises UnauthenticatedError if the server does not accept the credentials,
-    NotHeliographError if another program answers, InvalidArgumentError, VersionMismatchError,
-    DrainingError and LimitExceededError.
+    its devices then, if its certificate is not trusted, or if required shared memory is missing;
+    UnauthenticatedError if it does not accept the credentials; NotHeliographError if another
+    program answers; InvalidArgumentError, VersionMismatchError, DrainingError and
+    LimitExceededError.
     """
     address = address_of(url)
     timeout_ms(timeout)

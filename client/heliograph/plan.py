@@ -92,12 +92,13 @@ class Plan(PlanBase):
                 returned.
             timeout: Seconds to wait; None means no limit.
             stream: The stream whose order the run joins (default: the session's own).
-            copy: Whether an array may be overwritten once this call has sent it.
+            copy: With False, arrays are sent without a copy, and must not change until the run is
+                done.
 
         Returns the outputs by name.
 
-        Raises InvalidInputError, the run's error, or DeadlineExceededError after `timeout` seconds;
-        the run is cancelled then. So does Ctrl-C.
+        Raises InvalidInputError, the run's error, or DeadlineExceededError after `timeout` seconds.
+        The run is cancelled then, and also by Ctrl-C.
         """
         if self._group is not None:
             request = RunRequest("run", inputs, keywords, fetch, out, timeout, stream, copy)

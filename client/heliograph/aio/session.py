@@ -204,57 +204,45 @@ class Session(SessionBase):
         journal_bytes: int = JOURNAL_BYTES,
         timeout: float | None = None,
     ) -> Plan:
-        """Compile a graph into a plan.
+        """Compile a graph into a plan; `plan.explain()` shows what runs where, and why.
 
-        Compiling again with the same arguments returns the plan that exists, for the cost of a
-        look-up. Weights that the session does not hold are uploaded first. `plan.explain()` shows
-        what runs where, and why.
+        The same arguments return the existing plan. Weights that the session lacks are uploaded.
 
         Args:
-            graph: The graph to compile.
-            devices: The devices to use, by priority (default: the server's first). The first is
-                filled, then the next. A node that a device cannot run goes to another one. If no
-                processor of the server's host is among them, it is added as the last.
-            fusion: Whether to fuse nodes.
+            devices: Devices by priority (default: the server's first), filled in that order. A node
+                that one cannot run goes to another; a processor of the server's host comes last.
             threads: The most threads of the device that a run uses; 0 means all.
-            weights: Tensors of the session, on the plan's device, to use for the graph's weights of
-                these names. Such a weight is not uploaded, and its tensor cannot be written while
-                the plan exists.
-            variables: Tensors of the session, on the plan's device, to use for the graph's
-                variables of these names. They are read and written in place.
-            pins: Devices for nodes, by patterns of node names as in fnmatch, or by functions of a
-                node.
-            memory: The most memory that the plan may take of a device, in bytes or as a string such
-                as "2GiB".
-            pipeline: The number of runs of a plan over several devices that may be in progress at
-                once. Each has its own memory for values between nodes. The next run enters while an
-                earlier one is in later splits.
-            split: An `hg.SplitBufferType` by pattern of weight names. It spreads the rows of these
-                weights over several devices, where products with them run in parts.
-            buffer_types: By device, the buffer type (one of `device.buffer_types`, or its name) for
-                the plan's weights, variables, and values between splits.
-            on_loss: How the plan reacts to the loss of a device. With "raise", its runs fail
-                with DeviceLostError. With "rebuild", the plan is placed again on its remaining
-                devices. Its variables get the values of the last `plan.checkpoint()`, the runs
-                since then are replayed, and failed runs are repeated. Results equal those of
-                undisturbed runs; see `Plan.rebuilds`. Only runs with array inputs and without
-                `out=` and taps are repeated. Tensors on a lost device are gone.
-            journal_bytes: The most bytes of inputs to keep for `on_loss="rebuild"`. Inputs are
-                copied, and kept until the run has ended or, if the run assigns variables, until the
-                next checkpoint.
+            weights: Tensors of the session, on the plan's device, for the graph's weights of these
+                names. They are not uploaded, and cannot be written while the plan exists.
+            variables: Tensors of the session, on the plan's device, for the graph's variables of
+                these names. They are read and written in place.
+            pins: Devices for nodes, by name patterns as in fnmatch, or by functions of a node.
+            memory: The most bytes that the plan may take of a device; a string may be "2GiB".
+            pipeline: The runs of a plan over several devices that may be in progress at once, each
+                with its own memory: the next enters while an earlier one is in later splits.
+            split: Spreads the rows of weights over devices, where products with them run in parts:
+                an `hg.SplitBufferType` by pattern of weight names.
+            buffer_types: By device, the buffer type, or its name, for the plan's weights,
+                variables, and values between splits.
+            on_loss: With "raise", runs fail with DeviceLostError when a device is lost. With
+                "rebuild", the plan is placed again on its other devices, its variables get the
+                values of the last `plan.checkpoint()`, runs since then are replayed, and failed
+                runs are repeated (see `Plan.rebuilds`), with the results of undisturbed runs. This
+                needs array inputs, no `out=` and no taps. Tensors on a lost device are gone.
+            journal_bytes: The most bytes of copied inputs that "rebuild" keeps until their run has
+                ended or, if it assigns variables, until the next checkpoint.
             timeout: Seconds to wait; None means no limit.
 
         Raises InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError,
-        UnknownDeviceError, InvalidArgumentError and DeadlineExceededError. Errors about a node name
-        the line of code that built it.
+        UnknownDeviceError, InvalidArgumentError and DeadlineExceededError, naming a node's line.
         """
         check_on_loss(on_loss, journal_bytes, variables)
-        deadline = Deadline(timeout, lambda: f"compiling {graph!r}")
+        what = lambda: f"compiling {graph!r}"  # noqa: E731
+        deadline = Deadline(timeout, what)
         given = PlanArguments(
             devices, fusion, threads, weights, variables, pins, memory, split, buffer_types, pipeline
         )
-        procedure = self._compiling(graph, given)
-        spec = await self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
+        spec = await self._shell.drive(self._compiling(graph, given), timeout, what)
         plan = Plan(self._shell, spec, self._progress)
         await self._shell.drive(self._admitting(plan, on_loss, journal_bytes), deadline.remaining())
         return plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,11 @@ class BlockingBulk:
     def start_upload(self, upload: StartUpload) -> Transfer:
         """Start to send bytes. No lock may be held."""
         if upload.offer is not None:
-            return self._start_direct(upload, DirectUpload(upload, upload.offer))
+            direct = DirectUpload(upload, upload.offer)
+            transfer = Transfer(direct.cancel)
+            send = partial(direct.run, self._channels)
+            self._start_carrier("heliograph-direct", upload, transfer, send)
+            return transfer
         if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
             return self._start_shared(upload, shared)
         method: Any = self._channel.stream_unary(handshake.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
@@ -95,81 +99,63 @@ class BlockingBulk:
         return self._shell.advance(begin)
 
     def _start_shared(self, upload: StartUpload, shared: SharedUpload) -> Transfer:
-        """Start an upload in its own thread."""
         method: Any = self._channel.stream_stream(handshake.UPLOAD_SHARED, None, None)
         requests: SimpleQueue[bytes | None] = SimpleQueue()
         call: Any = None
         transfer = Transfer(lambda: call.cancel())
         try:
             call = method(iter(requests.get, None))
-            carry = partial(self._carry, upload, shared, transfer, call, requests)
-            carrier = threading.Thread(target=carry, name="heliograph-upload", daemon=True)
-            self._carriers.add(carrier)
-            carrier.start()
+            send = partial(self._send_shared, shared, call, requests)
+            self._start_carrier("heliograph-upload", upload, transfer, send)
         except BaseException:
             requests.put(None)
             self._shell.advance(partial(self._give_slots, shared))
             raise
         return transfer
 
-    def _carry(
-        self,
-        upload: StartUpload,
-        shared: SharedUpload,
-        transfer: Transfer,
-        call: Any,
-        requests: SimpleQueue[bytes | None],
-    ) -> None:
-        error: HeliographError | None = cut_short()
+    def _send_shared(self, shared: SharedUpload, call: Any, requests: SimpleQueue[bytes | None]) -> None:
         try:
-            self._send_pieces(shared, call, requests)
-            error = None if shared.is_over else error
-        except Exception as broken:
-            error = handshake.upload_error(broken, self._address)
+            while not shared.is_over:
+                if (request := shared.take()) is not None:
+                    requests.put(request)
+                elif (answer := next(call, None)) is not None:
+                    shared.answered(answer)
+                else:
+                    raise cut_short()
+            requests.put(None)
+            # Raises the status of a call that failed.
+            for answer in call:
+                shared.answered(answer)
         finally:
             requests.put(None)
             call.cancel()
             self._shell.advance(partial(self._give_slots, shared))
-            self._settle(upload, transfer, error)
-            self._carriers.discard(threading.current_thread())
 
     def _give_slots(self, shared: SharedUpload) -> None:
         for slot in shared.slots():
             self._core.give_slot(slot)
 
-    def _send_pieces(self, shared: SharedUpload, call: Any, requests: SimpleQueue[bytes | None]) -> None:
-        while not shared.is_over:
-            if (request := shared.take()) is not None:
-                requests.put(request)
-            elif (answer := next(call, None)) is not None:
-                shared.answered(answer)
-            else:
-                return
-        requests.put(None)
-        # Raises the status of a call that failed.
-        for answer in call:
-            shared.answered(answer)
+    def _start_carrier(
+        self, name: str, upload: StartUpload, transfer: Transfer, send: Callable[[], None]
+    ) -> None:
+        """Run an upload in its own thread, and settle it when it ends."""
 
-    # Contents to and from other daemons
+        def carry() -> None:
+            error: HeliographError | None = cut_short()
+            try:
+                send()
+                error = None
+            except Exception as broken:
+                error = handshake.upload_error(broken, self._address)
+            finally:
+                self._settle(upload, transfer, error)
+                self._carriers.discard(threading.current_thread())
 
-    def _start_direct(self, upload: StartUpload, direct: DirectUpload) -> Transfer:
-        transfer = Transfer(direct.cancel)
-        carry = partial(self._carry_direct, upload, direct, transfer)
-        carrier = threading.Thread(target=carry, name="heliograph-direct", daemon=True)
+        carrier = threading.Thread(target=carry, name=name, daemon=True)
         self._carriers.add(carrier)
         carrier.start()
-        return transfer
 
-    def _carry_direct(self, upload: StartUpload, direct: DirectUpload, transfer: Transfer) -> None:
-        error: HeliographError | None = cut_short()
-        try:
-            direct.run(self._channels)
-            error = None
-        except Exception as broken:
-            error = handshake.upload_error(broken, self._address)
-        finally:
-            self._settle(upload, transfer, error)
-            self._carriers.discard(threading.current_thread())
+    # Contents to and from other daemons
 
     def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
         """Announce contents by digest, handle of the tensor, and size.

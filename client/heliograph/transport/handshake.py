@@ -160,9 +160,10 @@ def upload_error(broken: Exception, address: Address) -> HeliographError:
     """Return the error of a failed upload: gRPC's, Heliograph's, or a progress function's."""
     if isinstance(broken, grpc.RpcError):
         return typed_error(broken, address, TAKE_AN_UPLOAD)
+    # Without the traceback, which would keep the call alive.
     if isinstance(broken, HeliographError):
+        forget_traceback(broken)
         return broken
-    # Without its traceback, which would keep the call alive.
     words = f"an upload failed: {type(broken).__name__}: {broken}"
     logger.error("%s", words)
     return InternalError(words)

@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_plan_is_refused(session: hg.Session) -> None:
     plan = session.compile(summing(), ALL, on_loss="rebuild")
     with pytest.raises(hg.InvalidArgumentError, match="no variable 'total'"):
         plan.restore(hg.Checkpoint({}, {}))
-    with pytest.raises(hg.InvalidArgumentError, match="takes a checkpoint"):
+    with pytest.raises(hg.InvalidArgumentError, match="needs a checkpoint"):
         plan.restore({"total": np.zeros(64, np.float32)})  # type: ignore[arg-type]
 
 

@@ -95,7 +95,7 @@ def test_clear_and_reset(session: hg.Session) -> None:
         (lambda b: b.place((64,), "f32", 64), hg.OutOfRangeError, "64 takes bytes to 320"),
         (lambda b: b.place((1,), "f32", -64), hg.OutOfRangeError, "-64"),
         (lambda b: b.place((65,), "f32"), hg.OutOfRangeError, "device.placement"),
-        (lambda b: b.place((1,), "f32", 4), hg.InvalidArgumentError, "no multiple of 64"),
+        (lambda b: b.place((1,), "f32", 4), hg.InvalidArgumentError, "not a multiple of 64"),
         (lambda b: b.place((-1,), "f32"), hg.InvalidArgumentError, "negative"),
         (lambda b: b.place((1,), "float"), hg.InvalidArgumentError, "dtype"),
         (lambda b: b.clear(256), hg.InvalidArgumentError, "0 to 255"),
@@ -250,7 +250,7 @@ def test_a_wrapped_array_lives_as_long_as_its_tensor() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda a: [1.0, 2.0], "no array"),
+        (lambda a: [1.0, 2.0], "not an array"),
         (lambda a: a[:, ::2], "gaps"),
         (lambda a: np.broadcast_to(a[:1], (4, 32)), "read-only"),
         (lambda a: a.reshape(-1)[1:], "aligned_empty"),

@@ -201,7 +201,7 @@ def nothing(node: hg.Value) -> bool:
     [
         ({"layr0/*": "cpu0"}, r"no node matches 'layr0/\*'(.|\n)*near names: 'layer0/"),
         ({"Layer0/*": "cpu0"}, r"no node matches 'Layer0/\*'(.|\n)*'layer0/"),
-        ({"layer0/w": "cpu0"}, r"no node matches 'layer0/w'(.|\n)*leaves alone"),
+        ({"layer0/w": "cpu0"}, r"no node matches 'layer0/w'(.|\n)*matches only leaves"),
         ({"~": "cpu0"}, r"no node matches '~'(.|\n)*names are such as"),
         ({"": "cpu0"}, "no node matches ''"),
         ({nothing: "cpu0"}, "no node matches nothing"),

@@ -77,7 +77,7 @@ def test_buffer_types_are_those_of_their_device(session: hg.Session) -> None:
     assert session.buffer(64, "host", buffer_type="host_extra0").buffer_type == "host_extra0"
     with pytest.raises(hg.InvalidArgumentError, match="no buffer type 'host_extra0'"):
         session.buffer(64, "far", buffer_type="host_extra0")
-    with pytest.raises(hg.InvalidArgumentError, match="no multiple of 256"):
+    with pytest.raises(hg.InvalidArgumentError, match="not a multiple of 256"):
         session.buffer(1024, "far").place((4,), "f32", 64)
 
 

@@ -163,8 +163,8 @@ def test_outputs_go_where_they_go_without_taps(session: hg.Session, plan: hg.Pla
     [
         ("layr1/*", "no node matches 'layr1/.', which is tapped(.|\n)*near names: 'layer1/"),
         (["layer1/*", "zzz"], "'zzz'(.|\n)*names are such as"),
-        ("x", "leaves alone"),
-        ("*/w", "leaves alone"),
+        ("x", "matches only leaves"),
+        ("*/w", "matches only leaves"),
         (lambda node: False, "no node matches <lambda>"),
         (7, "taps is int"),
         ([7], "not by 7"),
@@ -188,7 +188,7 @@ def test_what_a_function_raises_is_raised(plan: hg.Plan) -> None:
 def test_a_run_that_observes_nothing_has_no_taps(plan: hg.Plan) -> None:
     with pytest.raises(hg.InvalidArgumentError, match="nothing of the run is observed"):
         plan.submit(x=X).taps()
-    with pytest.raises(hg.InvalidArgumentError, match="pauses after observed nodes"):
+    with pytest.raises(hg.InvalidArgumentError, match="pause=True needs observed nodes"):
         plan.submit(x=X, pause=True)
     assert list(plan.submit(x=X, taps=[]).taps(SECONDS)) == []
 

@@ -62,7 +62,7 @@ def test_a_client_on_the_servers_host_shares_memory_unless_told_otherwise(near: 
         assert session.shared_memory and session.why_not_shared == ""
     with hg.connect(near, shared_memory=False) as session:
         assert not session.shared_memory
-        assert "turned off here" in session.why_not_shared
+        assert "turned off by the client" in session.why_not_shared
 
 
 def test_in_one_process_there_is_nothing_to_share() -> None:
