@@ -470,7 +470,7 @@ def test_an_older_server_is_measured_and_what_it_does_not_tell_is_said(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["grpc://127.0.0.1:1"], "nobody answers"),
+        (["grpc://127.0.0.1:1"], "no server answers"),
         (["unix:///no/such/socket"], "there is no such file"),
         (["ftp://x"], "unknown scheme"),
         (["local:", "--server", "local:"], "give one of them"),

@@ -219,5 +219,5 @@ def test_a_cancelled_run_is_not_repeated(pool: Losable, plan: hg.Plan) -> None:
 
 
 def test_updating_such_a_plan_is_refused(plan: hg.Plan) -> None:
-    with pytest.raises(hg.InvalidArgumentError, match="does not become"):
+    with pytest.raises(hg.InvalidArgumentError, match="cannot become"):
         plan.update(stages(2))
