@@ -131,7 +131,7 @@ def test_only_so_many_look_on_at_once(url: str, admin: Admin) -> None:
 
 
 def test_this_process_has_no_operator() -> None:
-    with pytest.raises(hg.InvalidArgumentError, match="no daemon"):
+    with pytest.raises(hg.InvalidArgumentError, match="not a daemon"):
         heliograph.admin.connect("local:")
 
 

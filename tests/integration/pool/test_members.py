@@ -231,7 +231,7 @@ def test_events_that_nobody_takes_are_bounded_and_who_missed_some_is_told() -> N
         for number in range(MOST_EVENTS + 3):
             watch.put([hg.DeviceEvent(f"m/cpu{number}", "m")])
         assert [next(watch).device for _ in range(MOST_EVENTS)][-1] == f"m/cpu{MOST_EVENTS - 1}"
-        with pytest.raises(hg.LimitExceededError, match="3 events"):
+        with pytest.raises(hg.LimitExceededError, match="3 device events"):
             next(watch)
         watch.put([hg.DeviceEvent("m/cpu0", "m", lost="gone")])
         assert next(watch).lost == "gone"

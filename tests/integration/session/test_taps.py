@@ -167,7 +167,7 @@ def test_outputs_go_where_they_go_without_taps(session: hg.Session, plan: hg.Pla
         ("*/w", "matches only leaves"),
         (lambda node: False, "no node matches <lambda>"),
         (7, "taps is int"),
-        ([7], "not by 7"),
+        ([7], "a tap is a pattern, not 7"),
         ({"layer1/*": "cpu0"}, "taps is dict"),
     ],
 )
