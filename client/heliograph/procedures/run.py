@@ -48,7 +48,7 @@ def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None) -> c.
     """Return the loop with numbers in place of names, without taps. Raises InvalidArgumentError."""
     if not isinstance(steps, Integral) or isinstance(steps, bool) or not 1 <= steps <= c.MAX_LOOP_STEPS:
         raise InvalidArgumentError(
-            f"steps is {steps!r:.80}", advice=f"a loop runs 1 to {c.MAX_LOOP_STEPS:,} steps"
+            f"steps is {steps!r:.80}", advice=f"a loop runs from 1 to {c.MAX_LOOP_STEPS:,} steps"
         )
     carries = tuple(_carry(plan, output, name) for output, name in _pairs(carry))
     if twice := [place for place, count in Counter(one.input for one in carries).items() if count > 1]:
