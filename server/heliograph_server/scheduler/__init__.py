@@ -1,4 +1,4 @@
-"""The scheduler, pure: from a graph and what devices say of it to splits and copies.
+"""The scheduler: from a graph and the properties of devices to splits and copies. Pure.
 
 Imports no other folder.
 """

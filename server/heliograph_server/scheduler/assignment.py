@@ -1,12 +1,15 @@
-"""Which device runs which node: ggml's passes, each a function over the same table.
+"""Assignment of nodes to devices: ggml's passes, each a function over the same table.
 
-1. *pre-assign*: what the user pinned; nodes with a weight or variable, where that lies; with offload, on a
-   device that fetches it. Where predicted times decide, all others that can run where these want them.
-2. *sweep*: unassigned nodes take the device of their neighbours, first away from the last device (down,
-   then up), then whatever there is.
-3. *upgrade and rescue*: a node moves to a device of higher priority that reads the same memory; one that is
-   still unassigned goes where most of its operands can be read; one of inputs alone to the first that can.
-4. *the rest*: views where their source is, others where their consumer is, else on the first that can.
+1. *pre-assign*: pinned nodes run where the user pinned them. Nodes that read a weight or variable
+   run where it lies or, with offload, on a device that fetches it. With predicted times, all other
+   nodes run where the prediction puts them, if they can.
+2. *sweep*: unassigned nodes take the device of their neighbours: first only devices other than the
+   last one (down, then up), then any device.
+3. *upgrade and rescue*: a node moves to a device of higher priority that reads the same memory. An
+   unassigned node goes where most of its operands can be read; one that reads only inputs goes to
+   the first device that can run it.
+4. *the rest*: views run where their source is. Other nodes run where their consumer is, else on the
+   first device that can run them.
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ from heliograph_server.scheduler.weight_homes import LIGHT_WEIGHTS, VIEWS
 def assign(
     problem: Problem, homes: Sequence[int], roots: Sequence[int], wishes: Sequence[int] = ()
 ) -> tuple[Assignment, ...]:
-    """`roots`: `leaf_roots` of the graph; `wishes`: where each node would best run, if that is known. Raises
-    UnsupportedError, with every device's reason, and InvalidArgumentError for a pin that cannot be kept."""
+    """Return the device of each node and the cause.
+
+    `roots` is `leaf_roots` of the graph; `wishes` is the preferred device of each node, or empty if
+    unknown. Raises UnsupportedError, with every device's reason, and InvalidArgumentError for a pin
+    that cannot be kept.
+    """
     table = Table(problem, homes, roots)
     pre_assign(table)
     follow(table, wishes)
@@ -35,7 +42,7 @@ def assign(
 
 
 class Table:
-    """The assignments so far, and the questions that the passes ask."""
+    """The assignments so far, and the queries of the passes."""
 
     def __init__(self, problem: Problem, homes: Sequence[int], roots: Sequence[int]) -> None:
         self.problem = problem
@@ -55,29 +62,31 @@ class Table:
         self.found[number] = Assignment(device, cause, operand)
 
     def lasting_operands(self, number: int) -> Iterable[tuple[int, int]]:
-        """(operand's place, its home) of the weights and variables that a node reads, also through views."""
+        """Yield (operand's place, its home) for each weight and variable that a node reads,
+        directly or through views."""
         for place, value in enumerate(self.graph.nodes[number].operands):
             leaf = self.roots[value]
             if leaf >= 0 and self.homes[leaf] >= 0:
                 yield place, self.homes[leaf]
 
     def memory_of(self, value: int) -> int | None:
-        """The device in whose memory a value lies; None: not known, or an input."""
+        """Return the device in whose memory a value lies; None for an unassigned node or an
+        input."""
         if value < self.leaves:
             return self.homes[value] if self.homes[value] >= 0 else None
         found = self.found[value - self.leaves]
         return None if found is None else found.device
 
     def reads(self, device: int, value: int) -> bool:
-        where = self.memory_of(value)
-        return where is None or where in self.devices[device].reads
+        home = self.memory_of(value)
+        return home is None or home in self.devices[device].reads
 
 
 # 1
 
 
 def pre_assign(table: Table) -> None:
-    """Pins, then what must be where a weight or a variable lies."""
+    """Assign pinned nodes, then the nodes that must run where a weight or a variable lies."""
     for number, node in enumerate(table.graph.nodes):
         if number in table.problem.pins:
             _pin(table, number, table.problem.pins[number])
@@ -104,7 +113,7 @@ def _pin(table: Table, number: int, device: int) -> None:
         variable, home = _variable(table, number)
         raise InvalidArgumentError(
             f"node {node.name!r} is pinned to {found.name}, which cannot write variable {variable!r}: "
-            f"that lies on {table.devices[home].name}",
+            f"the variable lies on {table.devices[home].name}",
             advice=f"pin all that assigns to it to {table.devices[home].name}, or nothing",
             origin=table.graph.origin(number),
         )
@@ -112,15 +121,15 @@ def _pin(table: Table, number: int, device: int) -> None:
 
 
 def _place_assignment(table: Table, number: int) -> None:
-    """Where the variable lies, else on a device that works in the same memory."""
+    """Assign to the variable's device, else to a device that works in the same memory."""
     variable, home = _variable(table, number)
     device = _in_memory_of(table, number, home)
     if device is None:
         writers = (one for one in table.devices if home in one.reads)
-        whys = "; ".join(f"{one.name}: {one.refusals[number]}" for one in writers)
+        reasons = "; ".join(f"{one.name}: {one.refusals[number]}" for one in writers)
         raise UnsupportedError(
-            f"variable {variable!r} lies on {table.devices[home].name}, and nothing that can write it there "
-            f"can run assign: {whys}",
+            f"variable {variable!r} lies on {table.devices[home].name}, and no device that can write it "
+            f"there can run assign: {reasons}",
             advice="pin the assignment to another device before the variable is made",
             origin=table.graph.origin(number),
         )
@@ -128,13 +137,14 @@ def _place_assignment(table: Table, number: int) -> None:
 
 
 def _variable(table: Table, number: int) -> tuple[str, int]:
-    """The name and home of what a node assigns to."""
+    """Return the name and home of the variable that a node assigns to."""
     value = table.graph.nodes[number].operands[0]
     return table.graph.leaves[value].name, table.homes[value]
 
 
 def _weight_device(table: Table, number: int, home: int) -> tuple[int | None, Cause]:
-    """The device for a node with a weight on `home`, of highest priority; None: the weight is copied."""
+    """Return the device of highest priority for a node with a weight on `home`; None if the weight
+    is copied."""
     if table.problem.offload and table.devices[home].is_host:
         for device in range(home):
             candidate = table.devices[device]
@@ -144,13 +154,14 @@ def _weight_device(table: Table, number: int, home: int) -> tuple[int | None, Ca
 
 
 def _in_memory_of(table: Table, number: int, home: int) -> int | None:
-    """The device itself if it can run a node, else the first that can and reads its memory."""
+    """Return the device itself if it can run a node, else the first that can and that reads its
+    memory."""
     order = (home, *range(len(table.devices)))
     return next((d for d in order if home in table.devices[d].reads and table.can(d, number)), None)
 
 
 def follow(table: Table, wishes: Sequence[int]) -> None:
-    """Has what is free run where predicted times want it."""
+    """Assign free nodes to the devices that the prediction prefers."""
     for number, device in enumerate(wishes):
         if table.found[number] is None and not table.views[number] and table.can(device, number):
             table.put(number, device, Cause.PREDICTED)
@@ -160,7 +171,7 @@ def follow(table: Table, wishes: Sequence[int]) -> None:
 
 
 def sweep(table: Table) -> None:
-    """Four sweeps: without the last device down and up, then with it."""
+    """Sweep four times: down and up without the last device, then down and up with it."""
     count = len(table.graph.nodes)
     for with_last in (False, True):
         for order in (range(count), range(count - 1, -1, -1)):
@@ -183,7 +194,8 @@ def _sweep(table: Table, order: Iterable[int], with_last: bool) -> None:
 
 
 def upgrade(table: Table) -> None:
-    """Moves nodes up where that costs no copy; gives the unassigned ones to who reads most operands."""
+    """Move nodes to devices of higher priority where that costs no copy, and assign the unassigned
+    ones."""
     for number, node in enumerate(table.graph.nodes):
         if table.views[number]:
             continue
@@ -199,18 +211,15 @@ def _rescue(table: Table, number: int) -> None:
     able = [device for device in range(len(table.devices)) if table.can(device, number)]
     if able:
         best = max(able, key=lambda device: (sum(table.reads(device, v) for v in operands), -device))
-        # What comes with each run can be read anywhere, so it is the order of the devices that decides.
-        cause = Cause.INPUT if _are_inputs(table, operands) else Cause.BEST_INPUTS
-        table.put(number, best, cause)
-
-
-def _are_inputs(table: Table, operands: Sequence[int]) -> bool:
-    leaves = table.graph.leaves
-    return all(value < table.leaves and leaves[value].kind is LeafKind.INPUT for value in operands)
+        # Every device can read inputs, so for them the order of the devices decides.
+        leaves = table.graph.leaves
+        are_inputs = all(v < table.leaves and leaves[v].kind is LeafKind.INPUT for v in operands)
+        table.put(number, best, Cause.INPUT if are_inputs else Cause.BEST_INPUTS)
 
 
 def _move_up(table: Table, number: int, found: Assignment) -> None:
-    """To a device that helps others and works in the same memory, so that nothing is copied for it."""
+    """Move to a device that helps others and works in the same memory, so that nothing is
+    copied."""
     operands = table.graph.nodes[number].operands
     present = table.devices[found.device]
     for device in range(found.device):
@@ -226,13 +235,14 @@ def _move_up(table: Table, number: int, found: Assignment) -> None:
 
 
 def complete(table: Table) -> None:
-    """Views follow their source, else their consumer; what is left goes to the first device that can."""
+    """Assign views to their source's device, else to their consumer's; the rest to the first device
+    that can."""
     _follow_sources(table)
     consumers = _first_consumers(table)
     for number in range(len(table.graph.nodes) - 1, -1, -1):
         if table.found[number] is None:
-            device = consumers.get(number)
-            found = table.found[device] if device is not None else None
+            consumer = consumers.get(number)
+            found = table.found[consumer] if consumer is not None else None
             if found is not None and table.can(found.device, number):
                 table.put(number, found.device, Cause.FROM_CONSUMER)
     for number in range(len(table.graph.nodes)):
@@ -243,10 +253,10 @@ def complete(table: Table) -> None:
 def _follow_sources(table: Table) -> None:
     for number, node in enumerate(table.graph.nodes):
         if table.views[number] and table.found[number] is None:
-            where = table.memory_of(node.operands[0])
-            if where is not None and table.can(where, number):
-                lies = table.roots[node.operands[0]] >= 0
-                table.put(number, where, Cause.PLACED_VIEW_SOURCE if lies else Cause.FROM_VIEW)
+            device = table.memory_of(node.operands[0])
+            if device is not None and table.can(device, number):
+                is_leaf = table.roots[node.operands[0]] >= 0
+                table.put(number, device, Cause.PLACED_VIEW_SOURCE if is_leaf else Cause.FROM_VIEW)
 
 
 def _first_consumers(table: Table) -> dict[int, int]:
@@ -264,5 +274,5 @@ def _first_that_can(table: Table, number: int) -> None:
             table.put(number, device, Cause.FIRST_THAT_CAN)
             return
     node = table.graph.nodes[number]
-    whys = "; ".join(f"{device.name}: {device.refusals[number]}" for device in table.devices)
-    raise UnsupportedError(f"no device can run op {node.op}: {whys}", origin=table.graph.origin(number))
+    reasons = "; ".join(f"{device.name}: {device.refusals[number]}" for device in table.devices)
+    raise UnsupportedError(f"no device can run op {node.op}: {reasons}", origin=table.graph.origin(number))

@@ -1,8 +1,9 @@
-"""What a schedule costs in time: seconds of nodes on devices, and of copies between them.
+"""The cost of a schedule in seconds: nodes on devices, and copies between them.
 
-What was measured counts. Where nothing was, a node takes as long as its arithmetic or its bytes, whichever
-is slower, at the rates of its device (the roofline model of Williams, Waterman and Patterson, 2009). A device
-without known rates has the geometric mean of those that others have; a way that nobody measured has defaults.
+Measured times take precedence. A node without one takes as long as its arithmetic or its bytes,
+whichever is slower, at the rates of its device (the roofline model of Williams, Waterman and
+Patterson, 2009). A device without known rates has the geometric mean of the known rates; an
+unmeasured link has defaults.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from heliograph_proto.types import TensorType
 from heliograph_server.scheduler.model import Candidate, Copy, Problem, Rates, SiteLink
 from heliograph_server.scheduler.weight_homes import VIEWS
 
-#: Of a copy between two memories of one site.
+#: The bandwidth of a copy between two memories of one site.
 MEMORY_BYTES_PER_S = 8e9
-#: Ops that read of their first operand no more than they return.
+#: Ops that read no more of their first operand than they return.
 _READ_ROWS = frozenset({"get_rows"})
-#: Products: every element of the result is a sum over the last axis of the first operand.
+#: Products: each element of the result is a sum over the last axis of the first operand.
 _PRODUCTS = frozenset({"matmul", "mul_mat", "mul_mat_id"})
-#: Every element of the result is a sum over all but the first axis of the kernel, the first operand.
+#: Each element of the result is a sum over all but the first axis of the kernel, the first operand.
 _CONVOLUTIONS = frozenset({"conv_2d", "conv_2d_dw", "conv_3d"})
 
 Seconds: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -33,21 +34,21 @@ Seconds: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 @dataclass(frozen=True, slots=True)
 class NodeWork:
-    """What a node has to do."""
+    """The work of a node."""
 
     flops: float
     #: Read and written.
     size_bytes: float
 
     def seconds(self, rates: Rates) -> float:
-        """At these rates; none for a view, which does nothing."""
+        """Return the time at these rates; 0 for a view, which does nothing."""
         if not self.flops and not self.size_bytes:
             return 0.0
         return rates.node_s + max(self.flops / rates.flops_per_s, self.size_bytes / rates.bytes_per_s)
 
 
 def work_of(op: str, operands: Sequence[TensorType], result: TensorType) -> NodeWork:
-    """An estimate by op, shapes and data types."""
+    """Estimate the work from op, shapes and data types."""
     if op in VIEWS:
         return NodeWork(0.0, 0.0)
     count = math.prod(result.shape)
@@ -69,9 +70,10 @@ def _flops_per_element(op: str, operands: Sequence[TensorType]) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """Of one problem: its nodes on each of its devices, and the ways between these."""
+    """The costs of one problem: its nodes on each of its devices, and the links between the
+    devices."""
 
-    #: By device and node.
+    #: Seconds, by device and node.
     nodes: Seconds
     links: Mapping[tuple[int, int], SiteLink]
     pipeline: int = 1
@@ -79,7 +81,7 @@ class Costs:
     origins: Mapping[int, SiteLink] = field(default_factory=dict)
 
     def latency(self, source: int, destination: int) -> float:
-        """Seconds until the first byte is there."""
+        """Return the seconds until the first byte arrives."""
         link = self.links.get((source, destination))
         return link.round_trip_s / 2 if link is not None else 0.0
 
@@ -90,7 +92,8 @@ class Costs:
         return 1 / (link.bytes_per_s if link is not None else MEMORY_BYTES_PER_S)
 
     def comes(self, device: int, size_bytes: float) -> float:
-        """Seconds until so many bytes of inputs are there, or of outputs are back."""
+        """Return the seconds until that many bytes of inputs have arrived, or of outputs have
+        returned."""
         link = self.origins.get(device)
         return link.round_trip_s / 2 + size_bytes * self.origin_seconds_per_byte(device) if link else 0.0
 
@@ -99,55 +102,48 @@ class Costs:
         return 1 / link.bytes_per_s if link is not None else 0.0
 
     def copy(self, source: int, destination: int, size_bytes: float) -> float:
-        """Seconds of one copy: half a round trip and its bytes; 0 within a device."""
-        there = source, destination
-        return self.latency(*there) + size_bytes * self.seconds_per_byte(*there)
+        """Return the seconds of one copy: half a round trip and its bytes; 0 within a device."""
+        pair = source, destination
+        return self.latency(*pair) + size_bytes * self.seconds_per_byte(*pair)
 
     def copies(self, copies: Iterable[Copy]) -> float:
-        """Seconds of several to one device. Those of one source are asked for at once, so its half round trip
-        counts once."""
+        """Return the seconds of several copies to one device. Copies from one source are requested
+        at once, so its half round trip counts once."""
         sizes: dict[tuple[int, int], int] = {}
         for one in copies:
-            there = one.source, one.destination
-            sizes[there] = sizes.get(there, 0) + one.size_bytes
-        return sum([self.copy(*there, size_bytes) for there, size_bytes in sizes.items()])
+            pair = one.source, one.destination
+            sizes[pair] = sizes.get(pair, 0) + one.size_bytes
+        return sum([self.copy(*pair, size_bytes) for pair, size_bytes in sizes.items()])
 
 
 def costs_of(problem: Problem) -> Costs:
-    """What is known of a problem, and estimates of the rest."""
+    """Return the measured times of a problem, with estimates for the rest."""
     kinds = range(len(problem.graph.nodes)) if problem.kinds is None else problem.kinds
     of = np.asarray(kinds, dtype=np.intp)
-    work = _work_of_kinds(problem.graph, of)
+    _, examples = np.unique(of, return_index=True)
+    work = [work_of_node(problem.graph, int(number)) for number in examples]
     usual = mean_rates([one.rates for one in problem.devices if one.rates is not None])
     table = [_seconds(one, work, usual)[of] for one in problem.devices]
     nodes = np.array(table).reshape(len(problem.devices), len(of))
     return Costs(nodes, problem.links, problem.pipeline, problem.origins)
 
 
-def _work_of_kinds(graph: Graph, of: np.ndarray[Any, np.dtype[np.intp]]) -> list[NodeWork]:
-    _, examples = np.unique(of, return_index=True)
-    return [work_of_node(graph, int(number)) for number in examples]
-
-
 def work_of_node(graph: Graph, number: int) -> NodeWork:
-    """As `work_of`, of a node of a graph."""
+    """Return `work_of` of a node of a graph."""
     node = graph.nodes[number]
     return work_of(node.op, [graph.type_of(value) for value in node.operands], node.type)
 
 
 def _seconds(device: Candidate, work: Sequence[NodeWork], usual: Rates) -> Seconds:
-    """Of a node of each kind."""
+    """Return the seconds of a node of each kind."""
     rates = device.rates or usual
     known = device.times
     return np.array([known[kind] if kind in known else one.seconds(rates) for kind, one in enumerate(work)])
 
 
 def mean_rates(known: Sequence[Rates]) -> Rates:
-    """The geometric mean; of none, what is assumed of every device."""
+    """Return the geometric mean; without rates, the defaults."""
     if not known:
         return Rates()
-    return Rates(*(_mean([getattr(one, name) for one in known]) for name in Rates.__slots__))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+    logs = ([math.log(getattr(one, name)) for one in known] for name in Rates.__slots__)
+    return Rates(*(math.exp(sum(values) / len(known)) for values in logs))

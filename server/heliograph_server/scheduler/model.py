@@ -1,4 +1,4 @@
-"""What the scheduler is given and what it gives: frozen dataclasses and numbers, no device."""
+"""The scheduler's input and output: frozen dataclasses and numbers, no devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from heliograph_proto.graph import Graph
+from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.plans import Cause
 
 if TYPE_CHECKING:
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast a device computes, by which the time of a node is estimated that was never measured."""
+    """The speed of a device, from which the time of unmeasured nodes is estimated."""
 
     flops_per_s: float = 5e10
-    #: Of operands read and results written.
+    #: Bytes of operands read and results written.
     bytes_per_s: float = 1e10
-    #: What every node takes, however small.
+    #: The minimum time of a node.
     node_s: float = 2e-6
 
     def slowed(self, factor: float) -> Rates:
-        """Those of a device that takes so many times as long."""
+        """Return the rates of a device that is `factor` times slower."""
         return Rates(self.flops_per_s / factor, self.bytes_per_s / factor, self.node_s * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class SiteLink:
-    """The way between the devices of two sites."""
+    """The link between the devices of two sites."""
 
     round_trip_s: float = 1e-3
     bytes_per_s: float = 1.25e8
-    #: Whether both were measured; else what was not is assumed.
+    #: True if both were measured; otherwise the unmeasured one is a default.
     is_measured: bool = False
-    #: The names of the two sites, for people.
+    #: The names of the two sites, for reports.
     sites: tuple[str, str] = ("", "")
 
 
@@ -45,82 +45,83 @@ class Candidate:
     """A device as the scheduler sees it. Its place in the problem is its priority, 0 the highest."""
 
     name: str
-    #: For each node why it cannot run here; empty if it can.
+    #: For each node the reason why it cannot run here; empty if it can.
     refusals: Sequence[str]
-    #: Places of the devices whose memory its kernels read in place; its own among them.
+    #: Places of the devices whose memory its kernels read in place, including its own.
     reads: frozenset[int]
-    #: What it may use for weights, variables and results.
+    #: The bytes available for weights, variables and results.
     free_bytes: int
-    #: Whether its memory is the host's.
+    #: True if its memory is the host's.
     is_host: bool = False
-    #: Whether it is there to help others with some ops, in their memory.
+    #: True if it runs some ops on behalf of other devices, in their memory.
     helps: bool = False
-    #: For each node whether fetching its weights from the host pays; empty: never.
+    #: For each node, true if fetching its weights from the host pays; empty: never.
     offloads: Sequence[bool] = ()
-    #: Learned from runs; None: not known, so it counts as the others do.
+    #: Learned from runs; None: unknown, so the mean of the others' applies.
     rates: Rates | None = None
-    #: Seconds of a node, by its kind (`Problem.kinds`), where that was measured.
+    #: Measured seconds of a node, by its kind (`Problem.kinds`).
     times: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A graph, the devices it may use, and what is settled already."""
+    """A graph, the devices it may use, and the decisions that are already made."""
 
     graph: Graph
     devices: Sequence[Candidate]
-    #: Leaves whose bytes lie on a device already, by value.
+    #: The device of each leaf that already lies on one, by value.
     placed: Mapping[int, int] = field(default_factory=dict)
-    #: What the user wants, by node.
+    #: The device that the user pinned each node to.
     pins: Mapping[int, int] = field(default_factory=dict)
-    #: Whether a device may fetch weights that lie on the host.
+    #: True if a device may fetch weights that lie on the host.
     offload: bool = True
-    #: Nodes with which a split begins, whatever runs before them.
+    #: Nodes that begin a split, regardless of the node before.
     begins: frozenset[int] = frozenset()
-    #: The ways between devices of different sites, by the places of both. Where there are none, memory alone
-    #: decides; else predicted times do.
+    #: The links between devices of different sites, by the places of both. Without links, memory
+    #: alone decides; with them, predicted times decide.
     links: Mapping[tuple[int, int], SiteLink] = field(default_factory=dict)
-    #: The way between where runs come from and each device that is elsewhere, by its place: inputs come that
-    #: way and outputs go.
+    #: The link between the origin of runs and each remote device, by its place. It carries inputs
+    #: and outputs.
     origins: Mapping[int, SiteLink] = field(default_factory=dict)
-    #: The kind of each node: those of one kind take the same time. None: each is its own.
+    #: The kind of each node; nodes of one kind take the same time. None: each node is its own kind.
     kinds: Sequence[int] | None = None
-    #: How many runs may be under way at once.
+    #: The number of runs that may be in flight at once.
     pipeline: int = 1
-    #: How many of the devices, from the first, may be chosen by time; the others run what these cannot. None:
-    #: all.
+    #: The number of devices, from the first, that may be chosen by time; the others run what these
+    #: cannot. None: all devices.
     chosen: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A node's device and why."""
+    """A node's device and the cause."""
 
     device: int
     cause: Cause
-    #: Of WEIGHT and OFFLOAD: the place of the operand.
+    #: For WEIGHT and OFFLOAD: the place of the operand.
     operand: int = -1
 
     def __str__(self) -> str:
         return f"{self.cause} {self.operand}" if self.operand >= 0 else str(self.cause)
 
 
-#: Of a copy: all rows.
+#: For `Copy.rows`: all rows are copied.
 ALL_ROWS = -1
-#: Smaller copies are not made ahead: handing them to another thread takes longer than they do.
+#: Smaller copies are not made ahead: handing one to another thread takes longer than the copy.
 AHEAD_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A value that a split needs in its own device's memory."""
+    """A copy of a value to the memory of a split's device."""
 
     value: int
     source: int
     destination: int
-    #: At most, where not all rows are copied.
+    #: An upper bound if only some rows are copied.
     size_bytes: int
-    #: The value whose elements are the rows, or experts, that the split reads: no others are copied.
+    #: The value whose elements name the rows, or experts, that the split reads; only those are
+    #: copied.
     rows: int = ALL_ROWS
 
 
@@ -129,42 +130,55 @@ class Split:
     """Consecutive nodes on one device."""
 
     device: int
-    #: By number, in order.
+    #: Node numbers, in order.
     nodes: tuple[int, ...]
-    #: Made before it runs.
+    #: Copies made before it runs.
     copies: tuple[Copy, ...]
-    #: Values from outside of the split that it reads: leaves, and results of earlier splits.
+    #: Values that it reads from outside: leaves, and results of earlier splits.
     inputs: tuple[int, ...]
-    #: Results that later splits read, or that the graph returns.
+    #: Results that later splits read or the graph returns.
     outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A graph over devices."""
+    """The placement of a graph over devices."""
 
     splits: tuple[Split, ...]
     assignments: tuple[Assignment, ...]
     #: The device of each leaf; -1: an input, which comes with each run.
     homes: tuple[int, ...]
-    #: Copies of so many bytes or more are made while the split before runs, where they can be: that takes
-    #: memory for both at once. None: none are.
+    #: Where possible, copies of at least this size are made while the split before runs, which
+    #: takes memory for both at once. None: no copies are made ahead.
     ahead_bytes: int | None = AHEAD_BYTES
-    #: Nodes that are observed: each is the last one of its split.
+    #: Observed nodes; each is the last one of its split.
     taps: frozenset[int] = frozenset()
-    #: By which times can be predicted; None where memory alone decided.
+    #: The costs for predicting times; None where memory alone decided.
     costs: Costs | None = field(default=None, compare=False)
-    #: Nodes whose results other hosts read: each is the last one of its split.
+    #: Nodes whose results other hosts read; each is the last one of its split.
     departures: frozenset[int] = frozenset()
+
+    @classmethod
+    def on_first(cls, graph: Graph) -> Schedule:
+        """Return the homes and assignments of a graph on the first device, without splits."""
+        homes = tuple([-1 if leaf.kind is LeafKind.INPUT else 0 for leaf in graph.leaves])
+        return cls((), (Assignment(0, Cause.FIRST_THAT_CAN),) * len(graph.nodes), homes)
+
+    @property
+    def split_of(self) -> dict[int, int]:
+        """The split of each node."""
+        return {node: number for number, one in enumerate(self.splits) for node in one.nodes}
 
     @property
     def main(self) -> int:
-        """The device of the last split, on which outputs are made; without nodes, the first one."""
+        """The device of the last split, which computes the outputs; without nodes, the first
+        device."""
         return self.splits[-1].device if self.splits else 0
 
     @property
     def only(self) -> int | None:
-        """The one device on which all nodes run in one split and all leaves lie; None: there are several."""
+        """The device that runs all nodes in one split and holds all leaves; None if there are
+        several."""
         used = {home for home in self.homes if home >= 0}
         used.update(one.device for one in self.splits)
         if len(self.splits) > 1 or len(used) > 1:
@@ -173,5 +187,5 @@ class Schedule:
 
     @property
     def copied_bytes(self) -> int:
-        """Of one run."""
+        """The bytes copied in one run."""
         return sum(copy.size_bytes for one in self.splits for copy in one.copies)

@@ -1,13 +1,14 @@
-"""A schedule over several hosts as partitions: one graph for each host, and the edges between them. Pure.
+"""Cut a schedule over several hosts into partitions: a graph for each host, and the edges between.
+Pure.
 
     whole:    x ─ n0 ─ n1 ─ n2 ─▸ y         n1 runs on another host than n0 and n2
     partition:  x ─ n0 ┐         ┌ n2 ─▸ y
                      └▸ (n0) ─ n1 ┘         two edges
 
-What a partition reads of another is an input of it, an arrival. A result that another one reads departs as
-soon as its split has run. A weight or variable is read by others through an inserted `cont`, which stands
-behind the assignments that come before the reader and before all later ones, so that its bits are those that
-the reader would have found.
+A value that a partition reads from another one is an input of it, an arrival. A result that another
+partition reads departs as soon as its split has run. Other partitions read a weight or variable
+through an inserted `cont`. This node comes after the assignments that precede the reader and before
+all later ones, so its value is the one that the reader would see in the whole graph.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_server.scheduler.model import ALL_ROWS, Schedule
 from heliograph_server.scheduler.weight_homes import NOWHERE
 
-#: A value of the whole graph, and how many assignments of its host come before: 0 for what never changes, and
-#: `OWN` for what lies where it is read, or comes with the run.
+#: A value of the whole graph, and the number of its host's assignments that come before: 0 for a
+#: constant value, `OWN` for a value that is read where it lies or that comes with the run.
 Version: TypeAlias = tuple[int, int]
 OWN = -1
 
@@ -31,12 +32,12 @@ OWN = -1
 class Crossing:
     """An edge: a value that goes from one partition to another in each run."""
 
-    #: Of the whole graph.
+    #: The value in the whole graph.
     value: int
     #: Places of partitions.
     source: int
     target: int
-    #: The node of the source that makes it, and the leaf of the target that it is there.
+    #: The source's node that makes the value, and the target's leaf that receives it.
     node: int
     leaf: int
     size_bytes: int
@@ -44,18 +45,19 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class PartitionGraph:
-    """A partition's graph, and what of the whole graph its numbers mean."""
+    """A partition's graph, and the numbers of its parts in the whole graph."""
 
     site: int
     graph: Graph
-    #: Whole graph's inputs that it is given with each run, in order.
+    #: The whole graph's inputs that it receives with each run, in order.
     inputs: tuple[int, ...]
-    #: Places of the whole graph's outputs that it makes, in order: the first of its own outputs.
+    #: Places of the whole graph's outputs that it makes, in order. They come first among its own
+    #: outputs.
     outputs: tuple[int, ...]
-    #: Its weights and variables: leaf, and the whole graph's value.
+    #: Its weights and variables: pairs of its leaf and the whole graph's value.
     bound: tuple[tuple[int, int], ...]
-    #: Of each node, the place of its device in the schedule, and the whole graph's number: where the node was
-    #: inserted, that of the first one that reads it.
+    #: For each node: the place of its device in the schedule, and its number in the whole graph. An
+    #: inserted node has the number of the first node that reads it.
     devices: tuple[int, ...]
     nodes: tuple[int, ...]
     inserted: frozenset[int]
@@ -71,9 +73,9 @@ class Partitions:
 
 
 def cut_partitions(graph: Graph, schedule: Schedule, sites: Sequence[int]) -> Partitions:
-    """`sites`: of each device of the schedule, by place, the number of its host.
+    """Cut a schedule into partitions. `sites` is the host number of each device of the schedule.
 
-    Raises UnsupportedError, saying why, for a schedule that must be run as a whole.
+    Raises UnsupportedError, with the reason, if the schedule must run as a whole.
     """
     if schedule.taps:
         raise UnsupportedError("nodes are observed")
@@ -85,12 +87,12 @@ def cut_partitions(graph: Graph, schedule: Schedule, sites: Sequence[int]) -> Pa
 
 @dataclass(slots=True)
 class _Draft:
-    """A partition that is being made."""
+    """A partition under construction."""
 
     site: int
     #: Its leaves, in order.
     leaves: dict[Version, int] = field(default_factory=dict)
-    #: Leaves that others read, by how many of its assignments come before.
+    #: Leaves that others read, by the number of this partition's assignments that come before.
     read_after: dict[int, list[Version]] = field(default_factory=dict)
     assigned: int = 0
     nodes: list[Node] = field(default_factory=list)
@@ -98,7 +100,7 @@ class _Draft:
     numbers: list[int] = field(default_factory=list)
     inserted: set[int] = field(default_factory=set)
     begins: set[int] = field(default_factory=set)
-    #: The nodes that make what is read, here and elsewhere.
+    #: The nodes that make the values read here and elsewhere.
     made: dict[Version, int] = field(default_factory=dict)
 
     def leaf(self, version: Version) -> None:
@@ -111,13 +113,14 @@ class _Draft:
         self.numbers.append(number)
 
     def value(self, version: Version) -> int:
-        """A value's number in the partition."""
+        """Return a value's number in the partition."""
         found = self.leaves.get(version)
         return len(self.leaves) + self.made[version] if found is None else found
 
 
 class _Cut:
-    """One cut: what the partitions' leaves are is found first, since their numbers come before the nodes'."""
+    """One cut. It finds the partitions' leaves first, since their numbers come before the
+    nodes'."""
 
     def __init__(self, graph: Graph, schedule: Schedule, sites: Sequence[int]) -> None:
         self._graph = graph
@@ -126,9 +129,9 @@ class _Cut:
         self._site_of = [sites[one.device] for one in schedule.assignments]
         self._home = [sites[home] if home >= 0 else NOWHERE for home in schedule.homes]
         self._drafts = {site: _Draft(site) for site in self._site_of}
-        #: Who reads a version from elsewhere: sites, and the first node of each that does.
+        #: The remote readers of each version: sites, and the first node of each that reads it.
         self._readers: dict[tuple[int, Version], dict[int, int]] = {}
-        #: What each node reads.
+        #: The operands of each node.
         self._operands = [self._read(number) for number in range(len(graph.nodes))]
 
     def _read(self, number: int) -> tuple[Version, ...]:
@@ -146,11 +149,12 @@ class _Cut:
         return found
 
     def _source(self, value: int) -> int:
-        """The site where a value is made or lies."""
+        """Return the site where a value is made or lies."""
         return self._home[value] if value < self._leaves else self._site_of[value - self._leaves]
 
     def _version(self, site: int, value: int) -> Version:
-        """What a site reads now. Several variables may be the same memory, so all assignments count."""
+        """Return the version that a site reads now. Several variables may share memory, so all
+        assignments count."""
         if value >= self._leaves:
             return value, 0
         source = self._home[value]
@@ -172,7 +176,7 @@ class _Cut:
         self._drafts[target].leaf(version)
 
     def partitions(self) -> Partitions:
-        """All partitions, and the edges between them."""
+        """Return all partitions and the edges between them."""
         begins = {one.nodes[0] for one in self._schedule.splits if one.nodes}
         for draft in self._drafts.values():
             draft.assigned = 0
@@ -184,7 +188,7 @@ class _Cut:
         return Partitions(tuple(map(self._piece, drafts)), tuple(self._crossings(places)))
 
     def _insert(self, draft: _Draft) -> None:
-        """Copies of leaves for others, as they are now."""
+        """Insert copies of leaves for others, with their present values."""
         for version in draft.read_after.get(draft.assigned, ()):
             leaf = self._graph.leaves[version[0]]
             node = Node("cont", (draft.leaves[version[0], OWN],), leaf.type)
@@ -193,7 +197,7 @@ class _Cut:
             draft.add(version, node, self._schedule.homes[version[0]], reader)
 
     def _add(self, draft: _Draft, number: int, begins: bool) -> None:
-        """A node of the whole graph, in the partition's numbers."""
+        """Add a node of the whole graph, with the partition's numbers."""
         node = self._graph.nodes[number]
         operands = tuple(draft.value(version) for version in self._operands[number])
         if begins:
@@ -223,7 +227,7 @@ class _Cut:
             port = self._graph.outputs[place]
             outputs.append(Output(f"output {place}", draft.value((port.value, 0))))
         if not outputs:
-            # A graph has one. A leaf's costs nothing.
+            # A graph needs an output. A leaf as output costs nothing.
             outputs.append(Output("none", 0 if leaves else len(draft.nodes) - 1))
         own = [(value, leaf) for (value, version), leaf in draft.leaves.items() if version == OWN]
         return PartitionGraph(

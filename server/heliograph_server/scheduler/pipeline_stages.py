@@ -1,26 +1,25 @@
-"""Where stretches of a graph run, by predicted time: for devices of several sites, with ways between them.
+"""Choose by predicted time where stretches of a graph run, for devices of several sites with links
+between them.
 
-The nodes in their order are cut into stretches of consecutive ones, at most one for each device, and the
-cheapest way to do so is found by dynamic programming over cut points, after the partitioning of pipelines in
-PipeDream (Narayanan et al., 2019) and Alpa (Zheng et al., 2022). A state is the set of devices used so far,
-the last of them, and where its stretch ends; so all orders of the devices are looked at. Beyond
-`MOST_ALL_ORDERS` devices it is some orders alone: from each device along the fastest ways.
+The nodes in their order are cut into stretches of consecutive nodes, at most one for each device.
+Dynamic programming over cut points finds the cheapest cut, after the partitioning of pipelines in
+PipeDream (Narayanan et al., 2019) and Alpa (Zheng et al., 2022). A state is the set of devices used
+so far, the last of them, and the end of its stretch, so all orders of the devices are tried. Beyond
+`MOST_ALL_ORDERS` devices only some orders are tried: from each device along the fastest links.
 
-A stretch takes what its nodes compute and what is copied to it: what it reads and was made before, as if all
-of that came from the device before it. To the first one inputs are sent, and from the last outputs come back.
-A node that cannot run on its stretch's device, or must run elsewhere (a pin, a weight that lies there), costs
-the way there and back. What a device has must hold the weights and variables of its stretch and the most
-bytes of results that live at a time.
+The cost of a stretch is its computing time plus the time of the copies to it: all values that it
+reads from before, as if they came from the previous device. The first stretch also receives the
+inputs, and the last one returns the outputs. A node that cannot run on its stretch's device, or
+that must run elsewhere (a pin, a weight that lies there), costs a transfer there and back. A device
+must hold the weights and variables of its stretch and the peak of the results that live at a time.
 
-What goes from node to node of a graph, and what nodes need in memory, as arrays.
-
-Matrices of stretches of consecutive nodes have the first cut as their row, the last as column.
+Matrices of stretches have the first cut as row and the last one as column.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, TypeAlias
@@ -36,28 +35,29 @@ Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 def between(totals: Seconds) -> Seconds:
-    """From sums up to each cut to sums between cuts; infinite where there is nothing between."""
+    """Return the sums between cuts from the sums up to each cut; infinite for empty stretches."""
     found = totals[None, :] - totals[:, None]
     found[np.tril_indices(len(totals))] = np.inf
     return found
 
 
 class GraphFlow:
-    """What nodes read and hold, and what weights and variables come with them, as arrays by node."""
+    """The reads and results of nodes, and the weights and variables that they bring, as arrays by
+    node."""
 
     def __init__(self, problem: Problem, roots: Sequence[int]) -> None:
         graph = problem.graph
         self._count = len(graph.nodes)
         self._leaves = len(graph.leaves)
         self.result_bytes = _result_bytes(graph)
-        #: Of weights and variables, at the node that decides where they lie.
+        #: Bytes of weights and variables, at the node that decides their home.
         self.leaf_bytes = np.zeros(self._count)
-        #: Of inputs, at the first node that reads each, and of what is returned.
+        #: Bytes of inputs, at the first node that reads each; and of outputs.
         self.input_bytes = np.zeros(self._count)
         self.output_bytes = self._note_ends(graph)
-        #: By device, bytes of what lies there whatever is decided.
+        #: Bytes by device of the leaves whose home is already decided.
         self.settled = [0] * len(problem.devices)
-        #: Of nodes that read what lies somewhere already: the device.
+        #: The device of nodes that read a leaf with a decided home.
         self.bound: dict[int, int] = {}
         made_by = self._place(problem, roots)
         self._values, makers, readers, sizes = _edges(graph, made_by, self.result_bytes)
@@ -69,11 +69,11 @@ class GraphFlow:
         np.add.at(change, np.arange(self._count), lives)
         np.add.at(change, last + 1, -lives)
         self._live = np.cumsum(change)[:-1]
-        #: What a node reads of others' results.
+        #: Bytes that a node reads of other nodes' results.
         self.read_bytes = np.bincount(readers, weights=sizes, minlength=self._count)
 
     def _place(self, problem: Problem, roots: Sequence[int]) -> dict[int, int]:
-        """Where each weight and variable that is free counts; by leaf, the node with which it comes."""
+        """Attribute each free weight and variable to a node; return that node by leaf."""
         graph, found = problem.graph, dict[int, int]()
         for value, place in problem.placed.items():
             self.settled[place] += graph.type_of(value).nbytes
@@ -89,7 +89,7 @@ class GraphFlow:
         return found
 
     def _note_ends(self, graph: Graph) -> int:
-        """Bytes of outputs that are results; those of inputs are noted."""
+        """Fill `input_bytes`, and return the bytes of outputs that are results."""
         read: set[int] = set()
         inputs = {value for value, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.INPUT}
         for number, node in enumerate(graph.nodes):
@@ -100,13 +100,13 @@ class GraphFlow:
         return sum(graph.type_of(value).nbytes for value in made)
 
     def reading(self, cuts: Ints) -> Seconds:
-        """Bytes of inputs that each stretch reads first."""
+        """Return the bytes of inputs that each stretch is the first to read."""
         sums = np.concatenate([[0.0], np.cumsum(self.input_bytes)])[cuts]
         found: Seconds = np.maximum(sums[None, :] - sums[:, None], 0.0)
         return found
 
     def needs(self, cuts: Ints, copies: int) -> Seconds:
-        """Bytes that each stretch takes of its device."""
+        """Return the bytes that each stretch takes of its device."""
         leaves = between(np.concatenate([[0.0], np.cumsum(self.leaf_bytes)])[cuts])
         return leaves + copies * self._peaks(cuts)
 
@@ -118,10 +118,10 @@ class GraphFlow:
         return found
 
     def crossing(self) -> Seconds:
-        """Bytes of all that is made before each node and read by it or later."""
+        """Return the bytes of all values made before each node and read by it or later."""
         order = np.lexsort((self._readers, self._values))
         values = self._values[order]
-        # Of each value, the last one that reads it.
+        # The last reader of each value.
         lasts = order[np.append(values[1:] != values[:-1], True)] if len(order) else order
         change = np.zeros(self._count + 1)
         np.add.at(change, self._makers[lasts] + 1, self._sizes[lasts])
@@ -129,7 +129,7 @@ class GraphFlow:
         return np.cumsum(change)
 
     def arriving(self, cuts: Ints) -> Seconds:
-        """Bytes that each stretch reads from before it, each value once."""
+        """Return the bytes that each stretch reads from before it, each value once."""
         count = len(cuts)
         change = np.zeros((count + 1, count + 1))
         makers = np.searchsorted(cuts, self._makers, "right") - 1
@@ -141,20 +141,21 @@ class GraphFlow:
             value, maker, reader = int(self._values[number]), int(makers[number]), int(readers[number])
             first = (before[1] if before[0] == value else maker) + 1
             before = value, reader
-            # Stretches that begin behind the maker and who read it before, and end behind this reader.
+            # Stretches that begin after the maker and the previous reader, and end after this
+            # reader.
             change[first, reader + 1] += self._sizes[number]
             change[reader + 1, reader + 1] -= self._sizes[number]
         return np.maximum(np.cumsum(np.cumsum(change, axis=0), axis=1)[:count, :count], 0.0)
 
 
 def _follows(graph: Graph, number: int) -> bool:
-    """Whether a node runs where its weight lies."""
+    """True if a node runs where its weight lies."""
     op = graph.nodes[number].op
     return op == "assign" or (op not in VIEWS and op not in LIGHT_WEIGHTS)
 
 
 def _result_bytes(graph: Graph) -> Seconds:
-    # Types are few, and asking one costs more than to look it up.
+    # There are few types, and a lookup is cheaper than `nbytes`.
     known: dict[int, int] = {}
     sizes = [
         known.get(id(node.type)) or known.setdefault(id(node.type), node.type.nbytes) for node in graph.nodes
@@ -165,8 +166,11 @@ def _result_bytes(graph: Graph) -> Seconds:
 def _edges(
     graph: Graph, made_by: Mapping[int, int], result_bytes: Seconds
 ) -> tuple[Ints, Ints, Ints, Seconds]:
-    """Which value, who makes, who reads, and how many bytes. Of a weight that comes with an earlier node: no
-    more than it costs to have the reader run there."""
+    """Return arrays of values, their makers, their readers, and bytes.
+
+    A weight that belongs to an earlier node costs at most the transfer of the reader's operands and
+    result, as if the reader ran there.
+    """
     leaves = len(graph.leaves)
     found: list[tuple[int, int, int]] = []
     sizes: list[float] = []
@@ -184,23 +188,25 @@ def _edges(
     return values, makers, readers, np.array(sizes)
 
 
-#: Up to so many devices all orders are looked at.
+#: Up to this number of devices, all orders are tried.
 MOST_ALL_ORDERS = 5
-#: At so many places a graph may be cut; of longer ones, at the cheapest places at about equal distances. The
-#: second number counts where not all orders are looked at.
+#: The most cut points of a graph; a longer graph is cut at the cheapest points at about equal
+#: distances. The second number applies where only some orders are tried.
 MOST_CUTS = 96, 48
-#: What differs by less is equal: sums of the same times in another order are not.
+#: A relative difference below this counts as equal: sums of the same times in another order differ.
 SAME = 1 - 1e-9
-#: Of the bytes by which ways are compared where orders are guessed.
+#: The size of copy by which links are compared for the choice of orders.
 _GUESS_BYTES = 2**20
 
 _Bools: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 def stretches(problem: Problem, roots: Sequence[int], costs: Costs) -> list[tuple[int, ...]]:
-    """Devices of all nodes, found in one way or several; none where nothing fits. `roots`: `leaf_roots`.
+    """Return candidate placements: the device of each node; empty if nothing fits. `roots` is
+    `leaf_roots`.
 
-    With one run at a time that of the least time; with several also that whose slowest stage is the fastest.
+    The first has the least time for one run. With several runs at a time, the second has the
+    shortest slowest stage.
     """
     count = len(problem.graph.nodes)
     devices = len(problem.devices) if problem.chosen is None else problem.chosen
@@ -208,34 +214,36 @@ def stretches(problem: Problem, roots: Sequence[int], costs: Costs) -> list[tupl
         return []
     table = _Table.of(problem, roots, costs, range(devices))
     states = list(_states(devices, costs, table))
-    found = [_solve(table, states, _latencies(table), np.add)]
+    latencies = _by_devices(table, _latency)
+    found = [_solve(table, states, latencies, np.add)]
     if problem.pipeline > 1:
-        stages = _stages(table)
+        stages = _by_devices(table, _stage)
         slowest = _solve(table, states, stages, np.maximum)
         if slowest is not None:
-            # Of all that are no slower, the one that takes the least time.
+            # Of all placements that are no slower, the one with the least time.
             bound = slowest[0] * (1 + 1e-9)
             fast = [
                 [np.where(stage <= bound, one, np.inf) for stage, one in zip(*rows, strict=True)]
-                for rows in zip(stages, _latencies(table), strict=True)
+                for rows in zip(stages, latencies, strict=True)
             ]
             found.append(_solve(table, states, fast, np.add))
-    made = (_spelled(table, one[1]) for one in found if one is not None)
+    made = (_node_devices(table, one[1]) for one in found if one is not None)
     return list(dict.fromkeys(made))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """What stretches between cut points take. Matrices have the first cut as row, the last as column."""
+    """The costs of stretches between cut points. Matrices have the first cut as row, the last as
+    column."""
 
-    #: Node numbers before which may be cut; the first is 0, the last the number of nodes.
+    #: Node numbers before which the graph may be cut; the first is 0, the last the number of nodes.
     cuts: Ints
     #: By device.
     computing: list[Seconds]
     fits: list[_Bools]
-    #: Bytes that a stretch reads from before.
+    #: Bytes that a stretch reads from before it.
     arriving: Seconds
-    #: Bytes of inputs, and of all outputs.
+    #: Bytes of the inputs of a stretch, and of all outputs.
     reading: Seconds
     output_bytes: int
     costs: Costs
@@ -254,7 +262,8 @@ class _Table:
 
 
 def _node_seconds(problem: Problem, costs: Costs, flow: GraphFlow) -> Seconds:
-    """By device and node: of one that cannot run there, elsewhere, with the way there and back."""
+    """Return the seconds by device and node. A node that cannot run on a device counts with its
+    time elsewhere and the transfer there and back."""
     able = np.array([[not why for why in one.refusals] for one in problem.devices], dtype=bool)
     for bound in (flow.bound, problem.pins):
         for number, device in bound.items():
@@ -264,17 +273,18 @@ def _node_seconds(problem: Problem, costs: Costs, flow: GraphFlow) -> Seconds:
         for other in range(len(able)):
             if other != device:
                 there, back = (device, other), (other, device)
-                ways = costs.latency(*there) + costs.latency(*back)
+                latency_s = costs.latency(*there) + costs.latency(*back)
                 bytes_s = flow.read_bytes * costs.seconds_per_byte(*there)
                 bytes_s = bytes_s + flow.result_bytes * costs.seconds_per_byte(*back)
-                elsewhere = np.where(able[other], costs.nodes[other] + ways + bytes_s, np.inf)
+                elsewhere = np.where(able[other], costs.nodes[other] + latency_s + bytes_s, np.inf)
                 found[device] = np.where(able[device], found[device], np.minimum(found[device], elsewhere))
-    # What nobody can run is somebody else's to refuse.
+    # A later pass refuses nodes that no device can run.
     return np.where(np.isfinite(found), found, costs.nodes)
 
 
 def _cuts(flow: GraphFlow, seconds: Seconds, most: int) -> Ints:
-    """Where may be cut: everywhere, or in each of many parts of equal time and weight where least crosses."""
+    """Return the cut points: all, or the one with the least crossing bytes in each of `most` parts
+    of equal time and weight."""
     count = len(seconds)
     if count <= most:
         return np.arange(count + 1)
@@ -294,12 +304,12 @@ def _shares(values: Seconds) -> Seconds:
 # The search
 
 
-#: A device, and the states that may come before: their numbers.
+#: A device, and the numbers of the states that may come before it.
 _State: TypeAlias = tuple[int, tuple[int, ...]]
 
 
 def _states(devices: int, costs: Costs, table: _Table) -> Iterator[_State]:
-    """In an order in which those before come first, and of equal ones those of devices by priority."""
+    """Yield the states, predecessors first; of equal ones in the devices' order of priority."""
     if devices <= MOST_ALL_ORDERS:
         yield from _all_orders(devices)
     else:
@@ -320,7 +330,8 @@ def _all_orders(devices: int) -> Iterator[_State]:
 
 
 def _likely_orders(devices: int, costs: Costs, table: _Table) -> Iterator[list[int]]:
-    """From each device on, always to the nearest that is left; of equally near ones to the fastest."""
+    """Yield orders that begin at each device and always continue with the nearest one left, or the
+    fastest of equally near ones."""
     seconds = [float(one[0, -1]) for one in table.computing]
     orders: dict[tuple[int, ...], None] = {
         tuple(sorted(range(devices), key=lambda one: (seconds[one], one))): None
@@ -336,19 +347,21 @@ def _likely_orders(devices: int, costs: Costs, table: _Table) -> Iterator[list[i
     return map(list, orders)
 
 
-def _latencies(table: _Table) -> list[list[Seconds]]:
-    """By the device before, and that of the stretch: its seconds. The device itself: nothing is before."""
-    return [
-        [_latency(table, one, other) for other in range(len(table.fits))] for one in range(len(table.fits))
-    ]
+def _by_devices(table: _Table, measure: Callable[[_Table, int, int], Seconds]) -> list[list[Seconds]]:
+    """Return a measure by the previous device and the stretch's device.
+
+    If both are the same, no stretch comes before.
+    """
+    devices = range(len(table.fits))
+    return [[measure(table, before, device) for device in devices] for before in devices]
 
 
 def _latency(table: _Table, before: int, device: int) -> Seconds:
+    """Return the seconds of each stretch."""
     costs, taken = table.costs, table.computing[device].copy()
     if before != device:
-        arrives = table.arriving > 0
-        ways = arrives * costs.latency(before, device)
-        taken = taken + ways + table.arriving * costs.seconds_per_byte(before, device)
+        latency_s = (table.arriving > 0) * costs.latency(before, device)
+        taken = taken + latency_s + table.arriving * costs.seconds_per_byte(before, device)
     elif device in costs.origins:
         sent = table.reading * costs.origin_seconds_per_byte(device)
         taken = taken + sent + (table.reading > 0) * costs.comes(device, 0)
@@ -356,12 +369,8 @@ def _latency(table: _Table, before: int, device: int) -> Seconds:
     return np.where(table.fits[device], taken, np.inf)
 
 
-def _stages(table: _Table) -> list[list[Seconds]]:
-    """As `_latencies`: what keeps a device, or the way to it, busy in each run."""
-    return [[_stage(table, one, other) for other in range(len(table.fits))] for one in range(len(table.fits))]
-
-
 def _stage(table: _Table, before: int, device: int) -> Seconds:
+    """Return how long each stretch keeps its device, or the link to it, busy in each run."""
     bytes_s = table.costs.origin_seconds_per_byte(device)
     copying = table.arriving * table.costs.seconds_per_byte(before, device)
     copying = np.maximum(copying, table.reading * bytes_s)
@@ -372,9 +381,12 @@ def _stage(table: _Table, before: int, device: int) -> Seconds:
 def _solve(
     table: _Table, states: Sequence[_State], taken: Sequence[Sequence[Seconds]], join: np.ufunc
 ) -> tuple[float, list[tuple[int, int]]] | None:
-    """The best total, and stretches as device and first cut, in order; None where nothing fits. `join` of
-    what came before and of the stretch is what counts. Of equal ones the first, so that it is always the
-    same."""
+    """Return the best total and its stretches as (device, first cut), in order; None if nothing
+    fits.
+
+    `join` combines the cost before with that of a stretch. Of equal results the first one counts,
+    so that the choice is deterministic.
+    """
     best: list[Seconds] = []
     parents: list[tuple[Ints, Ints]] = []
     every = np.arange(len(table.cuts))
@@ -394,10 +406,10 @@ def _solve(
     if not math.isfinite(least_end):
         return None
     first = next(number for number, end in enumerate(ends) if end * SAME <= least_end)
-    return ends[first], _back(states, parents, first, len(every) - 1)
+    return ends[first], _trace_back(states, parents, first, len(every) - 1)
 
 
-def _back(
+def _trace_back(
     states: Sequence[_State], parents: Sequence[tuple[Ints, Ints]], state: int, cut: int
 ) -> list[tuple[int, int]]:
     found = []
@@ -408,8 +420,8 @@ def _back(
     return found[::-1]
 
 
-def _spelled(table: _Table, found: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """The device of every node."""
+def _node_devices(table: _Table, found: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Return the device of each node."""
     ends = [first for _, first in found[1:]] + [len(table.cuts) - 1]
     spans = (
         (device, table.cuts[end] - table.cuts[first])

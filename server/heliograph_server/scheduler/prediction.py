@@ -1,8 +1,8 @@
-"""How long a schedule will take, before it runs: of each split when it begins, copies and computes."""
+"""The predicted time of a schedule: when each split begins, copies and computes."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from heliograph_server.scheduler.splits import Clock, clocks
 
 @dataclass(frozen=True, slots=True)
 class SplitPrediction:
-    """In seconds."""
+    """Times of one split, in seconds."""
 
-    #: After the run did.
+    #: After the start of the run.
     began_s: float
-    #: Until it has all that it needs.
+    #: Until it has all of its inputs.
     copy_s: float
     compute_s: float
 
@@ -30,24 +30,27 @@ class SplitPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of a run."""
+    """The prediction of a run."""
 
     splits: tuple[SplitPrediction, ...]
-    #: Of one that is alone: until the last split has ended.
+    #: For a single run: until the last split has ended.
     seconds: float
-    #: What of a device's computing, or of a way's bytes, takes longest in a run: with many runs under way one
-    #: ends each time this has passed.
+    #: The longest time that a run occupies one device or one link. With many runs in flight, a run
+    #: ends after each such time.
     stage_s: float
 
     def every_s(self, pipeline: int) -> float:
-        """How often a run ends where so many may be under way at once."""
+        """Return the interval at which runs end, if up to `pipeline` runs may be in flight."""
         return self.seconds if pipeline <= 1 else max(self.stage_s, self.seconds / pipeline)
 
 
 def predict(graph: Graph, schedule: Schedule, costs: Costs) -> Prediction:
-    """Devices run their splits in order; splits of different ones overlap where `clocks` lets them, and
-    copies ahead overlap with the split before. Inputs are sent to all devices when the run begins; it is over
-    when what is elsewhere has told of its end, with its outputs."""
+    """Predict the times of a run.
+
+    Devices run their splits in order. Splits of different devices overlap where `clocks` lets them,
+    and copies ahead overlap with the split before. Inputs are sent to all devices when the run
+    begins. The run is over when each remote device has reported its end, with its outputs.
+    """
     ended = clocks(graph, schedule)
     ahead = ahead_of(graph, schedule, ended)
     travels = _Travels(graph, schedule)
@@ -67,17 +70,17 @@ class _Travels:
     def __init__(self, graph: Graph, schedule: Schedule) -> None:
         returned = {port.value for port in graph.outputs}
         sent: dict[int, int] = {}
-        there: set[tuple[int, int]] = set()
-        #: Whether it reads any input.
+        present: set[tuple[int, int]] = set()
+        #: True if it reads any input.
         self.reads: list[bool] = []
-        #: Of all inputs that its device has by then.
+        #: Bytes of all inputs that its device has by then.
         self.sent: list[int] = []
         self.returned: list[int] = []
         inputs = {value for value, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.INPUT}
         for split in schedule.splits:
             read = inputs.intersection(split.inputs)
-            new = [value for value in read if (value, split.device) not in there]
-            there.update((value, split.device) for value in new)
+            new = [value for value in read if (value, split.device) not in present]
+            present.update((value, split.device) for value in new)
             new_bytes = sum([graph.type_of(value).nbytes for value in new])
             sent[split.device] = sent.get(split.device, 0) + new_bytes
             self.reads.append(bool(read))
@@ -96,8 +99,8 @@ def _predict_split(
     before: list[SplitPrediction],
     comes_s: float,
 ) -> SplitPrediction:
-    """`before`: the splits before this one; `ahead`: the values that are copied while one of these runs;
-    `comes_s`: when inputs are there."""
+    """Predict one split. `before` is the predictions of the earlier splits, `ahead` maps each value
+    copied ahead to the split during which it is copied, and `comes_s` is when inputs arrive."""
     began = max((before[other].ended_s for other in needed if other >= 0), default=0.0)
     late = costs.copies(copy for copy in split.copies if copy.value not in ahead)
     waits = max(0.0, comes_s - began)
@@ -110,15 +113,15 @@ def _predict_split(
 
 
 def _stage(schedule: Schedule, costs: Costs, found: list[SplitPrediction], travels: _Travels) -> float:
-    computing: Counter[int] = Counter()
-    copying: Counter[tuple[int, int]] = Counter()
+    computing: defaultdict[int, float] = defaultdict(float)
+    copying: defaultdict[tuple[int, int], float] = defaultdict(float)
     for device, size_bytes in travels.total_sent.items():
-        copying[-1, device] = size_bytes * costs.origin_seconds_per_byte(device)  # type: ignore[assignment]
+        copying[-1, device] = size_bytes * costs.origin_seconds_per_byte(device)
     for split, size_bytes in zip(schedule.splits, travels.returned, strict=True):
-        copying[split.device, -1] += size_bytes * costs.origin_seconds_per_byte(split.device)  # type: ignore[assignment]
+        copying[split.device, -1] += size_bytes * costs.origin_seconds_per_byte(split.device)
     for split, predicted in zip(schedule.splits, found, strict=True):
-        computing[split.device] += predicted.compute_s  # type: ignore[assignment]
+        computing[split.device] += predicted.compute_s
         for copy in split.copies:
-            there = copy.source, copy.destination
-            copying[there] += copy.size_bytes * costs.seconds_per_byte(*there)  # type: ignore[assignment]
+            pair = copy.source, copy.destination
+            copying[pair] += copy.size_bytes * costs.seconds_per_byte(*pair)
     return max([*computing.values(), *copying.values()], default=0.0)

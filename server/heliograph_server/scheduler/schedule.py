@@ -1,11 +1,11 @@
-"""The scheduler's decisions, pure: from a graph and what devices say of it to splits and copies.
+"""The scheduler's decisions: from a graph and the properties of devices to splits and copies. Pure.
 
     Problem ─▸ place_leaves ─▸ assign (pre-assign, sweep, upgrade, sources) ─▸ split ─▸ Schedule
 
-After ggml's backend scheduler. Every node keeps the cause of its device, so that a person can ask why.
+After ggml's backend scheduler. Each node keeps the cause of its device, for reports.
 
-Where devices are of several sites, with measured ways between them, stretches of the graph are placed by
-predicted time as well, and of the two schedules the faster one is taken:
+With devices of several sites and measured links between them, stretches of the graph are also
+placed by predicted time, and the faster of the two schedules is taken:
 
     Problem ─▸ costs_of ─▸ stretches ─▸ place_leaves ─▸ assign ─▸ split ─▸ predict
 """
@@ -17,55 +17,33 @@ from dataclasses import replace
 
 from heliograph_proto.errors import OutOfMemoryError
 from heliograph_server.scheduler.assignment import assign
-from heliograph_server.scheduler.costs import Costs, costs_of
-from heliograph_server.scheduler.model import (
-    Assignment,
-    Candidate,
-    Copy,
-    Problem,
-    Rates,
-    Schedule,
-    SiteLink,
-    Split,
-)
+from heliograph_server.scheduler.costs import costs_of
+from heliograph_server.scheduler.model import Problem, Schedule
 from heliograph_server.scheduler.pipeline_stages import SAME, stretches
 from heliograph_server.scheduler.prediction import predict
 from heliograph_server.scheduler.splits import split
 from heliograph_server.scheduler.weight_homes import leaf_roots, place_leaves
 
-__all__ = [
-    "Assignment",
-    "Candidate",
-    "Copy",
-    "Costs",
-    "SiteLink",
-    "Problem",
-    "Rates",
-    "Schedule",
-    "Split",
-    "assign",
-    "leaf_roots",
-    "place_leaves",
-    "schedule",
-    "split",
-]
-
 
 def schedule(problem: Problem) -> Schedule:
-    """Where every node runs and what is copied. Raises UnsupportedError, OutOfMemoryError, and
-    InvalidArgumentError for pins that cannot be kept."""
+    """Decide where each node runs and what is copied.
+
+    Raises UnsupportedError, OutOfMemoryError, and InvalidArgumentError for pins that cannot be
+    kept.
+    """
     roots = leaf_roots(problem.graph)
     return _by_time(problem, roots) if problem.links else _placed(problem, roots)
 
 
 def _placed(problem: Problem, roots: Sequence[int], wishes: Sequence[int] = ()) -> Schedule:
-    """Weights where memory is, in their order, or where nodes wish to run."""
+    """Place weights where memory is available, in their order, or on the devices in `wishes`."""
     homes = place_leaves(problem, roots, wishes)
     return split(problem, homes, assign(problem, homes, roots, wishes))
 
 
 def _by_time(problem: Problem, roots: Sequence[int]) -> Schedule:
-    """The fastest, by prediction, of what memory alone gives and what times do; of equal ones the first."""
+    """Return the schedule with the shortest predicted time: by memory alone, or by time. Of equal
+    ones the first."""
     costs = costs_of(problem)
     found: list[Schedule] = []
     refused: OutOfMemoryError | None = None

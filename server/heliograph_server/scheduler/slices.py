@@ -1,4 +1,4 @@
-"""Parts of contents: some rows of each matrix of a weight, as bytes; and the names that they have."""
+"""Parts of contents: some rows of each matrix of a weight, as bytes; and their names."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ _NUMBERS = struct.Struct("<3Q")
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Of every `period` bytes of a content those from `start` to before `stop`."""
+    """The bytes from `start` up to `stop` of each `period` bytes of a content."""
 
     start: int
     stop: int
     period: int
 
     def name(self, digest: bytes) -> bytes:
-        """What this part of the content with that digest is known by: longer than a digest, so never one."""
+        """Return the name of this part of the content with that digest. It is longer than a digest,
+        so it never equals one."""
         return digest + _NUMBERS.pack(self.start, self.stop, self.period)
 
     @classmethod
     def of(cls, name: bytes) -> Self | None:
-        """The slice of a part's name; None: the name is a digest, that of the whole."""
+        """Return the slice of a part's name; None if the name is a digest, that of the whole
+        content."""
         return cls(*_NUMBERS.unpack(name[DIGEST_BYTES:])) if len(name) > DIGEST_BYTES else None
 
     def size_bytes(self, whole_bytes: int) -> int:
-        """Of a part of a content of so many bytes."""
+        """Return the size of this part of a content of `whole_bytes`."""
         return whole_bytes // self.period * (self.stop - self.start)
 
 
-#: A slice that there is, and from where to where it is wanted.
+#: A slice that is held, and the range of it that is needed.
 Section: TypeAlias = tuple[Slice, int, int]
 
 
 def digest_of(name: bytes) -> bytes:
-    """The digest of the content that a name is of, or of a part of which it is."""
+    """Return the digest of the content that a name refers to, as a whole or in part."""
     return name[:DIGEST_BYTES]
 
 
 def sections(start: int, stop: int, held: Collection[Slice]) -> list[Section] | None:
-    """From which slices of one period the bytes from `start` to before `stop` come; None: some lack."""
+    """Find the slices of one period that cover the bytes from `start` up to `stop`; None if some
+    are missing."""
     found: list[Section] = []
     while start < stop:
         reaching = [one for one in held if one.start <= start < one.stop]

@@ -1,9 +1,8 @@
-"""From assignments to splits: runs of nodes on one device, and what is copied before each.
+"""Splits from assignments: consecutive nodes on one device, and the copies before each.
 
-Which splits must have ended before one begins; the others may run at the same time.
-
-Splits of one device run one after the other, so what has ended is told by one number a device: a vector
-clock, after Fidge and Mattern (1988).
+It also decides which splits must have ended before one begins; the others may run at the same time.
+Splits of one device run one after the other, so one number per device says which have ended: a
+vector clock, after Fidge and Mattern (1988).
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import TypeAlias
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output, reordered
 from heliograph_server.scheduler.model import ALL_ROWS, Assignment, Copy, Problem, Schedule, Split
 
-#: Ops that read those rows, or experts, of their first operand that another one names: its place, and how
-#: many dimensions the first one has if its rows are those of its first axis.
+#: Ops that read only the rows, or experts, of their first operand that another operand names: the
+#: place of that operand, and the number of dimensions of the first one for which its rows are those
+#: of its first axis.
 READS_ROWS = {"get_rows": (1, 2), "mul_mat_id": (2, 3)}
 
 
@@ -26,13 +26,14 @@ def split(
     assignments: Sequence[Assignment],
     taps: frozenset[int] = frozenset(),
 ) -> Schedule:
-    """A new split wherever the device changes, or the problem wants one. Copies are of values in memory that
-    the device cannot read.
+    """Begin a new split where the device changes or the problem requires one, and copy the values
+    that the device cannot read.
 
-    As in ggml there is a new split, too, where a weight must be copied and the present split has copies
-    already: so the copies of weights need not lie in memory all at once. And where only those rows, or
-    experts, of a weight are read that an operand names, that operand is computed in an earlier split, so that
-    no others need be copied. And one behind each node of `taps`, whose result is an output of its split.
+    As in ggml, a new split also begins where a weight must be copied and the present split already
+    has copies, so that not all copies of weights lie in memory at once. Where a node reads only
+    those rows, or experts, of a weight that an operand names, that operand is computed in an
+    earlier split, so that only these rows need copying. A split also ends after each node of
+    `taps`, whose result is an output of its split.
     """
     drafts = _Drafts(problem, homes, assignments, taps)
     for number in range(len(problem.graph.nodes)):
@@ -41,7 +42,8 @@ def split(
 
 
 def _names_of_rows(graph: Graph) -> Iterator[tuple[int, int]]:
-    """Nodes, and the operand of each that names rows of a weight, of which it reads no others."""
+    """Yield the nodes that read only some rows of a weight, and the operand of each that names the
+    rows."""
     for number, node in enumerate(graph.nodes):
         if node.op in READS_ROWS and node.operands[0] < len(graph.leaves):
             place, dimensions = READS_ROWS[node.op]
@@ -52,7 +54,7 @@ def _names_of_rows(graph: Graph) -> Iterator[tuple[int, int]]:
 
 @dataclass(slots=True)
 class _Draft:
-    """A split that is being made; values in the order in which they are met."""
+    """A split under construction; values are in the order of their first use."""
 
     device: int
     nodes: list[int] = field(default_factory=list)
@@ -62,7 +64,7 @@ class _Draft:
 
 
 class _Drafts:
-    """Splits so far."""
+    """The splits so far."""
 
     def __init__(
         self,
@@ -75,20 +77,20 @@ class _Drafts:
         self._leaves = len(homes)
         self._begins = problem.begins
         self._reads = [device.reads for device in problem.devices]
-        #: The device in whose memory each value is made; -1: it comes with each run.
+        #: The device in whose memory each value is made; -1: an input.
         self._devices = [*homes, *(found.device for found in assignments)]
         self._drafts: list[_Draft] = []
         #: The split of each node so far.
         self._split_of: list[int] = []
-        #: Values and the devices that they were copied to; not of those that may change.
-        self._there: set[tuple[int, int]] = set()
+        #: Values that do not change, and the devices that they were copied to.
+        self._copied: set[tuple[int, int]] = set()
         self._names = dict(_names_of_rows(problem.graph))
         self._taps = taps
         #: A graph without assignments changes no variable.
         self._assigns = any(node.op == "assign" for node in problem.graph.nodes)
 
     def add(self, number: int) -> None:
-        """The next node."""
+        """Add the next node."""
         device = self._devices[self._leaves + number]
         if not self._drafts or device != self._drafts[-1].device or self._wants_new(number):
             self._drafts.append(_Draft(device))
@@ -108,7 +110,7 @@ class _Drafts:
             draft.outputs[self._leaves + number] = None
 
     def splits(self) -> tuple[Split, ...]:
-        """All of them, with what the graph returns."""
+        """Return all splits, with the values that the graph returns as outputs."""
         for output in self._graph.outputs:
             if output.value >= self._leaves:
                 self._drafts[self._split_of[output.value - self._leaves]].outputs[output.value] = None
@@ -124,8 +126,9 @@ class _Drafts:
         )
 
     def _wants_new(self, number: int) -> bool:
-        """Whether the node before is observed, a split must begin with this one, or it needs a weight copied,
-        behind others, or rows of it that the present split names."""
+        """True if a new split must begin with a node: the node before is observed, the problem
+        requires it, the node needs another weight copied, or it needs rows of a weight that the
+        present split names."""
         if number in self._begins:
             return True
         draft = self._drafts[-1]
@@ -141,21 +144,22 @@ class _Drafts:
         return any(value not in draft.inputs and self._must_copy(value, draft.device) for value in weights)
 
     def _names_rows_now(self, number: int) -> bool:
-        """Whether what names the rows that a node reads of a weight is computed in the present split."""
+        """True if the present split computes the row numbers that a node reads of a weight."""
         names = self._names.get(number, -1)
         return names >= self._leaves and self._split_of[names - self._leaves] == len(self._drafts) - 1
 
     def _rows(self, number: int) -> int:
-        """The value that names the rows to be copied; it is known before the split begins."""
+        """Return the value that names the rows to copy, if it is known before the split begins;
+        else ALL_ROWS."""
         names = self._names[number]
         comes_with_run = names < self._leaves and self._graph.leaves[names].kind is LeafKind.INPUT
         is_made = names >= self._leaves and self._split_of[names - self._leaves] < len(self._drafts) - 1
         return names if comes_with_run or is_made else ALL_ROWS
 
     def _copy_all(self, draft: _Draft, value: int) -> None:
-        """Of a value of which only rows were to be copied."""
+        """Copy all rows of a value of which only some were to be copied."""
         draft.copies[value] = replace(draft.copies[value], rows=ALL_ROWS)
-        self._there.add((value, draft.device))
+        self._copied.add((value, draft.device))
 
     def _read(self, draft: _Draft, value: int, made_in: int, rows: int) -> None:
         draft.inputs[value] = None
@@ -163,44 +167,45 @@ class _Drafts:
             self._drafts[made_in].outputs[value] = None
         if self._must_copy(value, draft.device):
             if rows == ALL_ROWS and not self._may_change(value):
-                self._there.add((value, draft.device))
+                self._copied.add((value, draft.device))
             size_bytes = self._graph.type_of(value).nbytes
             draft.copies[value] = Copy(value, self._devices[value], draft.device, size_bytes, rows)
 
     def _must_copy(self, value: int, device: int) -> bool:
-        where = self._devices[value]
-        return where >= 0 and where not in self._reads[device] and (value, device) not in self._there
+        home = self._devices[value]
+        return home >= 0 and home not in self._reads[device] and (value, device) not in self._copied
 
     def _may_change(self, value: int) -> bool:
-        """Whether a value may be another one later in the run."""
+        """True if a value may change later in the run."""
         leaves = self._graph.leaves
         return self._assigns and value < self._leaves and leaves[value].kind is LeafKind.VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
 class SplitGraph:
-    """A split as a graph. Values of the whole graph stand behind its inputs, outputs and bound leaves."""
+    """A split as a graph, and the whole graph's values of its inputs, outputs and bound leaves."""
 
     graph: Graph
-    #: The value behind each input, in order.
+    #: The value of each input, in order.
     inputs: tuple[int, ...]
-    #: The value behind each output, in order.
+    #: The value of each output, in order.
     outputs: tuple[int, ...]
-    #: Weights and variables that its device reads in place: the part's leaf to the whole graph's value.
+    #: Weights and variables that its device reads in place: pairs of the part's leaf and the whole
+    #: graph's value.
     bound: tuple[tuple[int, int], ...]
     #: The whole graph's number of each node.
     nodes: tuple[int, ...]
 
 
 def cut(graph: Graph, schedule: Schedule) -> tuple[SplitGraph, ...]:
-    """One part for each split."""
+    """Return one part for each split."""
     devices = {split.device for split in schedule.splits}
     return tuple(part for _, part in parts_on(graph, schedule, devices))
 
 
 def parts_on(graph: Graph, schedule: Schedule, devices: Container[int]) -> Iterator[tuple[int, SplitGraph]]:
-    """The parts of some devices, each with its device, in order."""
-    # A copy that an earlier split of the same device made is read as well.
+    """Yield the parts of some devices, each with its device, in order."""
+    # Copies made by earlier splits of the same device are read as well.
     copied: dict[int, set[int]] = {}
     for split in schedule.splits:
         if split.device in devices:
@@ -210,7 +215,7 @@ def parts_on(graph: Graph, schedule: Schedule, devices: Container[int]) -> Itera
 
 
 def in_order(part: SplitGraph, order: Sequence[int]) -> SplitGraph:
-    """The part with its nodes in the order that its device wants: numbers of the part."""
+    """Return the part with its nodes in the device's order, given as numbers of the part."""
     if list(order) == list(range(len(part.nodes))):
         return part
     nodes = tuple(part.nodes[number] for number in order)
@@ -237,7 +242,8 @@ def _part(graph: Graph, split: Split, copied: Set[int]) -> SplitGraph:
 
 
 def _nodes(graph: Graph, split: Split, renumbered: dict[int, int]) -> tuple[Node, ...]:
-    """The split's nodes; their values are added to `renumbered`: those so far, in the part's numbers."""
+    """Return the split's nodes, and add their values to `renumbered`, which maps the whole graph's
+    values to the part's."""
     nodes: list[Node] = []
     for value, number in enumerate(split.nodes, len(split.inputs)):
         node = graph.nodes[number]
@@ -247,19 +253,20 @@ def _nodes(graph: Graph, split: Split, renumbered: dict[int, int]) -> tuple[Node
     return tuple(nodes)
 
 
-#: For each device the last of its splits that has ended; -1: none need have.
+#: For each device the last of its splits that has ended; -1: none.
 Clock: TypeAlias = tuple[int, ...]
 
 
 def clocks(graph: Graph, schedule: Schedule) -> tuple[Clock, ...]:
-    """What has ended when each split begins.
+    """Return the splits that have ended when each split begins.
 
-    A split comes after the last one of its device, after those that make what it reads or copies, and, where
-    it touches a variable, after those that assigned to any before; one that assigns comes after those that
-    read any. Two variables may be the same memory, so all of them are one here.
+    A split comes after the previous split of its device and after those that make the values that
+    it reads or copies. A split that touches a variable comes after all earlier ones that assigned
+    to any variable; one that assigns also comes after those that read any. Two variables may share
+    memory, so all variables count as one here.
     """
     count = 1 + max((one.device for one in schedule.splits), default=0)
-    split_of = {node: number for number, one in enumerate(schedule.splits) for node in one.nodes}
+    split_of = schedule.split_of
     leaves = len(graph.leaves)
     last = [-1] * count
     variables = _Variables(graph)
@@ -280,13 +287,13 @@ def clocks(graph: Graph, schedule: Schedule) -> tuple[Clock, ...]:
 
 
 def is_serial(schedule: Schedule, ended: Sequence[Clock]) -> bool:
-    """Whether each split must wait for the one before it."""
+    """True if each split must wait for the one before it."""
     pairs = zip(range(len(ended) - 1), ended[1:], strict=True)
     return all(clock[schedule.splits[number].device] == number for number, clock in pairs)
 
 
 class _Variables:
-    """Who read and who assigned so far."""
+    """The splits that read and assigned variables so far."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -295,7 +302,7 @@ class _Variables:
         self._readers: list[int] = []
 
     def before(self, number: int, inputs: Sequence[int], nodes: Sequence[int]) -> Sequence[int]:
-        """The splits that this one comes after."""
+        """Return the splits that this one comes after."""
         if self._lasting.isdisjoint(inputs):
             return ()
         found = [self._writer]

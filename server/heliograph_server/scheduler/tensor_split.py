@@ -1,12 +1,15 @@
-"""Weights whose rows lie over several devices: a graph is rewritten before it is scheduled.
+"""Weights whose rows are divided over several devices: the graph is rewritten before it is
+scheduled.
 
     mul_mat(w, x)  ─▸  concat(mul_mat(rows 0 to a of w, x), mul_mat(rows a to n of w, x), ...)
 
-Each part is pinned to the device of its rows, and what joins them to the main one. After ggml's split buffer
-type. An element of a product is made of one row alone, so no sum is cut, and the elements are the same.
+Each part is pinned to the device of its rows, and the concat to the main one. After ggml's split
+buffer type. Each element of a product depends on one row alone, so no sum is cut, and the results
+are the same.
 
-Products wait until somebody reads one: so the parts of several that read the same, such as a layer's queries,
-keys and values, run on one device in one go, while the other devices run theirs.
+Products wait until a node reads one of them. So the parts of several products of the same value,
+such as a layer's queries, keys and values, run together on one device while the other devices run
+theirs.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ from heliograph_proto.types import TensorType
 from heliograph_server.scheduler.model import Candidate
 from heliograph_server.scheduler.slices import Slice
 
-#: Parts begin at multiples of so many rows where there are enough of them: kernels work on panels of these.
+#: Parts begin at multiples of this number of rows if there are enough of them: kernels work on
+#: panels of this height.
 ROWS = 32
-#: That many such multiples for each device are enough.
+#: The number of such multiples for each device that is enough.
 STEPS = 4
-#: The products whose weight can be divided: the place of that operand, and the weight's dimension that
-#: becomes the last one of the result. What `matmul` calls columns are the rows of the others' weights.
+#: The products whose weight can be divided: the place of the weight, and its dimension that becomes
+#: the last one of the result. The columns of a `matmul` weight correspond to the rows of the
+#: others.
 PRODUCTS: Mapping[str, tuple[int, int]] = {"mul_mat": (0, -2), "mul_mat_id": (0, -2), "matmul": (1, -1)}
 
 
@@ -46,51 +51,52 @@ class WeightPart:
     first: int
     count: int
     size_bytes: int
-    #: Whether they are columns: those of a weight that `matmul` reads.
+    #: True for columns: those of a weight that `matmul` reads.
     are_columns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """A graph whose weights lie over devices, and how its numbers are those of the client's graph.
+    """A graph with divided weights, and the mapping between its numbers and those of the client's
+    graph.
 
-    Leaves keep their numbers; more come behind them.
+    Leaves keep their numbers; additional ones follow.
     """
 
     graph: Graph
     client: Graph
-    #: Of each node, the client's node that it is or is a part of.
+    #: For each node, the client's node that it is or is a part of.
     nodes: tuple[int, ...]
-    #: Of each of the client's nodes, the one with its result.
+    #: For each of the client's nodes, the node with its result.
     results: tuple[int, ...]
-    #: Of each of the client's nodes with a divided weight, the place of that operand.
+    #: For each of the client's nodes with a divided weight, the place of that operand.
     products: Mapping[int, int]
-    #: Names of devices by node.
+    #: Device names by node.
     pins: Mapping[int, str]
-    #: Nodes with which a split begins, so that what can run at the same time does.
+    #: Nodes that begin a split, so that parts can run at the same time.
     begins: frozenset[int]
     parts: tuple[WeightPart, ...]
-    #: Of nodes that are a part of a product, its weight's place in `parts`.
+    #: For each node that is a part of a product, its weight's place in `parts`.
     part_of: Mapping[int, int]
 
     @property
     def values_of(self) -> dict[int, list[int]]:
-        """By weight of the client's its parts."""
+        """The values of the parts, by the client's weight."""
         found: dict[int, list[int]] = {}
         for one in self.parts:
             found.setdefault(one.leaf, []).append(one.value)
         return found
 
     def with_pins(self, pins: Mapping[int, str]) -> dict[int, str]:
-        """All pins; `pins`: the client's. One of a product says where it is joined. Raises
-        InvalidArgumentError where all rows of its weight lie elsewhere."""
+        """Return all pins, given the client's. A pin of a product applies to its concat. Raises
+        InvalidArgumentError if all rows of its weight lie elsewhere."""
         found = {self.results[node]: name for node, name in pins.items()}
         for number in found.keys() & self.part_of.keys():
             if found[number] != self.pins[number]:
                 node = self.graph.nodes[number]
                 raise InvalidArgumentError(
-                    f"node {node.name!r} is pinned to {found[number][:64]}, but all rows of its weight are "
-                    f"to lie on {self.pins[number]}",
+                    f"node {node.name!r} is pinned to {found[number][:64]}, but all rows of its weight "
+                    f"belong on {self.pins[number]}",
                     advice="pin it there, or not at all",
                     origin=self.graph.origin(number),
                 )
@@ -98,10 +104,11 @@ class Divided:
 
 
 def divide(graph: Graph, splits: Mapping[int, RowSplit], limits: Limits, bound: Collection[int]) -> Divided:
-    """The graph with weights divided: `splits` by leaf; `bound`: leaves that are tensors of the session.
+    """Return the graph with weights divided: `splits` by leaf; `bound` holds the leaves that are
+    tensors of the session.
 
-    A weight that something else reads too is there as a whole for that. Raises InvalidArgumentError,
-    LimitExceededError.
+    A weight that another node reads as well is kept as a whole for that node. Raises
+    InvalidArgumentError, LimitExceededError.
     """
     readers = _readers(graph, splits)
     axes = {leaf: _axis(graph, leaf, found, bound) for leaf, found in readers.items()}
@@ -123,24 +130,26 @@ def divide(graph: Graph, splits: Mapping[int, RowSplit], limits: Limits, bound: 
 
 
 def check_able(divided: Divided, devices: Sequence[Candidate], pins: Mapping[int, int]) -> None:
-    """Raises UnsupportedError where a device cannot run its part of a product; `pins`: places of devices."""
+    """Raise UnsupportedError if a device cannot run its part of a product; `pins` holds places of
+    devices."""
     for number, place in divided.part_of.items():
         device = devices[pins[number]]
-        if why := device.refusals[number]:
+        if reason := device.refusals[number]:
             weight = divided.client.leaves[divided.parts[place].leaf].name
             raise UnsupportedError(
                 f"weight {weight!r} lies partly on {device.name}, which cannot run "
-                f"{divided.graph.nodes[number].op}: {why}",
+                f"{divided.graph.nodes[number].op}: {reason}",
                 advice=f"give {device.name} none of its rows",
                 origin=divided.graph.origin(number),
             )
 
 
-# What is divided, and where
+# The axis and the shares of each weight
 
 
 def _readers(graph: Graph, leaves: Collection[int]) -> dict[int, dict[int, None]]:
-    """For each of some leaves the nodes that read it, in order; the number behind the last: the caller."""
+    """Return for each leaf the nodes that read it, in order; the number after the last node stands
+    for the caller."""
     found: dict[int, dict[int, None]] = {leaf: {} for leaf in leaves}
     for number, node in enumerate(graph.nodes):
         for value in node.operands:
@@ -153,7 +162,7 @@ def _readers(graph: Graph, leaves: Collection[int]) -> dict[int, dict[int, None]
 
 
 def _axis(graph: Graph, leaf: int, readers: Collection[int], bound: Collection[int]) -> int:
-    """The dimension along which a weight is divided: that of its first product. Raises
+    """Return the dimension along which a weight is divided: that of its first product. Raises
     InvalidArgumentError."""
     if not 0 <= leaf < len(graph.leaves) or graph.leaves[leaf].kind is not LeafKind.WEIGHT:
         raise InvalidArgumentError(f"value {leaf} is to lie over devices, but is no weight")
@@ -171,7 +180,7 @@ def _axis(graph: Graph, leaf: int, readers: Collection[int], bound: Collection[i
 
 
 def _no_product(graph: Graph, name: str, readers: Mapping[int, Node]) -> InvalidArgumentError:
-    advice = f"rows can be divided of what {', '.join(PRODUCTS)} read as their weight"
+    advice = f"only weights of {', '.join(PRODUCTS)} can be divided by rows"
     for number, node in readers.items():
         return InvalidArgumentError(
             f"weight {name!r} is to lie over devices, but node {node.name!r} ({node.op}) reads it, and no "
@@ -185,7 +194,8 @@ def _no_product(graph: Graph, name: str, readers: Mapping[int, Node]) -> Invalid
 
 
 def _place(node: Node, leaf: int) -> int | None:
-    """The operand as which a product reads a weight; None: it is none, or reads it otherwise as well."""
+    """Return the operand as which a product reads a weight; None if the node is no product or also
+    reads the weight otherwise."""
     if node.op not in PRODUCTS or node.operands.count(leaf) != 1:
         return None
     place = PRODUCTS[node.op][0]
@@ -193,12 +203,13 @@ def _place(node: Node, leaf: int) -> int | None:
 
 
 def _divides(node: Node, leaf: int, axis: int) -> bool:
-    """Whether a node is a product of which a weight's parts along that dimension give parts."""
+    """True if a node is a product whose weight can be divided along that dimension."""
     return _place(node, leaf) is not None and PRODUCTS[node.op][1] == axis
 
 
 def _shares(type: TensorType, axis: int, split: RowSplit) -> list[tuple[str, int, int]]:
-    """(device, first row, rows) of all that have any; of the main one where there is nothing to divide."""
+    """Return (device, first row, rows) for each device with rows; for the main one if the weight is
+    empty."""
     count = type.shape[axis]
     named = [(name, fraction) for name, fraction in split.fractions if fraction > 0]
     bounds = [0, *_bounds(count, [fraction for _, fraction in named])]
@@ -208,7 +219,7 @@ def _shares(type: TensorType, axis: int, split: RowSplit) -> list[tuple[str, int
 
 
 def _bounds(count: int, fractions: Sequence[float]) -> Iterator[int]:
-    """Up to which row each of the fractions reaches."""
+    """Yield the row at which each of the fractions ends."""
     step = ROWS
     while step > 1 and STEPS * step * len(fractions) > count:
         step //= 2
@@ -219,7 +230,7 @@ def _bounds(count: int, fractions: Sequence[float]) -> Iterator[int]:
     yield count
 
 
-# The graph that comes of it
+# The divided graph
 
 
 class _Dividing:
@@ -234,24 +245,25 @@ class _Dividing:
     ) -> None:
         self._client = graph
         self._splits, self._axes = splits, axes
-        #: Of each node to be divided, its weight.
+        #: The weight of each node to divide.
         self._products = products
         self._leaves = list(graph.leaves)
         self._parts: list[WeightPart] = []
-        #: Of each weight, the places of its parts.
+        #: The places of the parts of each weight.
         self._parts_of: dict[int, list[int]] = {}
-        #: Of the client's values so far, their numbers here.
+        #: The numbers here of the client's values so far.
         self._value_of = dict(enumerate(range(len(graph.leaves))))
         self._nodes: list[Node] = []
         self._numbers: list[int] = []
         self._pins: dict[int, str] = {}
         self._begins: set[int] = set()
         self._part_of: dict[int, int] = {}
-        #: Products that nobody has read yet.
+        #: Products that no node has read yet.
         self._waiting: dict[int, None] = {}
 
     def cut(self, leaf: int, shares: Sequence[tuple[str, int, int]], *, keeps_whole: bool) -> None:
-        """A weight's parts as leaves, before any node: the first takes its place unless it is kept."""
+        """Add a weight's parts as leaves, before any node. The first part replaces the weight
+        unless it is kept."""
         whole, axis = self._client.leaves[leaf], self._axes[leaf]
         is_single = len(shares) == 1
         self._parts_of[leaf] = []
@@ -265,9 +277,9 @@ class _Dividing:
             self._parts.append(found)
 
     def add(self, number: int) -> None:
-        """The client's next node."""
+        """Add the client's next node."""
         node, leaves = self._client.nodes[number], len(self._client.leaves)
-        # What is assigned to may be read by what waits.
+        # A waiting product may read the variable that is assigned to.
         if node.op == "assign" or any(value - leaves in self._waiting for value in node.operands):
             self._flush()
         if number not in self._products:
@@ -280,7 +292,7 @@ class _Dividing:
             self._put(number, node, self._parts[place].device)
 
     def _put(self, number: int, node: Node, device: str = "") -> int:
-        """Adds a node with the client's operands. Gives its value."""
+        """Add a node with the client's operands and return its value."""
         operands = tuple(self._value_of[value] for value in node.operands)
         value = self._append(number, replace(node, operands=operands), device)
         self._value_of[len(self._client.leaves) + number] = value
@@ -294,8 +306,8 @@ class _Dividing:
         return len(self._leaves) + len(self._nodes) - 1
 
     def _flush(self) -> None:
-        """The products that wait: by device, then what joins them. The main ones' parts come last, next to
-        what reads them."""
+        """Add the waiting products: by device, then the concats. The parts of the main devices come
+        last, next to their readers."""
         waiting, self._waiting = list(self._waiting), {}
         if not waiting:
             return
@@ -317,7 +329,7 @@ class _Dividing:
         return sorted(found, key=lambda device: device in mains)
 
     def _put_part(self, number: int, place: int) -> int:
-        """A product of some rows. Gives its value."""
+        """Add a product of some rows and return its value."""
         node, part = self._client.nodes[number], self._parts[place]
         operands = [self._value_of[value] for value in node.operands]
         operands[PRODUCTS[node.op][0]] = part.value
@@ -333,7 +345,7 @@ class _Dividing:
         self._value_of[len(self._client.leaves) + number] = self._append(number, joined, main)
 
     def divided(self) -> Divided:
-        """The graph, when all nodes were added."""
+        """Return the graph after all nodes were added."""
         self._flush()
         client, leaves = self._client, len(self._client.leaves)
         outputs = tuple(Output(one.name, self._value_of[one.value]) for one in client.outputs)
@@ -353,11 +365,12 @@ class _Dividing:
 
 
 def _part(whole: Leaf, axis: int, first: int, count: int) -> Leaf:
-    """Some rows of a weight. Its digest is the name of a part of a content."""
+    """Return some rows of a weight. The digest of the new leaf is the name of a part of a
+    content."""
     shape = list(whole.type.shape)
     rows, shape[axis] = shape[axis], count
     type = TensorType(whole.type.dtype, tuple(shape))
-    # Of each matrix, or of each row of one that is divided by columns.
+    # Bytes of each matrix, or of each row if the weight is divided by columns.
     period = whole.type.nbytes // prod(whole.type.shape[:axis])
     row_bytes = period // rows
     piece = Slice(first * row_bytes, (first + count) * row_bytes, period)

@@ -1,8 +1,8 @@
-"""Where weights and variables live: on the devices by priority, as far as their memory goes.
+"""Place weights and variables: on the devices by priority, as far as their memory goes.
 
-As llama.cpp spreads layers: nodes are walked in order, and what each needs is put on the present device;
-when that is full, the next one follows. So a model that fits the first device lies there alone, and one
-that does not is cut between layers. A leaf goes past a device that cannot run what reads it.
+As llama.cpp distributes layers: nodes are walked in order, and their weights go to the present
+device; when that is full, the next device follows. So a model that fits the first device lies there
+alone, and a larger one is cut between layers. A leaf skips a device that cannot run its reader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.ops.table import OPS
 from heliograph_server.scheduler.model import Problem
 
-#: An input: it comes with each run.
+#: The home of an input, which comes with each run.
 NOWHERE = -1
 #: Ops whose weight is too small to follow: rope's factors, attention's sinks.
 LIGHT_WEIGHTS = frozenset({"rope", "flash_attn_ext"})
@@ -23,7 +23,7 @@ VIEWS = frozenset(name for name, row in OPS.items() if row.is_view)
 
 
 def leaf_roots(graph: Graph) -> list[int]:
-    """For each value the leaf that it is, or is a view of; -1: none."""
+    """Return for each value the leaf that it is, or is a view of; -1 for none."""
     roots = list(range(len(graph.leaves)))
     for node in graph.nodes:
         roots.append(roots[node.operands[0]] if node.op in VIEWS else -1)
@@ -31,8 +31,11 @@ def leaf_roots(graph: Graph) -> list[int]:
 
 
 def place_leaves(problem: Problem, roots: Sequence[int], wishes: Sequence[int] = ()) -> tuple[int, ...]:
-    """The device of each leaf; `roots`: `leaf_roots` of the graph; `wishes`: where each node would best run,
-    and so what it needs would best lie. Raises OutOfMemoryError, saying by how much."""
+    """Return the device of each leaf.
+
+    `roots` is `leaf_roots` of the graph; `wishes` is the preferred device of each node, and so of
+    the leaves that it reads. Raises OutOfMemoryError, which says how many bytes are missing.
+    """
     graph = problem.graph
     homes = [NOWHERE] * len(graph.leaves)
     room = _Room(problem)
@@ -53,7 +56,8 @@ def place_leaves(problem: Problem, roots: Sequence[int], wishes: Sequence[int] =
 
 
 def uses_of(graph: Graph, roots: Sequence[int]) -> dict[int, list[int]]:
-    """For each weight and variable the nodes that read it, also through views; in the order of the first."""
+    """Return for each weight and variable the nodes that read it, directly or through views,
+    ordered by first use."""
     lasting = [leaf.kind is not LeafKind.INPUT for leaf in graph.leaves]
     found: dict[int, list[int]] = {}
     for number, node in enumerate(graph.nodes):
@@ -68,7 +72,8 @@ def uses_of(graph: Graph, roots: Sequence[int]) -> dict[int, list[int]]:
 
 
 def pin_of(problem: Problem, uses: Sequence[int]) -> int | None:
-    """Where the user wants what uses a leaf: assignments decide, then whatever comes first."""
+    """Return the pinned device of a leaf's users: assignments decide, then the first pinned
+    node."""
     if not problem.pins:
         return None
     nodes, pins = problem.graph.nodes, problem.pins
@@ -77,7 +82,8 @@ def pin_of(problem: Problem, uses: Sequence[int]) -> int | None:
 
 
 def _able(problem: Problem, uses: Sequence[int]) -> Callable[[int], bool]:
-    """Whether a device can run what decides where a leaf lies: its assignments, or its first reader."""
+    """Return a test whether a device can run the nodes that decide a leaf's home: its assignments,
+    or its first reader."""
     numbers = _deciding(problem.graph, uses)
     return lambda device: not any(problem.devices[device].refusals[number] for number in numbers)
 
@@ -90,12 +96,12 @@ def _deciding(graph: Graph, uses: Sequence[int]) -> Sequence[int]:
 
 
 def deciding(graph: Graph, uses: Sequence[int]) -> Sequence[int]:
-    """The nodes, of those that use a leaf, that decide where it lies: one at least."""
+    """Return the nodes, of those that use a leaf, that decide its home: at least one."""
     return _deciding(graph, uses) or uses[:1]
 
 
 class _Room:
-    """What is left of each device's memory for leaves."""
+    """The memory of each device that is left for leaves."""
 
     def __init__(self, problem: Problem) -> None:
         self._names = [device.name for device in problem.devices]
@@ -103,8 +109,9 @@ class _Room:
         self._present = 0
 
     def take(self, size_bytes: int, able: Callable[[int], bool], wish: int | None = None) -> int:
-        """The device that is wished for if it has room, else one that has, from the present one on; if there
-        is none, any. Raises OutOfMemoryError."""
+        """Reserve room on the preferred device if it has enough, else on the first one that has,
+        from the present one on; if no able device has room, on any. Return the device. Raises
+        OutOfMemoryError."""
         if wish is not None and able(wish) and size_bytes <= self._left[wish]:
             self._left[wish] -= size_bytes
             return wish
@@ -129,15 +136,15 @@ class _Room:
         yield from sorted(fitting, key=lambda device: not able(device))
 
     def note(self, device: int, size_bytes: int) -> None:
-        """What lies there already."""
+        """Account for a leaf that already lies on a device."""
         self._left[device] = max(0, self._left[device] - size_bytes)
 
     def use(self, device: int, size_bytes: int) -> None:
-        """What must lie there. Raises OutOfMemoryError."""
+        """Account for a leaf that must lie on a device. Raises OutOfMemoryError."""
         if size_bytes > self._left[device]:
             raise OutOfMemoryError(
-                f"what is pinned to {self._names[device]} needs {size_bytes - self._left[device]:,} bytes "
+                f"the nodes pinned to {self._names[device]} need {size_bytes - self._left[device]:,} bytes "
                 "more than it has",
-                advice="pin less to it, or give it more memory",
+                advice="pin fewer nodes to it, or give it more memory",
             )
         self._left[device] -= size_bytes
