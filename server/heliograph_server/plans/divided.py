@@ -1,4 +1,4 @@
-"""What a plan with divided weights says of itself, in the numbers of the client's graph."""
+"""Reports and errors of plans with divided weights, in the numbers of the client's graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from heliograph_server.scheduler.tensor_split import Divided
 
 
 def explain(divided: Divided | None, error: HeliographError) -> HeliographError:
-    """An error with the client's number, name and operands of its node."""
+    """Return the error with the client's number, name and operands of its node."""
     if divided is None or not error.origin.op:
         return error
     found = divided.client.origin(divided.nodes[error.origin.node])
@@ -22,7 +22,7 @@ def explain(divided: Divided | None, error: HeliographError) -> HeliographError:
 
 @contextmanager
 def explaining(divided: Divided | None) -> Iterator[None]:
-    """Has errors inside explained."""
+    """Apply `explain` to errors raised inside."""
     try:
         yield
     except HeliographError as error:
@@ -32,7 +32,8 @@ def explaining(divided: Divided | None) -> Iterator[None]:
 
 
 def client_report(divided: Divided, report: PlanReport, homes: Sequence[int]) -> PlanReport:
-    """A report of the client's graph; `homes`: the place of the device of each leaf of the divided one."""
+    """Return a report of the client's graph; `homes` is the place of the device of each leaf of the
+    divided graph."""
     places = {one.name: place for place, one in enumerate(report.devices)}
     values = _client_values(divided)
     return replace(
@@ -64,7 +65,7 @@ def _placement(divided: Divided, report: PlanReport, number: int) -> NodePlaceme
 
 
 def _client_values(divided: Divided) -> list[int]:
-    """Of each value, the client's that it is or is a part of."""
+    """Return for each value the client's value that it is or is a part of."""
     leaves = len(divided.client.leaves)
     of_parts = {one.value: one.leaf for one in divided.parts}
     return [
@@ -79,10 +80,10 @@ def _split(values: Sequence[int], split: SplitReport) -> SplitReport:
 
 
 def _wholes(divided: Divided, homes: Sequence[int]) -> Iterator[WeightShare]:
-    """Divided weights that lie somewhere as a whole too, since something else reads them."""
-    taken_over = {one.value for one in divided.parts}
+    """Yield the divided weights that are also kept as a whole for other readers."""
+    replaced = {one.value for one in divided.parts}
     for leaf, are_columns in {one.leaf: one.are_columns for one in divided.parts}.items():
-        if leaf not in taken_over:
+        if leaf not in replaced:
             type = divided.client.leaves[leaf].type
             rows = type.shape[-1 if are_columns else -2]
             yield WeightShare(leaf, homes[leaf], 0, rows, type.nbytes, are_columns)

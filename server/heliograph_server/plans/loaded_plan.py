@@ -1,6 +1,6 @@
-"""Plans that were compiled: the backend's, and what the session keeps beside it.
+"""Compiled plans: the backend's, and the state that the session keeps beside it.
 
-Device threads run plans; any thread asks what they hold.
+Device threads run plans; any thread may query their memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.plans import Cause, DeviceShare, NodePlacement, PlanReport, SplitReport
 from heliograph_proto.types import TensorType
 from heliograph_server.plans.divided import client_report, explain
-from heliograph_server.plans.multi_device import MultiDevicePlan, Observe
+from heliograph_server.plans.multi_device import MultiDevicePlan, Observe, bytes_in_place
 from heliograph_server.plans.predicted import with_prediction
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.plans.taps import tapped_bytes
@@ -37,71 +37,70 @@ from heliograph_server.resources.measurements import Recorder
 from heliograph_server.resources.memories import host_memory
 from heliograph_server.scheduler.tensor_split import Divided
 
-#: An output that is fetched but not kept lies in memory that the plan keeps, up to this size.
+#: The largest output that is fetched but not kept for which the plan keeps memory.
 MAX_SCRATCH_BYTES = 64 * 1024
-#: A plan of which so many more runs took long than did not is not short, whatever was estimated.
+#: A plan with this many more slow runs than fast ones is not short, whatever was estimated.
 MOST_SLOW_RUNS = 8
 
 
 class ShortRun:
-    """A plan that takes so little that it is done where its command arrives: in and out are always the same
-    small tensors, and nothing is bound, made or given back."""
+    """A plan so short that it runs where its command arrives. It always uses the same small
+    tensors, so nothing is bound, allocated or freed."""
 
     __slots__ = ("_compute", "_inputs", "_outputs", "_slow", "device_names", "output_bytes")
 
     def __init__(
         self, device: str, compute: Callable[[], None], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
-        #: As those of its plan, which is asked less quickly.
+        #: The plan's device names, which are slower to get from the plan.
         self.device_names = (device,)
         self._compute = compute
-        self._inputs = [_bytes_in_place(one) for one in inputs]
-        self._outputs = [_bytes_in_place(one) for one in outputs]
+        self._inputs = [bytes_in_place(one) for one in inputs]
+        self._outputs = [bytes_in_place(one) for one in outputs]
         self.output_bytes = tuple(one.nbytes for one in self._outputs)
-        #: How many more of its runs took long than did not.
+        #: The number of slow runs in excess of fast ones.
         self._slow = 0
 
     @property
     def is_short(self) -> bool:
-        """Whether it still is; once in a while the system takes the processor away, which says nothing."""
+        """True if it still is short. A single slow run does not count: the system may have
+        preempted it."""
         return self._slow < MOST_SLOW_RUNS
 
     def __call__(self, inputs: Sequence[Bytes]) -> list[bytes]:
-        """Its outputs. Raises what `Plan.compute` does."""
+        """Run, and return the outputs. Raises what `Plan.compute` does."""
         for place, data in zip(self._inputs, inputs, strict=True):
             place[:] = data
         self._compute()
         return [one.tobytes() for one in self._outputs]
 
     def note(self, took_us: float) -> None:
-        """A run took so long."""
+        """Record the time of a run."""
         if took_us > SHORT_US:
             self._slow += 1
         elif self._slow:
             self._slow -= 1
 
 
-def _bytes_in_place(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.array.reshape(-1).view("u1"))
-
-
 class PlanCopy:
-    """A backend's plan, and small buffers that its serial runs use again."""
+    """A backend's plan, and small buffers that its runs reuse one after the other."""
 
     def __init__(self, plan: Plan, device: Device, device_lock: DeviceLock | None = None) -> None:
         self.plan = plan
         self.device = device
-        #: Of a plan on this device alone; one on several knows those of its splits.
+        #: For a plan on this device alone; a plan on several devices has the locks of its splits.
         self._device_lock = device_lock
         self._scratch: dict[object, Tensor] = {}
-        #: As long as its tensors are there; None also where there is none.
+        #: Valid as long as its tensors exist; None also if the plan is not short.
         self._short: ShortRun | None = None
         self._short_known = False
         self._stepwise: Stepwise | None = None
         self._stepwise_known = False
-        # Elsewhere memory of the host would be pinned for one run, which costs more than to copy it.
+        # On other devices the host's memory would be pinned for one run, which costs more than a
+        # copy.
         self._wraps_host = device.capabilities.buffer_from_host and device.buffer_type.is_host
-        #: Of a plan that takes what lies in this process, and brings what it made: no other need hold it.
+        #: The host's memory, for a plan that transfers its inputs and outputs from and to this
+        #: process.
         self._host = host_memory(device) if plan.takes_anything else None
 
     def __repr__(self) -> str:
@@ -115,7 +114,7 @@ class PlanCopy:
         observe: Observe | None,
         exchange_run: int = 0,
     ) -> None:
-        """Runs once; `observe` is told of the nodes that are observed; `exchange_run`: see
+        """Run once. `observe` is called for the observed nodes; `exchange_run`: see
         `MultiDevicePlan.compute`. Raises what `Plan.compute` does."""
         if isinstance(self.plan, MultiDevicePlan):
             self.plan.compute(inputs, outputs, abort, observe, exchange_run)
@@ -124,15 +123,15 @@ class PlanCopy:
                 self.plan.compute(inputs, outputs, abort)
 
     def writes(self, tensor: Tensor) -> bool:
-        """Whether a run can write an output straight into a tensor."""
+        """True if a run can write an output directly into a tensor."""
         return self._host is not None or self.is_near(tensor)
 
     def is_near(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies where the plan computes."""
+        """True if the plan's device can read a tensor in place."""
         return self.device.supports_buffer_type(tensor.buffer.buffer_type)
 
     def input_of(self, place: int, type: TensorType, data: Bytes) -> Tensor:
-        """Bytes from a command as a tensor: in place where the device can, else copied."""
+        """Return bytes from a command as a tensor: in place where the device can, else copied."""
         view = memoryview(data)
         if self._host is not None:
             return Tensor(type, self._host.wrap(view))
@@ -146,23 +145,24 @@ class PlanCopy:
         return tensor
 
     def output_for(self, place: int, type: TensorType) -> Tensor:
-        """Where an output that is only fetched is written."""
+        """Return a tensor for an output that is only fetched."""
         return self._scratch_tensor(("output", place), type, self._host)
 
     def home_for(self, place: int, type: TensorType) -> Tensor:
-        """As `output_for`, of one that the next step of a loop reads."""
+        """Return a tensor for an output that the next step of a loop reads."""
         return self._scratch_tensor(("home", place), type) if self._host else self.output_for(place, type)
 
     def near_for(self, place: int, type: TensorType) -> Tensor:
-        """Where a loop has an input that lies on another device."""
+        """Return a tensor for a loop's copy of an input that lies on another device."""
         return self._scratch_tensor(("near", place), type)
 
     def other_for(self, place: int, type: TensorType) -> Tensor:
-        """Where a loop writes an output every second time, while the next step reads the last one."""
+        """Return a tensor for a loop's output in every second step, while the next step reads the
+        previous one."""
         return self._scratch_tensor(("other", place), type)
 
     def stepwise(self) -> Stepwise | None:
-        """See `LocalMultiPlan.stepwise`."""
+        """Return the plan in steps: see `LocalMultiPlan.stepwise`."""
         if not self._stepwise_known:
             self._stepwise_known = True
             with suppress(HeliographError):
@@ -170,7 +170,8 @@ class PlanCopy:
         return self._stepwise
 
     def short_run(self) -> ShortRun | None:
-        """Its run with every input from a command and every output fetched, if that is short."""
+        """Return its run with all inputs from a command and all outputs fetched; None if that is
+        not short."""
         if not self._short_known:
             self._short_known, self._short = True, self._make_short()
         return self._short if self._short is not None and self._short.is_short else None
@@ -180,7 +181,7 @@ class PlanCopy:
         types = [leaf.type for leaf in graph.of_kind(LeafKind.INPUT)]
         given = [graph.type_of(output.value) for output in graph.outputs]
         small = sum(type.nbytes for type in (*types, *given)) <= MAX_SCRATCH_BYTES
-        # What is empty has no place to lie in, and is left out of messages.
+        # Empty tensors have no bytes and are left out of messages.
         if not (on_host and small and all(type.nbytes for type in (*types, *given))):
             return None
         try:
@@ -200,13 +201,13 @@ class PlanCopy:
         return self._scratch[key]
 
     def kept_bytes(self) -> Mapping[str, int]:
-        """What it takes of devices, by name, as long as nothing runs."""
+        """Return the bytes that it holds of devices, by name, while nothing runs."""
         if isinstance(self.plan, MultiDevicePlan):
             return self.plan.held_by_device()
         return {self.device.name: self.plan.held_bytes}
 
     def trim(self, most_bytes: int = MAX_SCRATCH_BYTES) -> None:
-        """After a run: keeps only what is small."""
+        """Free the scratch tensors that are larger than `most_bytes`."""
         large = [key for key, one in self._scratch.items() if one.type.nbytes > most_bytes]
         if large:
             self._short, self._short_known = None, False
@@ -214,7 +215,7 @@ class PlanCopy:
             self._scratch.pop(key).buffer.free()
 
     def free(self) -> None:
-        """Gives all memory back. Idempotent."""
+        """Give all memory back. Idempotent."""
         self.plan.free()
         self._short, self._short_known = None, True
         for tensor in self._scratch.values():
@@ -223,7 +224,7 @@ class PlanCopy:
 
 
 class LoadedPlan:
-    """A compiled plan, in as many copies as runs of it may be under way at once, and its device."""
+    """A compiled plan and its device, with a copy for each run that may be in flight at once."""
 
     def __init__(
         self,
@@ -237,23 +238,23 @@ class LoadedPlan:
     ) -> None:
         self.copies = tuple(PlanCopy(plan, device, device_lock) for plan in plans)
         self.device = device
-        #: Of each node that runs, its number before the device had them in its order; None: the same.
+        #: The number of each node before the device reordered them; None: unchanged.
         self._order = order
-        #: What became of the client's graph where weights lie over devices.
+        #: The divided graph, if the client's weights are divided over devices.
         self._divided = divided
-        #: Takes the times of runs, where they help to place others.
+        #: Records the times of runs that help to place others.
         self._recorder = recorder
         self._runs = 0
-        #: Whether it has run since it was asked how long its splits took.
+        #: True if it has run since the times of its splits were last read.
         self._has_news = False
-        #: How long such a run was expected to take when the plan was made; 0: nobody knew.
+        #: The predicted time of a run, from when the plan was made; 0: unknown.
         self.predicted_us = predicted_us
         self._when_freed: list[Callable[[], None]] = []
         #: The copy that ran last.
         self._last = self.copies[0]
-        #: How long the last run took, all in all; 0 before it.
+        #: The total time of the last run; 0 before it.
         self.took_us = 0.0
-        #: How long the next run may take, all in all: as long as the slowest of the last few.
+        #: The expected total time of the next run: that of the slowest of the last few.
         self.expected_us = math.inf
 
     def __repr__(self) -> str:
@@ -261,74 +262,74 @@ class LoadedPlan:
 
     @property
     def plan(self) -> Plan:
-        """The copy that ran last; as the others, but for what was measured."""
+        """The plan of the copy that ran last; it differs from the others only in its
+        measurements."""
         return self._last.plan
 
     @property
     def compute_bytes(self) -> int:
-        """Taken for intermediate results, by all copies."""
+        """The bytes for intermediate results of all copies."""
         return sum(one.plan.compute_bytes for one in self.copies)
 
     @property
     def is_observed(self) -> bool:
-        """Whether runs tell of nodes."""
+        """True if runs report observed nodes."""
         return isinstance(self.plan, MultiDevicePlan) and bool(self.plan.schedule.taps)
 
     @property
     def tapped_bytes(self) -> int:
-        """The values that each run tells of, all together."""
+        """The bytes of all observed values of a run."""
         if not isinstance(self.plan, MultiDevicePlan):
             return 0
         return tapped_bytes(self.plan.graph, self.plan.schedule.taps)
 
     def observing(self, observe: Observe | None) -> Observe | None:
-        """Has somebody told of observed nodes by the client's numbers."""
+        """Return `observe` with the client's node numbers."""
         if observe is None or self._divided is None:
             return observe
         nodes = self._divided.nodes
         return lambda node, tensor, abort: observe(nodes[node], tensor, abort)
 
     def explain(self, error: HeliographError) -> HeliographError:
-        """An error of a run, with the client's number of the node."""
+        """Return an error of a run with the client's number of the node."""
         if self._order is not None and error.origin.op:
             error = error.at(replace(error.origin, node=self._order[error.origin.node]))
         return explain(self._divided, error)
 
     def updated(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
-        """The plan of another graph in this one's memory, which is freed."""
+        """Compile another graph into this plan's memory, and free this plan."""
         plan = self.plan.update(graph, bindings, options)
         self.free()
         return plan
 
     def short_run(self) -> ShortRun | None:
-        """Its run on small tensors that are always the same, if that is so short that it is done where its
+        """Return its run on fixed small tensors; None if it is not short enough to run where its
         command arrives."""
         return self.copies[0].short_run() if len(self.copies) == 1 else None
 
     @property
     def is_on_host(self) -> bool:
-        """Whether nothing but this host's processor computes it."""
+        """True if it runs on this host's processor alone."""
         alone = not isinstance(self.plan, MultiDevicePlan)
         return alone and self.device.type is DeviceType.CPU and self.device.buffer_type.is_host
 
     def report(self) -> PlanReport:
-        """Where its nodes run and why."""
+        """Report where its nodes run and why."""
         homes: Sequence[int] = (0,) * len(self.plan.graph.leaves)
         if isinstance(self.plan, MultiDevicePlan):
-            told = with_prediction(self._told(self.plan), self.plan.graph, self.plan.schedule)
-            found, homes = _of_copies(told, len(self.copies)), self.plan.schedule.homes
+            one = with_prediction(self._report_several(self.plan), self.plan.graph, self.plan.schedule)
+            found, homes = _of_copies(one, len(self.copies)), self.plan.schedule.homes
         else:
             found = self._report_alone()
         return client_report(self._divided, found, homes) if self._divided is not None else found
 
     def _report_alone(self) -> PlanReport:
-        """Of a plan on one device."""
-        graph = self.plan.graph
+        """Report on a plan on one device."""
+        plan, graph = self.plan, self.plan.graph
         sizes = {kind: sum(leaf.type.nbytes for leaf in graph.of_kind(kind)) for kind in LeafKind}
         nodes = [NodePlacement(0, Cause.FIRST_THAT_CAN)] * len(graph.nodes)
-        for node, concurrent in zip(self._order or range(len(nodes)), self.plan.concurrency(), strict=True):
+        for node, concurrent in zip(self._order or range(len(nodes)), plan.concurrency(), strict=True):
             nodes[node] = replace(nodes[node], concurrent=concurrent)
-        plan = self.plan
         split = SplitReport(
             0,
             (),
@@ -340,12 +341,12 @@ class LoadedPlan:
         )
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
         results = sum(node.type.nbytes for node in graph.nodes)
-        share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes, results)
+        share = DeviceShare(self.device.name, weights, variables, plan.compute_bytes, results)
         return PlanReport(tuple(nodes), (split,), (share,), predicted_us=self.predicted_us)
 
     def note(self, turn: int, took_us: float) -> None:
-        """A run on a copy, or a step of a loop, took so long. What was slower once is forgotten by half each
-        time."""
+        """Record the time of a run on a copy, or of a step of a loop. The influence of a slow run
+        halves each time."""
         self._last, self.took_us = self.copies[turn], took_us
         if self._recorder is not None:
             self._record(self._recorder, took_us)
@@ -353,15 +354,15 @@ class LoadedPlan:
         self.expected_us = max(took_us, before)
 
     def _record(self, recorder: Recorder, took_us: float) -> None:
-        """First runs say little, as caches fill and kernels are made."""
+        """Record the times of all but the first runs, which fill caches and make kernels."""
         self._runs += 1
         if self._runs > len(self.copies):
             times = self.plan.computed_us if isinstance(self.plan, MultiDevicePlan) else [took_us]
             recorder.note_here(times)
             self._has_news = not times
 
-    def _told(self, plan: MultiDevicePlan) -> PlanReport:
-        """The report of a copy, of which the times are recorded if nobody did yet."""
+    def _report_several(self, plan: MultiDevicePlan) -> PlanReport:
+        """Report on a copy on several devices, and record its times if that was not done yet."""
         found = plan.report()
         if self._recorder is not None and self._has_news:
             self._has_news = False
@@ -369,20 +370,20 @@ class LoadedPlan:
         return found
 
     def learn(self) -> None:
-        """Has the times of the last run recorded where only a report tells them. Raises nothing."""
+        """Record the times of the last run if only a report has them. Raises nothing."""
         if self._has_news and isinstance(self.plan, MultiDevicePlan):
             with suppress(HeliographError):
-                self._told(self.plan)
+                self._report_several(self.plan)
 
     def forget_times(self) -> None:
-        """As if it had not run yet, but for how long its next run may take."""
+        """Reset the times of runs, except the expected time of the next one."""
         self.took_us = 0.0
         for one in self.copies:
             if isinstance(one.plan, MultiDevicePlan):
                 one.plan.forget_times()
 
     def kept_bytes(self) -> Mapping[str, int]:
-        """What it takes of devices, by name, as long as nothing runs."""
+        """Return the bytes that it holds of devices, by name, while nothing runs."""
         found: Counter[str] = Counter()
         for one in self.copies:
             found.update(one.kept_bytes())
@@ -390,16 +391,16 @@ class LoadedPlan:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """Of those that it was compiled for."""
+        """The names of the devices that it was compiled for."""
         return tuple(one.name for one in self._devices)
 
     @property
     def is_lost(self) -> bool:
-        """Whether a device that it was compiled for is gone."""
+        """True if a device that it was compiled for is lost."""
         return any(one.lost is not None for one in self._devices)
 
     def check_there(self) -> None:
-        """Raises DeviceLostError for a device that is gone."""
+        """Raise DeviceLostError if a device is lost."""
         for one in self._devices:
             if one.lost is not None:
                 raise one.lost.at(one.lost.origin)
@@ -409,16 +410,16 @@ class LoadedPlan:
         return self.plan.devices if isinstance(self.plan, MultiDevicePlan) else (self.device,)
 
     def trim(self) -> None:
-        """Gives back what only runs need."""
+        """Give back the memory that only runs need."""
         for one in self.copies:
             one.trim(0)
 
     def when_freed(self, call: Callable[[], None]) -> None:
-        """Has somebody told, once."""
+        """Register a callback for the end of the plan, called once."""
         self._when_freed.append(call)
 
     def free(self) -> None:
-        """Gives all memory back. Idempotent."""
+        """Give all memory back. Idempotent."""
         for one in self.copies:
             one.free()
         calls, self._when_freed = self._when_freed, []
@@ -427,7 +428,7 @@ class LoadedPlan:
 
 
 def _of_copies(report: PlanReport, copies: int) -> PlanReport:
-    """The report of one copy, with the memory of all."""
+    """Return the report of one copy with the memory of all copies."""
     shares = (
         replace(one, compute_bytes=one.compute_bytes * copies, results_bytes=one.results_bytes * copies)
         for one in report.devices

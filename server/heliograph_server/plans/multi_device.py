@@ -1,11 +1,12 @@
-"""A plan over several devices: the plans of a schedule's splits, and the values that travel between them.
+"""A plan over several devices: the plans of a schedule's splits, and the values that travel between
+them.
 
-A plan that is a partition has late inputs and early outputs besides: values of other daemons' partitions. No
-wait for one can be for ever. Splits of a partition run in the whole graph's order on each device, one that
-waits holds no device, and a value is offered before later splits run: so of the splits of a run that have not
-ended, over all daemons, the first has all that it needs. Of several runs of a plan the same holds for the
-oldest, since all daemons see them in one order; and a partition has queues of its own, so no other plan waits
-behind it.
+A plan that is a partition also has arrivals and departures: values of other daemons' partitions. No
+run waits for one forever. Splits of a partition run in the whole graph's order on each device, a
+waiting split holds no device, and a value is offered before later splits run. So the first
+unfinished split of a run, over all daemons, always has its inputs. Of several runs of a plan, the
+same holds for the oldest one, since all daemons see the runs in the same order. A partition has its
+own queues, so no other plan waits behind it.
 
 Runs on a device thread, and on threads of its own where splits overlap.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -42,6 +44,7 @@ from heliograph_server.plans.reservation import NOTHING, ReservationShare
 from heliograph_server.plans.split_copies import CopyAhead, RunCopies, SplitMemoryMap
 from heliograph_server.plans.split_runner import Precedences, SplitRunner
 from heliograph_server.plans.stepwise import Stepwise
+from heliograph_server.plans.wiring import bindings_of
 from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, computing
 from heliograph_server.resources.memories import host_memory
 from heliograph_server.scheduler.model import ALL_ROWS, Schedule
@@ -49,16 +52,20 @@ from heliograph_server.scheduler.split_memory import Place, ahead_of, moves, ret
 from heliograph_server.scheduler.splits import SplitGraph, clocks, cut, in_order
 from heliograph_server.scheduler.weight_homes import NOWHERE
 
-#: Told of each observed node of a run, with its value, when its split has run; may hold the run up. The value
-#: is there until it returns. Called from several threads where splits overlap.
+#: Called for each observed node of a run, with its value, when its split has run; may block the
+#: run. The value is valid until it returns. Called from several threads where splits overlap.
 Observe: TypeAlias = Callable[[int, Tensor, Abort], None]
 
 
 class MultiDevicePlan(Plan):
     """A plan over several devices: those of the schedule's problem, in its order."""
 
-    schedule: Schedule
-    devices: tuple[Device, ...]
+    def __init__(self, graph: Graph, schedule: Schedule, devices: Sequence[Device]) -> None:
+        self.graph = graph
+        self.schedule = schedule
+        self.devices = tuple(devices)
+        self.device = devices[schedule.main]
+        self._freed = False
 
     @abstractmethod
     def compute(
@@ -69,63 +76,105 @@ class MultiDevicePlan(Plan):
         observe: Observe | None = None,
         exchange_run: int = 0,
     ) -> None:
-        """As `Plan.compute`; `observe` gets the nodes of `schedule.taps`; `exchange_run`: of a partition,
-        the number of the whole's run."""
+        """Run once, as `Plan.compute`. `observe` gets the nodes of `schedule.taps`; `exchange_run`
+        is the number of the whole graph's run, for a partition."""
 
     def stepwise(self) -> Stepwise | None:
-        """A run of it in steps, each done by whoever brings what it waits for. Default: none."""
+        """Return the plan as steps, each run by the thread that brings its last input. Default:
+        None."""
         return None
 
     @property
     def computed_us(self) -> Sequence[float]:
-        """How long each split of the last run computed; empty where only a report tells. Default: so."""
+        """The microseconds that each split of the last run computed; empty (the default) if only
+        `report` has them."""
         return ()
 
     @property
     def split_times(self) -> Sequence[tuple[str, tuple[float, float, float]]]:
-        """Of each split of the last run that is known here: its device; when it began in the run, how long it
-        waited for what it reads, and how long it computed, in microseconds. Default: none."""
+        """The times of the splits of the last run that are known here.
+
+        For each split: its device, and in microseconds when it began, how long it waited for its
+        inputs, and how long it computed. Default: none.
+        """
         return ()
 
     @abstractmethod
     def report(self) -> PlanReport:
-        """Where its nodes run and why, and how long the last run took."""
+        """Report where its nodes run and why, and the times of the last run."""
 
     @abstractmethod
     def held_by_device(self) -> Mapping[str, int]:
-        """What it takes of each device now, by name."""
+        """Return the bytes that it holds of each device now, by name."""
 
     @abstractmethod
     def forget_times(self) -> None:
-        """As if it had not run yet."""
+        """Reset the times of the last run."""
 
     def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
         raise UnsupportedError("a plan over several devices is compiled anew")
 
+    @property
+    def held_bytes(self) -> int:
+        return sum(self.held_by_device().values())
 
-#: Of the inputs and outputs of a run that is done in steps.
+    def _report(
+        self, splits: Sequence[SplitReport], concurrent: Mapping[int, int], between: Mapping[str, int]
+    ) -> PlanReport:
+        """Return the report of a plan, given the set that each node runs in and the bytes between
+        splits by device, which the reports of splits lack."""
+        split_of = self.schedule.split_of
+        leaves: Counter[tuple[int, LeafKind]] = Counter()
+        for leaf, home in zip(self.graph.leaves, self.schedule.homes, strict=True):
+            leaves[home, leaf.kind] += leaf.type.nbytes
+        results: Counter[int] = Counter()
+        for node, assigned in zip(self.graph.nodes, self.schedule.assignments, strict=True):
+            results[assigned.device] += node.type.nbytes
+        computing: Counter[int] = Counter()
+        for split in splits:
+            computing[split.device] += split.compute_bytes
+        return PlanReport(
+            nodes=tuple(
+                NodePlacement(split_of[node], one.cause, max(0, one.operand), concurrent.get(node, 0))
+                for node, one in enumerate(self.schedule.assignments)
+            ),
+            splits=tuple(splits),
+            devices=tuple(
+                DeviceShare(
+                    device.name,
+                    leaves[place, LeafKind.WEIGHT],
+                    leaves[place, LeafKind.VARIABLE],
+                    between.get(device.name, 0) + computing[place],
+                    results[place],
+                )
+                for place, device in enumerate(self.devices)
+            ),
+        )
+
+
+#: The most bytes of inputs and outputs of a run in steps.
 MOST_STEPWISE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RunResources:
-    """What a plan over several devices uses beside them."""
+    """The resources that a plan over several devices shares with others."""
 
     #: Shared by copies of a plan, whose runs overlap.
     precedences: Precedences | None = None
-    #: By name of device: whoever computes there signs in.
+    #: By device name: held while a plan computes there.
     device_locks: Mapping[str, AbstractContextManager[object]] = field(default_factory=dict)
-    #: Where each device has what lies between splits; none: in its default buffer type.
+    #: The memory of each device for values between splits; empty: its default buffer type.
     memories: Sequence[BufferType] = ()
-    #: What was reserved of a device, by its name.
+    #: Returns the reserved memory of a device, by name.
     reserved: Callable[[str], ReservationShare] = lambda _: NOTHING
 
 
 class LocalMultiPlan(MultiDevicePlan):
-    """Runs the splits, each after those that it depends on, with the copies that it needs before it.
+    """Runs each split after those that it depends on, with its copies before it.
 
-    `devices` are those of the schedule's problem, in its order. `exchanging`: of a partition. Raises
-    OutOfMemoryError, UnsupportedError.
+    `devices` are those of the schedule's problem, in its order. `exchanging` is set for a
+    partition. Raises OutOfMemoryError, UnsupportedError.
     """
 
     def __init__(
@@ -138,11 +187,8 @@ class LocalMultiPlan(MultiDevicePlan):
         resources: RunResources | None = None,
         exchanging: Exchanging | None = None,
     ) -> None:
+        super().__init__(graph, schedule, devices)
         resources = resources or RunResources()
-        self.graph = graph
-        self.schedule = schedule
-        self.devices = tuple(devices)
-        self.device = devices[schedule.main]
         ended = clocks(graph, schedule)
         spans = values_between(graph, schedule, ended)
         self._parts = tuple(
@@ -163,19 +209,20 @@ class LocalMultiPlan(MultiDevicePlan):
         self._between = SplitMemoryMap(
             graph, resources.memories or [one.buffer_type for one in devices], resources.reserved
         )
-        self._freed = False
-        #: Why values go through this process between splits of other hosts, in words.
+        #: The reason why values between splits on other hosts go through this process, as text.
         self.why_whole = ""
         self._precedences = resources.precedences
         self._device_locks = [resources.device_locks.get(device.name, nullcontext()) for device in devices]
-        #: Of each split in the last run: its copies, its nodes, and when it began.
+        #: For each split of the last run the microseconds of its copies, of its nodes, and when it
+        #: began.
         self._took_us: list[tuple[float, float, float]] = []
         self.forget_times()
-        #: By `time.perf_counter`.
+        #: The start of the last run, by `time.perf_counter`.
         self._run_begun = 0.0
         self._runner = SplitRunner(schedule, ended)
         try:
-            self._tensors = self._homes() | self._between.place(spans)
+            lying = {(value, schedule.homes[value]): tensor for value, tensor in self._leaves.items()}
+            self._tensors = lying | self._between.place(spans)
             self._tensors |= self._between.place_arrivals(late.places if late is not None else ())
             for part, split in zip(self._parts, schedule.splits, strict=True):
                 device = devices[split.device]
@@ -192,10 +239,6 @@ class LocalMultiPlan(MultiDevicePlan):
         names = ", ".join(dict.fromkeys(self.devices[one.device].name for one in self.schedule.splits))
         return f"<LocalMultiPlan of {self.graph} in {len(self._parts)} splits on {names}>"
 
-    @property
-    def held_bytes(self) -> int:
-        return sum(self.held_by_device().values())
-
     def held_by_device(self) -> dict[str, int]:
         found = dict.fromkeys((one.name for one in self.devices), 0)
         for name, size_bytes in self._between.own_bytes.items():
@@ -203,10 +246,6 @@ class LocalMultiPlan(MultiDevicePlan):
         for plan in self._plans:
             found[plan.device.name] += plan.held_bytes
         return found
-
-    def _homes(self) -> dict[Place, Tensor]:
-        """Leaves where they lie."""
-        return {(value, self.schedule.homes[value]): tensor for value, tensor in self._leaves.items()}
 
     # Running
 
@@ -234,8 +273,10 @@ class LocalMultiPlan(MultiDevicePlan):
                     access.copy(tensors[place], target)
 
     def stepwise(self) -> Stepwise | None:
-        """Its run with inputs from a command and outputs that are fetched, if all of its splits are short, on
-        one device of this host's processor, and it is a partition."""
+        """Return the plan in steps, for inputs from a command and fetched outputs.
+
+        Only for a partition whose splits are all short and run on one CPU device of this host.
+        """
         if self._late is None or self._precedences is not None or len(self.schedule.splits) < 1:
             return None
         device = self.devices[self.schedule.main]
@@ -255,13 +296,13 @@ class LocalMultiPlan(MultiDevicePlan):
         tensors = self._tensors | made
         tried = [self._step_of(number, tensors) for number in range(len(self._plans))]
         steps = [one for one in tried if one is not None]
-        given, taken = ([_bytes_of(tensors[one]) for one in some] for some in (made, self._returned))
+        given, taken = ([bytes_in_place(tensors[one]) for one in some] for some in (made, self._returned))
         if len(steps) < len(tried):
             return None
         return Stepwise(self._late, device_lock, steps, tensors, given, taken, self._note_step)
 
     def _step_of(self, number: int, tensors: Mapping[Place, Tensor]) -> Callable[[], None] | None:
-        """What runs a split, if that is short."""
+        """Return the call that runs a split; None if the split is not short."""
         found = self._moves[number]
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
         short = self._plans[number].short_run(read, made)
@@ -275,15 +316,14 @@ class LocalMultiPlan(MultiDevicePlan):
         except HeliographError as error:
             raise explain(error, self._parts[number]) from None
 
-    def _note_step(self, number: int, begun: float, computing: float, done: float) -> None:
+    def _note_step(self, number: int, begun: float, started: float, done: float) -> None:
         if not number:
             self._run_begun = begun
-        times = computing - begun, done - computing, begun - self._run_begun
+        times = started - begun, done - started, begun - self._run_begun
         self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
 
     def _lasting(self, tensor: Tensor, stack: ExitStack) -> Tensor:
-        """An input, or a copy of it where a split assigns to a variable in its memory and another may read it
-        later."""
+        """Return an input, or a copy of it if a split assigns to a variable in the same memory."""
         if not any(tensor.buffer is one.buffer for one in self._assigned):
             return tensor
         buffer = self.device.buffer_type.allocate(tensor.type.nbytes, Usage.COMPUTE)
@@ -303,33 +343,24 @@ class LocalMultiPlan(MultiDevicePlan):
         abort: Abort,
     ) -> None:
         begun, found = time.perf_counter(), self._moves[number]
+        split = self.schedule.splits[number]
         late.before(number, abort)
         copies.before(found)
         copied = time.perf_counter()
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
-        with self._device_of(number, rank, abort), self._computing(number, abort):
-            computing = time.perf_counter()
+        # The device is held while the split computes, not while it waits for its inputs.
+        turn = self._precedences.of[split.device].turn(rank, abort) if self._precedences else nullcontext()
+        with turn, computing(self._device_locks[split.device], abort, self.devices[split.device]):
+            started = time.perf_counter()
             try:
                 self._plans[number].compute(read, made, abort)
             except HeliographError as error:
                 raise explain(error, self._parts[number]) from None
-        times = copied - begun, time.perf_counter() - computing, begun - self._run_begun
+        times = copied - begun, time.perf_counter() - started, begun - self._run_begun
         self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
         late.behind(number, tensors, abort)
-        split = self.schedule.splits[number]
         if observe is not None and (last := split.nodes[-1]) in self.schedule.taps:
             observe(last, tensors[len(self.graph.leaves) + last, split.device], abort)
-
-    def _computing(self, number: int, abort: Abort) -> AbstractContextManager[object]:
-        """Held while a split computes, and not while it waits for what it reads."""
-        place = self.schedule.splits[number].device
-        return computing(self._device_locks[place], abort, self.devices[place])
-
-    def _device_of(self, number: int, rank: int, abort: Abort) -> AbstractContextManager[None]:
-        """The split's device, which no other run of this plan computes on meanwhile."""
-        if self._precedences is None:
-            return nullcontext()
-        return self._precedences.of[self.schedule.splits[number].device].turn(rank, abort)
 
     # Explaining
 
@@ -338,7 +369,6 @@ class LocalMultiPlan(MultiDevicePlan):
 
     @property
     def computed_us(self) -> Sequence[float]:
-        """How long each split of the last run computed; empty where only a report tells."""
         return [compute_us for _, compute_us, _ in self._took_us]
 
     @property
@@ -349,20 +379,13 @@ class LocalMultiPlan(MultiDevicePlan):
         ]
 
     def report(self) -> PlanReport:
-        split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
         concurrent = {
             node: found
             for part, plan in zip(self._parts, self._plans, strict=True)
             for node, found in zip(part.nodes, plan.concurrency(), strict=True)
         }
-        return PlanReport(
-            nodes=tuple(
-                NodePlacement(split_of[node], one.cause, max(0, one.operand), concurrent[node])
-                for node, one in enumerate(self.schedule.assignments)
-            ),
-            splits=tuple(map(self._report_split, range(len(self._parts)))),
-            devices=tuple(map(self._share, range(len(self.devices)))),
-        )
+        between = {name: own + self._between.lent[name] for name, own in self._between.own_bytes.items()}
+        return self._report([self._report_split(n) for n in range(len(self._parts))], concurrent, between)
 
     def _report_split(self, number: int) -> SplitReport:
         split, plan = self.schedule.splits[number], self._plans[number]
@@ -374,7 +397,7 @@ class LocalMultiPlan(MultiDevicePlan):
                 copy.size_bytes,
                 copy.rows != ALL_ROWS,
                 copy.value not in late,
-                self._way(copy.source, copy.destination),
+                self._route(copy.source, copy.destination),
             )
             for copy in split.copies
         )
@@ -384,26 +407,11 @@ class LocalMultiPlan(MultiDevicePlan):
             split.device, copies, plan.steps, plan.compute_bytes, copy_us, compute_us, began_us, note
         )
 
-    def _way(self, source: int, destination: int) -> Route:
+    def _route(self, source: int, destination: int) -> Route:
         here, there = self.devices[source].site, self.devices[destination].site
         if here is there:
             return Route.WITHIN
         return Route.DIRECT if here is None or there is None else Route.THROUGH_HEAD
-
-    def _share(self, place: int) -> DeviceShare:
-        device = self.devices[place]
-        sizes = dict.fromkeys(LeafKind, 0)
-        for leaf, home in zip(self.graph.leaves, self.schedule.homes, strict=True):
-            sizes[leaf.kind] += leaf.type.nbytes if home == place else 0
-        between = self._between.own_bytes[device.name] + self._between.lent[device.name]
-        plans = zip(self.schedule.splits, self._plans, strict=True)
-        computing = sum(plan.compute_bytes for split, plan in plans if split.device == place)
-        weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
-        leaves, assigned = len(self.graph.leaves), self.schedule.assignments
-        made = (
-            self.graph.type_of(leaves + n).nbytes for n, one in enumerate(assigned) if one.device == place
-        )
-        return DeviceShare(device.name, weights, variables, between + computing, sum(made))
 
     # The end
 
@@ -417,12 +425,13 @@ class LocalMultiPlan(MultiDevicePlan):
         self._between.free()
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_in_place(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor in the host's memory."""
     return memoryview(tensor.array.reshape(-1).view("u1"))
 
 
 def _input_places(graph: Graph, late: LateValues | None) -> list[Place]:
-    """Of the inputs that a run is given."""
+    """Return the places of the inputs that a run receives."""
     arriving = late.leaves if late is not None else ()
     inputs = (n for n, one in enumerate(graph.leaves) if one.kind is LeafKind.INPUT)
     return [(n, NOWHERE) for n in inputs if n not in arriving]
@@ -435,15 +444,10 @@ def compile_part(
     options: DeviceCompileOptions,
     arena: Arena | None = None,
 ) -> Plan:
-    """The plan of one split, which may lie where others of its device lie. Errors have the whole graph's
-    numbers."""
-    weights: dict[int, Tensor] = {}
-    variables: dict[int, Tensor] = {}
-    for leaf, value in part.bound:
-        into = weights if part.graph.leaves[leaf].kind is LeafKind.WEIGHT else variables
-        into[leaf] = leaves[value]
+    """Compile the plan of one split, in a shared arena if one is given. Errors have the whole
+    graph's node numbers."""
+    bindings = bindings_of(part, leaves)
     try:
-        bindings = LeafBindings(weights, variables)
         if arena is not None:
             return device.compile_in(arena, part.graph, bindings, options)
         return device.compile(part.graph, bindings, options)
@@ -452,7 +456,7 @@ def compile_part(
 
 
 def explain(error: HeliographError, part: SplitGraph) -> HeliographError:
-    """An error with the whole graph's number of the node."""
+    """Return an error with the whole graph's number of the node."""
     if not error.origin.op:
         return error
     return error.at(replace(error.origin, node=part.nodes[error.origin.node]))

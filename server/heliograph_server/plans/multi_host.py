@@ -1,20 +1,19 @@
-"""A plan over several hosts: each runs its partition by itself, and they exchange values while they do.
+"""A plan over several hosts: each runs its partition, and they exchange values meanwhile.
 
     compute ─┬─ start ─▸ partition on host a ─┐ values
              ├─ start ─▸ partition on host b ◂┘
              └─ own partition, on devices of this process
 
-A run costs one message to each host and one back, whatever its splits are. The hosts see all runs of a plan
-in one order, so that none waits for a run that another has behind its own. The first error cancels the
-others.
+A run costs one message to each host and one back, regardless of its splits. All hosts see the runs
+of a plan in the same order, so that no two hosts wait for each other's runs. The first error
+cancels the other partitions.
 
-Runs on a device thread; any thread tells it that a partition has ended.
+Runs on a device thread; any thread reports that a partition has ended.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -43,7 +42,7 @@ from heliograph_proto.errors import (
     UnsupportedError,
 )
 from heliograph_proto.graph import Graph, LeafKind
-from heliograph_proto.plans import CopyReport, DeviceShare, NodePlacement, PlanReport, Route, SplitReport
+from heliograph_proto.plans import CopyReport, PlanReport, Route, SplitReport
 from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.plans.multi_device import LocalMultiPlan, MultiDevicePlan, Observe
 from heliograph_server.plans.partitions import Exchanging, partitioned
@@ -61,49 +60,11 @@ from heliograph_server.scheduler.model import ALL_ROWS, Copy, Schedule
 from heliograph_server.scheduler.partitions import PartitionGraph, Partitions, cut_partitions
 
 
-def pooled_report(
-    graph: Graph,
-    schedule: Schedule,
-    devices: Sequence[Device],
-    partitions: Partitions,
-    wires: PartitionWiring,
-    reports: Mapping[int, PlanReport],
-) -> PlanReport:
-    """`reports`: of each partition. What one splits further is one split here, begun after its partition."""
-    split_of = {node: number for number, one in enumerate(schedule.splits) for node in one.nodes}
-    concurrent, parts = _by_split(partitions, reports, split_of)
-    routes = _routes(partitions, wires)
-    places = {one.site: place for place, one in enumerate(partitions.pieces)}
-    site_of = [places.get(number, -1) for number in _site_numbers(devices)]
-    return PlanReport(
-        nodes=tuple(
-            NodePlacement(split_of[node], one.cause, max(0, one.operand), concurrent.get(node, 0))
-            for node, one in enumerate(schedule.assignments)
-        ),
-        splits=tuple(
-            _split(
-                one.device,
-                tuple(_copy(copy, site_of, routes) for copy in one.copies),
-                parts.get(number, []),
-            )
-            for number, one in enumerate(schedule.splits)
-        ),
-        devices=tuple(_share(graph, schedule, devices, place, parts) for place in range(len(devices))),
-    )
-
-
-def _site_numbers(devices: Sequence[Device]) -> list[int]:
-    sites: list[object] = []
-    for one in devices:
-        if one.site not in sites:
-            sites.append(one.site)
-    return [sites.index(one.site) for one in devices]
-
-
 def _by_split(
     partitions: Partitions, reports: Mapping[int, PlanReport], split_of: Mapping[int, int]
 ) -> tuple[dict[int, int], dict[int, list[SplitReport]]]:
-    """Of each node the set that it runs in, and the reports of the splits that each split became."""
+    """Return the set that each node runs in, and the reports of the splits that each split
+    became."""
     concurrent: dict[int, int] = {}
     found: dict[int, dict[tuple[int, int], SplitReport]] = {}
     for place, report in reports.items():
@@ -129,12 +90,6 @@ def _split(device: int, copies: tuple[CopyReport, ...], parts: Sequence[SplitRep
     )
 
 
-def _routes(partitions: Partitions, wires: PartitionWiring) -> dict[tuple[int, int], Route]:
-    """By value and the partition that reads it."""
-    pairs = zip(partitions.crossings, wires.routes, strict=True)
-    return {(one.value, one.target): route for one, route in pairs}
-
-
 def _copy(copy: Copy, site_of: Sequence[int], routes: Mapping[tuple[int, int], Route]) -> CopyReport:
     route = routes.get((copy.value, site_of[copy.destination]), Route.WITHIN)
     if site_of[copy.source] == site_of[copy.destination]:
@@ -142,34 +97,10 @@ def _copy(copy: Copy, site_of: Sequence[int], routes: Mapping[tuple[int, int], R
     return CopyReport(copy.value, copy.source, copy.size_bytes, copy.rows != ALL_ROWS, False, route)
 
 
-def _share(
-    graph: Graph,
-    schedule: Schedule,
-    devices: Sequence[Device],
-    place: int,
-    parts: Mapping[int, Sequence[SplitReport]],
-) -> DeviceShare:
-    sizes = dict.fromkeys(LeafKind, 0)
-    for leaf, home in zip(graph.leaves, schedule.homes, strict=True):
-        sizes[leaf.kind] += leaf.type.nbytes if home == place else 0
-    computing = sum(
-        part.compute_bytes
-        for number, one in enumerate(schedule.splits)
-        if one.device == place
-        for part in parts.get(number, ())
-    )
-    made = sum(
-        node.type.nbytes
-        for node, one in zip(graph.nodes, schedule.assignments, strict=True)
-        if one.device == place
-    )
-    name = devices[place].name
-    return DeviceShare(name, sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE], computing, made)
-
-
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What a plan over several hosts is made of. `memories`: of each device of the schedule."""
+    """The parts of a plan over several hosts. `memories` is the buffer type of each device of the
+    schedule."""
 
     graph: Graph
     schedule: Schedule
@@ -179,7 +110,8 @@ class Blueprint:
     options: DeviceCompileOptions
     pipeline: int
     exchange: LiveExchange
-    #: Makes a plan of this process's own partition: its graph, its schedule, its leaves, its exchange.
+    #: Makes the plan of this process's own partition, given its graph, schedule, leaves and
+    #: exchange.
     own: Callable[[Graph, Schedule, LeafBindings, Exchanging], LocalMultiPlan]
 
     @property
@@ -188,7 +120,7 @@ class Blueprint:
 
 
 def sites_of(devices: Sequence[Device]) -> tuple[list[Site | None], list[int]]:
-    """The hosts of devices, and of each device the place of its host."""
+    """Return the hosts of devices, and for each device the place of its host."""
     sites: list[Site | None] = []
     for device in devices:
         if device.site not in sites:
@@ -197,8 +129,8 @@ def sites_of(devices: Sequence[Device]) -> tuple[list[Site | None], list[int]]:
 
 
 def partitions_of(graph: Graph, schedule: Schedule, devices: Sequence[Device]) -> Partitions | None:
-    """The partitions of a schedule that devices of other hosts take part in; None: there are none of these.
-    Raises UnsupportedError, saying why it must be run as a whole."""
+    """Return the partitions of a schedule that uses devices of other hosts; None if it uses none.
+    Raises UnsupportedError, with the reason, if it must run as a whole."""
     used = {devices[one.device] for one in schedule.splits}
     used.update(devices[home] for home in schedule.homes if home >= 0)
     if all(one.site is None for one in used):
@@ -209,20 +141,15 @@ def partitions_of(graph: Graph, schedule: Schedule, devices: Sequence[Device]) -
     _, places = sites_of(devices)
     found = cut_partitions(graph, schedule, places)
     for piece in found.pieces:
-        _check_inserted(piece, devices)
+        for node in piece.inserted:
+            device, type = devices[piece.devices[node]], piece.graph.nodes[node].type
+            if reason := device.supports_op("cont", {}, [type], type):
+                raise UnsupportedError(f"{device.name} cannot copy a leaf for another host: {reason}")
     return found
 
 
-def _check_inserted(piece: PartitionGraph, devices: Sequence[Device]) -> None:
-    """Raises UnsupportedError where a device cannot copy a leaf for another host."""
-    for node in piece.inserted:
-        device, type = devices[piece.devices[node]], piece.graph.nodes[node].type
-        if why := device.supports_op("cont", {}, [type], type):
-            raise UnsupportedError(f"{device.name} cannot copy a leaf for another host: {why}")
-
-
-class _Laid:
-    """The partitions as they are laid out now. Freed with the last who uses it."""
+class _Layout:
+    """The partitions, compiled on their hosts and connected. Freed with the last user."""
 
     def __init__(self, blueprint: Blueprint, partitions: Partitions, sites: Sequence[Site | None]) -> None:
         self.partitions = partitions
@@ -256,7 +183,7 @@ class _Laid:
             made.append(blueprint.own(piece.graph, schedule, bindings, exchanging))
 
     def free(self) -> None:
-        """Idempotent."""
+        """Free the plans and close the edges. Idempotent."""
         for plan in self.plans.values():
             plan.free()
         for plans in self.own.values():
@@ -267,7 +194,7 @@ class _Laid:
 
 
 def _schedule_of(blueprint: Blueprint, piece: PartitionGraph) -> Schedule:
-    """As far as `partitioned` needs it: where this process's partition runs and lies."""
+    """Return the schedule of this process's partition, as far as `partitioned` needs it."""
     homes = [-1] * len(piece.graph.leaves)
     for leaf, value in piece.bound:
         homes[leaf] = blueprint.schedule.homes[value]
@@ -278,34 +205,36 @@ def _schedule_of(blueprint: Blueprint, piece: PartitionGraph) -> Schedule:
 
 
 class Pooled:
-    """What the copies of a plan share: the partitions, and the numbers of runs."""
+    """The state that the copies of a plan share: the partitions, and the numbers of runs."""
 
     def __init__(self, blueprint: Blueprint, partitions: Partitions) -> None:
         self.blueprint = blueprint
         self.partitions = partitions
         everyone, _ = sites_of(blueprint.devices)
         self.sites = [everyone[piece.site] for piece in partitions.pieces]
-        #: Held while the partitions of a run start, so that all hosts see the runs in one order. Starting
-        #: may wait for room on a host, so this is the plan's own: partitions have their own queues, on which
-        #: no other plan's run ever waits for one of these, and between plans there is no order to keep.
+        #: Held while the partitions of a run start, so that all hosts see the runs in the same
+        #: order. Starting may wait for room on a host, so each plan has its own lock. Partitions
+        #: have their own queues, in which no other plan's run waits for these, so plans need no
+        #: order between them.
         self.beginning = threading.Lock()
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._is_stale = False
         self.holders = blueprint.pipeline
-        self._laid = _Laid(blueprint, partitions, self.sites)
+        self._laid = _Layout(blueprint, partitions, self.sites)
 
     def next_number(self) -> int:
-        """Of a run that begins now."""
+        """Return the number of a run that begins now."""
         return next(self._numbers)
 
     @contextmanager
-    def laid(self) -> Iterator[_Laid]:
-        """The partitions, for one run; laid out anew where two hosts turned out not to reach each other."""
+    def laid(self) -> Iterator[_Layout]:
+        """Hold the partitions for one run; lay them out anew if two hosts turned out not to reach
+        each other."""
         with self._lock:
             if self._is_stale:
-                # The old partitions stay until this is known to have gone well.
-                made = _Laid(self.blueprint, self.partitions, self.sites)
+                # The old partitions stay until the new layout has succeeded.
+                made = _Layout(self.blueprint, self.partitions, self.sites)
                 self._is_stale, old, self._laid = False, self._laid, made
                 self._leave(old)
             found = self._laid
@@ -317,25 +246,29 @@ class Pooled:
                 self._leave(found)
 
     @property
-    def now(self) -> _Laid:
-        """As they are, for whoever explains the plan."""
+    def now(self) -> _Layout:
+        """The present layout, for reports."""
         return self._laid
 
-    def _leave(self, laid: _Laid) -> None:
+    def _leave(self, laid: _Layout) -> None:
         laid.users -= 1
         if not laid.users:
             laid.free()
 
     def confirm(self, errors: Sequence[HeliographError]) -> None:
-        """Hosts notice each other's end before this process may: until it knows who is there, so that nobody
-        who was told of a loss finds the lost device in a list."""
+        """Confirm which hosts are alive, after an error that reports a loss.
+
+        Hosts may notice each other's end before this process does. Confirming before the error is
+        raised keeps the lost device out of later device lists.
+        """
         if any(isinstance(error, UnavailableError | MemberLostError) for error in errors):
             for site in self.sites:
                 if site is not None:
                     site.confirm()
 
-    def note(self, laid: _Laid, place: int, error: HeliographError) -> None:
-        """A partition failed: if it lost a host that is alive, it is not to fetch from that any more."""
+    def note(self, laid: _Layout, place: int, error: HeliographError) -> None:
+        """Note that a partition failed. If it lost a host that is alive, it will not fetch from
+        that host again."""
         pairs = list(unreachable(self.partitions, self.sites, laid.wires, place, error))
         for reader, source in pairs:
             reader.cannot_reach(source)
@@ -343,7 +276,7 @@ class Pooled:
             self._is_stale = self._is_stale or (bool(pairs) and laid is self._laid)
 
     def leave(self) -> None:
-        """A copy of the plan is freed."""
+        """Note that a copy of the plan is freed."""
         with self._lock:
             self.holders -= 1
             if self.holders == 0:
@@ -351,27 +284,23 @@ class Pooled:
 
 
 class DistributedPlan(MultiDevicePlan):
-    """One copy of it: its own partition of this process, if there is one, and runs of the others'."""
+    """One copy of a plan over several hosts: this process's partition, if there is one, and runs of
+    the others."""
 
     takes_anything = True
 
     def __init__(self, pooled: Pooled, copy: int) -> None:
         blueprint = pooled.blueprint
+        super().__init__(blueprint.graph, blueprint.schedule, blueprint.devices)
         self._pooled = pooled
         self._copy = copy
-        self.graph = blueprint.graph
-        self.schedule = blueprint.schedule
-        self.devices = blueprint.devices
-        self.device = self.devices[self.schedule.main]
-        self._freed = False
         self._input_values = [n for n, one in enumerate(self.graph.leaves) if one.kind is LeafKind.INPUT]
         laid = pooled.now
         own = [plans[copy] for plans in laid.own.values()]
-        # What hosts take for all copies is counted with the first one.
-        there = list(laid.plans.values()) if copy == 0 else []
-        self.compute_bytes = sum(one.compute_bytes for one in own) + sum(one.compute_bytes for one in there)
+        # The memory of other hosts for all copies is counted with the first copy.
+        remote = list(laid.plans.values()) if copy == 0 else []
+        self.compute_bytes = sum(one.compute_bytes for one in own) + sum(one.compute_bytes for one in remote)
         self.steps = sum(one.steps for one in own) + sum(one.steps for one in laid.plans.values())
-        self._run_us = 0.0
 
     def __repr__(self) -> str:
         return f"<DistributedPlan of {self.graph} in {len(self._pooled.partitions.pieces)} partitions>"
@@ -388,16 +317,11 @@ class DistributedPlan(MultiDevicePlan):
     ) -> None:
         if self._freed:
             raise UnknownHandleError("the plan was freed")
-        began = time.perf_counter()
         values = dict(zip(self._input_values, inputs, strict=True))
         with self._pooled.laid() as laid:
             _Run(self._pooled, laid, self._copy, values, outputs).do(abort)
-        self._return_leaves(values, outputs)
-        self._run_us = (time.perf_counter() - began) * 1e6
-
-    def _return_leaves(self, inputs: Mapping[int, Tensor], outputs: Sequence[Tensor | None]) -> None:
-        """Outputs that are inputs, weights, or variables as the run left them."""
-        leaves = {**self._pooled.blueprint.leaves, **inputs}
+        # Outputs that are inputs, weights, or variables as the run left them.
+        leaves = {**self._pooled.blueprint.leaves, **values}
         for port, target in zip(self.graph.outputs, outputs, strict=True):
             if target is not None and port.value in leaves:
                 access.copy(leaves[port.value], target)
@@ -408,15 +332,21 @@ class DistributedPlan(MultiDevicePlan):
         laid = self._pooled.now
         reports = {place: plan.report() for place, plan in laid.plans.items()}
         reports |= {place: plans[self._copy].report() for place, plans in laid.own.items()}
-        return pooled_report(self.graph, self.schedule, self.devices, laid.partitions, laid.wires, reports)
+        # Several splits of a partition may be one split here, which begins after its partition.
+        concurrent, parts = _by_split(laid.partitions, reports, self.schedule.split_of)
+        crossings = zip(laid.partitions.crossings, laid.wires.routes, strict=True)
+        routes = {(one.value, one.target): route for one, route in crossings}
+        places = {one.site: place for place, one in enumerate(laid.partitions.pieces)}
+        site_of = [places.get(number, -1) for number in sites_of(self.devices)[1]]
+        splits = [
+            _split(one.device, tuple(_copy(copy, site_of, routes) for copy in one.copies), parts.get(n, []))
+            for n, one in enumerate(self.schedule.splits)
+        ]
+        return self._report(splits, concurrent, {})
 
     def forget_times(self) -> None:
         for plans in self._pooled.now.own.values():
             plans[self._copy].forget_times()
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(self.held_by_device().values())
 
     def held_by_device(self) -> dict[str, int]:
         found = dict.fromkeys((one.name for one in self.devices), 0)
@@ -436,12 +366,12 @@ class DistributedPlan(MultiDevicePlan):
 
 
 class _Run:
-    """One run: who has ended, and how."""
+    """One run: the partitions that have ended, and their errors."""
 
     def __init__(
         self,
         pooled: Pooled,
-        laid: _Laid,
+        laid: _Layout,
         copy: int,
         inputs: Mapping[int, Tensor],
         outputs: Sequence[Tensor | None],
@@ -460,7 +390,7 @@ class _Run:
         self._failure: BaseException | None = None
 
     def do(self, abort: Abort) -> None:
-        """Raises the first error that says most."""
+        """Run all partitions. Raises the first of the most specific errors."""
         with ExitStack() as stack:
             for place, plan in self._laid.plans.items():
                 inputs, outputs = self._bound(place)
@@ -468,7 +398,7 @@ class _Run:
                 stack.callback(self._runs[place].close)
             stack.enter_context(abort.watch(self._stop.set))
             number = self._begin()
-            # What is started is cancelled, however this ends.
+            # Started partitions are cancelled, however this ends.
             stack.enter_context(self._stop.watch(self._cancel))
             for place, mine in self._own.items():
                 self._compute(place, mine, number)
@@ -478,14 +408,14 @@ class _Run:
                 run.finish()
 
     def _bound(self, place: int) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The inputs and outputs of a partition."""
+        """Return the inputs and outputs of a partition."""
         piece = self._laid.partitions.pieces[place]
-        wanted = [self._outputs[one] for one in piece.outputs]
-        wanted += [None] * (len(piece.graph.outputs) - len(wanted))
-        return [self._inputs[value] for value in piece.inputs], wanted
+        outputs = [self._outputs[one] for one in piece.outputs]
+        outputs += [None] * (len(piece.graph.outputs) - len(outputs))
+        return [self._inputs[value] for value in piece.inputs], outputs
 
     def _begin(self) -> int:
-        """Starts the partitions of other hosts."""
+        """Start the partitions of other hosts."""
         self._pending = len(self._runs)
         if self._pending:
             self._all_ended.acquire()
@@ -500,14 +430,15 @@ class _Run:
         return number
 
     def _go(self, errand: RelayErrand, number: int) -> Callable[[], None]:
-        """Takes a value to where it is wanted, as soon as it is there; gives what ends that."""
+        """Carry a value to its destination as soon as it exists. Returns a call that cancels
+        this."""
         exchange, edge = self._pooled.blueprint.exchange, errand.edge
         if errand.source is None:
             return exchange.forward(edge, number, errand.destination, self._gone)
         return exchange.relay(edge, number, errand.size_bytes, errand.source, errand.destination, self._gone)
 
     def _ended(self, place: int, error: HeliographError | None = None) -> None:
-        """A partition has ended, in whatever thread."""
+        """Note that a partition has ended. Any thread."""
         failed = error or self._runs[place].error
         if failed is not None:
             self._fail(place, failed)
@@ -518,15 +449,16 @@ class _Run:
             self._all_ended.release()
 
     def _gone(self, error: HeliographError | None) -> None:
-        """An errand has ended."""
+        """Note that an errand has ended."""
         if error is not None and not isinstance(error, CancelledError):
-            # A node of the partition that was to make it: that one's own run tells which it is.
+            # The node belongs to the partition that was to make the value, whose own run reports
+            # it.
             self._fail(-1, error.at(Origin()))
 
     def _fail(self, place: int, error: HeliographError) -> None:
         with self._lock:
             self._errors.append((place, error))
-        # Not twice: cancelling may end a partition in this thread.
+        # Not twice: cancelling may end a partition on this thread.
         if not self._stop.is_set:
             self._stop.set()
 
@@ -547,7 +479,7 @@ class _Run:
             self._stop.set()
 
     def _wait(self) -> None:
-        """Until all partitions have ended: each does, or its host is lost."""
+        """Wait until all partitions have ended: each one does, or its host is lost."""
         if self._runs:
             self._all_ended.acquire()
 
@@ -573,7 +505,8 @@ class _Run:
 
 
 def _rank(error: HeliographError) -> int:
-    """An error of a node says most; that somebody was cancelled is only what followed."""
+    """Return how specific an error is, 0 for the most: an error of a node is; a cancellation only
+    follows from another error."""
     if error.origin.op:
         return 0
     if isinstance(error, CancelledError):

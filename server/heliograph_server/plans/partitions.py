@@ -1,4 +1,4 @@
-"""Plans that are partitions of a graph on several hosts: what may be asked of one, and how its splits end."""
+"""Plans that are partitions of a graph on several hosts: their checks and their splits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from heliograph_backends.contract import BufferType
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
-from heliograph_proto.plans import Cause, Partition
+from heliograph_proto.plans import Partition
 from heliograph_server.exchange.edges import EdgePorts
 from heliograph_server.resources.memories import readable
-from heliograph_server.scheduler.model import Assignment, Candidate, Problem, Schedule
+from heliograph_server.scheduler.model import Candidate, Problem, Schedule
 from heliograph_server.scheduler.splits import split
-from heliograph_server.scheduler.weight_homes import NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +24,28 @@ class Exchanging:
 
 
 def check_partition(graph: Graph, partition: Partition) -> None:
-    """Raises InvalidArgumentError for arrivals that are no inputs, departures that are no nodes, and what is
-    named twice."""
+    """Raise InvalidArgumentError for arrivals that are no inputs, departures that are no nodes, and
+    duplicates."""
     edges = [one.edge.name for one in partition.arrivals] + [one.edge.name for one in partition.departures]
     if len(set(edges)) < len(edges):
-        raise InvalidArgumentError("two arrivals or departures have one edge", advice="make up one for each")
+        raise InvalidArgumentError(
+            "two arrivals or departures have the same edge", advice="create an edge for each"
+        )
     if len({one.leaf for one in partition.arrivals}) < len(partition.arrivals):
-        raise InvalidArgumentError("a leaf arrives twice", advice="name each of them once")
+        raise InvalidArgumentError("a leaf arrives twice", advice="name each leaf once")
     for leaf in [arrival.leaf for arrival in partition.arrivals]:
         if not 0 <= leaf < len(graph.leaves) or graph.leaves[leaf].kind is not LeafKind.INPUT:
-            raise InvalidArgumentError(f"value {leaf} arrives, but is no input of the graph")
+            raise InvalidArgumentError(f"value {leaf} arrives, but is not an input of the graph")
     for node in (*(one.node for one in partition.departures), *partition.begins):
         if not 0 <= node < len(graph.nodes):
             raise InvalidArgumentError(
                 f"node {node} departs or begins a split, of {len(graph.nodes)}",
-                advice="leaves depart by way of a node: cont",
+                advice="pass a leaf through a node (cont) to let it depart",
             )
 
 
 def check_alone(**others: object) -> None:
-    """Raises UnsupportedError where a partition is asked for together with what it cannot be."""
+    """Raise UnsupportedError if a partition is combined with an option that it does not support."""
     asked = [name for name, value in others.items() if value]
     if asked:
         raise UnsupportedError(
@@ -56,13 +57,10 @@ def check_alone(**others: object) -> None:
 def partitioned(
     graph: Graph, memories: Sequence[BufferType], found: Schedule | None, partition: Partition
 ) -> Schedule:
-    """A schedule, or None for all on the first device, with a split that ends behind each departure; an
-    arrival lies on the first device that reads it."""
-    if found is None:
-        homes = [NOWHERE if leaf.kind is LeafKind.INPUT else 0 for leaf in graph.leaves]
-        assignments: Sequence[Assignment] = [Assignment(0, Cause.FIRST_THAT_CAN)] * len(graph.nodes)
-    else:
-        homes, assignments = list(found.homes), found.assignments
+    """Return a schedule in which a split ends after each departure, and an arrival lies on the
+    first device that reads it. `found` is None for a graph on the first device alone."""
+    found = found or Schedule.on_first(graph)
+    homes, assignments = list(found.homes), found.assignments
     first = dict[int, int]()
     for node, one in zip(graph.nodes, assignments, strict=True):
         for value in node.operands:
@@ -73,5 +71,4 @@ def partitioned(
     departures = frozenset(one.node for one in partition.departures)
     asked = [Candidate(one.device.name, (), readable(memories, one.device), 0) for one in memories]
     made = split(Problem(graph, asked, begins=partition.begins), homes, assignments, departures)
-    ahead_bytes = found.ahead_bytes if found is not None else made.ahead_bytes
-    return replace(made, taps=frozenset(), departures=departures, ahead_bytes=ahead_bytes)
+    return replace(made, taps=frozenset(), departures=departures, ahead_bytes=found.ahead_bytes)

@@ -1,4 +1,5 @@
-"""What was predicted of a plan, in its report: of the run, its splits and copies, and the ways they take."""
+"""The predictions in a plan's report: of the run, its splits, its copies and the links that they
+use."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from heliograph_server.scheduler.prediction import SplitPrediction, predict
 
 
 def with_prediction(report: PlanReport, graph: Graph, schedule: Schedule) -> PlanReport:
-    """The report, with the times that were expected when the plan was made, if any were."""
+    """Return the report with the times that were predicted when the plan was made, if any."""
     if schedule.costs is None or len(report.splits) != len(schedule.splits):
         return report
     found = predict(graph, schedule, schedule.costs)
@@ -41,7 +42,7 @@ def _split(report: SplitReport, found: SplitPrediction, costs: Costs) -> SplitRe
 
 
 def _links(schedule: Schedule, costs: Costs) -> Iterator[LinkReport]:
-    """Those that inputs, outputs and copies take, each once."""
+    """Yield the links that inputs, outputs and copies use, each once."""
     pairs = [(copy.source, copy.destination) for split in schedule.splits for copy in split.copies]
     used = [costs.origins[one.device] for one in schedule.splits if one.device in costs.origins]
     used += [costs.links[pair] for pair in dict.fromkeys(pairs) if pair in costs.links]

@@ -1,7 +1,8 @@
-"""Memory that is taken once, for the largest graph, and in which the plans of a session lie after that.
+"""Memory that is allocated once, for the largest graph, and then holds the plans of a session.
 
-Of each device it has an arena, in which the plans of splits lie one after the other, and buffers for the
-values between splits. Everything that lies there runs by one `RunSlots`, so nothing is overwritten too soon.
+It has an arena for each device, which holds the plans of splits one after the other, and buffers
+for the values between splits. One `RunSlots` runs all plans in it, so that no plan overwrites
+memory that another one still uses.
 
 Any thread.
 """
@@ -23,7 +24,8 @@ from heliograph_server.scheduler.splits import clocks, cut
 
 
 def ordered(device: Device, graph: Graph) -> tuple[Graph, tuple[int, ...] | None]:
-    """The graph in the order that the device wants, and that order; None: as it is."""
+    """Return the graph in the order that the device prefers, and that order; None if it is
+    unchanged."""
     order = tuple(device.optimize(graph))
     if order == tuple(range(len(graph.nodes))):
         return graph, None
@@ -32,20 +34,21 @@ def ordered(device: Device, graph: Graph) -> tuple[Graph, tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a graph takes of a device, in bytes: blocks of an arena, and buffers for values between splits."""
+    """The memory that a graph needs on a device, in bytes: blocks of an arena, and buffers for
+    values between splits."""
 
     blocks: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
 
     def and_split(self, blocks: Sequence[int]) -> Need:
-        """As large as one more split needs it, which lies in the same blocks."""
+        """Return the need with one more split, which uses the same blocks."""
         pairs = zip_longest(self.blocks, sorted(blocks, reverse=True), fillvalue=0)
         return Need(tuple(map(max, pairs)), self.between)
 
 
 @dataclass(frozen=True, slots=True)
 class ReservationShare:
-    """What a reservation has of one device."""
+    """A reservation's memory on one device."""
 
     size_bytes: int = 0
     arena: Arena | None = None
@@ -53,19 +56,20 @@ class ReservationShare:
 
 
 class MemoryReservation:
-    """Memory of devices, by their names. Raises OutOfMemoryError, with nothing taken."""
+    """Reserved memory of devices, by their names. Raises OutOfMemoryError, and then keeps
+    nothing."""
 
     def __init__(self, needs: Mapping[Device, Need]) -> None:
         self.shares: dict[str, ReservationShare] = {}
         self._lock = threading.Lock()
-        #: Compiles that are about to use it.
+        #: The number of compiles that are about to use it.
         self._users = 0
-        #: Whether it was freed, or will be when they have ended.
+        #: True if it was freed, or will be when these have ended.
         self.is_over = False
         with ExitStack() as stack:
             for device, need in needs.items():
                 self.shares[device.name] = _share(device, need, stack)
-            # Nothing failed: it is kept.
+            # All allocations succeeded: keep them.
             self._taken = stack.pop_all()
 
     def __repr__(self) -> str:
@@ -78,16 +82,16 @@ class MemoryReservation:
         return {name: one.size_bytes for name, one in self.shares.items()}
 
     def share(self, device: str) -> ReservationShare:
-        """What it has of a device."""
+        """Return the reserved memory of a device."""
         return self.shares.get(device, NOTHING)
 
     def when_freed(self, call: Callable[[], None]) -> None:
-        """Has somebody told."""
+        """Register a callback for the end of the reservation."""
         self._taken.callback(call)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Its memory stays meanwhile."""
+        """Keep the memory while the context is active."""
         with self._lock:
             self._users += 1
         try:
@@ -100,7 +104,7 @@ class MemoryReservation:
                 self._taken.close()
 
     def free(self) -> None:
-        """Gives the memory back, once nobody is about to use it. Idempotent."""
+        """Give the memory back as soon as no compile is about to use it. Idempotent."""
         with self._lock:
             ends, self.is_over = not self.is_over and not self._users, True
         if ends:
@@ -125,7 +129,8 @@ def _share(device: Device, need: Need, stack: ExitStack) -> ReservationShare:
 def needs_of(
     graph: Graph, devices: Sequence[Device], schedule: Schedule | None, options: DeviceCompileOptions
 ) -> dict[Device, Need]:
-    """What a graph takes of devices for its intermediate results: of the first one without a schedule."""
+    """Return the memory that a graph needs for its intermediate results: on the first device if
+    there is no schedule."""
     if schedule is None:
         return {devices[0]: Need().and_split(_blocks(devices[0], graph, options))}
     found = {devices[one.device]: Need() for one in schedule.splits}
@@ -138,7 +143,8 @@ def needs_of(
 
 
 def _blocks(device: Device, graph: Graph, options: DeviceCompileOptions) -> tuple[int, ...]:
-    """Of an arena in which the plan of a graph lies; none where the device cannot tell."""
+    """Return the arena blocks that the plan of a graph needs; none if the device cannot
+    estimate."""
     try:
         return device.estimate(ordered(device, graph)[0], options).arena_bytes
     except UnsupportedError:

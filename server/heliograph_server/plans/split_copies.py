@@ -1,6 +1,6 @@
-"""Copies between the splits of a run: ahead in threads of their own, or rows alone.
+"""Copies between the splits of a run: ahead on separate threads, or of some rows alone.
 
-Device threads, and those of its own.
+Device threads, and threads of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from heliograph_server.scheduler.split_memory import Moves, Place, Span, Spans, 
 
 
 class CopyAhead:
-    """A thread for each of some devices that copies what its next split needs while one computes."""
+    """A pool with a thread for each of some devices, which copies the next split's values while one
+    computes."""
 
     def __init__(self, devices: int) -> None:
         self._threads = ThreadPoolExecutor(devices, "heliograph-copy")
@@ -32,16 +33,16 @@ class CopyAhead:
         return "<CopyAhead>"
 
     def run(self, tensors: Mapping[Place, Tensor]) -> RunCopies:
-        """The copies of one run, which is to be closed."""
+        """Return the copies of one run, to be used as a context."""
         return RunCopies(tensors, self._threads)
 
     def close(self) -> None:
-        """Ends the thread. Never during a run."""
+        """End the threads. Not to be called during a run."""
         self._threads.shutdown()
 
 
 class RunCopies:
-    """The copies of one run. As a context, it waits at the end for those that were begun."""
+    """The copies of one run. As a context, it waits at the end for those that have begun."""
 
     def __init__(self, tensors: Mapping[Place, Tensor], threads: ThreadPoolExecutor | None = None) -> None:
         self._tensors = tensors
@@ -54,13 +55,13 @@ class RunCopies:
 
     def __exit__(self, *_: object) -> None:
         wait(self._begun.values())
-        # What could not get a thread may still be queued, and its memory holds other values by then.
+        # Copies without a thread may still be queued, and later their memory holds other values.
         self._is_over = True
 
     def before(self, moves: Moves) -> None:
-        """Makes the copies of a split, and begins those that may be made while it runs."""
+        """Make the copies of a split, and start those that may be made while it runs."""
         for place in moves.reads if self._begun else ():
-            # If one was begun, then by the split before this one on its device, or an earlier one.
+            # A copy that has begun was started by an earlier split on the same device.
             if (begun := self._begun.get(place)) is not None:
                 begun.result()
         for move in moves.copies:
@@ -82,9 +83,10 @@ class RunCopies:
 
 
 def copy_rows(source: Tensor, target: Tensor, names: Tensor) -> None:
-    """Copies those rows, along the first axis, of a contiguous tensor that the elements of `names` say.
+    """Copy the rows, along the first axis, of a contiguous tensor that the elements of `names`
+    select.
 
-    Numbers that are no rows are left to the op that reads them, whose error they are.
+    Numbers out of range are ignored; the op that reads them raises the error.
     """
     numbers = np.empty(names.type.shape, names.type.dtype.numpy)
     access.read(names, 0, host_bytes(numbers))
@@ -93,16 +95,16 @@ def copy_rows(source: Tensor, target: Tensor, names: Tensor) -> None:
 
 
 def runs_of(numbers: np.ndarray[Any, Any], rows: int) -> list[tuple[int, int]]:
-    """Rows as ranges that do not touch: the first of each, and the one behind its last."""
-    wanted = np.unique(numbers[(numbers >= 0) & (numbers < rows)])
-    if not wanted.size:
+    """Return the rows as disjoint ranges: the first row of each, and the one after its last."""
+    found = np.unique(numbers[(numbers >= 0) & (numbers < rows)])
+    if not found.size:
         return []
-    edges = [0, *(np.flatnonzero(np.diff(wanted) != 1) + 1), wanted.size]
-    return [(int(wanted[start]), int(wanted[end - 1]) + 1) for start, end in pairwise(edges)]
+    edges = [0, *(np.flatnonzero(np.diff(found) != 1) + 1), found.size]
+    return [(int(found[start]), int(found[end - 1]) + 1) for start, end in pairwise(edges)]
 
 
 def _rows(tensor: Tensor, first: int, behind: int) -> Tensor:
-    """Some rows of a contiguous tensor."""
+    """Return some rows of a contiguous tensor."""
     sizes = tensor.type.shape
     type = TensorType(tensor.type.dtype, (behind - first, *sizes[1:]))
     one = TensorType(tensor.type.dtype, (1, *sizes[1:])).nbytes if math.prod(sizes) else 0
@@ -113,8 +115,10 @@ _SIZE = attrgetter("size_bytes")
 
 
 class SplitMemoryMap:
-    """Of one plan. `memories`: of each device, in the schedule's order; `reserved`: what was reserved, by a
-    device's name.
+    """The memory of one plan between splits.
+
+    `memories` is the buffer type of each device, in the schedule's order; `reserved` returns the
+    reserved memory of a device, by name.
     """
 
     def __init__(
@@ -124,7 +128,7 @@ class SplitMemoryMap:
         self._memories = memories
         self._reserved = reserved
         self._buffers: list[Buffer] = []
-        #: Bytes by device that lie in what was reserved.
+        #: Bytes by device that lie in reserved memory.
         self.lent = dict.fromkeys((one.device.name for one in memories), 0)
 
     def __repr__(self) -> str:
@@ -132,7 +136,7 @@ class SplitMemoryMap:
 
     @property
     def own_bytes(self) -> dict[str, int]:
-        """Bytes by device that it took itself."""
+        """The bytes by device that it allocated itself."""
         found = dict.fromkeys(self.lent, 0)
         for buffer in self._buffers:
             found[buffer.buffer_type.device.name] += buffer.size_bytes
@@ -140,17 +144,17 @@ class SplitMemoryMap:
 
     @property
     def lent_bytes(self) -> int:
-        """What lies in what was reserved, of all devices."""
+        """The bytes in reserved memory, over all devices."""
         return sum(self.lent.values())
 
     @property
     def size_bytes(self) -> int:
-        """Of all devices."""
+        """The bytes over all devices."""
         return self.lent_bytes + sum(self.own_bytes.values())
 
     def place(self, spans: Spans) -> dict[Place, Tensor]:
-        """Tensors for values, by device; those whose spans do not meet share bytes. Raises OutOfMemoryError,
-        and keeps what it took until `free`."""
+        """Allocate tensors for values, by device; values with disjoint spans share bytes. Raises
+        OutOfMemoryError, and keeps the buffers allocated so far until `free`."""
         return {
             (value, device): tensor
             for device, here in spans.items()
@@ -158,7 +162,8 @@ class SplitMemoryMap:
         }
 
     def place_arrivals(self, places: Sequence[Place]) -> dict[Place, Tensor]:
-        """Tensors that share bytes with nothing, since nobody knows when they are written. As `place`."""
+        """Allocate tensors that share no bytes, since they may be written at any time. Raises as
+        `place`."""
         found: dict[Place, Tensor] = {}
         for value, device in places:
             type, memory = self._graph.type_of(value), self._memories[device]
@@ -176,7 +181,8 @@ class SplitMemoryMap:
         }
 
     def _chunks(self, memory: BufferType, sizes: Sequence[int]) -> list[Buffer]:
-        """Buffers of such sizes: the smallest that suffices of what was reserved, or else a new one."""
+        """Return buffers of the given sizes: the smallest reserved one that suffices, or a new
+        one."""
         device, found = memory.device.name, list[Buffer]()
         fitting = (one for one in self._reserved(device).between if one.buffer_type.name == memory.name)
         offered = sorted(fitting, key=_SIZE)
@@ -191,7 +197,7 @@ class SplitMemoryMap:
         return found
 
     def free(self) -> None:
-        """Gives its own memory back. Idempotent."""
+        """Give its own memory back. Idempotent."""
         for buffer in self._buffers:
             buffer.free()
         self._buffers.clear()

@@ -1,11 +1,10 @@
-"""Running the splits of a plan: one after the other, or side by side where nothing forbids it.
+"""Running the splits of a plan: one after the other, or concurrently where their dependencies allow
+it.
 
-Runs of a plan that overlap: on each device one computes at a time, and the oldest goes first.
+Runs of a plan may overlap. On each device one run computes at a time, and the oldest one goes
+first. So a younger run fills the gaps of an older one and delays it by at most its present split.
 
-So a pipeline keeps its order: a younger run fills the gaps of an older one and never delays it by more than
-the split that it is in.
-
-Device threads, and those of its own.
+Device threads, and threads of its own.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from heliograph_proto.errors import CancelledError
 from heliograph_server.scheduler.model import Schedule
 from heliograph_server.scheduler.splits import Clock, is_serial
 
-#: Runs one split, by number. Raises what the split's plan does.
+#: Runs one split, given its number. Raises what the split's plan does.
 Work: TypeAlias = Callable[[int, Abort], None]
 
 
 class SplitRunner:
-    """Runs splits: those of one device in their order, each when those that it comes after have ended.
+    """Runs the splits of one device in their order, each when those that it depends on have ended.
 
-    The last split's device computes in the thread that calls `run`; each other one has a thread of its own,
-    which lives as long as the runner. Where no two splits can overlap there are no threads.
+    The last split's device computes in the thread that calls `run`. Each other device has a thread,
+    which lives as long as the runner. If no two splits can overlap there are no threads.
     """
 
     def __init__(self, schedule: Schedule, ended: Sequence[Clock]) -> None:
@@ -49,7 +48,8 @@ class SplitRunner:
         return f"<SplitRunner of {self._count} splits on {len(self._chains)} devices>"
 
     def run(self, work: Work, abort: Abort) -> None:
-        """Runs all of them. The first that fails ends the others; raises its error, or CancelledError."""
+        """Run all splits. The first failure ends the others; raises its error, or
+        CancelledError."""
         if self._threads is None:
             for number in range(self._count):
                 if abort.is_set:
@@ -65,7 +65,7 @@ class SplitRunner:
             raise run.error
 
     def _start(self, threads: ThreadPoolExecutor, run: _Run) -> Iterator[Future[None]]:
-        """Starts the other devices' chains. Where the system gives no thread the run fails."""
+        """Start the other devices' chains. If the system cannot start a thread, the run fails."""
         try:
             for device, numbers in self._chains.items():
                 if device != self._own:
@@ -74,7 +74,7 @@ class SplitRunner:
             run.fail(error)
 
     def close(self) -> None:
-        """Ends the threads. Never during `run`."""
+        """End the threads. Not to be called during `run`."""
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -89,11 +89,11 @@ class _Run:
         #: By device: the last split that has ended.
         self._ended = [-1] * (len(ended[0]) if ended else 0)
         self.stop = Abort()
-        #: What ended the run early.
+        #: The error that ended the run early.
         self.error: BaseException | None = None
 
     def chain(self, device: int, numbers: Sequence[int]) -> None:
-        """Runs the splits of one device. Raises nothing: see `error`."""
+        """Run the splits of one device. Raises nothing: see `error`."""
         for number in numbers:
             try:
                 self._await(number)
@@ -106,12 +106,12 @@ class _Run:
                 self._changed.notify_all()
 
     def wake(self) -> None:
-        """Has everybody look whether the run is to stop."""
+        """Wake all waiting threads to check whether the run is to stop."""
         with self._changed:
             self._changed.notify_all()
 
     def _await(self, number: int) -> None:
-        """Waits for the splits that one comes after: these run, or the run stops. Raises CancelledError."""
+        """Wait for the splits that one depends on. Raises CancelledError if the run stops."""
         needed = self._needed[number]
         with self._changed:
             self._changed.wait_for(lambda: self.stop.is_set or self._have_ended(needed))
@@ -122,7 +122,7 @@ class _Run:
         return all(map(int.__ge__, self._ended, needed))
 
     def fail(self, error: BaseException) -> None:
-        """Ends the run early. The first error counts."""
+        """End the run early. The first error counts."""
         with self._changed:
             if self.error is None:
                 self.error = error
@@ -130,12 +130,12 @@ class _Run:
 
 
 class Precedence:
-    """Of one device. Thread-safe."""
+    """The turns of runs on one device. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._is_taken = False
-        #: Ranks of the runs that wait; each run waits once at most on one device.
+        #: Ranks of the waiting runs, as a heap; a run waits at most once on one device.
         self._waiting: list[int] = []
         self._gone: set[int] = set()
 
@@ -144,7 +144,8 @@ class Precedence:
 
     @contextmanager
     def turn(self, rank: int, abort: Abort) -> Iterator[None]:
-        """The device, as soon as it is free and no run of a lower rank waits. Raises CancelledError."""
+        """Hold the device, once it is free and no run of a lower rank waits. Raises
+        CancelledError."""
         with abort.watch(self._wake):
             self._take(rank, abort)
         try:
@@ -167,7 +168,7 @@ class Precedence:
             self._is_taken = True
 
     def _first(self) -> int:
-        """The lowest rank that waits; -1: nobody does."""
+        """Return the lowest rank that waits; -1 for none."""
         while self._waiting and self._waiting[0] in self._gone:
             self._gone.remove(heappop(self._waiting))
         return self._waiting[0] if self._waiting else -1
@@ -178,12 +179,12 @@ class Precedence:
 
 
 class Precedences:
-    """Of the devices of one plan, for all of its copies."""
+    """The turns on the devices of one plan, for all of its copies."""
 
     def __init__(self, devices: int) -> None:
         self.of = tuple(Precedence() for _ in range(devices))
         self._ranks = count()
 
     def rank(self) -> int:
-        """Of a run that begins now: higher than all before."""
+        """Return the rank of a run that begins now: higher than all before."""
         return next(self._ranks)

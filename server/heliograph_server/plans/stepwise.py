@@ -1,11 +1,11 @@
-"""Partitions whose splits are short: whoever brings what a split waits for runs it.
+"""Partitions with short splits: the thread that brings a split's last input runs it.
 
     command ─▸ split ─▸ value to another host          (the thread that read the command)
     value ───▸ split ─▸ value to another host          (the thread that read the value)
     value ───▸ split ─▸ completion
 
-Going to the queue's thread and back would take longer than such a split. What would have to wait, for other
-work on the device or for room for a value, goes on in the queue's thread all the same.
+A round trip through the queue's thread would take longer than such a split. Work that must wait,
+for other work on the device or for room for a value, continues on the queue's thread.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from heliograph_server.plans.late_values import LateValues, LateValuesRun
 from heliograph_server.resources.device_queue import DeviceLock
 from heliograph_server.scheduler.split_memory import Place
 
-#: Has something done in a thread that may wait; the second is told when that is over.
+#: Runs a call on a thread that may wait; the second argument is called at its end.
 Elsewhere: TypeAlias = Callable[[Callable[[], None], Done], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Stepwise:
-    """A partition on one device of this host's processor, whose splits read and write the same small tensors
-    each time."""
+    """A partition on one CPU device of this host, whose splits always read and write the same small
+    tensors."""
 
     late: LateValues
     device_lock: DeviceLock
-    #: Of each split. Raises what its plan does.
+    #: The calls that run each split. They raise what its plan does.
     steps: Sequence[Callable[[], None]]
     tensors: Mapping[Place, Tensor]
-    #: Of the inputs that a run is given, and its outputs.
+    #: The bytes of the inputs that a run receives, and of its outputs.
     inputs: Sequence[memoryview]
     outputs: Sequence[memoryview]
-    #: Told of each split: when it was begun, computed and done, in seconds.
+    #: Called for each split with the times in seconds when it began, computed and was done.
     note: Callable[[int, float, float, float], None]
 
 
 class SteppedRun:
-    """One run. `done` is called once, from any thread, with what it failed with."""
+    """One run. `done` is called once, from any thread, with the run's error or None."""
 
     def __init__(self, partition: Stepwise, run: int, abort: Abort, elsewhere: Elsewhere, done: Done) -> None:
         self._partition = partition
@@ -55,11 +55,11 @@ class SteppedRun:
         self._elsewhere = elsewhere
         self._done = done
         self._lock = threading.Lock()
-        #: Nobody goes on with it before something comes.
+        #: True while the run waits for a value and no thread works on it.
         self._is_parked = False
         self._late: LateValuesRun | None = None
         self._next = 0
-        #: Of the next split: whether it has run, and how many of its values were offered.
+        #: For the next split: whether it has run, and the number of its values that were offered.
         self._has_run = False
         self._offered = 0
 
@@ -67,7 +67,7 @@ class SteppedRun:
         return f"<SteppedRun {self._run}: {self._next} of {len(self._partition.steps)} splits>"
 
     def begin(self, inputs: Sequence[Bytes]) -> None:
-        """Runs what can be run now. Raises nothing."""
+        """Run the splits that can run now. Raises nothing."""
         try:
             for place, data in zip(self._partition.inputs, inputs, strict=True):
                 place[:] = data
@@ -79,22 +79,22 @@ class SteppedRun:
         self._go_on()
 
     def outputs(self) -> list[bytes]:
-        """Once it has ended well."""
+        """Return the outputs after a successful end."""
         return [one.tobytes() for one in self._partition.outputs]
 
-    # Whoever brings something
+    # Callbacks of other threads
 
     def _came(self) -> None:
         if self._take():
             self._go_on()
 
     def _aborted(self) -> None:
-        """Not here: who aborts must not be held up."""
+        """Continue on another thread: the aborting one must not wait."""
         if self._take():
             self._elsewhere(self._rest, self._end)
 
     def _take(self) -> bool:
-        """Whether it is now the caller who goes on with it."""
+        """True if the calling thread now continues the run."""
         with self._lock:
             was_parked, self._is_parked = self._is_parked, False
             return was_parked
@@ -104,7 +104,7 @@ class SteppedRun:
         try:
             while self._next < len(self._partition.steps):
                 if not self._has_come():
-                    # While nothing else is to be done.
+                    # The thread is idle now.
                     self._late.ask_ahead()
                     return
                 if not self._do_now():
@@ -116,7 +116,8 @@ class SteppedRun:
         self._end(None)
 
     def _has_come(self) -> bool:
-        """Whether the next split has what it reads; else whoever brings it goes on. Raises CancelledError."""
+        """True if the next split has its inputs; otherwise the thread that brings them continues.
+        Raises CancelledError."""
         assert self._late is not None
         with self._lock:
             self._is_parked = True
@@ -129,7 +130,8 @@ class SteppedRun:
         return True
 
     def _do_now(self) -> bool:
-        """The next split, whose values are there, and all that follows from it; False if that had to wait."""
+        """Run the next split, whose inputs have come, and offer its results. False if that had to
+        wait."""
         begun = time.perf_counter()
         assert self._late is not None
         self._late.before(self._next, self._abort)
@@ -153,10 +155,10 @@ class SteppedRun:
         self._next += 1
         self._has_run, self._offered = False, 0
 
-    # In the queue's thread
+    # On the queue's thread
 
     def _rest(self) -> None:
-        """All that is left, and waits where it must."""
+        """Run the remaining splits, and wait where necessary."""
         assert self._late is not None
         while self._next < len(self._partition.steps):
             if self._abort.is_set:

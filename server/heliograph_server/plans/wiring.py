@@ -1,4 +1,5 @@
-"""The partitions of a plan on their hosts: an edge for each value that crosses, and each host's graph."""
+"""The partitions of a plan on their hosts: an edge for each crossing value, and each host's
+graph."""
 
 from __future__ import annotations
 
@@ -28,35 +29,39 @@ from heliograph_proto.plans import (
     Route,
     is_loss,
 )
-from heliograph_server.scheduler.partitions import Crossing, PartitionGraph, Partitions
+from heliograph_server.scheduler.partitions import PartitionGraph, Partitions
+from heliograph_server.scheduler.splits import SplitGraph
 
 
 @dataclass(frozen=True, slots=True)
 class RelayErrand:
-    """A value that the head takes to a daemon in each run."""
+    """A value that the head carries to a daemon in each run."""
 
     edge: Edge
     size_bytes: int
     destination: PeerSource
-    #: Where it fetches it; None: its own partition makes it.
+    #: The daemon to fetch it from; None: the head's own partition makes it.
     source: PeerSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionWiring:
-    """How the partitions of a plan are connected."""
+    """The edges between the partitions of a plan."""
 
-    #: Of each piece.
+    #: The arrivals and departures of each piece.
     partitions: tuple[Partition, ...]
-    #: What the head takes to others in each run.
+    #: The values that the head carries in each run.
     errands: tuple[RelayErrand, ...]
-    #: Of each crossing.
+    #: The route of each crossing.
     routes: tuple[Route, ...]
 
 
 def wire(found: Partitions, sites: Sequence[Site | None]) -> PartitionWiring:
-    """Makes up edges. `sites`: of each piece; None: this process, which fetches from daemons and takes to
-    them what they want of it, so that none need reach it."""
+    """Create the edges.
+
+    `sites` is the host of each piece; None is this process. This process fetches values from
+    daemons and sends them its own, so that no daemon needs to reach it.
+    """
     arrivals: list[list[Arrival]] = [[] for _ in found.pieces]
     departures: list[list[Departure]] = [[] for _ in found.pieces]
     errands: list[RelayErrand] = []
@@ -66,15 +71,15 @@ def wire(found: Partitions, sites: Sequence[Site | None]) -> PartitionWiring:
         edge = _new_edge()
         if source is None or target is None or target.can_reach(source):
             routes.append(Route.DIRECT)
-            from_there = _source_of(source) if source is not None else None
+            arrives_from = _source_of(source) if source is not None else None
             if source is None:
                 assert target is not None
                 errands.append(RelayErrand(edge, one.size_bytes, _source_of(target)))
         else:
             routes.append(Route.RELAYED)
-            from_there = None
+            arrives_from = None
             errands.append(RelayErrand(edge, one.size_bytes, _source_of(target), _source_of(source)))
-        arrivals[one.target].append(Arrival(one.leaf, edge, from_there))
+        arrivals[one.target].append(Arrival(one.leaf, edge, arrives_from))
         departures[one.source].append(Departure(one.node, edge))
     partitions = tuple(
         Partition(tuple(come), tuple(go), piece.begins)
@@ -98,11 +103,15 @@ def unreachable(
     target: int,
     error: HeliographError,
 ) -> Iterator[tuple[Site, Site]]:
-    """Pairs of hosts of which the first did not find the second, which is alive, so that the partition there
-    failed with an error. Those that it found, while it lost a third one, are not among them."""
+    """Yield pairs of hosts whose first could not reach the second, although it is alive, so that
+    the partition failed.
+
+    Hosts that the first one reached while it lost a third one are not among them.
+    """
     reader = sites[target]
     arrivals = wires.partitions[target].arrivals
-    for one, arrival in zip(_crossings_to(found, target), arrivals, strict=True):
+    crossings = (one for one in found.crossings if one.target == target)
+    for one, arrival in zip(crossings, arrivals, strict=True):
         source = sites[one.source]
         if reader is None or source is None or arrival.source is None or not is_loss(error, arrival.source):
             continue
@@ -113,12 +122,8 @@ def unreachable(
         yield reader, source
 
 
-def _crossings_to(found: Partitions, target: int) -> Iterator[Crossing]:
-    return (one for one in found.crossings if one.target == target)
-
-
-def bindings_of(piece: PartitionGraph, leaves: Mapping[int, Tensor]) -> LeafBindings:
-    """A piece's weights and variables, which lie on its host."""
+def bindings_of(piece: PartitionGraph | SplitGraph, leaves: Mapping[int, Tensor]) -> LeafBindings:
+    """Return the weights and variables of a partition or a split, given those of the whole graph."""
     weights: dict[int, Tensor] = {}
     variables: dict[int, Tensor] = {}
     for leaf, value in piece.bound:
@@ -128,7 +133,7 @@ def bindings_of(piece: PartitionGraph, leaves: Mapping[int, Tensor]) -> LeafBind
 
 
 def explained(graph: Graph, piece: PartitionGraph, error: HeliographError) -> HeliographError:
-    """An error of a piece with the whole graph's number, name and operands of its node."""
+    """Return an error of a piece with the whole graph's number, name and operands of its node."""
     if not error.origin.op or not 0 <= error.origin.node < len(piece.nodes):
         return error
     number = piece.nodes[error.origin.node]
@@ -146,13 +151,13 @@ def site_work(
     options: DeviceCompileOptions,
     pipeline: int,
 ) -> SiteWork:
-    """What a host is to compile."""
+    """Return the request to compile a piece on its host."""
     devices = tuple(memories[place].device for place in piece.devices)
     return SiteWork(piece.graph, partition, devices, bindings_of(piece, leaves), options, pipeline)
 
 
 def compile_on(site: Site, graph: Graph, piece: PartitionGraph, work: SiteWork) -> SitePlan:
-    """Raises what `Site.compile` does, with the whole graph's node."""
+    """Compile a piece on its host. Raises what `Site.compile` does, with the whole graph's node."""
     try:
         return site.compile(work)
     except HeliographError as error:
