@@ -37,7 +37,7 @@ from heliograph_server.resources.measurements import Recorder
 from heliograph_server.resources.memories import host_memory
 from heliograph_server.scheduler.tensor_split import Divided
 
-#: The largest output that is fetched but not kept for which the plan keeps memory.
+#: The plan keeps memory for an output that is fetched but not kept, up to this size.
 MAX_SCRATCH_BYTES = 64 * 1024
 #: A plan with this many more slow runs than fast ones is not short, whatever was estimated.
 MOST_SLOW_RUNS = 8

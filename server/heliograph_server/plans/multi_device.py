@@ -17,6 +17,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,7 +42,7 @@ from heliograph_proto.plans import CopyReport, DeviceShare, NodePlacement, PlanR
 from heliograph_server.plans.late_values import NOT_LATE, LateRun, LateValues
 from heliograph_server.plans.partitions import Exchanging
 from heliograph_server.plans.reservation import NOTHING, ReservationShare
-from heliograph_server.plans.split_copies import CopyAhead, RunCopies, SplitMemoryMap
+from heliograph_server.plans.split_copies import RunCopies, SplitMemoryMap
 from heliograph_server.plans.split_runner import Precedences, SplitRunner
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.plans.wiring import bindings_of
@@ -198,7 +199,8 @@ class LocalMultiPlan(MultiDevicePlan):
         ahead = ahead_of(graph, schedule, ended)
         self._moves = moves(graph, schedule, spans, (part.inputs for part in self._parts), ahead)
         early = {schedule.splits[number].device for number in ahead}
-        self._ahead = CopyAhead(len(early)) if early else None
+        #: A thread for each device that copies the next split's values while one computes.
+        self._copy_threads = ThreadPoolExecutor(len(early), "heliograph-copy") if early else None
         self._returned = returned_places(graph, schedule)
         self._leaves = {**bindings.weights, **bindings.variables}
         self._late = late = LateValues(graph, schedule, exchanging) if exchanging is not None else None
@@ -265,7 +267,7 @@ class LocalMultiPlan(MultiDevicePlan):
             tensors = self._tensors | dict(zip(self._input_places, given, strict=True))
             rank = self._precedences.rank() if self._precedences else 0
             late = self._late.run(exchange_run, self._tensors) if self._late is not None else NOT_LATE
-            copies = self._ahead.run(tensors) if self._ahead else RunCopies(tensors)
+            copies = RunCopies(tensors, self._copy_threads)
             with late, copies:
                 self._runner.run(partial(self._run_split, tensors, copies, late, rank, observe), abort)
             for place, target in zip(self._returned, outputs, strict=True):
@@ -418,8 +420,8 @@ class LocalMultiPlan(MultiDevicePlan):
     def free(self) -> None:
         self._freed = True
         self._runner.close()
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._copy_threads is not None:
+            self._copy_threads.shutdown()
         for plan in self._plans:
             plan.free()
         self._between.free()

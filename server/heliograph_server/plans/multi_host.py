@@ -29,6 +29,7 @@ from heliograph_backends.contract import (
     Site,
     SitePlan,
     SiteRun,
+    SiteWork,
     Tensor,
     access,
 )
@@ -50,9 +51,7 @@ from heliograph_server.plans.wiring import (
     PartitionWiring,
     RelayErrand,
     bindings_of,
-    compile_on,
     explained,
-    site_work,
     unreachable,
     wire,
 )
@@ -169,9 +168,13 @@ class _Layout:
     def _lay(self, blueprint: Blueprint, place: int, piece: PartitionGraph) -> None:
         partition, site = self.wires.partitions[place], self.sites[place]
         if site is not None:
-            memories, leaves = blueprint.memories, blueprint.leaves
-            work = site_work(piece, partition, memories, leaves, blueprint.options, blueprint.pipeline)
-            self.plans[place] = compile_on(site, blueprint.graph, piece, work)
+            devices = tuple(blueprint.memories[one].device for one in piece.devices)
+            bindings = bindings_of(piece, blueprint.leaves)
+            work = SiteWork(piece.graph, partition, devices, bindings, blueprint.options, blueprint.pipeline)
+            try:
+                self.plans[place] = site.compile(work)
+            except HeliographError as error:
+                raise explained(blueprint.graph, piece, error) from None
             return
         exchanging = Exchanging(partition, blueprint.exchange.open(partition, blueprint.pipeline))
         self._opened.append(exchanging)
@@ -217,27 +220,24 @@ class Pooled:
         #: have their own queues, in which no other plan's run waits for these, so plans need no
         #: order between them.
         self.beginning = threading.Lock()
-        self._numbers = count(1)
+        #: The numbers of runs.
+        self.numbers = count(1)
         self._lock = threading.Lock()
         self._is_stale = False
         self.holders = blueprint.pipeline
-        self._laid = _Layout(blueprint, partitions, self.sites)
-
-    def next_number(self) -> int:
-        """Return the number of a run that begins now."""
-        return next(self._numbers)
+        self._layout = _Layout(blueprint, partitions, self.sites)
 
     @contextmanager
-    def laid(self) -> Iterator[_Layout]:
+    def layout(self) -> Iterator[_Layout]:
         """Hold the partitions for one run; lay them out anew if two hosts turned out not to reach
         each other."""
         with self._lock:
             if self._is_stale:
                 # The old partitions stay until the new layout has succeeded.
                 made = _Layout(self.blueprint, self.partitions, self.sites)
-                self._is_stale, old, self._laid = False, self._laid, made
+                self._is_stale, old, self._layout = False, self._layout, made
                 self._leave(old)
-            found = self._laid
+            found = self._layout
             found.users += 1
         try:
             yield found
@@ -248,12 +248,12 @@ class Pooled:
     @property
     def now(self) -> _Layout:
         """The present layout, for reports."""
-        return self._laid
+        return self._layout
 
-    def _leave(self, laid: _Layout) -> None:
-        laid.users -= 1
-        if not laid.users:
-            laid.free()
+    def _leave(self, layout: _Layout) -> None:
+        layout.users -= 1
+        if not layout.users:
+            layout.free()
 
     def confirm(self, errors: Sequence[HeliographError]) -> None:
         """Confirm which hosts are alive, after an error that reports a loss.
@@ -266,21 +266,21 @@ class Pooled:
                 if site is not None:
                     site.confirm()
 
-    def note(self, laid: _Layout, place: int, error: HeliographError) -> None:
+    def note(self, layout: _Layout, place: int, error: HeliographError) -> None:
         """Note that a partition failed. If it lost a host that is alive, it will not fetch from
         that host again."""
-        pairs = list(unreachable(self.partitions, self.sites, laid.wires, place, error))
+        pairs = list(unreachable(self.partitions, self.sites, layout.wires, place, error))
         for reader, source in pairs:
             reader.cannot_reach(source)
         with self._lock:
-            self._is_stale = self._is_stale or (bool(pairs) and laid is self._laid)
+            self._is_stale = self._is_stale or (bool(pairs) and layout is self._layout)
 
     def leave(self) -> None:
         """Note that a copy of the plan is freed."""
         with self._lock:
             self.holders -= 1
             if self.holders == 0:
-                self._leave(self._laid)
+                self._leave(self._layout)
 
 
 class DistributedPlan(MultiDevicePlan):
@@ -295,12 +295,12 @@ class DistributedPlan(MultiDevicePlan):
         self._pooled = pooled
         self._copy = copy
         self._input_values = [n for n, one in enumerate(self.graph.leaves) if one.kind is LeafKind.INPUT]
-        laid = pooled.now
-        own = [plans[copy] for plans in laid.own.values()]
+        layout = pooled.now
+        own = [plans[copy] for plans in layout.own.values()]
         # The memory of other hosts for all copies is counted with the first copy.
-        remote = list(laid.plans.values()) if copy == 0 else []
+        remote = list(layout.plans.values()) if copy == 0 else []
         self.compute_bytes = sum(one.compute_bytes for one in own) + sum(one.compute_bytes for one in remote)
-        self.steps = sum(one.steps for one in own) + sum(one.steps for one in laid.plans.values())
+        self.steps = sum(one.steps for one in own) + sum(one.steps for one in layout.plans.values())
 
     def __repr__(self) -> str:
         return f"<DistributedPlan of {self.graph} in {len(self._pooled.partitions.pieces)} partitions>"
@@ -318,8 +318,8 @@ class DistributedPlan(MultiDevicePlan):
         if self._freed:
             raise UnknownHandleError("the plan was freed")
         values = dict(zip(self._input_values, inputs, strict=True))
-        with self._pooled.laid() as laid:
-            _Run(self._pooled, laid, self._copy, values, outputs).do(abort)
+        with self._pooled.layout() as layout:
+            _Run(self._pooled, layout, self._copy, values, outputs).do(abort)
         # Outputs that are inputs, weights, or variables as the run left them.
         leaves = {**self._pooled.blueprint.leaves, **values}
         for port, target in zip(self.graph.outputs, outputs, strict=True):
@@ -329,14 +329,15 @@ class DistributedPlan(MultiDevicePlan):
     # Explaining
 
     def report(self) -> PlanReport:
-        laid = self._pooled.now
-        reports = {place: plan.report() for place, plan in laid.plans.items()}
-        reports |= {place: plans[self._copy].report() for place, plans in laid.own.items()}
-        # Several splits of a partition may be one split here, which begins after its partition.
-        concurrent, parts = _by_split(laid.partitions, reports, self.schedule.split_of)
-        crossings = zip(laid.partitions.crossings, laid.wires.routes, strict=True)
+        layout = self._pooled.now
+        reports = {place: plan.report() for place, plan in layout.plans.items()}
+        reports |= {place: plans[self._copy].report() for place, plans in layout.own.items()}
+        # Splits that a partition made of one split are reported as one; its times count from the
+        # partition's start.
+        concurrent, parts = _by_split(layout.partitions, reports, self.schedule.split_of)
+        crossings = zip(layout.partitions.crossings, layout.wires.routes, strict=True)
         routes = {(one.value, one.target): route for one, route in crossings}
-        places = {one.site: place for place, one in enumerate(laid.partitions.pieces)}
+        places = {one.site: place for place, one in enumerate(layout.partitions.pieces)}
         site_of = [places.get(number, -1) for number in sites_of(self.devices)[1]]
         splits = [
             _split(one.device, tuple(_copy(copy, site_of, routes) for copy in one.copies), parts.get(n, []))
@@ -350,12 +351,12 @@ class DistributedPlan(MultiDevicePlan):
 
     def held_by_device(self) -> dict[str, int]:
         found = dict.fromkeys((one.name for one in self.devices), 0)
-        laid = self._pooled.now
-        for plans in laid.own.values():
+        layout = self._pooled.now
+        for plans in layout.own.values():
             for name, size_bytes in plans[self._copy].held_by_device().items():
                 found[name] += size_bytes
-        for place, plan in laid.plans.items() if self._copy == 0 else ():
-            devices = laid.partitions.pieces[place].devices
+        for place, plan in layout.plans.items() if self._copy == 0 else ():
+            devices = layout.partitions.pieces[place].devices
             found[self.devices[devices[-1]].name] += plan.compute_bytes
         return found
 
@@ -371,14 +372,14 @@ class _Run:
     def __init__(
         self,
         pooled: Pooled,
-        laid: _Layout,
+        layout: _Layout,
         copy: int,
         inputs: Mapping[int, Tensor],
         outputs: Sequence[Tensor | None],
     ) -> None:
-        self._pooled, self._laid = pooled, laid
+        self._pooled, self._layout = pooled, layout
         self._inputs, self._outputs = inputs, outputs
-        self._own = {place: plans[copy] for place, plans in laid.own.items()}
+        self._own = {place: plans[copy] for place, plans in layout.own.items()}
         self._runs: dict[int, SiteRun] = {}
         self._errands: list[Callable[[], None]] = []
         self._lock = threading.Lock()
@@ -392,7 +393,7 @@ class _Run:
     def do(self, abort: Abort) -> None:
         """Run all partitions. Raises the first of the most specific errors."""
         with ExitStack() as stack:
-            for place, plan in self._laid.plans.items():
+            for place, plan in self._layout.plans.items():
                 inputs, outputs = self._bound(place)
                 self._runs[place] = plan.prepare(inputs, outputs)
                 stack.callback(self._runs[place].close)
@@ -402,14 +403,16 @@ class _Run:
             stack.enter_context(self._stop.watch(self._cancel))
             for place, mine in self._own.items():
                 self._compute(place, mine, number)
-            self._wait()
+            if self._runs:
+                # Each partition ends, or its host is lost.
+                self._all_ended.acquire()
             self._raise(abort)
             for run in self._runs.values():
                 run.finish()
 
     def _bound(self, place: int) -> tuple[list[Tensor], list[Tensor | None]]:
         """Return the inputs and outputs of a partition."""
-        piece = self._laid.partitions.pieces[place]
+        piece = self._layout.partitions.pieces[place]
         outputs = [self._outputs[one] for one in piece.outputs]
         outputs += [None] * (len(piece.graph.outputs) - len(outputs))
         return [self._inputs[value] for value in piece.inputs], outputs
@@ -420,13 +423,13 @@ class _Run:
         if self._pending:
             self._all_ended.acquire()
         with self._pooled.beginning:
-            number = self._pooled.next_number()
+            number = next(self._pooled.numbers)
             for place, run in self._runs.items():
                 try:
                     run.start(number, partial(self._ended, place))
                 except HeliographError as error:
                     self._ended(place, error)
-        self._errands = [self._go(errand, number) for errand in self._laid.wires.errands]
+        self._errands = [self._go(errand, number) for errand in self._layout.wires.errands]
         return number
 
     def _go(self, errand: RelayErrand, number: int) -> Callable[[], None]:
@@ -478,11 +481,6 @@ class _Run:
             self._failure = error
             self._stop.set()
 
-    def _wait(self) -> None:
-        """Wait until all partitions have ended: each one does, or its host is lost."""
-        if self._runs:
-            self._all_ended.acquire()
-
     def _raise(self, abort: Abort) -> None:
         if self._failure is not None:
             raise self._failure
@@ -495,12 +493,12 @@ class _Run:
         self._pooled.confirm([error for _, error in errors])
         for place, error in errors:
             if place >= 0:
-                self._pooled.note(self._laid, place, error)
+                self._pooled.note(self._layout, place, error)
         if abort.is_set:
             raise CancelledError("the run was cancelled")
         place, error = min(errors, key=lambda one: _rank(one[1]))
         if place >= 0:
-            error = explained(self._pooled.blueprint.graph, self._laid.partitions.pieces[place], error)
+            error = explained(self._pooled.blueprint.graph, self._layout.partitions.pieces[place], error)
         raise error.at(error.origin)
 
 

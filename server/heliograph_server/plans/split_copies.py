@@ -19,32 +19,16 @@ from heliograph_backends.contract import Buffer, BufferType, Tensor, Usage, acce
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 from heliograph_server.plans.reservation import ReservationShare
-from heliograph_server.scheduler.split_memory import Moves, Place, Span, Spans, SplitMove, plan_between
-
-
-class CopyAhead:
-    """A pool with a thread for each of some devices, which copies the next split's values while one
-    computes."""
-
-    def __init__(self, devices: int) -> None:
-        self._threads = ThreadPoolExecutor(devices, "heliograph-copy")
-
-    def __repr__(self) -> str:
-        return "<CopyAhead>"
-
-    def run(self, tensors: Mapping[Place, Tensor]) -> RunCopies:
-        """Return the copies of one run, to be used as a context."""
-        return RunCopies(tensors, self._threads)
-
-    def close(self) -> None:
-        """End the threads. Not to be called during a run."""
-        self._threads.shutdown()
+from heliograph_server.scheduler.split_memory import Moves, Place, Spans, SplitMove, plan_between
 
 
 class RunCopies:
-    """The copies of one run. As a context, it waits at the end for those that have begun."""
+    """The copies of one run, with threads for those that are made ahead.
 
-    def __init__(self, tensors: Mapping[Place, Tensor], threads: ThreadPoolExecutor | None = None) -> None:
+    As a context, it waits at the end for those that have begun.
+    """
+
+    def __init__(self, tensors: Mapping[Place, Tensor], threads: ThreadPoolExecutor | None) -> None:
         self._tensors = tensors
         self._threads = threads
         self._begun: dict[Place, Future[None]] = {}
@@ -155,11 +139,14 @@ class SplitMemoryMap:
     def place(self, spans: Spans) -> dict[Place, Tensor]:
         """Allocate tensors for values, by device; values with disjoint spans share bytes. Raises
         OutOfMemoryError, and keeps the buffers allocated so far until `free`."""
-        return {
-            (value, device): tensor
-            for device, here in spans.items()
-            for value, tensor in self._place(self._memories[device], here).items()
-        }
+        found: dict[Place, Tensor] = {}
+        for device, here in spans.items():
+            memory = self._memories[device]
+            arena = plan_between(self._graph, here, memory)
+            chunks = self._chunks(memory, arena.chunk_bytes)
+            for value, chunk, offset in zip(here, arena.chunks, arena.offsets, strict=True):
+                found[value, device] = Tensor(self._graph.type_of(value), chunks[chunk], offset)
+        return found
 
     def place_arrivals(self, places: Sequence[Place]) -> dict[Place, Tensor]:
         """Allocate tensors that share no bytes, since they may be written at any time. Raises as
@@ -170,15 +157,6 @@ class SplitMemoryMap:
             self._buffers.append(memory.allocate(memory.alloc_size(type), Usage.COMPUTE))
             found[value, device] = Tensor(type, self._buffers[-1])
         return found
-
-    def _place(self, memory: BufferType, spans: Mapping[int, Span]) -> dict[int, Tensor]:
-        arena = plan_between(self._graph, spans, memory)
-        chunks = self._chunks(memory, arena.chunk_bytes)
-        placed = zip(spans, arena.chunks, arena.offsets, strict=True)
-        return {
-            value: Tensor(self._graph.type_of(value), chunks[chunk], offset)
-            for value, chunk, offset in placed
-        }
 
     def _chunks(self, memory: BufferType, sizes: Sequence[int]) -> list[Buffer]:
         """Return buffers of the given sizes: the smallest reserved one that suffices, or a new

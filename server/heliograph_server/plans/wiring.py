@@ -8,12 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heliograph_backends.contract import (
-    BufferType,
-    DeviceCompileOptions,
     LeafBindings,
     Site,
-    SitePlan,
-    SiteWork,
     Tensor,
 )
 from heliograph_proto.errors import HeliographError
@@ -141,24 +137,3 @@ def explained(graph: Graph, piece: PartitionGraph, error: HeliographError) -> He
         return error.at(replace(error.origin, node=number))
     whole = graph.origin(number)
     return error.at(replace(whole, sequence=error.origin.sequence))
-
-
-def site_work(
-    piece: PartitionGraph,
-    partition: Partition,
-    memories: Sequence[BufferType],
-    leaves: Mapping[int, Tensor],
-    options: DeviceCompileOptions,
-    pipeline: int,
-) -> SiteWork:
-    """Return the request to compile a piece on its host."""
-    devices = tuple(memories[place].device for place in piece.devices)
-    return SiteWork(piece.graph, partition, devices, bindings_of(piece, leaves), options, pipeline)
-
-
-def compile_on(site: Site, graph: Graph, piece: PartitionGraph, work: SiteWork) -> SitePlan:
-    """Compile a piece on its host. Raises what `Site.compile` does, with the whole graph's node."""
-    try:
-        return site.compile(work)
-    except HeliographError as error:
-        raise explained(graph, piece, error) from None

@@ -91,9 +91,9 @@ class Costs:
         link = self.links.get((source, destination))
         return 1 / (link.bytes_per_s if link is not None else MEMORY_BYTES_PER_S)
 
-    def comes(self, device: int, size_bytes: float) -> float:
-        """Return the seconds until that many bytes of inputs have arrived, or of outputs have
-        returned."""
+    def origin_seconds(self, device: int, size_bytes: float) -> float:
+        """Return the seconds in which that many bytes of inputs arrive at a device, or of outputs
+        return."""
         link = self.origins.get(device)
         return link.round_trip_s / 2 + size_bytes * self.origin_seconds_per_byte(device) if link else 0.0
 

@@ -364,8 +364,8 @@ def _latency(table: _Table, before: int, device: int) -> Seconds:
         taken = taken + latency_s + table.arriving * costs.seconds_per_byte(before, device)
     elif device in costs.origins:
         sent = table.reading * costs.origin_seconds_per_byte(device)
-        taken = taken + sent + (table.reading > 0) * costs.comes(device, 0)
-    taken[:, -1] = taken[:, -1] + costs.comes(device, table.output_bytes)
+        taken = taken + sent + (table.reading > 0) * costs.origin_seconds(device, 0)
+    taken[:, -1] = taken[:, -1] + costs.origin_seconds(device, table.output_bytes)
     return np.where(table.fits[device], taken, np.inf)
 
 

@@ -53,18 +53,20 @@ def predict(graph: Graph, schedule: Schedule, costs: Costs) -> Prediction:
     """
     ended = clocks(graph, schedule)
     ahead = ahead_of(graph, schedule, ended)
-    travels = _Travels(graph, schedule)
+    transfers = _RunTransfers(graph, schedule)
     found: list[SplitPrediction] = []
     total = 0.0
     for number, split in enumerate(schedule.splits):
         needed, early = ended[number], ahead.get(number, {})
-        comes = costs.comes(split.device, travels.sent[number]) if travels.reads[number] else 0.0
-        found.append(_predict_split(split, needed, early, costs, found, comes))
-        total = max(total, found[-1].ended_s + costs.comes(split.device, travels.returned[number]))
-    return Prediction(tuple(found), total, _stage(schedule, costs, found, travels))
+        arrival = (
+            costs.origin_seconds(split.device, transfers.sent[number]) if transfers.reads[number] else 0.0
+        )
+        found.append(_predict_split(split, needed, early, costs, found, arrival))
+        total = max(total, found[-1].ended_s + costs.origin_seconds(split.device, transfers.returned[number]))
+    return Prediction(tuple(found), total, _stage(schedule, costs, found, transfers))
 
 
-class _Travels:
+class _RunTransfers:
     """Bytes of inputs and outputs, by split."""
 
     def __init__(self, graph: Graph, schedule: Schedule) -> None:
@@ -97,13 +99,13 @@ def _predict_split(
     ahead: Mapping[int, int],
     costs: Costs,
     before: list[SplitPrediction],
-    comes_s: float,
+    arrival_s: float,
 ) -> SplitPrediction:
     """Predict one split. `before` is the predictions of the earlier splits, `ahead` maps each value
-    copied ahead to the split during which it is copied, and `comes_s` is when inputs arrive."""
+    copied ahead to the split during which it is copied, and `arrival_s` is when inputs arrive."""
     began = max((before[other].ended_s for other in needed if other >= 0), default=0.0)
     late = costs.copies(copy for copy in split.copies if copy.value not in ahead)
-    waits = max(0.0, comes_s - began)
+    waits = max(0.0, arrival_s - began)
     if ahead:
         earlier = before[next(iter(ahead.values()))]
         early = costs.copies(copy for copy in split.copies if copy.value in ahead)
@@ -112,12 +114,12 @@ def _predict_split(
     return SplitPrediction(began, waits + late, compute)
 
 
-def _stage(schedule: Schedule, costs: Costs, found: list[SplitPrediction], travels: _Travels) -> float:
+def _stage(schedule: Schedule, costs: Costs, found: list[SplitPrediction], transfers: _RunTransfers) -> float:
     computing: defaultdict[int, float] = defaultdict(float)
     copying: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for device, size_bytes in travels.total_sent.items():
+    for device, size_bytes in transfers.total_sent.items():
         copying[-1, device] = size_bytes * costs.origin_seconds_per_byte(device)
-    for split, size_bytes in zip(schedule.splits, travels.returned, strict=True):
+    for split, size_bytes in zip(schedule.splits, transfers.returned, strict=True):
         copying[split.device, -1] += size_bytes * costs.origin_seconds_per_byte(split.device)
     for split, predicted in zip(schedule.splits, found, strict=True):
         computing[split.device] += predicted.compute_s

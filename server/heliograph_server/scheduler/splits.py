@@ -92,7 +92,7 @@ class _Drafts:
     def add(self, number: int) -> None:
         """Add the next node."""
         device = self._devices[self._leaves + number]
-        if not self._drafts or device != self._drafts[-1].device or self._wants_new(number):
+        if not self._drafts or device != self._drafts[-1].device or self._begins_split(number):
             self._drafts.append(_Draft(device))
         draft, present = self._drafts[-1], len(self._drafts) - 1
         for place, value in enumerate(self._graph.nodes[number].operands):
@@ -125,7 +125,7 @@ class _Drafts:
             for one in self._drafts
         )
 
-    def _wants_new(self, number: int) -> bool:
+    def _begins_split(self, number: int) -> bool:
         """True if a new split must begin with a node: the node before is observed, the problem
         requires it, the node needs another weight copied, or it needs rows of a weight that the
         present split names."""
