@@ -1,7 +1,7 @@
-"""The memory behind a plan's slots on a GPU: the plan's own, the leaves', and that of the present run.
+"""The memory behind a plan's slots on a GPU: its own, the leaves', and that of the present run.
 
-Small inputs and outputs have fixed places: a run copies them there and back, so that what was captured once
-can be replayed. Large ones are read and written where they are.
+Small inputs and outputs have fixed places, to and from which a run copies them, so that a recording
+can be replayed. Large ones are read and written in place.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from heliograph_proto.types import DTYPES, TensorType
 if TYPE_CHECKING:
     from heliograph_backends.cuda.device import CudaDevice
 
-#: Inputs and outputs of up to so many bytes together have fixed places: at 4 TB/s they are copied in 16 us.
+#: Inputs and outputs of up to this size together have fixed places: at 4 TB/s they are copied in 16
+#: us.
 MOST_FIXED_BYTES = 32 * 2**20
 
 
 def fixed_bytes(graph: Graph) -> tuple[int, ...]:
-    """Of each buffer for an input or output in a fixed place; none where they are too large."""
+    """Return the size of each buffer for an input or output in a fixed place; empty if they are too
+    large."""
     sizes = [max(1, type.nbytes) for type in _run_types(graph)]
     return tuple(sizes) if sum(sizes) <= MOST_FIXED_BYTES else ()
 
@@ -37,7 +39,8 @@ def _run_types(graph: Graph) -> list[TensorType]:
 
 
 class CudaPlanMemory:
-    """Addresses by slot. Those of inputs and outputs are the run's, unless they have fixed places."""
+    """Addresses by slot. Inputs and outputs have the run's addresses, unless they have fixed
+    places."""
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class CudaPlanMemory:
         bindings: LeafBindings,
         workspace_bytes: int = 0,
     ) -> None:
-        """Raises OutOfMemoryError, InvalidInputError."""
+        """Allocate and bind the plan's memory. Raises OutOfMemoryError, InvalidInputError."""
         self.device = device
         self.graph = graph
         self.storage = storage
@@ -77,24 +80,24 @@ class CudaPlanMemory:
 
     @property
     def compute_bytes(self) -> int:
-        """Taken for intermediate results, and for inputs and outputs in fixed places."""
+        """Bytes for intermediate results, and for inputs and outputs in fixed places."""
         return sum(buffer.size_bytes for buffer in self._own)
 
     def array(self, value: int) -> Any:
-        """The view of a value in the array library, in the memory that is bound now."""
+        """Return the view of a value in the array library, in the memory that is bound now."""
         slot, offset, strides = self.storage.locate(value)
         return self.at(self.graph.type_of(value), slot, offset, strides)
 
     def at(self, type: TensorType, slot: int, offset: int, strides: tuple[int, ...]) -> Any:
-        """A view of what lies at an offset of a slot."""
+        """Return a view of the memory at an offset of a slot."""
         return self.device.array(type, self.addresses[slot] + offset, strides, self._owners[slot])
 
     def slot_of(self, value: int) -> int:
-        """The slot that a value lies in."""
+        """Return the slot of a value."""
         return self.storage.locate(value)[0]
 
     def free(self) -> None:
-        """Gives the plan's own memory back. Idempotent."""
+        """Give the plan's own memory back. Idempotent."""
         self.unbind_run()
         for buffer in self._own:
             buffer.free()
@@ -106,7 +109,7 @@ class CudaPlanMemory:
     # With each run
 
     def bind_run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> None:
-        """Binds a run's tensors. Raises InvalidInputError, OutOfMemoryError."""
+        """Bind a run's tensors. Raises InvalidInputError, OutOfMemoryError."""
         self._check(inputs, outputs)
         if self.is_fixed:
             for source, target in zip(inputs, self._fixed, strict=False):
@@ -120,12 +123,12 @@ class CudaPlanMemory:
             self._bind(slot, self._target(place, output))
 
     def finish_run(self) -> None:
-        """Copies outputs to where they belong, if they were not written there."""
+        """Copy the outputs that were not written in place."""
         for source, target in self._late:
             access.copy(source, target)
 
     def unbind_run(self) -> None:
-        """Lets go of the run's tensors, so that they can be freed."""
+        """Release the run's tensors, so that they can be freed."""
         self._late = []
         if not self.is_fixed:
             for slot in self.run_slots:
@@ -137,7 +140,7 @@ class CudaPlanMemory:
     # Parts
 
     def _check(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> None:
-        """Kernels trust addresses, so this is the place that checks what lies there."""
+        """Check the types of a run's tensors: kernels trust addresses."""
         for tensor, expected in zip((*inputs, *outputs), self._types, strict=True):
             if tensor is not None and tensor.type != expected:
                 raise InvalidInputError(f"a tensor of {tensor.type} where the plan has {expected}")
@@ -167,8 +170,8 @@ class CudaPlanMemory:
 
     def _can_use(self, tensor: Tensor) -> bool:
         alignment = tensor.type.dtype.itemsize or 2
-        here = can_reach(tensor, self.device) and tensor.is_contiguous
-        return here and address_of(tensor) % alignment == 0
+        in_place = can_reach(tensor, self.device) and tensor.is_contiguous
+        return in_place and address_of(tensor) % alignment == 0
 
     def _allocate(self, type: TensorType) -> Tensor:
         buffer = self.device.buffer_type.allocate(max(1, type.nbytes), Usage.COMPUTE)
@@ -176,8 +179,8 @@ class CudaPlanMemory:
         return Tensor(type, buffer)
 
     def _readable(self, tensor: Tensor) -> Tensor:
-        """The tensor, or a copy where kernels could not read it in place, or a result would overwrite it
-        before it was read."""
+        """Return the tensor, or a copy if kernels cannot read it in place or a result would
+        overwrite it before it is read."""
         if self._can_use(tensor) and not any(tensor.buffer is one.buffer for one in self._written):
             return tensor
         plain = self._plain(tensor.type)
@@ -185,7 +188,8 @@ class CudaPlanMemory:
         return plain
 
     def _target(self, place: int, output: Tensor | None) -> Tensor:
-        """Where a run writes an output: there, or into memory of ours."""
+        """Return the tensor that a run writes an output to: the output itself, or the plan's own
+        memory."""
         if output is not None and self._can_use(output):
             return output
         type = self.graph.type_of(self.graph.outputs[place].value)
@@ -204,7 +208,7 @@ class CudaPlanMemory:
 
 
 def are_separate(bindings: LeafBindings) -> bool:
-    """Whether no variable has a byte in common with another variable or a weight."""
+    """True if no variable has a byte in common with another variable or a weight."""
     spans = [
         (address_of(tensor), address_of(tensor) + tensor.extent_bytes, variable)
         for variable, bound in ((False, bindings.weights), (True, bindings.variables))

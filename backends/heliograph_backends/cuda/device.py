@@ -1,4 +1,4 @@
-"""A GPU as a device: memory under a limit, queues, and the state of being lost."""
+"""A GPU as a device: memory under a limit, queues, and the lost state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from heliograph_backends.cuda.driver import polling
 from heliograph_backends.cuda.driver.driver import Driver, DriverError, Mark, Queue
 from heliograph_backends.cuda.driver.failures import is_sticky, typed
 from heliograph_backends.cuda.lowering.target import LEAST_GENERATED, CudaTarget
-from heliograph_backends.cuda.memory import CudaBufferType, PinnedBufferType, shared_buffer_types
+from heliograph_backends.cuda.memory import CudaBufferType, CudaSharedBufferType, PinnedBufferType
 from heliograph_backends.cuda.plan import CudaPlan, estimate
 from heliograph_backends.cuda.plan_kernels import KernelCache
 from heliograph_backends.cuda.staging import PinnedStaging
@@ -37,7 +37,7 @@ from heliograph_proto.types import TensorType
 
 logger = logging.getLogger(__name__)
 
-#: Of the card's free memory, what is left to CUDA, cuBLAS and others unless a limit is given.
+#: The share of the card's free memory that is left to CUDA, cuBLAS and others if no limit is given.
 LEFT_TO_OTHERS = 0.05
 
 
@@ -56,13 +56,13 @@ class CudaDevice(Device):
         tf32: bool = False,
         least_generated: int = LEAST_GENERATED,
     ) -> None:
-        """`least_generated`: chains of so many elements have kernels of their own."""
+        """Open a GPU. Chains of at least `least_generated` elements have their own kernels."""
         self.name = name
         self.driver = driver
-        #: Whether f32 products may be summed over operands rounded to tf32.
+        #: True if f32 products may round their operands to tf32.
         self.tf32 = tf32
         facts = driver.properties
-        #: What kernels are chosen by.
+        #: The properties by which kernels are chosen.
         self.target = CudaTarget(facts.shared_bytes, facts.multiprocessors, least_generated)
         self.kernels = KernelCache(driver)
         self.description = facts.name
@@ -71,7 +71,7 @@ class CudaDevice(Device):
         self._lost: DeviceLostError | None = None
         self._here = threading.local()
         self._numbers = count()
-        #: Nothing else may use the device's default queue while a plan is captured.
+        #: Held while a plan is captured, when nothing else may use the device's default queue.
         self.capturing = threading.RLock()
         with self.guarded():
             total = memory_bytes or int(driver.memory()[0] * (1 - LEFT_TO_OTHERS))
@@ -80,7 +80,7 @@ class CudaDevice(Device):
             self._host_budget = MemoryBudget(f"{name}_host", machine_memory_bytes())
             self._buffer_type = CudaBufferType(self, self._budget)
             self._pinned_type = PinnedBufferType(self, self._host_budget)
-            self._shared_types = shared_buffer_types(self, self._host_budget)
+            self._shared_types = () if why_no_sealed() else (CudaSharedBufferType(self, self._host_budget),)
             self.staging = PinnedStaging(driver, self.wait)
             driver.warmup()
 
@@ -153,8 +153,8 @@ class CudaDevice(Device):
 
     @contextmanager
     def guarded(self, *, alive: bool = True) -> Iterator[None]:
-        """Ours for what CUDA raises inside; a sticky failure marks the device lost. `alive`: raise at once if
-        it is.
+        """Translate CUDA's errors; a sticky failure marks the device lost. With `alive`, raise at
+        once if it is lost.
 
         Raises DeviceLostError, OutOfMemoryError, ComputeFailedError, UnsupportedError.
         """
@@ -171,7 +171,7 @@ class CudaDevice(Device):
 
     @contextmanager
     def on(self, queue: Queue) -> Iterator[None]:
-        """Makes a queue this thread's: what happens inside goes there."""
+        """Make a queue this thread's: work issued inside goes there."""
         before = getattr(self._here, "queue", None)
         self._here.queue = queue
         try:
@@ -182,13 +182,13 @@ class CudaDevice(Device):
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Makes the GPU this thread's, where nothing is put on a queue. Nobody waits for who is in here."""
+        """Make the GPU this thread's, for work that uses no queue. No other thread waits for it."""
         with self.guarded(), self.driver.using(self.driver.default_queue):
             yield
 
     @contextmanager
     def queue(self) -> Iterator[Queue]:
-        """This thread's queue; where it has none, the default one, which is waited for at the end."""
+        """Yield this thread's queue; without one, the default queue, and wait for it at the end."""
         queue = getattr(self._here, "queue", None)
         with self.guarded():
             if queue is not None:
@@ -199,12 +199,12 @@ class CudaDevice(Device):
                 self.settle(self.driver.default_queue)
 
     def settle(self, queue: Queue) -> None:
-        """Waits until the device has computed what is on a queue. Raises DriverError."""
+        """Wait until the device has computed all work on a queue. Raises DriverError."""
         self.wait(self.driver.mark(queue))
 
     def wait(self, mark: Mark) -> None:
-        """Waits until the device got to a mark. Raises DriverError."""
-        # Streams have threads of their own, which are no event loop's.
+        """Wait until the device has reached a mark. Raises DriverError."""
+        # Streams have their own threads, which are not an event loop's.
         if getattr(self._here, "queue", None) in (None, self.driver.default_queue):
             self.driver.wait(mark)
         else:
@@ -213,21 +213,21 @@ class CudaDevice(Device):
     # Bytes
 
     def to_device(self, address: int, data: memoryview, queue: Queue) -> None:
-        """Copies bytes of the host's, which may change when this returns."""
+        """Copy bytes from the host. `data` may change when this returns."""
         try:
             self.staging.to_device(address, data, queue)
         except TimeoutError as error:
             raise DriverError(-1, str(error)) from None
 
     def to_host(self, out: memoryview, address: int, queue: Queue) -> None:
-        """Copies bytes to the host and waits for them."""
+        """Copy bytes to the host and wait for them."""
         try:
             self.staging.to_host(out, address, queue)
         except TimeoutError as error:
             raise DriverError(-1, str(error)) from None
 
     def array(self, type: TensorType, address: int, strides: tuple[int, ...], owner: Any) -> Any:
-        """The elements at an address as an array of the device's library."""
+        """Return the elements at an address as an array of the device's library."""
         if type.size == 0:
             return self.driver.xp.empty(type.storage_shape, type.dtype.storage)
         steps = strides if type.dtype.block_size == 1 else (*strides[:-1], 1)

@@ -1,7 +1,9 @@
-"""Runs of a plan's steps: issued one by one at first, then captured once and replayed as a CUDA graph.
+"""Runs of a plan's steps: issued one by one at first, then captured once and replayed as a CUDA
+graph.
 
-Steps that cannot be captured run between the graphs of the others. A recording has addresses in it, so a plan
-whose inputs and outputs have no fixed places has one for each set of tensors, the last few of them.
+Steps that cannot be captured run between the graphs of the others. A recording contains addresses,
+so a plan whose inputs and outputs have no fixed places has a recording for each set of tensors; the
+most recent ones are kept.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
     from heliograph_backends.cuda.binding import CudaPlanMemory
     from heliograph_backends.cuda.steps import Step
 
-#: Sets of tensors whose recordings are kept.
+#: The number of sets of tensors whose recordings are kept.
 MOST_KEYS = 4
-#: A single launch or call gains nothing from being replayed.
+#: The fewest calls worth capturing: replaying a single launch or call gains nothing.
 LEAST_CALLS = 2
-#: Steps that are named where they cannot be captured.
+#: The most steps that the note names as reasons against capturing.
 MOST_NAMED = 3
 
 _Key: TypeAlias = tuple[int, ...]
@@ -46,35 +48,37 @@ class Replays:
         self._count = len(steps)
         self._reasons = list(dict.fromkeys(step.why_not_captured for step in steps if step.why_not_captured))
         self._failed = ""
-        #: By the run's addresses: of each segment, what was captured; empty after the first run of a key.
+        #: By the run's addresses: the recording of each segment; empty after the first run of a
+        #: key.
         self._recordings: OrderedDict[_Key, dict[int, Recording]] = OrderedDict()
 
     @property
     def note(self) -> str:
-        """How the plan runs, in words."""
+        """A description of how the plan runs."""
         if self._failed:
             return f"not replayed: {self._failed}"
         if not self._captured_segments:
-            return f"not replayed: {self._why()}"
+            return f"not replayed: {self._reason()}"
         inside = sum(len(self._segments[number][1]) for number in self._captured_segments)
-        what = f"{inside} of {self._count} steps replayed as {len(self._captured_segments)} CUDA graph(s)"
-        where = "" if self._memory.is_fixed else ", captured for each set of input and output tensors"
-        return f"{what}, captured with the second run{where}" + (f"; {self._why()}" if self._reasons else "")
+        parts = f"{inside} of {self._count} steps replayed as {len(self._captured_segments)} CUDA graph(s)"
+        each = "" if self._memory.is_fixed else ", captured for each set of input and output tensors"
+        rest = f"; {self._reason()}" if self._reasons else ""
+        return f"{parts}, captured with the second run{each}{rest}"
 
-    def _why(self) -> str:
+    def _reason(self) -> str:
         if not self._reasons:
             return f"{self._count} step(s) are too few to gain from it"
         more = len(self._reasons) - MOST_NAMED
         return "; ".join(self._reasons[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
     def run(self, queue: Queue, abort: Abort) -> None:
-        """Puts all steps on a queue. Raises CancelledError; what was issued still runs then."""
+        """Put all steps on a queue. Raises CancelledError; steps that were issued still run."""
         found = self._of_this_run()
         for number, (_, steps) in enumerate(self._segments):
             if found is None or number not in self._captured_segments:
                 self._issue(steps, queue, abort)
                 continue
-            _go_on(abort)
+            _check(abort)
             if number not in found:
                 self._capture(found, number)
             if number in found:
@@ -83,8 +87,8 @@ class Replays:
                 self._issue(steps, queue, abort)
 
     def _of_this_run(self) -> dict[int, Recording] | None:
-        """What was captured for the run's memory; None with its first run, which compiles and loads what
-        it needs."""
+        """Return the recordings for the run's memory; None on its first run, which compiles and
+        loads the kernels."""
         if self._failed or not self._captured_segments:
             return None
         memory = self._memory
@@ -110,7 +114,7 @@ class Replays:
             with device.capturing:
                 found[number] = device.driver.capture(issue)
         except Exception as error:
-            # Whatever it is, the steps say it one by one if it is theirs.
+            # If the error is the steps' own, running them one by one raises it.
             if isinstance(error, DriverError) and is_sticky(error):
                 raise
             self._failed = f"it could not be captured: {error}"
@@ -118,20 +122,20 @@ class Replays:
     def _issue(self, steps: Sequence[Step], queue: Queue, abort: Abort) -> None:
         self._bind(steps)
         for step in steps:
-            _go_on(abort)
+            _check(abort)
             step.issue(queue)
 
     def _bind(self, steps: Sequence[Step]) -> None:
-        """Tells steps of the run's memory; those that are replayed have theirs in the graph."""
+        """Give steps the run's memory; replayed steps have their addresses in the graph."""
         if not self._memory.is_fixed:
             for step in steps:
                 step.rebind()
 
     def free(self) -> None:
-        """Drops what was captured."""
+        """Drop the recordings."""
         self._recordings.clear()
 
 
-def _go_on(abort: Abort) -> None:
+def _check(abort: Abort) -> None:
     if abort.is_set:
         raise CancelledError("the run was cancelled")

@@ -1,4 +1,4 @@
-"""What kernels report of a run: the first index that is not one of those there are."""
+"""The failure report of kernels: the first index of a run that is out of range."""
 
 from __future__ import annotations
 
@@ -14,49 +14,43 @@ from heliograph_proto.graph import Graph
 if TYPE_CHECKING:
     from heliograph_backends.cuda.binding import CudaPlanMemory
 
-#: Ops whose kernels report.
+#: Ops whose kernels report failures.
 REPORTING = ("get_rows", "set_rows", "mul_mat_id")
 
 
 class IndexReport:
-    """Two words on the card, which come to pinned memory behind a run's steps: so whoever waits for the run
-    has them, and waits once."""
+    """Two words on the card, which are copied to pinned memory after a run's steps: a caller that
+    waits for the run has them without a second wait."""
 
     def __init__(self, graph: Graph, memory: CudaPlanMemory) -> None:
-        """Raises DriverError."""
+        """Allocate the words. Raises DriverError."""
         self._graph = graph
         self._driver = memory.device.driver
         self._address = memory.addresses[memory.own_slots.report]
         self._memory = self._driver.allocate_pinned(FAILURE_TYPE.nbytes)
         self._words = self._memory.view(np.uint64)
-        #: Whether the card's words are known to be 0, as they stay when nothing fails.
+        #: True if the card's words are known to be 0, as they stay unless an index fails.
         self._is_clear = False
 
     def begin(self, queue: Queue) -> None:
-        """Before a run's steps."""
+        """Clear the words before a run's steps."""
         if not self._is_clear:
             self._driver.fill(self._address, 0, FAILURE_TYPE.nbytes, queue)
         self._is_clear = False
 
     def fetch(self, queue: Queue) -> None:
-        """Behind a run's steps."""
+        """Copy the words after a run's steps."""
         target = int(self._memory.ctypes.data)
         self._driver.copy(target, self._address, FAILURE_TYPE.nbytes, queue)
 
     def check(self) -> None:
-        """When the run is computed. Raises OutOfRangeError."""
+        """Check the words after the run. Raises OutOfRangeError."""
         if not self._words[0]:
             self._is_clear = True
             return
-        number, met = int(self._words[0]) - 1, int(self._words[1].astype(np.int64))
+        number, index = int(self._words[0]) - 1, int(self._words[1].astype(np.int64))
         node = self._graph.nodes[number]
         *leading, rows, _ = self._graph.type_of(node.operands[0]).shape
         choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
-        message = f"{node.op}: index {met} is not one of {choices}"
+        message = f"{node.op}: index {index} is not one of {choices}"
         raise OutOfRangeError(message, origin=self._graph.origin(number))
-
-
-def report_of(graph: Graph, memory: CudaPlanMemory) -> IndexReport | None:
-    """A plan's, if any of its kernels may report. Raises DriverError."""
-    reports = any(node.op in REPORTING for node in graph.nodes)
-    return IndexReport(graph, memory) if reports else None

@@ -1,6 +1,5 @@
-"""Device memory: buffers under the device's limit, pinned host memory that it reads in place, and pinned
-memory that a client maps.
-"""
+"""Device memory under the device's limit, pinned host memory that the device reads in place, and
+pinned memory that a client maps."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import numpy as np
 from heliograph_backends.contract import Buffer, BufferType, Chunks, Tensor, Usage
 from heliograph_backends.cuda.driver.driver import Bytes, DeviceBlock
 from heliograph_backends.host_memory.buffers import HostBuffer, HostBufferType, MemoryBudget
-from heliograph_backends.host_memory.sealed import SealedMemory, why_no_sealed
+from heliograph_backends.host_memory.sealed import SealedMemory
 from heliograph_backends.host_memory.shared import SharedBuffer, SharedBufferType
 from heliograph_proto.errors import ComputeFailedError, HeliographError, UnsupportedError
 from heliograph_proto.types import TensorType
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: CuPy's pool hands out multiples of 512 bytes, which begin there.
+#: The granularity of CuPy's pool: multiples of 512 bytes, aligned to 512.
 GRAIN = 512
 ALIGNMENT = 256
 
 
 class CudaBufferType(BufferType):
-    """Memory of the card."""
+    """The card's memory."""
 
     alignment = ALIGNMENT
 
@@ -40,7 +39,7 @@ class CudaBufferType(BufferType):
         self.budget = budget
 
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> CudaBuffer:
-        """Counted in whole grains, as the pool takes them."""
+        """Allocate device memory; the budget counts whole grains, as the pool does."""
         taken = max(1, -(-size_bytes // GRAIN)) * GRAIN
         self.budget.take(taken)
         try:
@@ -53,7 +52,8 @@ class CudaBufferType(BufferType):
 
 
 class CudaBuffer(Buffer):
-    """A block of the card's memory. It goes back to the pool when nothing refers to it any more."""
+    """A block of the card's memory, which returns to the pool when nothing refers to it any
+    more."""
 
     buffer_type: CudaBufferType
 
@@ -89,7 +89,7 @@ class CudaBuffer(Buffer):
                 self.device.driver.fill(self.address + offset_bytes, value, size_bytes, queue)
 
     def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
-        """By way of packed bytes on the card, so that a row costs no call."""
+        """Write through packed bytes on the card, so that a row costs no call."""
         if not data.nbytes:
             return
         packed = self.buffer_type.allocate(data.nbytes)
@@ -120,7 +120,7 @@ class CudaBuffer(Buffer):
             )
 
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
-        """From this card, from another one, and from host memory; of tensors without gaps."""
+        """Copy from this card, another one, or host memory, between contiguous tensors."""
         if not (source.is_contiguous and destination.is_contiguous):
             return False
         buffer, size = source.buffer, source.type.nbytes
@@ -146,11 +146,11 @@ class CudaBuffer(Buffer):
         with self.device.queue() as queue:
             peer = source.device.driver.number
             self.device.driver.copy_from_peer(target, source.address + offset_bytes, peer, size_bytes, queue)
-            # The source may be written or freed as soon as this returns.
+            # The source may be written or freed when this returns.
             self.device.settle(queue)
 
     def copy_to(self, source: Tensor, destination: Tensor) -> bool:
-        """To host memory."""
+        """Copy to host memory."""
         buffer = destination.buffer
         if not (source.is_contiguous and destination.is_contiguous and isinstance(buffer, HostBuffer)):
             return False
@@ -161,7 +161,8 @@ class CudaBuffer(Buffer):
         return True
 
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
-        """Of `type.dtype.storage`: bf16 as its bits, rows of blocks as bytes, which lie together."""
+        """Return an array of `type.dtype.storage`: bf16 as its bits, rows of blocks as contiguous
+        bytes."""
         with self.device.guarded():
             return self.device.array(type, self.address + offset_bytes, strides, self.owner)
 
@@ -173,7 +174,7 @@ class CudaBuffer(Buffer):
 
 
 class PinnedBufferType(HostBufferType):
-    """Host memory that the card reaches: copies to and from it need no staging, and kernels read it in
+    """Host memory that the card can access: copies need no staging, and kernels read it in
     place."""
 
     def __init__(self, device: CudaDevice, budget: MemoryBudget) -> None:
@@ -198,18 +199,20 @@ class PinnedBufferType(HostBufferType):
         return HostBuffer(self, memory, usage, on_free=free)
 
     def wrap(self, memory: memoryview) -> HostBuffer:
-        """A buffer over memory of this process, pinned where it is until the buffer is freed."""
+        """Return a buffer over memory of this process, pinned in place until the buffer is
+        freed."""
         array: Bytes = np.frombuffer(memory, np.uint8)
         if not array.nbytes:
             return self.allocate(0)
         if not array.flags.writeable:
-            raise UnsupportedError("memory that cannot be written cannot be pinned", advice="copy it first")
+            raise UnsupportedError("read-only memory cannot be pinned", advice="copy it first")
         return HostBuffer(self, array, Usage.ANY, on_free=pinned_in_place(self._cuda, array))
 
 
 class CudaSharedBufferType(SharedBufferType):
-    """Host memory that a client can map and that is pinned where it is: the client's own stores, and one copy
-    by the card, are all that moves bytes between the two. Nothing is computed in it, see `cpu.shared`."""
+    """Host memory that a client can map, pinned in place. Bytes move between the client and the
+    card by the client's own stores and one copy by the card. Nothing is computed in it: see
+    `cpu.shared`."""
 
     def __init__(self, device: CudaDevice, budget: MemoryBudget) -> None:
         super().__init__(device, budget)
@@ -220,12 +223,12 @@ class CudaSharedBufferType(SharedBufferType):
 
 
 class CudaSharedBuffer(SharedBuffer):
-    """A block of it. Where the system lets no such memory be pinned, copies go through staging."""
+    """A block of shared memory. If the system cannot pin it, copies go through staging."""
 
     def __init__(
         self, buffer_type: SharedBufferType, device: CudaDevice, sealed: SealedMemory, usage: Usage
     ) -> None:
-        """Raises DeviceLostError, OutOfMemoryError."""
+        """Pin the memory. Raises DeviceLostError, OutOfMemoryError."""
         super().__init__(buffer_type, sealed, usage)
         self._unpin: Callable[[], None] | None = None
         try:
@@ -240,7 +243,7 @@ class CudaSharedBuffer(SharedBuffer):
 
 
 def pinned_in_place(device: CudaDevice, memory: Bytes) -> Callable[[], None]:
-    """Pins memory of this process where it is; the call returned lets go of it, once.
+    """Pin memory of this process in place. Returns a call that unpins it, once.
 
     Raises DeviceLostError, OutOfMemoryError, ComputeFailedError, UnsupportedError.
     """
@@ -254,31 +257,26 @@ def pinned_in_place(device: CudaDevice, memory: Bytes) -> Callable[[], None]:
             with device.guarded(alive=False):
                 release()
         except HeliographError as error:
-            # A lost device holds nothing any more, and memory must be given back all the same.
-            logger.debug("letting go of pinned memory: %s", error)
+            # A lost device holds no memory, and the host's must still be given back.
+            logger.debug("unpinning memory failed: %s", error)
 
     return unpin
 
 
-def shared_buffer_types(device: CudaDevice, budget: MemoryBudget) -> tuple[CudaSharedBufferType, ...]:
-    """One buffer type, or none: see `why_no_sealed`."""
-    return () if why_no_sealed() else (CudaSharedBufferType(device, budget),)
-
-
 def can_reach(tensor: Tensor, device: CudaDevice) -> bool:
-    """Whether the device's kernels can use a tensor's memory in place."""
+    """True if the device's kernels can use a tensor's memory in place."""
     kind = tensor.buffer.buffer_type
     return kind.device is device and isinstance(kind, CudaBufferType | PinnedBufferType)
 
 
 def address_of(tensor: Tensor) -> int:
-    """Of a tensor's first byte."""
+    """Return the address of a tensor's first byte."""
     buffer = tensor.buffer
     assert isinstance(buffer, CudaBuffer | HostBuffer), "its memory has an address"
     return buffer.address + tensor.offset_bytes
 
 
 def owner_of(tensor: Tensor) -> Any:
-    """What keeps a tensor's memory."""
+    """Return the object that owns a tensor's memory."""
     buffer = tensor.buffer
     return buffer.owner if isinstance(buffer, CudaBuffer) else getattr(buffer, "memory", None)

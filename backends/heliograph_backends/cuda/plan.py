@@ -1,9 +1,10 @@
-"""A graph compiled for a GPU: memory planned and bound once, kernels' parameters filled, then runs.
+"""A graph compiled for a GPU: memory is planned and bound once, kernels' parameters are filled,
+then it runs.
 
-    validated graph -> places -> groups -> storage -> launches -> what can be captured, captured
+    validated graph -> places -> groups -> storage -> launches -> captured steps
 
-A run waits for the device at its end: so what it raises is its own, and what it took is what it took. Streams
-keep the device busy beside it.
+A run waits for the device at its end, so its errors and its time are its own. Streams keep the
+device busy meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from heliograph_backends.contract import (
 from heliograph_backends.cuda.binding import CudaPlanMemory, are_separate, fixed_bytes
 from heliograph_backends.cuda.driver.driver import Queue
 from heliograph_backends.cuda.graph_replay import Replays
-from heliograph_backends.cuda.index_report import report_of
+from heliograph_backends.cuda.index_report import REPORTING, IndexReport
 from heliograph_backends.cuda.lowering import moves
 from heliograph_backends.cuda.lowering.fusion import joined
 from heliograph_backends.cuda.lowering.launch import Launch, Located
@@ -53,7 +54,7 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class CudaLayout:
-    """What is decided about a graph before any memory is taken."""
+    """The decisions about a graph before any memory is allocated."""
 
     lowering: CudaLowering
     groups: tuple[Group, ...]
@@ -64,7 +65,8 @@ class CudaLayout:
 def plan_layout(
     device: CudaDevice, graph: Graph, options: DeviceCompileOptions, *, direct: bool = True
 ) -> CudaLayout:
-    """Raises OutOfMemoryError for a value that no buffer can hold. `direct`: see `place_values`."""
+    """Plan the layout of a graph. Raises OutOfMemoryError for a value that no buffer can hold.
+    `direct`: see `place_values`."""
     places = place_values(graph, direct=direct)
     lowering = CudaLowering(graph, places, device.target)
     groups = group_nodes(graph, places, lowering, fusion=options.fusion)
@@ -75,14 +77,15 @@ def plan_layout(
 
 
 def estimate(device: CudaDevice, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
-    """What compiling takes: the plan's own blocks, and the fixed places of inputs and outputs."""
+    """Estimate the memory that compiling takes: the plan's own blocks, and the fixed places of
+    inputs and outputs."""
     layout = plan_layout(device, graph, options)
     workspace = (layout.workspace_bytes,) if layout.workspace_bytes else ()
     return MemoryEstimate((*layout.storage.own_bytes, FAILURE_TYPE.nbytes, *workspace, *fixed_bytes(graph)))
 
 
 class CudaPlan(Plan):
-    """Made by `CudaDevice.compile`."""
+    """A plan made by `CudaDevice.compile`."""
 
     device: CudaDevice
 
@@ -99,9 +102,10 @@ class CudaPlan(Plan):
         self._kernels = PlanKernels(device.kernels)
         try:
             with device.here():
-                # Kernels of large chains are compiled in there, for which nobody else is to wait.
-                self._steps = self._made(layout)
-                self._report = report_of(graph, self.memory)
+                # Kernels of large chains are compiled here, and no other thread must wait for them.
+                self._steps = self._make_steps(layout)
+                reports = any(node.op in REPORTING for node in graph.nodes)
+                self._report = IndexReport(graph, self.memory) if reports else None
             self._issue_constants(layout)
         except BaseException:
             self.memory.free()
@@ -115,12 +119,13 @@ class CudaPlan(Plan):
 
     @property
     def note(self) -> str:
-        """Whether runs are replayed, or why they are not; and what large chains run on."""
+        """The way in which runs are replayed, or the reason why not; and the kernels of large
+        chains."""
         return "; ".join(filter(None, (self._replays.note, self._kernels.note)))
 
     # Made once
 
-    def _made(self, layout: CudaLayout) -> list[Step]:
+    def _make_steps(self, layout: CudaLayout) -> list[Step]:
         found: list[Step] = []
         for group in layout.groups:
             node = self.graph.nodes[group.last]
@@ -144,8 +149,8 @@ class CudaPlan(Plan):
         return KernelStep(self.graph, number, built, self.memory, tf32=self.device.tf32)
 
     def _kept(self, number: int, layout: CudaLayout) -> list[Step]:
-        """A copy of an assignment's result that does not lie in the variable, since a later one overwrites
-        that."""
+        """Return a copy of an assignment's result that is not kept in the variable, since a later
+        assignment overwrites that."""
         value = len(self.graph.leaves) + number
         if layout.storage.places[value].root != value:
             return []
@@ -154,7 +159,7 @@ class CudaPlan(Plan):
         return self._copied(layout, self.graph.nodes[number].operands[0], target)
 
     def _copied(self, layout: CudaLayout, source: int, target: Located) -> list[Step]:
-        """A contiguous copy of a value."""
+        """Return a contiguous copy of a value."""
         type = target.type
         if not type.size:
             return []
@@ -166,11 +171,11 @@ class CudaPlan(Plan):
         return [KernelStep(self.graph, 0, found, self.memory, tf32=False)]
 
     def _issue_constants(self, layout: CudaLayout) -> None:
-        """Computes what depends on nothing, once."""
+        """Compute the nodes without operands, once."""
         nodes = [group.last for group in layout.groups]
         constants = [number for number in nodes if OPS[self.graph.nodes[number].op].group == "source"]
         if not constants:
-            return  # the default queue would be waited for, and so all that other threads compute
+            return  # using the default queue would wait for the work of all other threads
         with self.device.queue(), np.errstate(all="ignore"):
             for number in constants:
                 DefinitionStep(self.graph, number, self.memory).issue(None)
@@ -184,7 +189,7 @@ class CudaPlan(Plan):
             try:
                 self._run(inputs, outputs, abort, queue)
             except BaseException:
-                # What was issued still runs, in memory that is let go of.
+                # Issued work still runs, in memory that is released next.
                 self._settle_quietly(queue)
                 raise
             finally:
@@ -207,7 +212,7 @@ class CudaPlan(Plan):
 
     def _settle_quietly(self, queue: Queue) -> None:
         try:
-            # What cuBLAS answers after an illegal address says nothing of that; this does.
+            # After an illegal address cuBLAS reports an unspecific status; this raises the cause.
             with self.device.guarded(alive=False):
                 self.device.settle(queue)
         except HeliographError as error:

@@ -1,9 +1,9 @@
-"""Kernels that chains of many elements have of their own: compiled with the first plan that has the chain,
-kept for all later ones.
+"""Kernels of chains with many elements: compiled with the first plan that has the chain, and kept
+for later ones.
 
-What is compiled is bounded, so that no client can have a daemon do nothing else: by time for each plan, and
-by number for each device. What has no kernel in the end is interpreted, which gives the same bits; a plan
-says so.
+Compiling is bounded, so that no client can keep a daemon busy with it: by time for each plan, and
+by number for each device. A chain without a kernel is interpreted, with the same bits; the plan
+reports it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from heliograph_backends.cuda.lowering.launch import Launch
 
 logger = logging.getLogger(__name__)
 
-#: Programs of a device, whose code has some 30 KB each in its memory and in the cache on disk.
+#: The most kernels of a device. Each takes about 30 KB of its memory and of the cache on disk.
 MOST_KERNELS = 1024
-#: A plan begins to compile no further kernel when it has spent so long. One takes 0.1 s.
+#: A plan stops compiling kernels after this time. One takes 0.1 s.
 MOST_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a program has no kernel."""
+    """The reason why a program has no kernel."""
 
-    why: str
+    reason: str
 
 
 class KernelCache:
-    """Those of one device, by source. Plans of several threads may ask at the same time."""
+    """The kernels of one device, by source. Thread-safe."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -43,7 +43,8 @@ class KernelCache:
         return f"<Kernels of {len(self._found)} chains>"
 
     def find(self, source: str, *, may_compile: bool) -> Kernel | Refused:
-        """The kernel of a source, or why there is none. Raises DriverError where the device itself failed."""
+        """Return the kernel of a source, or why there is none. Raises DriverError if the device
+        itself failed."""
         with self._lock:
             found = self._found.get(source)
             is_full = len(self._found) >= MOST_KERNELS
@@ -53,7 +54,7 @@ class KernelCache:
             return Refused(f"{MOST_KERNELS} chains have kernels already")
         if not may_compile:
             return Refused(f"compiling others took {MOST_SECONDS:g} s")
-        # Two that compile the same at the same time do no harm.
+        # Two threads may compile the same kernel; the first result is kept.
         made = self._made(source)
         with self._lock:
             return self._found.setdefault(source, made)
@@ -70,7 +71,7 @@ class KernelCache:
 
 @dataclass(slots=True)
 class PlanKernels:
-    """The kernels of one plan, and what became of the chains that ask for one."""
+    """The kernels of one plan, and the outcome for each of its large chains."""
 
     kernels: KernelCache
     _seconds: float = 0.0
@@ -78,7 +79,7 @@ class PlanKernels:
     _refused: list[str] = field(default_factory=list)
 
     def built(self, launch: Launch) -> Launch:
-        """A launch with its kernel, or what runs instead."""
+        """Return a launch with its kernel, or the launch that replaces it."""
         if not launch.source:
             return launch
         assert launch.instead is not None, "what is compiled with a plan can be interpreted"
@@ -86,14 +87,15 @@ class PlanKernels:
         found = self.kernels.find(launch.source, may_compile=self._seconds < MOST_SECONDS)
         self._seconds += time.monotonic() - began
         if isinstance(found, Refused):
-            self._refused.append(found.why)
+            self._refused.append(found.reason)
             return launch.instead
         self._count += 1
         return replace(launch, kernel=found)
 
     @property
     def note(self) -> str:
-        """How many chains have kernels and why others have none, in words; empty if no chain is large."""
+        """The number of chains with kernels and why others have none; empty if no chain is
+        large."""
         parts = []
         if self._count:
             parts.append(f"{self._count} large chain(s) with kernels of their own, in {self._seconds:.2f} s")

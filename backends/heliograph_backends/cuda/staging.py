@@ -1,8 +1,7 @@
-"""Pinned host memory, made once and used again: what goes between ordinary memory and the device passes
-through it.
+"""Pinned host memory that is reused: copies between ordinary memory and the device pass through it.
 
-A copy from ordinary memory would wait for the driver's own staging; through ours the processor fills one
-piece while the device fetches another.
+A copy from ordinary memory would wait for the driver's own staging. With these pieces, the
+processor fills one piece while the device reads another.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import numpy as np
 
 from heliograph_backends.cuda.driver.driver import Bytes, Driver, Mark, Queue
 
-#: Of a piece, and how many there are at most: copies larger than all of them take turns.
+#: The size of a piece, and the most pieces: larger copies reuse them in turn.
 PIECE_BYTES = 4 * 2**20
 MOST_PIECES = 8
-#: How long a transfer waits for a piece that others hold. Each holds one for milliseconds.
+#: The time that a transfer waits for a piece that others hold. Each holds one for milliseconds.
 WAIT_SECONDS = 60.0
 
 
 @dataclass(eq=False)
 class StagingPiece:
-    """A piece, and where the device is when it has done with it."""
+    """A piece, and the mark after which the device no longer uses it."""
 
     memory: Bytes
     mark: Mark = None
@@ -37,13 +36,13 @@ class StagingPiece:
 
 
 class PinnedRanges:
-    """Host memory beside the pieces that is pinned: copies to and from it go straight."""
+    """Other pinned host memory, to and from which copies are direct."""
 
     def __init__(self) -> None:
         self._ends: dict[int, int] = {}
 
     def add(self, memory: Bytes) -> Callable[[], None]:
-        """Notes memory; the call returned forgets it."""
+        """Add memory. Returns a call that removes it."""
         start = int(memory.ctypes.data)
         self._ends[start] = start + memory.nbytes
 
@@ -53,23 +52,23 @@ class PinnedRanges:
         return forget
 
     def has(self, memory: Bytes) -> bool:
-        """Whether all of it is pinned."""
+        """True if all of it is pinned."""
         start = int(memory.ctypes.data)
         end = start + memory.nbytes
         return any(first <= start and end <= last for first, last in list(self._ends.items()))
 
 
 class PinnedStaging:
-    """The pieces of one device. They are made when they are first needed."""
+    """The pieces of one device, made when they are first needed."""
 
     def __init__(self, driver: Driver, wait: Callable[[Mark], None]) -> None:
-        """`wait` does so until the device got to a mark."""
+        """Create the staging of a device. `wait` waits until the device has reached a mark."""
         self._driver = driver
         self._wait = wait
         self._free: deque[StagingPiece] = deque()
         self._made = 0
         self._condition = threading.Condition()
-        #: What needs no piece.
+        #: Memory that needs no piece.
         self.pinned = PinnedRanges()
 
     def __repr__(self) -> str:
@@ -77,19 +76,19 @@ class PinnedStaging:
 
     @property
     def pinned_bytes(self) -> int:
-        """Taken of the host's memory so far."""
+        """Bytes of the host's memory allocated so far."""
         return self._made * PIECE_BYTES
 
     def take(self) -> StagingPiece:
-        """A piece that the device has done with. Raises DriverError, TimeoutError."""
+        """Take a piece that the device no longer uses. Raises DriverError, TimeoutError."""
         piece = self._take(WAIT_SECONDS)
         if piece is None:
             raise TimeoutError("no staging memory became free")
         return self._ready(piece)
 
     def take_another(self) -> StagingPiece | None:
-        """A piece for who holds one already: None if others hold the rest, who may wait for that one. Raises
-        DriverError."""
+        """Take a further piece without waiting; None if others hold the rest, who may wait for the
+        caller's piece. Raises DriverError."""
         piece = self._take(0)
         return None if piece is None else self._ready(piece)
 
@@ -105,7 +104,7 @@ class PinnedStaging:
 
     def _take(self, seconds: float) -> StagingPiece | None:
         with self._condition:
-            # Another one rather than waiting for the device, as long as there may be one.
+            # Make another piece rather than wait for the device, up to the limit.
             if not (self._free and self._is_ready(self._free[0])) and self._made < MOST_PIECES:
                 self._made += 1
                 try:
@@ -120,7 +119,8 @@ class PinnedStaging:
         return piece.mark is None or self._driver.is_reached(piece.mark)
 
     def give(self, piece: StagingPiece, queue: Queue = None) -> None:
-        """Gives a piece back; with a queue, it is free when the device has come so far."""
+        """Give a piece back; with a queue, it is free when the device has reached the queue's
+        present end."""
         if queue is not None:
             piece.mark = self._driver.mark(queue)
         with self._condition:
@@ -128,7 +128,7 @@ class PinnedStaging:
             self._condition.notify()
 
     def to_device(self, address: int, data: Any, queue: Queue) -> None:
-        """Puts a copy of bytes on a queue; `data` may change when it returns."""
+        """Put a copy of bytes on a queue; `data` may change when this returns."""
         source = _bytes(data)
         if self.pinned.has(source):
             self._straight(address, int(source.ctypes.data), source.nbytes, queue)
@@ -143,31 +143,31 @@ class PinnedStaging:
                 self.give(piece, queue)
 
     def to_host(self, out: Any, address: int, queue: Queue) -> None:
-        """Copies bytes behind what is on a queue, and waits for them; one piece comes while another is
-        read."""
+        """Copy bytes after the work on a queue, and wait for them; one piece is transferred while
+        another is read."""
         target = _bytes(out)
         if self.pinned.has(target):
             self._straight(int(target.ctypes.data), address, target.nbytes, queue)
             return
-        coming: deque[tuple[StagingPiece, int]] = deque()
+        pending: deque[tuple[StagingPiece, int]] = deque()
         try:
             for start in range(0, target.nbytes, PIECE_BYTES):
-                piece = self.take_another() if coming else self.take()
+                piece = self.take_another() if pending else self.take()
                 if piece is None:
-                    self._read(target, *coming.popleft())
+                    self._read(target, *pending.popleft())
                     piece = self.take()
                 self._fetch(piece, address + start, min(PIECE_BYTES, target.nbytes - start), queue)
-                coming.append((piece, start))
-                if len(coming) > 1:
-                    self._read(target, *coming.popleft())
-            while coming:
-                self._read(target, *coming.popleft())
+                pending.append((piece, start))
+                if len(pending) > 1:
+                    self._read(target, *pending.popleft())
+            while pending:
+                self._read(target, *pending.popleft())
         finally:
-            for piece, _ in coming:
+            for piece, _ in pending:
                 self.give(piece)
 
     def _straight(self, target: int, source: int, size_bytes: int, queue: Queue) -> None:
-        """Copies, and waits: the host's memory may change afterwards."""
+        """Copy and wait, since the host's memory may change afterwards."""
         self._driver.copy(target, source, size_bytes, queue)
         self._wait(self._driver.mark(queue))
 

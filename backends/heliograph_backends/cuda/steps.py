@@ -1,4 +1,4 @@
-"""What a plan puts on a queue, step by step."""
+"""The steps of a plan."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
 
 
 class Step(ABC):
-    """A part of a plan."""
+    """A part of a plan that issues work."""
 
-    #: Why it cannot be captured, in words; empty if it can.
+    #: The reason why it cannot be captured; empty if it can.
     why_not_captured = ""
-    #: Launches and calls that it puts on a queue, where it can be captured.
+    #: The number of launches and calls that it puts on a queue, if it can be captured.
     calls = 0
 
     @abstractmethod
     def issue(self, queue: Queue) -> None:
-        """Puts its work on a queue, in memory that is bound."""
+        """Put its work on a queue, in memory that is bound."""
 
     @abstractmethod
     def rebind(self) -> None:
-        """Takes note of a run's memory."""
+        """Take up the addresses of a run's memory."""
 
 
 class KernelStep(Step):
-    """Launches and calls of cuBLAS, whose parameters are filled but for the memory of a run."""
+    """Launches and calls of cuBLAS, whose parameters are complete except for the addresses of a
+    run."""
 
     def __init__(
         self, graph: Graph, number: int, work: Sequence[Work], memory: CudaPlanMemory, *, tf32: bool
@@ -55,7 +56,8 @@ class KernelStep(Step):
         self._bound = [self._with_memory(one) if isinstance(one, Launch) else one for one in self._work]
 
     def _with_memory(self, launch: Launch) -> Launch:
-        """The launch, or what stands for it where the memory is not aligned for it, with addresses."""
+        """Return the launch with addresses, or its replacement if the memory is not aligned for
+        it."""
         addresses = self._memory.addresses
         words = launch.parameters.view(np.uint64)
         aligned = True
@@ -82,7 +84,8 @@ class KernelStep(Step):
 
 
 class DefinitionStep(Step):
-    """One node on the definition, with CuPy, between arrays over the plan's memory."""
+    """A node computed by its reference definition, with CuPy, between arrays over the plan's
+    memory."""
 
     def __init__(self, graph: Graph, number: int, memory: CudaPlanMemory) -> None:
         node = graph.nodes[number]
@@ -110,16 +113,16 @@ class DefinitionStep(Step):
         except DriverError:
             raise
         except Exception as error:
-            refused = self._driver.failure(error)
-            if refused is not None:
-                raise refused from error
+            failure = self._driver.failure(error)
+            if failure is not None:
+                raise failure from error
             if isinstance(error, MemoryError):
                 raise OutOfMemoryError(f"no memory for a temporary result: {error}", origin=origin) from error
             raise ComputeFailedError(f"{type(error).__name__}: {error}", origin=origin) from error
 
 
 class ArrayCopy(Step):
-    """A copy between strides that the kernel for copies does not walk."""
+    """A copy between strides that the copy kernel does not support."""
 
     why_not_captured = "a copy over more dimensions than the kernels walk goes through CuPy"
 
@@ -136,6 +139,6 @@ class ArrayCopy(Step):
 
 
 def target_of(graph: Graph, number: int) -> int:
-    """The value that a node writes: its own, or the variable that it assigns to."""
+    """Return the value that a node writes: its own, or the variable that it assigns to."""
     node = graph.nodes[number]
     return node.operands[0] if node.op == "assign" else len(graph.leaves) + number

@@ -1,9 +1,9 @@
-"""Streams and events of CUDA behind the contract.
+"""CUDA streams and events behind the contract.
 
-A stream is a queue of the device and a thread that puts work on it. The thread issues the next work while the
-device still computes the last; when there is none to issue it looks whether the device got to where the
-oldest work ended, and then reports that as done. So nobody blocks in a call of CUDA's that has no bound, an
-event loop least of all.
+A stream is a queue of the device and a thread that puts work on it. The thread issues the next work
+while the device still computes the last. When there is none to issue, it polls whether the device
+has finished the oldest work, and then reports that as done. So no thread, least of all an event
+loop, blocks in a CUDA call without a bound.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How much work may be issued and not yet computed.
+#: The most work that may be issued and not yet computed.
 MOST_AHEAD = 64
-#: How often the device is asked: for a short while, then after a pause that doubles up to the longest.
+#: The device is polled for a short while, then after pauses that double up to the longest.
 FIRST_PAUSE_SECONDS = 5e-6
 LONGEST_PAUSE_SECONDS = 200e-6
-#: How long close waits for the running work.
+#: The time that close waits for the running work.
 CLOSE_SECONDS = 30.0
 
 _Item: TypeAlias = tuple[Callable[[], None], Done]
 
 
 class _Issued(NamedTuple):
-    """Work that the device has, and where it ends."""
+    """Work that the device has, and the mark of its end."""
 
     mark: Mark
     done: Done
@@ -101,7 +101,7 @@ class CudaStream(Stream):
             report_done(self._items.popleft()[1], CancelledError("the stream was closed"))
 
     def _next(self, pause: float) -> _Item | None:
-        """What to issue; None when the device had better be asked again."""
+        """Return the next work to issue; None when the device should be polled again."""
         with self._condition:
             full = len(self._issued) >= MOST_AHEAD
             if full or not self._items:
@@ -115,33 +115,35 @@ class CudaStream(Stream):
                 try:
                     work()
                 finally:
-                    # What a work that failed had issued still runs, and its memory is in use so long.
+                    # The work that a failing call had issued still runs and uses its memory.
                     mark = self.device.driver.mark(self.queue)
-        except BaseException as error:  # whatever it is, it belongs to who submitted the work
+        except BaseException as error:  # it is reported to the submitter of the work
             self._drain()
             report_done(done, error)
             return
         self._issued.append(_Issued(mark, done))
 
     def _drain(self) -> None:
-        """Waits for all that was issued, in order, before a failure is reported."""
+        """Wait for all issued work, in order, before a failure is reported."""
         while self._issued:
             self._finish_oldest()
         try:
             with self.device.guarded():
                 self.device.settle(self.queue)
         except Exception as error:
-            logger.debug("waiting for what was issued before a failure: %s", error)
+            logger.debug("waiting for work issued before a failure: %s", error)
 
     def _is_computed(self, mark: Mark, *, at_first: bool) -> bool:
-        """`at_first`: since work was issued or done last. A pause takes longer than small work does."""
+        """True if the device has reached a mark. `at_first` means that work was issued or done just
+        before, so the device is polled without a pause, which would take longer than small work
+        does."""
         driver = self.device.driver
         try:
             if at_first:
                 return polling.reached_soon(driver, mark, lambda: bool(self._items) or self._closed)
             return driver.is_reached(mark)
         except DriverError:
-            return True  # waiting for it says what went wrong
+            return True  # waiting for it raises the error
 
     def _finish_oldest(self) -> None:
         mark, done = self._issued.popleft()
@@ -155,10 +157,11 @@ class CudaStream(Stream):
 
 
 class CudaEvent(Event):
-    """A mark in a stream's order. Another stream waits for it on the device, the host by being told.
+    """A mark in a stream's order. Another stream waits for it on the device; the host is called
+    back.
 
-    Recorded and waited for in the order of the streams' work: so the mark on the device is made when the
-    stream's thread comes to it, and a stream that waits asks for it no sooner.
+    Recording and waiting follow the order of the streams' work: the mark on the device is made when
+    the stream's thread reaches it, and a waiting stream queries it no sooner.
     """
 
     def __init__(self, device: CudaDevice) -> None:
@@ -200,23 +203,24 @@ class CudaEvent(Event):
         stream.submit(wait_for_mark, lambda _error: None)
 
     def is_reached(self) -> bool:
-        """By the device itself: it may have gone on behind the mark before the stream's thread asked it."""
+        """True if the device has passed the mark, even if the stream's thread has not polled it
+        yet."""
         marking = self._marking
         if super().is_reached() or marking.mark is None or marking.driver is None:
             return super().is_reached()
         try:
             return marking.driver.is_reached(marking.mark)
         except DriverError:
-            return super().is_reached()  # the stream's thread says what went wrong
+            return super().is_reached()  # the stream's thread reports the error
 
 
 class _Marking:
-    """A mark on the device, from when its stream's thread made it."""
+    """A mark on the device, once its stream's thread has made it."""
 
     def __init__(self, reached: threading.Event | None = None, driver: Driver | None = None) -> None:
         self.issued = threading.Event()
         self.mark: Mark = None
-        #: Who made the mark.
+        #: The driver that made the mark.
         self.driver = driver
-        #: Of a mark on another kind of stream, which only the host knows.
+        #: For a mark on another kind of stream, which only the host knows.
         self.reached = reached

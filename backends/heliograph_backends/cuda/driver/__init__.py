@@ -1,1 +1,2 @@
-"""The only door to CUDA: the driver interface, and CuPy and cuBLAS behind it. Imports `contract` alone."""
+"""The only interface to CUDA: the abstract driver, and CuPy and cuBLAS behind it. Imports only
+`contract`."""

@@ -1,9 +1,10 @@
-"""cuBLAS by its C interface. CuPy's own wrapper refuses every call while a stream is captured.
+"""cuBLAS through its C interface. CuPy's own wrapper rejects every call while a stream is captured.
 
-A handle and a workspace for each GPU rather than for each thread. What lies in a workspace is the work's that
-was put on a queue last, so another queue waits for that first; a graph keeps the workspace that it was
-captured with. Without one of ours, each product of a graph would take memory when the graph runs. See the
-cuBLAS manual, cublasSetWorkspace and CUDA Graphs Support.
+There is one handle for each GPU, not for each thread, and a few workspaces. A workspace belongs to
+the work that was last put on a queue with it, so another queue waits for that work first. A graph
+keeps the workspace that it was captured with; without an explicit one, each product of a graph
+would allocate memory when the graph runs. See the cuBLAS manual, cublasSetWorkspace and CUDA Graphs
+Support.
 """
 
 from __future__ import annotations
@@ -20,49 +21,49 @@ import numpy as np
 from heliograph_backends.cuda.driver.driver import DriverError, Gemm
 from heliograph_backends.cuda.driver.failures import OUT_OF_MEMORY
 
-#: Numbers of cudaDataType_t, cublasComputeType_t and cublasStatus_t.
+#: Values of cudaDataType_t, cublasComputeType_t and cublasStatus_t.
 _DATA = {"f32": 0, "f64": 1, "f16": 2, "bf16": 14}
 _COMPUTE_F32, _COMPUTE_F64, _COMPUTE_TF32 = 68, 70, 77
 _DEFAULT_ALGORITHM = -1
 _ALLOCATION_FAILED = 3
-#: Workspaces of a GPU: so many queues multiply beside each other.
+#: The most workspaces of a GPU: that many queues multiply at the same time.
 MOST_WORKSPACES = 4
-#: What the manual recommends from compute capability 9.0 on, and before.
+#: The sizes that the manual recommends from compute capability 9.0 on, and before.
 WORKSPACE_BYTES, OLD_WORKSPACE_BYTES = 32 * 2**20, 4 * 2**20
-#: A grid of blocks has no more in the dimension that batches go along.
+#: The limit of a grid's dimension along which batches go.
 MOST_BATCH = 65535
 
 
 @dataclass(eq=False)
 class Workspace:
-    """Memory that products put intermediate results into."""
+    """Memory for intermediate results of products."""
 
     address: int
-    #: What keeps the memory.
+    #: The object that owns the memory.
     owner: Any
-    #: Whose work was the last to use it.
+    #: The queue whose work was the last to use it.
     queue: Any = None
 
 
 class MultiplyingQueue(Protocol):
-    """What products need to know of a queue."""
+    """The properties of a queue that products need."""
 
     @property
     def handle(self) -> int:
         """Its stream's number for CUDA."""
 
-    #: Whether it records what is put on it instead of running it.
+    #: True if it records the work that is put on it instead of running it.
     captures: bool
-    #: The one that it multiplies with; None before its first product.
+    #: Its workspace; None before its first product.
     workspace: Workspace | None
 
 
 class Library:
-    """The functions of cuBLAS that are called, of the library that CuPy has loaded. Each raises
+    """The functions of cuBLAS that are used, from the library that CuPy has loaded. Each raises
     DriverError."""
 
     def __init__(self, path: str) -> None:
-        """`path`: of a library that depends on cuBLAS."""
+        """Load the functions. `path` is a library that depends on cuBLAS."""
         library = ctypes.CDLL(path)
         size, pointer, number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
         matrix = [pointer, number, size, size]
@@ -94,7 +95,7 @@ class Library:
         return call
 
     def create(self) -> int:
-        """A handle on the GPU that is the thread's."""
+        """Return a handle on this thread's GPU."""
         handle = ctypes.c_void_p()
         self._create(ctypes.byref(handle))
         return handle.value or 0
@@ -103,12 +104,13 @@ class Library:
         self._destroy(handle)
 
     def use(self, handle: int, stream: int, workspace: int, size_bytes: int) -> None:
-        """What comes goes to a stream, with a workspace; setting a stream takes back the own workspace."""
+        """Set the stream and the workspace of the next calls; setting a stream resets the
+        workspace."""
         self._set_stream(handle, stream)
         self._set_workspace(handle, workspace, size_bytes)
 
     def multiply(self, handle: int, product: Gemm, a: int, b: int, c: int, *, tf32: bool) -> None:
-        """A product, in parts where the batch is too large for one."""
+        """Compute a product, in parts if the batch is too large for one call."""
         wide = product.types[2] == "f64"
         one, nothing = _ADDRESSES[wide]
         compute = _COMPUTE_F64 if wide else _COMPUTE_F32
@@ -129,14 +131,15 @@ class Library:
 
 
 _ITEM_BYTES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
-#: What products and what was in their place before are multiplied by, in f32 and f64, and where these numbers
-#: are: made once, since arrays and their addresses would take a third of a call's time.
+#: The factors of products and of the previous results, in f32 and f64, and their addresses: made
+#: once, since arrays and their addresses would take a third of a call's time.
 _SCALARS = tuple(np.array([1, 0], type) for type in (np.float32, np.float64))
 _ADDRESSES = tuple((int(one.ctypes.data), int(one.ctypes.data) + one.itemsize) for one in _SCALARS)
 
 
 class Products:
-    """The products of one GPU. Every thread may multiply; one does at a time, which takes microseconds."""
+    """The products of one GPU. Thread-safe; one thread multiplies at a time, which takes
+    microseconds."""
 
     def __init__(
         self,
@@ -145,7 +148,8 @@ class Products:
         workspace_bytes: int,
         order: Callable[[Any, Any], None],
     ) -> None:
-        """`workspace` makes one; `order(queue, other)` has a queue wait for what is on another one."""
+        """Create the products of a GPU. `workspace` makes a workspace; `order(queue, other)` makes
+        a queue wait for the work on another one."""
         self._library = library
         self._make = workspace
         self._bytes = workspace_bytes
@@ -159,7 +163,7 @@ class Products:
         return f"<Products with {len(self._workspaces)} workspaces>"
 
     def multiply(self, product: Gemm, a: int, b: int, c: int, queue: MultiplyingQueue, *, tf32: bool) -> None:
-        """Puts a product on a queue, on the GPU that is the thread's. Raises DriverError."""
+        """Put a product on a queue of this thread's GPU. Raises DriverError."""
         with self._lock:
             self._handle = self._handle or self._library.create()
             workspace = queue.workspace = queue.workspace or self._next(queue)
@@ -169,7 +173,8 @@ class Products:
 
     @contextmanager
     def in_order(self, workspace: Workspace | None, queue: MultiplyingQueue) -> Iterator[None]:
-        """What is put on a queue inside may use a workspace: it comes behind what other queues use it for."""
+        """Let work on a queue use a workspace inside: it follows the work of other queues that use
+        it."""
         if workspace is None or queue.captures:
             yield
             return
@@ -180,7 +185,8 @@ class Products:
             yield
 
     def _next(self, queue: MultiplyingQueue) -> Workspace:
-        """A workspace for a queue: a new one as long as there may be one. Captured products make none."""
+        """Return a workspace for a queue: a new one up to the limit. Captured products make
+        none."""
         if len(self._workspaces) < MOST_WORKSPACES and not (self._workspaces and queue.captures):
             self._workspaces.append(self._make())
             return self._workspaces[-1]
@@ -188,7 +194,7 @@ class Products:
         return self._workspaces[self._given % len(self._workspaces)]
 
     def close(self) -> None:
-        """Gives everything back, on the GPU that is the thread's. Raises DriverError."""
+        """Free everything on this thread's GPU. Raises DriverError."""
         with self._lock:
             handle, self._handle = self._handle, 0
             self._workspaces.clear()

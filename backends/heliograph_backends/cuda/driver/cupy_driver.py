@@ -1,7 +1,8 @@
 """The driver on CuPy 13 and 14: streams, events, NVRTC and CUDA graphs.
 
-CuPy's own kernels are compiled with their first use and kept in its cache on disk, as are ours. Nothing here
-has names of ours in it but those of `driver`; what CuPy raises becomes `DriverError` in one place.
+CuPy compiles its own kernels at their first use and keeps them in its cache on disk, as it does
+Heliograph's. Of this package, only `driver` is imported here; CuPy's errors become `DriverError` in
+one place.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from heliograph_backends.cuda.driver.sources import (
     text_of_chain,
 )
 
-#: Of cudaError_t.
+#: From cudaError_t.
 _NOT_READY = 600
 
 
 def open_gpu(number: int) -> Driver:
-    """The driver of a GPU."""
+    """Return the driver of a GPU."""
     return CupyDriver(number)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recording:
-    """A graph, and the workspace of the products in it."""
+    """A graph, and the workspace of its products."""
 
     graph: Any
     workspace: Workspace | None
@@ -65,7 +66,7 @@ class CupyDriver(CupyMemory):
     # Queues
 
     def queue(self) -> CupyQueue:
-        with self._here():
+        with self._gpu:
             return CupyQueue(cupy.cuda.Stream())
 
     @property
@@ -74,38 +75,39 @@ class CupyDriver(CupyMemory):
 
     @contextmanager
     def using(self, queue: CupyQueue) -> Iterator[None]:
-        with self._here(), queue.stream, cupy.cuda.using_allocator(self._allocating):
+        with self._gpu, queue.stream, cupy.cuda.using_allocator(self._allocating):
             yield
 
     def mark(self, queue: CupyQueue) -> Any:
-        with self._here():
+        with self._gpu:
             event = cupy.cuda.Event(block=True, disable_timing=True)
             event.record(queue.stream)
         return event
 
     def is_reached(self, mark: Any) -> bool:
         runtime = cupy.cuda.runtime
-        with self._here():
-            # Event.done says False of a device that failed as of one that is busy.
+        with self._gpu:
+            # Event.done is False for a failed device as well as for a busy one.
             status = runtime.eventQuery(mark.ptr)
             if status not in (0, _NOT_READY):
                 raise runtime.CUDARuntimeError(status)
         return bool(status == 0)
 
     def wait(self, mark: Any) -> None:
-        with self._here():
+        with self._gpu:
             mark.synchronize()
 
     def wait_for(self, queue: CupyQueue, mark: Any) -> None:
-        with self._here():
+        with self._gpu:
             queue.stream.wait_event(mark)
 
     # Work
 
     def build(self, source: str) -> Kernel:
-        with self._here():
+        with self._gpu:
             try:
-                # CuPy keeps the code in its cache on disk, and the module as long as the process.
+                # CuPy keeps the code in its cache on disk, and the module for the life of the
+                # process.
                 module = cupy.RawModule(code=text_of_chain(source), options=options_of(CHAIN))
                 return module.get_function(CHAIN)
             except cupy.cuda.compiler.CompileException as error:
@@ -120,10 +122,11 @@ class CupyDriver(CupyMemory):
         queue: CupyQueue,
         shared_bytes: int = 0,
     ) -> None:
-        with self._here():
+        with self._gpu:
             function = self._function(kernel) if isinstance(kernel, str) else kernel
-            # An array of NumPy's of one element is a parameter by value: its bytes are copied at the launch.
-            # CuPy asks for its interface, and of a struct that lists all fields, which takes 20 us.
+            # A NumPy array of one element is a parameter by value, whose bytes are copied at the
+            # launch. For a struct CuPy would list all fields through the array interface, which
+            # takes 20 us.
             plain = parameters.view((np.void, parameters.itemsize))
             function(grid, (threads, 1, 1), (plain,), shared_mem=shared_bytes, stream=queue.stream)
 
@@ -133,29 +136,29 @@ class CupyDriver(CupyMemory):
         return self._functions[kernel]
 
     def _load(self, name: str) -> None:
-        """Compiles a module, or takes it from CuPy's cache, and loads it."""
+        """Compile a module, or take it from CuPy's cache, and load it."""
         with self._loading:
             module = cupy.RawModule(code=text_of(name), options=options_of(name))
             for kernel in kernels_of(name):
                 function = module.get_function(kernel)
-                # More than 48 KB are to be asked for. Here and for all that there is: of two threads that
-                # launch a kernel at the same time, neither then takes back what the other one asked for.
+                # More than 48 KB must be requested. The maximum is requested once, here, so that
+                # two threads that launch a kernel cannot lower each other's limit.
                 most = self.properties.shared_bytes - function.shared_size_bytes
                 function.max_dynamic_shared_size_bytes = most
                 self._functions[kernel] = function
 
     def warmup(self) -> None:
-        with self._here():
+        with self._gpu:
             for name in MODULES:
                 self._load(name)
 
     def gemm(self, product: Gemm, a: int, b: int, c: int, queue: CupyQueue, *, tf32: bool) -> None:
-        with self._here():
+        with self._gpu:
             self._products.multiply(product, a, b, c, queue, tf32=tf32)
 
     @cached_property
     def _products(self) -> Products:
-        # Loads cuBLAS, which takes a moment.
+        # Loading cuBLAS takes a moment.
         from cupy_backends.cuda.libs import cublas
 
         modern = self.properties.compute_capability >= (9, 0)
@@ -165,7 +168,7 @@ class CupyDriver(CupyMemory):
         )
 
     def _workspace(self, size_bytes: int) -> Workspace:
-        # Of the memory that is left to others, as cuBLAS's own would be.
+        # From the memory that is left to others, as cuBLAS's own would be.
         memory = cupy.cuda.Memory(size_bytes)
         return Workspace(int(memory.ptr), memory)
 
@@ -173,8 +176,8 @@ class CupyDriver(CupyMemory):
         self.wait_for(queue, self.mark(other))
 
     def capture(self, issue: Callable[[CupyQueue], None]) -> _Recording:
-        with self._here():
-            # One that does not wait for the default queue: a capture may not.
+        with self._gpu:
+            # A capture may not wait for the default queue.
             queue = CupyQueue(cupy.cuda.Stream(non_blocking=True), captures=True)
             with queue.stream:
                 queue.stream.begin_capture()
@@ -187,14 +190,14 @@ class CupyDriver(CupyMemory):
 
     @staticmethod
     def _abandon(stream: Any) -> None:
-        """Ends a capture that went wrong; that it did is known already."""
+        """End a failed capture; its own error is already known."""
         try:
             stream.end_capture()
         except cupy.cuda.runtime.CUDARuntimeError:
             pass
 
     def replay(self, recording: _Recording, queue: CupyQueue) -> None:
-        with self._here():
+        with self._gpu:
             if recording.workspace is None:
                 recording.graph.launch(queue.stream)
                 return
@@ -203,11 +206,11 @@ class CupyDriver(CupyMemory):
 
     def close(self) -> None:
         try:
-            with self._here():
+            with self._gpu:
                 if "_products" in self.__dict__:
                     self._products.close()
                 self._functions.clear()
                 self._pool.free_all_blocks()
                 self._pinned.free_all_blocks()
         except DriverError:
-            pass  # a lost device gives nothing back; its process does
+            pass  # the memory of a lost device is freed at the end of the process

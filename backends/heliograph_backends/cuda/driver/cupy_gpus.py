@@ -1,4 +1,4 @@
-"""CuPy itself: whether it can be imported, what GPUs it finds, and what its errors say."""
+"""CuPy itself: whether it can be imported, its GPUs, and its errors."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from heliograph_backends.cuda.driver.failures import OUT_OF_MEMORY
 from heliograph_proto.errors import ConfigurationError
 
 try:
-    import cupy as cupy  # others take it from here, where its absence has words
+    import cupy as cupy  # imported by others from here, where its absence is explained
 except ImportError as error:
     advice = "pip install 'heliograph[cuda12]', or [cuda13] for CUDA 13"
     raise ConfigurationError(f"CuPy cannot be imported: {error}", advice=advice) from None
 except OSError as error:
-    # It makes the folder for what it compiles as soon as it is imported.
-    advice = "set CUPY_CACHE_DIR to a folder that can be written"
+    # CuPy creates its cache folder when it is imported.
+    advice = "set CUPY_CACHE_DIR to a writable folder"
     raise ConfigurationError(f"CuPy cannot be imported: {error}", advice=advice) from None
 
-#: Of cublasStatus_t.
+#: From cublasStatus_t.
 _ALLOCATION_FAILED = 3
 
 
 def count_gpus() -> int:
-    """How many GPUs there are. Raises ConfigurationError, saying why there are none."""
+    """Return the number of GPUs. Raises ConfigurationError, with the reason, if there are none."""
     try:
-        there = int(cupy.cuda.runtime.getDeviceCount())
+        count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise ConfigurationError(f"there is no GPU that CUDA can use: {error}") from None
-    if not there:
+    if not count:
         raise ConfigurationError("there is no GPU that CUDA can use")
-    return there
+    return count
 
 
 def versions() -> Mapping[str, str]:
-    """Of CuPy, and of CUDA as it was built and as the driver has it."""
+    """Return the versions of CuPy, and of CUDA's runtime and driver."""
     runtime = cupy.cuda.runtime
     return {
         "cupy": cupy.__version__,
@@ -49,7 +49,7 @@ def _dotted(version: int) -> str:
 
 
 def properties_of(device: Any) -> Properties:
-    """Of one GPU, CuPy's Device."""
+    """Return the properties of a GPU, given CuPy's Device."""
     found = cupy.cuda.runtime.getDeviceProperties(device.id)
     name = found["name"]
     return Properties(
@@ -64,14 +64,14 @@ def properties_of(device: Any) -> Properties:
 
 
 def failure(error: Exception) -> DriverError | None:
-    """What CUDA said, of an error that CuPy raised; None if it was not CUDA's."""
+    """Return CUDA's error behind an error that CuPy raised; None if it was not CUDA's."""
     if isinstance(error, DriverError):
         return error
     if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
         return DriverError(OUT_OF_MEMORY, str(error))
     kinds = cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError
     if isinstance(error, kinds):
-        # The numbers of CUresult and cudaError_t are the same for what is told apart here.
+        # The numbers of CUresult and cudaError_t agree for the errors that are distinguished here.
         return DriverError(int(error.status), str(error))
     library = type(error).__name__
     if library == "CUBLASError" and getattr(error, "status", None) == _ALLOCATION_FAILED:
@@ -82,9 +82,10 @@ def failure(error: Exception) -> DriverError | None:
 
 
 class OnGpu:
-    """A block on a GPU, with CuPy's errors as DriverError. Any number of threads may be in it.
+    """A context on a GPU that turns CuPy's errors into DriverError. Any number of threads may be in
+    it.
 
-    There is one around every call; a generator takes 1.5 us instead of 0.2.
+    It surrounds every call; a generator would take 1.5 us instead of 0.2.
     """
 
     __slots__ = ("_device",)
@@ -106,7 +107,7 @@ class OnGpu:
 
 
 def _translate(error: Exception) -> None:
-    """Raises DriverError for what CUDA said, if it was CUDA's."""
+    """Raise DriverError for an error of CUDA's."""
     found = failure(error)
     if found is not None and found is not error:
         raise found from error

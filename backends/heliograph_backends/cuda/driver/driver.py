@@ -1,8 +1,8 @@
-"""What the backend needs of CUDA, for one GPU: the only door to it.
+"""The backend's only interface to CUDA, for one GPU.
 
-`cupy_driver` goes through it to CuPy. Addresses are plain numbers, streams, marks and graphs whatever the
-driver says. A call that CUDA refuses raises `DriverError`; which of ours that is, `failures` decides. Tests
-bring a driver that runs the kernels' source on the host.
+`cupy_driver` implements it with CuPy. Addresses are plain numbers; streams, marks and graphs are
+opaque. A call that CUDA rejects raises `DriverError`, which `failures` maps to Heliograph's errors.
+Tests have a driver that runs the kernels' source on the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from heliograph_backends.cuda.driver.parameters import Parameters
 
-#: A queue of the device, a point in one, what was captured from one, and what was made of a source.
+#: A queue of the device, a point in one, a recording of one, and a kernel built from a source.
 Queue: TypeAlias = Any
 Mark: TypeAlias = Any
 Recording: TypeAlias = Any
@@ -25,12 +25,13 @@ Kernel: TypeAlias = Any
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-#: The status where the compiler refused a source.
+#: The status if the compiler rejects a source.
 NOT_COMPILED = -2
 
 
 class DriverError(Exception):
-    """CUDA refused or failed; `status` is cudaError_t's number, NOT_COMPILED, or -1 for what has none."""
+    """CUDA rejected a call or failed; `status` is cudaError_t's number, NOT_COMPILED, or -1 if
+    there is none."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,7 +40,7 @@ class DriverError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What a GPU is."""
+    """The properties of a GPU."""
 
     name: str
     #: Such as "0000:c1:00.0".
@@ -59,7 +60,7 @@ class DeviceBlock:
 
     address: int
     size_bytes: int
-    #: What keeps it.
+    #: The object that owns the memory.
     owner: Any
 
 
@@ -68,7 +69,7 @@ class Gemm:
     """c = a b over matrices in cuBLAS's order, columns first: [m, k] [k, n] -> [m, n]."""
 
     sizes: tuple[int, int, int]
-    #: Whether a and b are transposed.
+    #: True for a and b if they are transposed.
     transposed: tuple[bool, bool]
     #: Names of the data types of a, b and c.
     types: tuple[str, str, str]
@@ -80,7 +81,7 @@ class Gemm:
 
 
 class Driver(ABC):
-    """One GPU. Calls on queues return before the device is done, all others when they are."""
+    """One GPU. Calls on queues return before the device is done, all others after."""
 
     #: NumPy or CuPy.
     xp: Any
@@ -90,56 +91,58 @@ class Driver(ABC):
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:
-        """Bytes that are free on the card, and all."""
+        """Return the bytes that are free on the card, and all bytes."""
 
     @abstractmethod
     def set_limit(self, size_bytes: int) -> None:
-        """The most bytes that `allocate` and the array library take together."""
+        """Set the most bytes that `allocate` and the array library may take together."""
 
     @abstractmethod
     def allocate(self, size_bytes: int) -> DeviceBlock:
-        """Device memory, on a multiple of 256."""
+        """Allocate device memory, aligned to 256."""
 
     @abstractmethod
     def allocate_pinned(self, size_bytes: int) -> Bytes:
-        """Host memory that the device reaches, on a multiple of 64; it lives as long as the array."""
+        """Allocate host memory that the device can access, aligned to 64; it lives as long as the
+        array."""
 
     @abstractmethod
     def register(self, memory: Bytes) -> Callable[[], None]:
-        """Pins memory of this process where it is; the call returned lets go of it."""
+        """Pin memory of this process in place. Returns a call that unpins it."""
 
     @abstractmethod
     def queue(self) -> Queue:
-        """A new ordered queue, which waits for the default one and is waited for by it."""
+        """Return a new ordered queue, which waits for the default one and for which the default one
+        waits."""
 
     @property
     @abstractmethod
     def default_queue(self) -> Queue:
-        """The queue that is behind everything that was put on all others before."""
+        """The queue whose work follows all work put on other queues before."""
 
     @abstractmethod
     def using(self, queue: Queue) -> AbstractContextManager[None]:
-        """Makes the GPU this thread's, and the queue the array library's."""
+        """Make the GPU this thread's, and the queue the array library's."""
 
     @abstractmethod
     def mark(self, queue: Queue) -> Mark:
-        """The present end of a queue."""
+        """Return a mark at the present end of a queue."""
 
     @abstractmethod
     def is_reached(self, mark: Mark) -> bool:
-        """Whether the device got there. Raises DriverError where it failed before."""
+        """True if the device has reached the mark. Raises DriverError if it failed before."""
 
     @abstractmethod
     def wait(self, mark: Mark) -> None:
-        """Waits until the device got there."""
+        """Wait until the device has reached the mark."""
 
     @abstractmethod
     def wait_for(self, queue: Queue, mark: Mark) -> None:
-        """Has the queue wait, on the device."""
+        """Make the queue wait on the device."""
 
     @abstractmethod
     def copy(self, target: int, source: int, size_bytes: int, queue: Queue) -> None:
-        """Copies bytes, wherever they lie that this device reaches."""
+        """Copy bytes between any memory that this device can access."""
 
     @abstractmethod
     def copy_2d(
@@ -152,26 +155,27 @@ class Driver(ABC):
         count: int,
         queue: Queue,
     ) -> None:
-        """Copies `count` runs of `width` bytes."""
+        """Copy `count` runs of `width` bytes."""
 
     @abstractmethod
     def copy_from_peer(self, target: int, source: int, peer: int, size_bytes: int, queue: Queue) -> None:
-        """Copies bytes of another GPU, directly where the two can."""
+        """Copy bytes from another GPU, directly if possible."""
 
     @abstractmethod
     def fill(self, address: int, value: int, size_bytes: int, queue: Queue) -> None:
-        """Fills bytes."""
+        """Fill bytes with a value."""
 
     @abstractmethod
     def array(
         self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], owner: Any
     ) -> Any:
-        """An array of `xp` over memory that the device reaches, which keeps `owner`."""
+        """Return an array of `xp` over memory that the device can access; it keeps `owner`
+        alive."""
 
     @abstractmethod
     def build(self, source: str) -> Kernel:
-        """The kernel of a chain's source (see `sources.text_of_chain`), compiled and loaded. Raises
-        DriverError, of status NOT_COMPILED where the compiler refuses it."""
+        """Compile and load the kernel of a chain's source (see `sources.text_of_chain`). Raises
+        DriverError, with status NOT_COMPILED if the compiler rejects it."""
 
     @abstractmethod
     def launch(
@@ -183,27 +187,29 @@ class Driver(ABC):
         queue: Queue,
         shared_bytes: int = 0,
     ) -> None:
-        """Runs a kernel of `sources`, or one that was built. Parameters may change as soon as it returns."""
+        """Run a kernel of `sources`, or one that was built. Parameters may change when this
+        returns."""
 
     @abstractmethod
     def gemm(self, product: Gemm, a: int, b: int, c: int, queue: Queue, *, tf32: bool) -> None:
-        """Runs a product of cuBLAS, summed in f32, or f64 for f64. `tf32`: f32 operands may be rounded to
-        it."""
+        """Run a cuBLAS product, summed in f32, or f64 for f64. With `tf32`, f32 operands may be
+        rounded to it."""
 
     @abstractmethod
     def failure(self, error: Exception) -> DriverError | None:
-        """What CUDA said, of an error that the array library raised; None if it was not CUDA's."""
+        """Return CUDA's error behind an error that the array library raised; None if it was not
+        CUDA's."""
 
     @abstractmethod
     def capture(self, issue: Callable[[Queue], None]) -> Recording:
-        """Records what `issue` puts on a queue, without running it."""
+        """Record the work that `issue` puts on a queue, without running it."""
 
     @abstractmethod
     def replay(self, recording: Recording, queue: Queue) -> None:
-        """Runs what was recorded."""
+        """Run a recording."""
 
     def warmup(self) -> None:
-        """Compiles and loads the kernels. Default: with their first use."""
+        """Compile and load the kernels. Default: at their first use."""
 
     def close(self) -> None:
-        """Gives the device's memory back. Default: nothing."""
+        """Give the device's memory back. Default: nothing."""

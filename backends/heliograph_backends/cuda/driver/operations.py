@@ -1,4 +1,4 @@
-"""The instructions of elementwise chains, by number; the kernels' source is told them as OP_NAME."""
+"""The instructions of elementwise chains, by number; the kernels' source has them as OP_NAME."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from enum import IntEnum
 
 
 class CudaOperation(IntEnum):
-    """x and y are what an instruction reads, p and q its numbers. Each computes on f32, op by op as
-    written."""
+    """x and y are the operands of an instruction, p and q its numbers. Each instruction computes in
+    f32, op by op."""
 
     COPY = 0
     ADD = 1
@@ -55,7 +55,8 @@ class CudaOperation(IntEnum):
     LOG10 = 40
 
 
-#: Operations whose result, of what has a narrow type, has it too: nothing is rounded.
+#: Operations that are exact in narrow types: a narrow operand gives a result that needs no
+#: rounding.
 EXACT = frozenset(
     CudaOperation[name]
     for name in (

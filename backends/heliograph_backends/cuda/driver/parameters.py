@@ -1,4 +1,5 @@
-"""The parameters of kernels as NumPy types: each has the fields of the struct of its name in `kernels/`.
+"""The parameters of kernels as NumPy types: each has the fields of the struct of its name in
+`kernels/`.
 
 A kernel takes one of them by value. `align=True` lays fields out as C does.
 """
@@ -13,12 +14,12 @@ import numpy as np
 Parameters: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
 
 MOST_DIMENSIONS = 6
-#: Of the kernels that interpret chains.
+#: The limits of the kernels that interpret chains.
 MOST_OPERANDS, MOST_INSTRUCTIONS = 16, 32
 FEW_OPERANDS, FEW_INSTRUCTIONS = 4, 8
-#: Sums before a norm that are part of it.
+#: The most sums before a norm that are fused into it.
 MOST_ADDED = 2
-#: Pairs of a row that turn.
+#: The most pairs of a row that are rotated.
 MOST_PAIRS = 128
 
 #: The numbers of data types.
@@ -62,7 +63,7 @@ ELEMENTWISE_FEW = _interpreted(FEW_OPERANDS, FEW_INSTRUCTIONS)
 
 @cache
 def chain_type(operands: int, walked: int, dimensions: int, numbers: int) -> np.dtype[np.void]:
-    """Of a chain with a kernel of its own."""
+    """Return the parameter type of a chain with its own kernel."""
     axes = max(1, dimensions)
     return _struct(
         ("vectors", "u4"), ("tiles", "u4"), ("rest", "u4"), ("reserved", "u4"),
@@ -130,5 +131,5 @@ ATTENTION = _struct(
 
 
 def empty(type: np.dtype[np.void]) -> Parameters:
-    """Parameters of a type, all 0, in an array of one element."""
+    """Return zeroed parameters of a type, in an array of one element."""
     return np.zeros(1, type)

@@ -1,4 +1,4 @@
-"""How a thread that has nothing else to do waits for the device: it asks for a while, then it blocks."""
+"""Waiting of idle threads for the device: a thread polls for a while, then it blocks."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from collections.abc import Callable
 
 from heliograph_backends.cuda.driver.driver import Driver, Mark
 
-#: How long it asks. A thread that blocks is woken some tens of microseconds after the device got there, as
-#: long as a short run takes. A long run costs a processor no more than this.
+#: The polling time. A blocked thread wakes some tens of microseconds after the device is done, as
+#: long as a short run takes. A long run costs a processor at most this time.
 POLL_SECONDS = 50e-6
 
 
 def wait(driver: Driver, mark: Mark) -> None:
-    """Waits until the device got to a mark. Not for an event loop: it blocks. Raises DriverError."""
+    """Wait until the device has reached a mark. Not for an event loop: it blocks. Raises
+    DriverError."""
     if not reached_soon(driver, mark, lambda: False):
         driver.wait(mark)
 
 
 def reached_soon(driver: Driver, mark: Mark, stop: Callable[[], bool]) -> bool:
-    """Whether the device gets to a mark while it is asked, which ends early when `stop` says so. Raises
-    DriverError."""
+    """True if the device reaches a mark while it is polled; polling ends early when `stop` returns
+    True. Raises DriverError."""
     end = time.perf_counter() + POLL_SECONDS
     while not driver.is_reached(mark):
         if stop() or time.perf_counter() >= end:
             return False
-        # Not time.sleep(0), which takes as long as all of this may; others get the interpreter all the same.
+        # Not time.sleep(0), which may take as long as the whole wait; other threads get the
+        # interpreter here too.
         os.sched_yield()
     return True

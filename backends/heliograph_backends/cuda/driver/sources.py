@@ -1,7 +1,7 @@
-"""The text of the kernels, in modules that are compiled by themselves.
+"""The source of the kernels, in modules that are compiled separately.
 
-The set is fixed, but for chains of many elements: those have modules of their own, made of our text and of
-what `generating` writes.
+The set is fixed, except for chains of many elements: each has its own module, made of fixed text
+and of the text that `code_generation` writes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from heliograph_backends.cuda.driver.operations import CudaOperation
 
-#: How many times four elements of a row a thread holds at most, of which there is a kernel for each.
+#: The numbers of groups of four elements of a row that a thread may hold; there is a kernel for
+#: each.
 HELD = (1, 2, 3, 4, 6, 8)
 
 _FOLDER = Path(__file__).parents[1] / "kernels"
@@ -37,31 +38,31 @@ MODULES = {
     "attention_f32": (*_ATTENTION, "attention_f32.cu"),
 }
 
-#: Of the compiler, beside the processor to compile for. What has no word beside it, as a lambda that takes
-#: anything, is the device's.
+#: Compiler options, beside the target processor. With the second one, functions without a
+#: qualifier, such as generic lambdas, are device functions.
 OPTIONS = ("-std=c++17", "--device-as-default-execution-space", "--diag-suppress=177")
-#: Of chains, beside those: each operation is rounded by itself, whatever stands next to it.
+#: Further options for chains: each operation is rounded by itself, regardless of its neighbours.
 CHAIN_OPTIONS = ("--fmad=false",)
 
 
-#: The kernel of a chain's own module, and what stands for such modules in `options_of`.
+#: The name of a chain's own kernel, and of such modules in `options_of`.
 CHAIN = "chain"
 
 
 def options_of(module: str) -> tuple[str, ...]:
-    """What a module is compiled with."""
+    """Return the compiler options of a module."""
     return OPTIONS + CHAIN_OPTIONS if module in ("elementwise", CHAIN) else OPTIONS
 
 
 @cache
 def text_of(module: str) -> str:
-    """The whole source of a module."""
+    """Return the whole source of a module."""
     operations = "".join(f"#define OP_{one.name} {one.value}\n" for one in CudaOperation)
     return operations + _joined(*MODULES[module])
 
 
 def text_of_chain(source: str) -> str:
-    """The whole source of a module whose kernel is a chain's own."""
+    """Return the whole source of a module with a chain's own kernel."""
     return "\n".join((_chains(), source, _joined("chain.cu")))
 
 
@@ -76,12 +77,12 @@ def _joined(*names: str) -> str:
 
 @cache
 def module_of() -> dict[str, str]:
-    """The module of each kernel, by name."""
+    """Return the module of each kernel, by name."""
     return {kernel: module for module in MODULES for kernel in kernels_of(module)}
 
 
 def kernels_of(module: str) -> tuple[str, ...]:
-    """The names of a module's kernels, those that macros make included."""
+    """Return the names of a module's kernels, including those that macros make."""
     text = re.sub(r"#define.*(?:\\\n.*)*", "", text_of(module))
     names = re.findall(r"^KERNEL\((\w+),", text, re.M)
     names += [f"get_rows_{one}" for one in re.findall(r"^GET_ROWS\(\w+, (\w+)\)", text, re.M)]

@@ -1,24 +1,24 @@
-// What the kernels of attention share: parameters, where a line's operands lie, masks.
+// Shared by the kernels of attention: parameters, the places of a line's operands, masks.
 //
-// A line is a row of q of one head: its query. Exponents are those of two: e^x = 2^(x log2 e).
+// A line is a row of q of one head: its query. Exponents are to base two: e^x = 2^(x log2 e).
 
 struct AttentionParameters {
   u64 q, k, v, mask, sinks, result;
   u64 partial;  // f32 [splits, lines, dv + 2]: of each split of the keys sums, largest exponent, total
-  u64 q_bias, k_bias, v_bias;  // rows that are added first where `has_biases` says so, by head; their strides in bytes
+  u64 q_bias, k_bias, v_bias;  // rows added first if `has_biases` has their bit, by head; strides in bytes
   i64 q_bias_stride, k_bias_stride, v_bias_stride;
-  // In bytes, of batch, head and row; elements of a row lie side by side.
+  // In bytes, of batch, head and row; the elements of a row are contiguous.
   i64 q_strides[3], k_strides[3], v_strides[3], mask_strides[3], result_strides[3];
   int heads;
   int rows;
   int keys;
   int d;
   int dv;
-  int batch_repeat, head_repeat;  // how many of q's share one of k's and v's
-  int mask_batches, mask_heads;   // masks come again after so many
+  int batch_repeat, head_repeat;  // the number of q's that share one of k's and v's
+  int mask_batches, mask_heads;   // masks repeat after this many
   int q_type, k_type, v_type, mask_type, sinks_type, result_type;
   int has_mask, has_sinks;
-  int has_biases;  // bits: 1 q, 2 k, 4 v; then all have the data type that is computed with
+  int has_biases;  // bits: 1 q, 2 k, 4 v; if set, all have the type of the computation
   int splits;  // of the keys, over blocks
   int tiles_of_split;
   float scale;
@@ -27,7 +27,7 @@ struct AttentionParameters {
   float slope_power;
 };
 
-// ALiBi's of a head.
+// The ALiBi slope of a head.
 static __device__ __forceinline__ float slope_of(const AttentionParameters& p, int head) {
   if (p.max_bias == 0.0f) return 1.0f;
   float at = (float)head;
@@ -68,7 +68,7 @@ static __device__ __forceinline__ float* partial_at(const AttentionParameters& p
   return reinterpret_cast<float*>(p.partial) + (split * lines + line) * (p.dv + 2);
 }
 
-// 2^(x - top), where a top of minus infinity means that nothing was seen yet.
+// 2^(x - top), where a top of minus infinity means that no key was seen yet.
 static __device__ __forceinline__ float power(float x, float top) {
   return fast_exp2(x - (top == -INFINITE ? 0.0f : top));
 }

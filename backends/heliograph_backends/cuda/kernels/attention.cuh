@@ -1,14 +1,17 @@
-// Attention on the matrix units, in one kernel: scores, their softmax and the sum of values, without the scores in memory.
+// Attention on the matrix units, in one kernel: scores, their softmax and the sum of values,
+// without storing the scores.
 //
-// The largest exponent and the total of a line are kept up to date as keys come (Milakov and Gimelshein, "Online
-// normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023). Tiles
-// of keys and values come to shared memory while those before are computed with. Weights go from the sums of one
-// product to the operand of the next in registers: their layouts are the same for narrow floats, and for f32 after the
-// keys changed places.
+// The largest exponent and the total of a line are updated as keys come (Milakov and Gimelshein,
+// "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022; Dao,
+// "FlashAttention-2", 2023). Tiles of keys and values are copied to shared memory while the
+// previous ones are computed with. Weights move from the sums of one product to the operand of the
+// next in registers: their layouts are the same for narrow floats, and for f32 after the keys are
+// permuted.
 //
-// Many rows: a block has 64 or 128 rows of a head, a warp 16 or 32 of them. Few rows (SPLIT): a block has 16 lines of
-// heads that share keys, which its warps share; where there are few such blocks, others have other keys, and
-// `attention_merge` adds up (Dao et al., "Flash-Decoding", 2023).
+// Many rows: a block has 64 or 128 rows of a head, a warp 16 or 32 of them. Few rows (SPLIT): a
+// block has 16 lines of heads that share keys, and its warps share the keys. If that gives few
+// blocks, further blocks process other keys, and `attention_merge` adds the parts (Dao et al.,
+// "Flash-Decoding", 2023).
 
 template <int T, int D>
 static __device__ __forceinline__ void write_wide(const Lines<T, D, false>& lines, u8* result) {
@@ -37,7 +40,8 @@ static __device__ __forceinline__ void write_wide(const Lines<T, D, false>& line
     }
 }
 
-// Narrow rows go through the warp's own part of shared memory, so that sixteen bytes are written at once.
+// Narrow rows go through the warp's own part of shared memory, so that 16 bytes are written at
+// once.
 template <int T, int D>
 static __device__ __forceinline__ void write_narrow(const Lines<T, D, false>& lines, u8* result, u8* own) {
   using S = Tiling<T, D, false>;
@@ -72,7 +76,7 @@ static __device__ __forceinline__ void write_narrow(const Lines<T, D, false>& li
   }
 }
 
-// Divides a line's sums by its total, in which its sink counts.
+// Divides a line's sums by its total, which includes its sink.
 template <int T, int D>
 static __device__ __forceinline__ void write_lines(Lines<T, D, false>& lines, u8* spare) {
   using S = Tiling<T, D, false>;
@@ -95,7 +99,8 @@ static __device__ __forceinline__ void write_lines(Lines<T, D, false>& lines, u8
     write_narrow(lines, result, spare + lines.warp * (16 * S::TILES * Rows<F16, D>::PITCH));
 }
 
-// Adds up what the warps have of the block's lines; the result where the keys are not split, else a part of it.
+// Adds the sums of the warps for the block's lines, and writes the result, or a part of it if the
+// keys are split.
 template <int T, int D>
 static __device__ __forceinline__ void merge_warps(Lines<T, D, true>& lines, float* shared) {
   using S = Tiling<T, D, true>;
@@ -141,7 +146,8 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
   using S = Tiling<T, D, SPLIT>;
   DYNAMIC_SHARED(u8, shared);
   Part<T, D, SPLIT> part(p);
-  // Queries lie where the second tile will, unless they stay in shared memory; the first one comes to the other stage.
+  // Queries use the memory of the second tile, unless they stay in shared memory; the first tile
+  // uses the other stage.
   u8* queries = shared + (S::HELD ? 0 : 2 * S::STAGE);
   if constexpr (!SPLIT) part.stage_queries(queries);
   end_copies();
@@ -155,9 +161,9 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
       bool shown = next < part.last_tile && part.shows(next, 0);
       await_copies<0>();
       if (p.has_biases) part.add_to_tile(tile, shared + at * S::STAGE);
-      // Behind this barrier everybody's copies of this tile are there, and nobody reads the other stage any more:
-      // neither the tile before nor queries. Tiles that the mask hides from all lines are left out.
-      // Where one is, ever more behind it are asked about at once.
+      // After this barrier all copies of this tile have arrived, and no warp reads the other stage,
+      // neither the tile before nor queries. Tiles that the mask hides from all lines are skipped.
+      // After one, increasing numbers of tiles are checked at once.
       bool any = __syncthreads_or(shown);
       for (int level = 0; next < part.last_tile && !(any && level == 0);) {
         next += any ? 0 : 1 << level;
@@ -172,7 +178,7 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
     }
     end_copies();
     if (is_first) {
-      // Few queries are read while the first tile comes.
+      // Few queries are read while the first tile is copied.
       if constexpr (SPLIT) part.stage_queries(queries);
       if (S::HELD || p.has_biases & 1) {
         await_copies<1>();
@@ -199,17 +205,17 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
       total += __shfl_xor_sync(FULL_WARP, total, 1);
       total += __shfl_xor_sync(FULL_WARP, total, 2);
     }
-  // Others may still read the last tile, and queries that stayed.
+  // Other warps may still read the last tile, and queries that stayed.
   if constexpr (SPLIT || !S::HELD) __syncthreads();
   if constexpr (SPLIT) {
     merge_warps(lines, reinterpret_cast<float*>(shared));
   } else {
-    // The stage that the next tile would have come to has no readers.
+    // The stage of the next tile has no readers.
     write_lines(lines, S::HELD ? shared + at * S::STAGE : queries);
   }
 }
 
-// Kernels of heads of up to D elements: `many` rows, and few.
+// Kernels for heads of up to D elements: for many rows, and for few.
 #define ATTENTION(T, name, D)                                                                                   \
   KERNEL_OF_BLOCKS(attention_##name##_##D, AttentionParameters, 128, (D % 64 == 32 || D == 128 ? 3 : 2)) { attend<T, D, false>(p); } \
   KERNEL(attention_##name##_##D##_split, AttentionParameters, (Tiling<T, D, true>::THREADS)) { attend<T, D, true>(p); }

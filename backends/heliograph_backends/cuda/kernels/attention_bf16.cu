@@ -1,4 +1,4 @@
-// The kernels of attention with keys and values in bf16.
+// The attention kernels for keys and values in bf16.
 
 ATTENTION(BF16, bf16, 32)
 ATTENTION(BF16, bf16, 64)

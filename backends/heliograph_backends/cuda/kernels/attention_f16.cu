@@ -1,4 +1,4 @@
-// The kernels of attention with keys and values in f16.
+// The attention kernels for keys and values in f16.
 
 ATTENTION(F16, f16, 32)
 ATTENTION(F16, f16, 64)

@@ -1,4 +1,4 @@
-// The kernels of attention with keys and values in f32.
+// The attention kernels for keys and values in f32.
 
 ATTENTION(F32, f32, 32)
 ATTENTION(F32, f32, 64)

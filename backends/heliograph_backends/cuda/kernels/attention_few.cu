@@ -1,4 +1,5 @@
-// Attention of heads whose rows are not whole chunks of 16 bytes, and what adds up parts of the others.
+// Attention of heads whose rows are not whole chunks of 16 bytes, and the merge of parts of the
+// others.
 
 #define FEW_WARPS 4
 #define MOST_D 256
@@ -57,14 +58,14 @@ KERNEL(attention_few, AttentionParameters, FEW_WARPS * 32) {
 #define MERGE_THREADS 128
 #define MOST_SPLITS 64
 
-// A block has one line; its parts are added up in their order.
+// A block has one line; its parts are added in order.
 KERNEL(attention_merge, AttentionParameters, MERGE_THREADS) {
   __shared__ float weights[MOST_SPLITS];
   u32 line = blockIdx.x, row = line % (u32)p.rows, matrix = line / (u32)p.rows;
   u32 head = matrix % (u32)p.heads, batch = matrix / (u32)p.heads;
   i64 lines = gridDim.x;
   int lane = threadIdx.x % 32;
-  // Every warp looks at all parts, a lane at two of them.
+  // Each warp reads all parts, a lane two of them.
   float tops[2], totals[2], sink = sink_of(p, head) * LOG2_E;
 #pragma unroll
   for (int i = 0; i < 2; i++) {

@@ -1,4 +1,5 @@
-// What a warp of attention has of its block's lines, in registers: queries, largest exponents, totals and sums of values.
+// The registers of an attention warp for its block's lines: queries, largest exponents, totals and
+// sums of values.
 
 // A warp's lines: 16 TILES of them. A lane has g and g + 8 of each tile, `half` 0 and 1.
 template <int T, int D, bool SPLIT> struct Lines {
@@ -6,8 +7,8 @@ template <int T, int D, bool SPLIT> struct Lines {
   const Part<T, D, SPLIT>& part;
   int lane, warp, g, t;
   float slopes[S::TILES][2];       // times log2 e
-  float factor;                    // from what products are kept in to exponents
-  float top[S::TILES][2], total[S::TILES][2];  // of a total what this lane has seen of it
+  float factor;                    // from the scale of products to exponents
+  float top[S::TILES][2], total[S::TILES][2];  // `total`: this lane's part of it
   float sums[S::TILES][D / 8][4];
   u32 q[S::HELD ? S::TILES : 1][S::HELD ? S::BYTES / 32 : 1][4];
 
@@ -31,7 +32,7 @@ template <int T, int D, bool SPLIT> struct Lines {
     }
   }
 
-  // Whether exponents are the products times a number above 0.
+  // True if exponents are the products times a positive number.
   __device__ __forceinline__ bool is_plain() const { return !part.p.has_mask && part.p.cap == 0.0f && part.p.scale > 0.0f; }
   __device__ __forceinline__ int line_of(int m, int half) const { return (SPLIT ? 0 : warp * 16 * S::TILES) + m * 16 + half * 8 + g; }
   __device__ __forceinline__ int own_keys() const { return SPLIT ? warp * S::OWN_KEYS : 0; }
@@ -85,7 +86,7 @@ template <int T, int D, bool SPLIT> struct Lines {
     }
   }
 
-  // Adds what the mask has, times slopes, to products times `outer`.
+  // Adds the mask, times slopes, to products times `outer`.
   template <int M, bool SAME>
   __device__ __forceinline__ void add_mask(
       const u8* mask, float outer, float (&s)[S::TILES][S::OWN_KEYS / 8][4]) const {
@@ -115,7 +116,7 @@ template <int T, int D, bool SPLIT> struct Lines {
     }
   }
 
-  // Makes products exponents, up to `factor`.
+  // Turns products into exponents, up to `factor`.
   __device__ __forceinline__ void scale(
       int start, const u8* mask, float (&s)[S::TILES][S::OWN_KEYS / 8][4]) const {
     const AttentionParameters& p = part.p;
@@ -133,7 +134,7 @@ template <int T, int D, bool SPLIT> struct Lines {
       each(s, [&](float& one, int key) { one = start + key < p.keys ? one : -INFINITE; });
   }
 
-  // Calls with every element of this lane and its key.
+  // Calls with each element of this lane and its key.
   template <class F>
   __device__ __forceinline__ void each(float (&s)[S::TILES][S::OWN_KEYS / 8][4], F call) const {
 #pragma unroll
@@ -144,13 +145,13 @@ template <int T, int D, bool SPLIT> struct Lines {
         for (int i = 0; i < 4; i++) call(s[m][n][i], n * 8 + 2 * t + i % 2);
   }
 
-  // Makes exponents weights, and what was added up before smaller where a larger exponent came.
+  // Turns exponents into weights, and scales earlier sums down when a larger exponent comes.
   __device__ __forceinline__ void weigh(float (&s)[S::TILES][S::OWN_KEYS / 8][4]) {
 #pragma unroll
     for (int m = 0; m < S::TILES; m++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        // A NaN is not kept here, but its weight is NaN and with it the total.
+        // A NaN is not kept here, but its weight is NaN, and so is the total.
         float higher = top[m][half];
 #pragma unroll
         for (int n = 0; n < S::OWN_KEYS / 8; n++)
@@ -182,7 +183,7 @@ template <int T, int D, bool SPLIT> struct Lines {
       for (int key = 0; key < S::OWN_KEYS; key += 8)
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
-          // Operand k is key 2 k for k < 4, and behind that key 2 k - 7.
+          // Operand k is key 2 k for k < 4, and from there key 2 k - 7.
           const u8* place = rows + key * S::PITCH + n * 32;
           u32 b0 = *reinterpret_cast<const u32*>(place), b1 = *reinterpret_cast<const u32*>(place + S::PITCH);
 #pragma unroll

@@ -1,21 +1,21 @@
-// What a block of attention has of lines and keys, and how it brings them to shared memory.
+// An attention block's lines and keys, and their copies to shared memory.
 
-// Up to so many tiles, as a power of two, are asked about at once.
+// The most tiles that are checked at once, as a power of two.
 #define MOST_LEVEL 3
 
 // The lines of a block, and its keys.
 template <int T, int D, bool SPLIT> struct Part {
   using S = Tiling<T, D, SPLIT>;
   const AttentionParameters& p;
-  int first, count;     // of the lines that share keys, those of this block
+  int first, count;     // this block's lines, of those that share keys
   int tile, last_tile;  // of keys
   const u8 *k, *v;
-  bool same_mask;  // whether all lines have the same row of the mask, and slope
+  bool same_mask;  // true if all lines share a row of the mask and the slope
 
   __device__ __forceinline__ Part(const AttentionParameters& p) : p(p) {
     int lines = SPLIT ? p.head_repeat * p.rows : p.rows, tiles = (p.keys + S::KEYS - 1) / S::KEYS;
     int split = SPLIT ? (int)(blockIdx.x % (u32)p.splits) : 0;
-    // The last rows first: under a mask that hides what comes later they have the most tiles.
+    // The last rows first: with a causal mask they have the most tiles.
     first = (SPLIT ? (int)(blockIdx.x / (u32)p.splits) : (int)(gridDim.x - 1 - blockIdx.x)) * S::LINES;
     count = lines - first < S::LINES ? lines - first : S::LINES;
     tile = split * p.tiles_of_split;
@@ -51,7 +51,7 @@ template <int T, int D, bool SPLIT> struct Part {
     }
   }
 
-  // What is added to queries, when this thread's copies of them are there.
+  // Adds the bias to queries when this thread's copies of them have arrived.
   __device__ __forceinline__ void add_to_queries(u8* to) const {
     if constexpr (!SPLIT)
       if (p.has_biases & 1) {
@@ -60,7 +60,7 @@ template <int T, int D, bool SPLIT> struct Part {
       }
   }
 
-  // The same of a tile of keys and values.
+  // The same for a tile of keys and values.
   __device__ __forceinline__ void add_to_tile(int number, u8* to) const {
     u32 shared_head = SPLIT ? blockIdx.y : blockIdx.y / (u32)p.head_repeat;
     int left = p.keys - number * S::KEYS;
@@ -73,7 +73,7 @@ template <int T, int D, bool SPLIT> struct Part {
     }
   }
 
-  // A tile of keys, and behind it its values.
+  // A tile of keys, followed by its values.
   __device__ __forceinline__ void stage_tile(int number, u8* to) const {
     int left = p.keys - number * S::KEYS;
 #pragma unroll 1
@@ -85,7 +85,7 @@ template <int T, int D, bool SPLIT> struct Part {
     }
   }
 
-  // Of a tile's mask in shared memory.
+  // The places of a tile's mask in shared memory.
   __device__ __forceinline__ int mask_bytes() const {
     int pitch = p.mask_type == F16 ? MaskRows<S::KEYS>::NARROW_PITCH : MaskRows<S::KEYS>::WIDE_PITCH;
     return (same_mask ? 1 : S::LINES) * pitch;
@@ -93,7 +93,8 @@ template <int T, int D, bool SPLIT> struct Part {
 
   __device__ __forceinline__ int mask_lines() const { return same_mask ? 1 : count; }
 
-  // Whether this thread's share of the mask shows any key of 2^level tiles. Four loads are on their way at once.
+  // True if this thread's share of the mask shows any key of 2^level tiles. Four loads are in
+  // flight at once.
   __device__ __forceinline__ bool shows(int number, int level) const {
     if (!p.has_mask) return true;
     int size = size_of(p.mask_type), start = number * S::KEYS, left = p.keys - start;
@@ -121,7 +122,7 @@ template <int T, int D, bool SPLIT> struct Part {
     return false;
   }
 
-  // The mask of a tile; minus infinity behind the last key.
+  // The mask of a tile; minus infinity after the last key.
   template <int M>
   __device__ __forceinline__ void stage_mask_as(int number, u8* to) const {
     using R = Rows<M, S::KEYS>;

@@ -1,6 +1,7 @@
-// Tiles of attention in shared memory: what they hold, and how rows of any type come there.
+// Attention tiles in shared memory: their layout, and the copies of rows of any type to it.
 
-// Rows of D elements as T in shared memory. An odd number of chunks between rows: tiles meet every bank once.
+// Rows of D elements as T in shared memory. Rows are an odd number of chunks apart, so that a tile
+// uses each bank once.
 template <int T, int D> struct Rows {
   enum {
     ITEM = T == F32 ? 4 : 2,
@@ -26,12 +27,13 @@ template <int T, int D, bool SPLIT> struct Tiling : Rows<T, D> {
   };
 };
 
-// Rows of masks in shared memory, f16 as it is and all else as f32; the gaps keep lanes at different banks.
+// Rows of masks in shared memory, f16 unchanged and others as f32; gaps put lanes at different
+// banks.
 template <int KEYS> struct MaskRows {
   enum { NARROW_PITCH = KEYS * 2 + 16, WIDE_PITCH = KEYS * 4 + 32 };
 };
 
-// Sixteen bytes of a row as T, from elements of any type.
+// 16 bytes of a row as T, from elements of any type.
 template <int T>
 static __device__ __forceinline__ Chunk converted(const u8* row, int type, int first) {
   constexpr int COUNT = T == F32 ? 4 : 8;
@@ -67,8 +69,8 @@ static __device__ __forceinline__ Chunk converted(const u8* row, int type, int f
   return made;
 }
 
-// ROWS rows to shared memory; those from `count` on and columns behind the last are 0. Where types and places allow,
-// copies go on by themselves.
+// Copies ROWS rows to shared memory; rows from `count` on and columns after the last are 0. Copies
+// are asynchronous if types and alignment allow.
 template <int T, int D, int ROWS, int THREADS>
 static __device__ __forceinline__ void stage(const u8* from, int stride, int type, int columns, int count, u8* to) {
   using R = Rows<T, D>;
@@ -106,7 +108,7 @@ static __device__ __forceinline__ Chunk sum_of(const Chunk& a, const Chunk& b) {
   return sum;
 }
 
-// Adds a row to what this thread staged of ROWS rows, as soon as its copies are there.
+// Adds a row to the part of ROWS rows that this thread staged, after its copies have arrived.
 template <int T, int D, int ROWS, int THREADS>
 static __device__ __forceinline__ void add_bias(const u8* bias, int columns, int count, u8* to) {
   using R = Rows<T, D>;

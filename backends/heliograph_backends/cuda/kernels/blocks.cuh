@@ -1,10 +1,11 @@
 // ggml's blocks: 32 elements of a row at a time, as f32 in registers.
 //
-// `part_of<T>(row, part, out)` gives elements 32 * part to 32 * part + 31 of a row that is stored as T. Layouts are
-// those of `heliograph_proto.quantization`, which says them in words; so are the numbers, bit for bit but for sums.
-// Blocks lie at odd multiples of two bytes, so nothing wider than two bytes is read at once.
+// `part_of<T>(row, part, out)` returns elements 32 * part to 32 * part + 31 of a row that is stored
+// as T. The layouts are those of `heliograph_proto.quantization`; the results equal its, bit for
+// bit except for sums. Blocks lie at odd multiples of two bytes, so at most two bytes are read at
+// once.
 
-template <int T> struct Stored;  // bytes of a block, and how many parts of 32 elements it has
+template <int T> struct Stored;  // bytes of a block, and its number of parts of 32 elements
 template <> struct Stored<F16> { enum { BYTES = 64, PARTS = 1 }; };
 template <> struct Stored<BF16> { enum { BYTES = 64, PARTS = 1 }; };
 template <> struct Stored<Q4_0> { enum { BYTES = 18, PARTS = 1 }; };
@@ -22,10 +23,11 @@ static __device__ __forceinline__ float scale_at(const u8* place) {
   return f16_to_f32(*reinterpret_cast<const u16*>(place));
 }
 
-// Small whole numbers as floats: 2**23 + n has n in its lowest bits. Exact, and no conversion, which is slow.
+// Small integers as floats: 2**23 + n has n in its lowest bits. This is exact, and avoids a slow
+// conversion.
 static __device__ __forceinline__ float whole(u32 n) { return __int_as_float((int)(0x4b000000u | n)) - 8388608.0f; }
 
-// 16 bytes of nibbles: first the lower ones of all, then the upper ones.
+// 16 bytes of nibbles: first all lower ones, then the upper ones.
 static __device__ __forceinline__ void nibbles(const u8* quanta, u32 (&out)[32]) {
 #pragma unroll
   for (int i = 0; i < 16; i += 2) {
@@ -39,7 +41,7 @@ static __device__ __forceinline__ u32 word_at(const u8* place) {
   return halves[0] | (u32)halves[1] << 16;
 }
 
-// Scale and offset of one of eight parts: six bits each, those of the last four cut in two.
+// Scale and offset of one of eight parts: six bits each, those of the last four split in two.
 static __device__ __forceinline__ void scales_of_eight(const u8* block, int part, float& factor, float& offset) {
   const u8* packed = block + 4;
   u32 low, least;
@@ -80,7 +82,7 @@ static __device__ __forceinline__ void part_of(const u8* row, i64 number, float 
       out[i] = least ? number * factor + offset : (number - (five ? 16.0f : 8.0f)) * factor;
     }
   } else if constexpr (T == Q2_K) {
-    // A part is two of sixteen; its two bits come from the 32 bytes of its half.
+    // A part is two of 16 groups; its two bits come from the 32 bytes of its half.
     const u8* quanta = block + 16 + part / 4 * 32;
     float scale = scale_at(block + 80), least = scale_at(block + 82);
 #pragma unroll

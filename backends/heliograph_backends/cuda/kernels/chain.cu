@@ -1,7 +1,7 @@
 // The kernel of a chain: see `chain.cuh`.
 
-// COUNT vectors of this thread, each THREADS behind the one before. A result may lie where an operand does: a
-// thread writes a vector when it has read it, and no other thread reads it.
+// COUNT vectors of this thread, THREADS apart. The result may use an operand's memory: a thread
+// writes a vector after it has read it, and no other thread reads it.
 template <int COUNT>
 static __device__ __forceinline__ void compute(const ChainParameters& p, const Once& once, u32 first) {
   Inputs<VECTOR> inputs[COUNT];
@@ -17,7 +17,7 @@ static __device__ __forceinline__ void compute(const ChainParameters& p, const O
   }
 }
 
-// The elements behind the last whole vector. There are none in rows, which are whole vectors.
+// The elements after the last whole vector. Rows consist of whole vectors, so they have none.
 static __device__ __forceinline__ void compute_rest(const ChainParameters& p, const Once& once) {
   if (VECTOR == 1 || ChainParameters::WALKS || blockIdx.x != 0 || threadIdx.x >= p.rest) return;
   u64 element = (u64)p.vectors * VECTOR + threadIdx.x;

@@ -1,21 +1,22 @@
-// Chains of many elements as kernels of their own: what all of them share.
+// The common part of the kernels generated for chains of many elements.
 //
-// `generating.py` puts behind this file what one chain is like: `ChainParameters`, a `Chain`; VECTOR, how many
-// elements a thread loads at once from each operand; AHEAD, the vectors of a thread whose loads are issued before
-// the first is used; `Once`, what is the same for all elements; `Inputs`, what is loaded of each; `chained`, the
-// instructions; and `put`, which stores the result. Then comes `chain.cu`. What is counted is vectors.
+// `code_generation.py` appends the properties of one chain: `ChainParameters`, a `Chain`; VECTOR,
+// the elements that a thread loads at once from each operand; AHEAD, the vectors whose loads a
+// thread issues before it uses the first; `Once`, the values that are the same for all elements;
+// `Inputs`, the values loaded for each; `chained`, the instructions; and `put`, which stores the
+// result. `chain.cu` follows. Counts are in vectors.
 
 #define THREADS 256
 #define UNROLLED _Pragma("unroll")
 #define EACH UNROLLED for (int i = 0; i < N; i++)
 
-// Arrays of nothing have one element.
+// Empty arrays have one element.
 template <int OPERANDS, int WALKED, int DIMENSIONS, int NUMBERS>
 struct Chain {
   enum { WALKS = WALKED, AXES = DIMENSIONS };
   u32 vectors;
   u32 tiles;
-  u32 rest;  // elements behind the last whole vector
+  u32 rest;  // elements after the last whole vector
   u32 reserved;
   u64 addresses[OPERANDS];                                                 // the first one is the result
   Divisor divisors[DIMENSIONS ? DIMENSIONS : 1];                           // the last size is in vectors
@@ -86,7 +87,7 @@ struct Pack {
   }
 };
 
-// As they are after they were stored and loaded again.
+// The values after they are stored and loaded again.
 template <int TYPE, int N>
 static __device__ __forceinline__ void round_to(float (&values)[N]) {
   Pack<TYPE, N> stored;
@@ -94,14 +95,14 @@ static __device__ __forceinline__ void round_to(float (&values)[N]) {
   stored.read(values);
 }
 
-// Of vector `first`, and `ahead` vectors of all threads behind it.
+// The address of the vector `ahead` steps of all threads after vector `first`.
 template <int TYPE, int N>
 static __device__ __forceinline__ u8* in_order(u64 address, u64 first, int ahead) {
   const int bytes = N * Item<TYPE>::BYTES;
   return reinterpret_cast<u8*>(address) + first * bytes + ahead * (THREADS * bytes);
 }
 
-// Where a vector's elements begin in the operands that are walked.
+// The offsets of a vector's elements in the walked operands.
 template <int N, typename Parameters>
 struct Places {
   enum { WALKS = Parameters::WALKS, AXES = Parameters::AXES };

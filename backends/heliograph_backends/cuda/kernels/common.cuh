@@ -1,8 +1,10 @@
-// What the kernels share: types, loads and stores, sums over a warp and a block, matrix instructions.
+// Shared by the kernels: types, loads and stores, sums over a warp and a block, matrix
+// instructions.
 //
-// A kernel takes one struct by value, which lies in constant memory; its fields are those of the NumPy type
-// of the same name in `parameters.py`. There is no header of CUDA's in here, so NVRTC needs none either.
-// With HELIOGRAPH_EMULATED another compiler brings its own definitions of what a device has; the tests use that.
+// A kernel takes one struct by value, which lies in constant memory; its fields are those of the
+// NumPy type of the same name in `parameters.py`. CUDA's headers are not included, so NVRTC does
+// not need them. With HELIOGRAPH_EMULATED, tests compile this with another compiler, which brings
+// its own definitions of a device's functions.
 
 typedef signed char i8;
 typedef unsigned char u8;
@@ -16,7 +18,7 @@ typedef unsigned long long u64;
 // Numbers of data types, as in `parameters.py`.
 enum Type { F32 = 0, F16 = 1, BF16 = 2, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
 
-// How an operand of a chain is read.
+// The layouts of a chain's operand.
 enum Kind { IN_ORDER = 0, ONE_ELEMENT = 1, STRIDED = 2 };
 
 struct Operand {
@@ -59,7 +61,7 @@ static __device__ __forceinline__ u32 f32_pair_to_f16(float first, float second)
   return bits;
 }
 
-// To the nearest, halves to even; NaN stays NaN.
+// Rounds to the nearest, halves to even; NaN stays NaN.
 static __device__ __forceinline__ u16 f32_to_bf16(float value) {
   u16 bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -79,9 +81,10 @@ static __device__ __forceinline__ u32 to_tf32(float value) {
   return bits;
 }
 
-// d += a b over a warp: a [16, 8] by rows, b [8, 8] by columns, d [16, 8]. With g = lane / 4, t = lane % 4 a
-// lane has a(g, t), a(g + 8, t), a(g, t + 4), a(g + 8, t + 4); b(t, g), b(t + 4, g); d(g, 2 t), d(g, 2 t + 1),
-// d(g + 8, 2 t), d(g + 8, 2 t + 1). See the PTX manual, mma.m16n8k8 with tf32.
+// d += a b over a warp: a [16, 8] by rows, b [8, 8] by columns, d [16, 8]. With g = lane / 4, t =
+// lane % 4 a lane has a(g, t), a(g + 8, t), a(g, t + 4), a(g + 8, t + 4); b(t, g), b(t + 4, g);
+// d(g, 2 t), d(g, 2 t + 1), d(g + 8, 2 t), d(g + 8, 2 t + 1). See the PTX manual, mma.m16n8k8 with
+// tf32.
 static __device__ __forceinline__ void multiply_tiles(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -107,7 +110,7 @@ static __device__ __forceinline__ void store(u8* place, int type, float value) {
     *reinterpret_cast<u16*>(place) = type == F16 ? f32_to_f16(value) : f32_to_bf16(value);
 }
 
-// As it is after it was stored and loaded again.
+// The value after it is stored and loaded again.
 static __device__ __forceinline__ float rounded(float value, int type) {
   if (type == F32) return value;
   return type == F16 ? f16_to_f32(f32_to_f16(value)) : bf16_to_f32(f32_to_bf16(value));
@@ -129,7 +132,8 @@ static __device__ __forceinline__ float warp_larger(float value) {
   return value;
 }
 
-// Over all threads of a row: a warp's, or with more than 32 those of the block, through 32 words of `shared`.
+// Over all threads of a row: those of a warp or, if more than 32, those of the block, through 32
+// words of `shared`.
 static __device__ __forceinline__ float row_sum(float value, float* shared, int threads) {
   value = warp_sum(value);
   if (threads <= 32) return value;
@@ -150,7 +154,7 @@ static __device__ __forceinline__ float row_larger(float value, float* shared, i
   return warp_larger(lane < threads / 32 ? shared[lane] : shared[0]);
 }
 
-// The bytes from an operand's first element to that at `index` in row-major order over the walk.
+// The offset in bytes of the element at `index`, in row-major order over the walk.
 static __device__ __forceinline__ i64 offset_at(const Walk& walk, const Operand& operand, i64 index) {
   i64 offset = 0;
   for (int axis = walk.dimensions - 1; axis >= 0; axis--) {
@@ -165,8 +169,8 @@ static __device__ __forceinline__ u8* row_of(const Walk& walk, const Operand& op
   return reinterpret_cast<u8*>(operand.address) + offset_at(walk, operand, row);
 }
 
-// floor(n / size) for n < 2^31 is n * multiplier >> shift: Granlund and Montgomery, "Division by invariant
-// integers using multiplication", 1994.
+// floor(n / size) for n < 2^31 is n * multiplier >> shift: Granlund and Montgomery, "Division by
+// invariant integers using multiplication", 1994.
 struct Divisor {
   u32 size, multiplier, shift, reserved;
 };
@@ -175,7 +179,7 @@ static __device__ __forceinline__ u32 divided(u32 n, const Divisor& by) {
   return (u32)(((u64)n * by.multiplier) >> by.shift);
 }
 
-// Notes the first failure of a run: the node's number and what it met. Later ones are dropped.
+// Records the first failure of a run: the node's number and the bad index. Later ones are dropped.
 static __device__ __forceinline__ void report(u64 failure, int node, i64 met) {
   u64* words = reinterpret_cast<u64*>(failure);
   if (atomicCAS(words, 0ull, (u64)node + 1) == 0ull) words[1] = (u64)met;

@@ -1,16 +1,17 @@
-// Chains of elementwise ops: one kernel for all of them, which interprets a program.
+// Chains of elementwise ops: one kernel, which interprets a program.
 //
-// A thread carries eight elements. `last` is the result of the instruction before, in registers of the machine;
-// what is read later lies in shared memory. Instructions come with the kernel's parameters, so all threads read
-// the same word of constant memory. After the last instruction of a node its value is rounded to the node's type,
-// as the node by itself would. An instruction takes some seven of the machine's for each element besides what it
-// computes, which is why chains of many elements have kernels of their own (`chain.cu`).
+// A thread processes eight elements. `last` is the result of the previous instruction, in
+// registers; values that are read later lie in shared memory. Instructions are kernel parameters,
+// so all threads read the same word of constant memory. After the last instruction of a node its
+// value is rounded to the node's type, as the node by itself would. An instruction costs about
+// seven machine instructions for each element beside its computation, so chains of many elements
+// have their own kernels (`chain.cu`).
 
 #define LANES 8
 #define THREADS 256
 #define TILE (THREADS * LANES)
 
-// Where an instruction reads: operands from 0, registers from 16, the result before at 32.
+// The sources of an instruction: operands from 0, registers from 16, then the previous result.
 #define FIRST_REGISTER 16
 #define LAST_RESULT 32
 
@@ -44,7 +45,7 @@ static __device__ __forceinline__ void apply(const Instruction& it, const float*
   switch (it.operation) { EVERY_OPERATION(CASE) }
 }
 
-// A thread's elements are two runs of four, so that a warp's loads of either lie side by side.
+// A thread's elements are two runs of four, so that a warp's loads of each are contiguous.
 static __device__ __forceinline__ u32 element_of(u32 tile, int lane) {
   return tile * TILE + (lane / 4) * (THREADS * 4) + threadIdx.x * 4 + lane % 4;
 }
@@ -174,7 +175,7 @@ static __device__ __forceinline__ void interpret(const Parameters& p, float* reg
 }
 
 typedef Interpreted<16, 32> ElementwiseParameters;
-// Most chains fit into these. Parameters are copied with every launch, and lie in every recording.
+// Most chains fit into these. Parameters are copied with each launch, and into each recording.
 typedef Interpreted<4, 8> ElementwiseFewParameters;
 
 KERNEL(elementwise, ElementwiseParameters, THREADS) {

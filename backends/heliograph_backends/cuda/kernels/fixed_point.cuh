@@ -1,10 +1,11 @@
-// Activations as fixed-point numbers of 15 bits and a sign, two bytes that `dot_bytes` multiplies.
+// Activations as fixed-point numbers of 15 bits and a sign: two bytes that `dot_bytes` multiplies.
 //
-// A step is what a warp takes at once. Of a unit of 64 elements, in the order of its weights: for each group
-// of 16 the upper bytes, then the lower ones, which are signed; behind them one scale and the sums of the
-// numbers of each span, as f32: the scale first, but for four spans last.
+// A step is the part of a row that a warp processes at once. A unit of 64 elements is in the order
+// of its weights: for each group of 16 first the upper bytes, then the lower ones, which are
+// signed. One scale and the sums of each span's numbers follow, as f32: the scale comes first, or
+// last with four spans.
 
-// What a step is: elements, bytes of a row, those with room for a row that is moved; bytes of a unit of
+// A step: elements, bytes of a row, bytes with room for a moved row; bytes of a unit of
 // activations, and of all of a row's.
 template <int T>
 struct Step {
@@ -25,7 +26,7 @@ static __device__ __forceinline__ u32 larger_bits(u32 a, int with) {
   return a > b ? a : b;
 }
 
-// 16 elements from `first` on, which are there or not at all.
+// 16 elements from `first` on, which either all exist or not at all.
 static __device__ __forceinline__ void load_sixteen(const u8* row, i64 first, bool there, u32 (&bits)[16]) {
   const u8* from = row + first * 4;
   if (there && (u64)from % 16 == 0) {
@@ -37,13 +38,14 @@ static __device__ __forceinline__ void load_sixteen(const u8* row, i64 first, bo
   }
 }
 
-// The scale for elements of at most so many bits of size, by which `bits` are divided. Of an infinity that is
-// the scale, the numbers are 0 and the infinities' signs; of NaN it is NaN.
+// The scale for elements with at most these bits of magnitude, by which `bits` are divided. For an
+// infinity the scale is infinite, and the numbers are 0 and the infinities' signs; for NaN it is
+// NaN.
 static __device__ __forceinline__ float scaled(u32 most, u32 (&bits)[16], float& inverse) {
   float size = __int_as_float((int)most);
   inverse = MOST_FIXED / size;
   if (most < INFINITE_BITS && inverse < INFINITE) return size * (1.0f / MOST_FIXED);
-  bool finite = most < INFINITE_BITS;  // nothing, or next to it
+  bool finite = most < INFINITE_BITS;  // 0, or close to it
 #pragma unroll
   for (int i = 0; i < 16; i++)
     bits[i] = !finite && (bits[i] & 0x7fffffff) == INFINITE_BITS ? (bits[i] & 0x80000000u) | 0x3f800000u : 0;
@@ -51,7 +53,7 @@ static __device__ __forceinline__ float scaled(u32 most, u32 (&bits)[16], float&
   return finite ? 0.0f : size;
 }
 
-// Four threads next to each other make a unit.
+// Four consecutive threads make a unit.
 template <int T>
 static __device__ __forceinline__ void fix_unit(u32 (&bits)[16], int group, u8* to) {
   u32 most = 0;
@@ -64,8 +66,8 @@ static __device__ __forceinline__ void fix_unit(u32 (&bits)[16], int group, u8* 
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     u32 fixed[4];
-    // Adding 1.5 * 2**23 leaves the nearest whole number in the lowest bits. It is 128 too large, since the
-    // lower byte is signed and so a half of its range is carried.
+    // Adding 1.5 * 2**23 leaves the nearest integer in the lowest bits. It is 128 too large, since
+    // the lower byte is signed, which carries half of its range.
 #pragma unroll
     for (int j = 0; j < 4; j++)
       fixed[j] = (u32)__float_as_int(__int_as_float((int)bits[4 * i + j]) * inverse + 12583040.0f);
@@ -90,7 +92,7 @@ static __device__ __forceinline__ void fix_unit(u32 (&bits)[16], int group, u8* 
   if (group == 0) tail[Form<T>::CROSSED ? 4 : 0] = scale;
 }
 
-// The activations from `start` on, as many as whole steps have; what is not there is 0.
+// The activations of whole steps from `start` on; missing ones are 0.
 template <int T, int ROWS>
 static __device__ __forceinline__ void prepare(
     const ProductParameters& p, const u8* x, i64 start, int steps, u8* to) {
@@ -105,8 +107,8 @@ static __device__ __forceinline__ void prepare(
       u32 bits[16];
       load_sixteen(row, first, r < p.rows && first < p.k, bits);
       if constexpr (Narrow<T>::IS) {
-        // Lanes have 8 elements next to each other; so that those of a warp's load are, too, halves lie
-        // apart.
+        // Lanes have 8 contiguous elements. The halves are apart, so that those of a warp's load
+        // are contiguous as well.
         u8* place = plane + i / 64 * 4096 + i / 16 % 4 * 1024 + i % 16 * 32;
 #pragma unroll
         for (int j = 0; j < 4; j++)

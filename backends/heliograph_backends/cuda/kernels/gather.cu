@@ -1,4 +1,4 @@
-// What moves elements: strided copies, rows that are gathered, and rows that are set.
+// Kernels that move elements: strided copies, get_rows and set_rows.
 
 struct CopyParameters {
   Divisor divisors[MOST_DIMENSIONS];
@@ -28,7 +28,7 @@ static __device__ __forceinline__ void find_places(const CopyParameters& p, u32 
   from += index * p.from_strides[0], to += index * p.to_strides[0];
 }
 
-// Items as wide as rows and strides allow: see `moves.py`. A thread has several under way.
+// Items are as wide as rows and strides allow: see `moves.py`. A thread has several in flight.
 template <typename Item>
 static __device__ __forceinline__ void copy_items(const CopyParameters& p) {
   const u32 tile = COPY_THREADS * COPY_AHEAD;
@@ -59,13 +59,13 @@ KERNEL(copy_elements, CopyParameters, COPY_THREADS) {
   }
 }
 
-// Where the items of a row of the source are those of a column of the result: `across` runs along the source's
-// rows, `along` along the result's.
+// For sources whose rows are the result's columns: `across` runs along the source's rows, `along`
+// along the result's.
 struct TransposeParameters {
   Divisor divisors[MOST_DIMENSIONS];  // of the other dimensions
   i64 from_strides[MOST_DIMENSIONS];
   i64 to_strides[MOST_DIMENSIONS];
-  Divisor tiles[2];  // how many there are across and along
+  Divisor tiles[2];  // their numbers across and along
   u64 from;
   u64 to;
   i64 from_step;  // bytes between the source's rows
@@ -79,8 +79,8 @@ struct TransposeParameters {
 #define TRANSPOSE_TILE 64
 #define TRANSPOSE_ROWS (COPY_THREADS / TRANSPOSE_TILE)
 
-// A tile comes in by rows and goes out by columns. Rows in shared memory end with a word or an item more, so that
-// the items of a column lie in different banks.
+// A tile is read by rows and written by columns. Rows in shared memory are padded by a word or an
+// item, so that the items of a column lie in different banks.
 template <typename Item>
 static __device__ __forceinline__ void transpose_items(const TransposeParameters& p, u64* shared) {
   typedef Item Row[TRANSPOSE_TILE + (sizeof(Item) < 4 ? 4 / sizeof(Item) : 1)];
@@ -106,7 +106,7 @@ static __device__ __forceinline__ void transpose_items(const TransposeParameters
     for (u32 row = 0; row < TRANSPOSE_TILE; row += TRANSPOSE_ROWS, from += TRANSPOSE_ROWS * p.from_step)
       if (row + y < rows) tile[row + y][x] = *reinterpret_cast<const Item*>(from);
   }
-  // A thread reads what others wrote, once: this barrier is between the two, and the block ends behind them.
+  // Threads read the items of others once, after this barrier, and the block ends then.
   __syncthreads();
   if (along + x < p.along) {
     u32 rows = p.across - across;
@@ -128,18 +128,18 @@ KERNEL(copy_transposed, TransposeParameters, COPY_THREADS) {
 }
 
 struct GatherParameters {
-  Walk walk;  // of the indices; the other operands have its strides, with 0 where the gathered dimension is
+  Walk walk;  // of the indices; the other operands have strides over it, 0 for the gathered dimension
   i64 count;
   i64 columns;    // elements of a row
-  i64 there;      // how many rows there are to choose from
-  Operand table;  // get_rows: what is read; set_rows: what is written
-  Operand rows;   // get_rows: the result; set_rows: what is read
+  i64 there;      // rows of the table
+  Operand table;  // read by get_rows, written by set_rows
+  Operand rows;   // the result of get_rows, read by set_rows
   Operand indices;
   i64 table_stride;  // bytes between the rows of the table
   i64 inner[2];      // bytes between the elements of a row of the table, and of the rows
   u64 failure;
   int node;
-  int item_bytes;  // where rows are moved as they are
+  int item_bytes;  // if rows are moved unchanged
   int wide_indices;
   int last;  // of the walk: indices that set rows of the same matrix
 };
@@ -149,7 +149,7 @@ static __device__ __forceinline__ i64 index_at(const GatherParameters& p, i64 nu
   return p.wide_indices ? *reinterpret_cast<const i64*>(place) : (i64)*reinterpret_cast<const int*>(place);
 }
 
-// The row's number in the table, or -1 with a report.
+// The row's number in the table, or -1 after a report.
 static __device__ __forceinline__ i64 checked(const GatherParameters& p, i64 number) {
   i64 index = index_at(p, number);
   if (index >= 0 && index < p.there) return index;
@@ -179,7 +179,7 @@ static __device__ __forceinline__ void move_items(
   }
 }
 
-// Rows as they are.
+// Rows unchanged.
 KERNEL(get_rows_plain, GatherParameters, 256) {
   for (i64 number = blockIdx.x; number < p.count; number += gridDim.x) {
     i64 index = checked(p, number);
@@ -230,7 +230,7 @@ GET_ROWS(Q4_K, q4_k)
 GET_ROWS(Q5_K, q5_k)
 GET_ROWS(Q6_K, q6_k)
 
-// Of an index that comes twice the later row stays, so a row looks for its index behind itself.
+// Of equal indices the later row counts, so a row looks for its index after itself.
 KERNEL(set_rows, GatherParameters, 256) {
   for (i64 number = blockIdx.x; number < p.count; number += gridDim.x) {
     i64 index = checked(p, number);

@@ -1,22 +1,23 @@
-// Instructions that C++ has no operator for: copies to shared memory beside computing, wide loads, sums of products of
-// bytes, tiles from shared memory to registers, and products of tiles on the matrix units.
+// Instructions without a C++ operator: asynchronous copies to shared memory, wide loads, sums of
+// products of bytes, tiles from shared memory to registers, and products of tiles on the matrix
+// units.
 //
-// A tile is eight rows of 16 bytes. With g = lane / 4, t = lane % 4 a lane has word t of row g, which are two narrow
-// floats or one of 4 bytes. See the PTX manual, cp.async, prmt, dp4a, ldmatrix and mma.
+// A tile is eight rows of 16 bytes. With g = lane / 4, t = lane % 4 a lane has word t of row g: two
+// narrow floats or one of 4 bytes. See the PTX manual, cp.async, prmt, dp4a, ldmatrix and mma.
 
 #ifndef HELIOGRAPH_EMULATED
-// A kernel of which so many blocks are to fit on a multiprocessor, so that it has no more registers than that allows.
+// A kernel of which this many blocks must fit on a multiprocessor, which limits its registers.
 #define KERNEL_OF_BLOCKS(name, Parameters, threads, blocks) \
   extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Parameters p)
 
-// An address in the device's memory; the compiler is told that it is no other.
+// A pointer to the device's memory, marked as unaliased.
 static __device__ __forceinline__ u8* in_memory(u64 address) {
   u8* place = reinterpret_cast<u8*>(address);
   __builtin_assume(__isGlobal(place));
   return place;
 }
 
-// Where something is in shared memory, as copies and loads of tiles are told it.
+// An address in shared memory, as copies and loads of tiles take it.
 typedef u32 SharedPlace;
 static __device__ __forceinline__ SharedPlace shared_place(const void* place) {
   u32 found;
@@ -24,8 +25,9 @@ static __device__ __forceinline__ SharedPlace shared_place(const void* place) {
   return found;
 }
 
-// 16 bytes from memory, past the first-level cache, to shared memory. Both places are multiples of 16. The thread sees
-// them behind `await_copies`, others behind a barrier as well.
+// Copies 16 bytes from memory to shared memory, bypassing the first-level cache. Both addresses are
+// multiples of 16. The thread sees them after `await_copies`, other threads after a barrier as
+// well.
 static __device__ __forceinline__ void copy_later(SharedPlace to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -41,13 +43,13 @@ static __device__ __forceinline__ void copy_later(void* to, const void* from, in
 // Ends a group of copies, which may be empty.
 static __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most so many of this thread's last groups are on their way.
+// Waits until at most this many of the thread's last groups are in flight.
 template <int LEFT>
 static __device__ __forceinline__ void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// N words, a power of two, from a multiple of their size.
+// N words (a power of two) from an address that is a multiple of their size.
 template <int N>
 static __device__ __forceinline__ void load_words(const void* place, u32* out) {
   if constexpr (N == 4) {
@@ -90,7 +92,8 @@ static __device__ __forceinline__ u32 narrow_pair(float first, float second) {
   return T == F16 ? f32_pair_to_f16(first, second) : f32_pair_to_bf16(first, second);
 }
 
-// Sums of two pairs of narrow floats, rounded once; those of f32 that are rounded afterwards have the same bits.
+// Sums of two pairs of narrow floats, rounded once; f32 sums that are rounded afterwards have the
+// same bits.
 template <int T>
 static __device__ __forceinline__ u32 add_narrow(u32 a, u32 b) {
   u32 sum;
@@ -101,7 +104,7 @@ static __device__ __forceinline__ u32 add_narrow(u32 a, u32 b) {
   return sum;
 }
 
-// Four tiles; lanes 8 i to 8 i + 7 say where the rows of tile i are.
+// Four tiles; lanes 8 i to 8 i + 7 have the addresses of the rows of tile i.
 static __device__ __forceinline__ void load_tiles(u32 (&out)[4], SharedPlace row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -112,7 +115,7 @@ static __device__ __forceinline__ void load_tiles(u32 (&out)[4], const void* row
   load_tiles(out, shared_place(row));
 }
 
-// The same of narrow floats with rows and columns exchanged: a lane has rows 2 t and 2 t + 1 of column g.
+// The same for narrow floats, transposed: a lane has rows 2 t and 2 t + 1 of column g.
 static __device__ __forceinline__ void load_tiles_transposed(u32 (&out)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -120,9 +123,9 @@ static __device__ __forceinline__ void load_tiles_transposed(u32 (&out)[4], cons
                : "memory");
 }
 
-// d += a b over a warp, of narrow floats: a [16, 16] by rows, b [16, 8] by columns, d [16, 8]. A lane has a(g, 2 t) and
-// the next one, a(g + 8, 2 t), a(g, 2 t + 8), a(g + 8, 2 t + 8); b(2 t, g) and the next one, b(2 t + 8, g); d as in
-// `multiply_tiles`.
+// d += a b over a warp, of narrow floats: a [16, 16] by rows, b [16, 8] by columns, d [16, 8]. A
+// lane has a(g, 2 t) and the next one, a(g + 8, 2 t), a(g, 2 t + 8), a(g + 8, 2 t + 8); b(2 t, g)
+// and the next one, b(2 t + 8, g); d as in `multiply_tiles`.
 template <int T>
 static __device__ __forceinline__ void multiply_narrow(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   if constexpr (T == F16)
@@ -137,7 +140,8 @@ static __device__ __forceinline__ void multiply_narrow(float (&d)[4], const u32 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Powers of two with an error of two units of the last place, and nothing below the smallest normal float.
+// Powers of two with an error of two units in the last place; results below the smallest normal
+// float are 0.
 static __device__ __forceinline__ float fast_exp2(float x) {
   float found;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));

@@ -1,13 +1,14 @@
-// The operations of elementwise chains, each once: the interpreter and the kernels that large chains have of
-// their own compute with the same functions, and are compiled without contraction, so their bits are the same.
+// The operations of elementwise chains. The interpreter and the generated kernels use the same
+// functions, compiled without contraction, so their bits are the same.
 
-// The square root to the nearest, without a branch. sqrtf has one for 0 and what is tiny, which half of a
-// chain's elements may take: behind a relu, say.
+// The correctly rounded square root, without a branch. sqrtf branches for 0 and tiny numbers, which
+// may be half of a chain's elements, for example after a relu.
 #ifdef HELIOGRAPH_EMULATED
 static __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
 #else
 static __device__ __forceinline__ float square_root(float x) {
-  // A step of Newton's from the approximate reciprocal root, with the remainder in one rounding, as CUDA's own.
+  // A Newton step from the approximate reciprocal root, with the remainder rounded once, as in
+  // CUDA's own.
   bool tiny = x < 0x1p-100f;
   float y, wide = tiny ? x * 0x1p64f : x;
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(wide));
@@ -35,7 +36,7 @@ static __device__ __forceinline__ float softplus(float x) {
 
 static __device__ __forceinline__ float sgn(float x) { return x != x ? x : (float)((x > 0.0f) - (x < 0.0f)); }
 
-// Names and formulas. x and y are what an operation reads, p and q its numbers.
+// Names and formulas. x and y are the operands, p and q the instruction's numbers.
 #define EVERY_OPERATION(ROW)                                \
   ROW(COPY, x)                                              \
   ROW(ADD, x + y)                                           \

@@ -1,17 +1,18 @@
-// Products of few rows with stored weights: activations [rows, k] times the transpose of weights [n, k], in
-// f32.
+// Products of few rows with stored weights: activations [rows, k] times the transpose of weights
+// [n, k], in f32.
 //
-// Bound by the weights' bytes, so all else is made to fit beside their way in. A multiprocessor has one block
-// and a share of the weights' rows. The block first makes the activations fixed-point numbers of 15 bits and
-// a sign in shared memory, two bytes each, with one scale for 64; so that a byte of weights is multiplied by
-// `dp4a`, four at once, twice, with sums that are exact. Then every warp goes alone, without barriers of the
-// block, through an equal share of the steps (GROUP rows, STEP elements): 16-byte copies bring the bytes of
-// the next two steps to a ring of its own in shared memory while it decodes those of this one. Shares end
-// within rows: the sums of their parts meet in shared memory, and are added in the order of the warps. So
-// bits depend on nothing but shapes and the device.
+// The kernels are bound by the weights' bytes; all other work overlaps their transfer. A
+// multiprocessor has one block and a share of the weights' rows. The block first converts the
+// activations to fixed-point numbers of 15 bits and a sign in shared memory, two bytes each, with
+// one scale for 64 elements. So `dp4a` multiplies four bytes of weights at once, twice, with exact
+// sums. Then each warp goes alone, without block barriers, through an equal share of the steps
+// (GROUP rows, STEP elements): 16-byte copies bring the bytes of the next two steps to its own ring
+// in shared memory while it decodes those of this one. Shares end within rows: the sums of their
+// parts meet in shared memory, and are added in the order of the warps. So the bits depend only on
+// shapes and the device.
 //
-// Rows that lie at other multiples than 16 come with the bytes before them, and are moved in the ring. Narrow
-// floats go the same way, with f32 activations.
+// Rows that are not multiples of 16 apart are copied with the bytes before them, and moved in the
+// ring. Narrow floats are processed in the same way, with f32 activations.
 
 #define GROUP 2
 #define RING 3
@@ -25,7 +26,8 @@ struct Place {
   }
 };
 
-// Has the bytes of a step brought to a warp's place in the ring. `from`: the group's first row, at the step.
+// Starts the copies of a step to a warp's place in the ring. `from`: the group's first row, at the
+// step.
 template <int T>
 static __device__ __forceinline__ void fetch(
     const u8* from, i64 stride, i64 rows_left, i64 bytes_left, SharedPlace to, int lane, bool aligned) {
@@ -39,7 +41,7 @@ static __device__ __forceinline__ void fetch(
           copy_later(to + w * ROOM + at + lane * 16, from + w * stride + at + lane * 16);
     return;
   }
-  // What there is not, comes as 0 from where something is.
+  // Missing bytes are filled with 0, from any valid address.
   const u8* nowhere = from - (u64)from % 16;
 #pragma unroll 1
   for (int w = 0; w < GROUP; w++, from += stride, to += ROOM) {
@@ -53,7 +55,7 @@ static __device__ __forceinline__ void fetch(
   }
 }
 
-// A step's part of the sums of a lane.
+// A step's part of a lane's sums.
 template <int T, int ROWS>
 static __device__ __forceinline__ void add_step(
     const u8* ring, const u8* x, i64 plane, int lane, float (&sums)[GROUP][ROWS]) {
@@ -147,8 +149,8 @@ static __device__ __forceinline__ void write(
   *place = adds ? *place + sum : sum;
 }
 
-// A warp's steps. `pieces`: for each warp the sums of a group that another began, and of one that another
-// ends.
+// A warp's steps. `pieces`: for each warp the sums of a group that another warp began, and of one
+// that another warp ends.
 template <int T, int ROWS>
 static __device__ __forceinline__ void sum_steps(
     const ProductParameters& p, const Matrices& at, const Share& share, i64 start, u8* xs, u8* ring,
@@ -193,7 +195,7 @@ static __device__ __forceinline__ void sum_steps(
     }
     add_step<T, ROWS>(ring + slot, xs + (i64)here.step * Step<T>::X_BYTES, plane, lane, sums);
     slot = slot == (RING - 1) * SLOT ? 0 : slot + SLOT;
-    // Before others bring what comes next to this place.
+    // Before other lanes copy the next step to this place.
     __syncwarp();
     bool ends = here.step == steps - 1;
     if (ends || item == to - 1) {
@@ -217,7 +219,7 @@ static __device__ __forceinline__ void sum_steps(
   await_copies<0>();
 }
 
-// Adds the pieces of the group that a warp began and others went on with, in their order.
+// Adds the pieces of the group that a warp began and others continued, in their order.
 template <int ROWS>
 static __device__ __forceinline__ void join_pieces(
     const ProductParameters& p, const Matrices& at, const Share& share, const float* pieces, bool adds) {
@@ -251,7 +253,7 @@ static __device__ __forceinline__ void few_rows(const ProductParameters& p) {
     i64 depth = p.k - start < p.chunk ? p.k - start : p.chunk;
     share.steps = (int)((depth + Step<T>::ELEMENTS - 1) / Step<T>::ELEMENTS);
     sum_steps<T, ROWS>(p, at, share, start, xs, ring, pieces);
-    // All have their pieces there, and nobody reads activations any more.
+    // All pieces are written, and no warp reads activations any more.
     __syncthreads();
     join_pieces<ROWS>(p, at, share, pieces, start > 0);
   }

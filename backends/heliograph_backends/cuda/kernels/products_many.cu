@@ -1,19 +1,21 @@
 // Products of many rows with stored weights, on the matrix units.
 //
-// A block has a tile of M rows of activations and so many rows of weights, and goes along k by units of 64:
-// large tiles by one, small ones by two, each of which has warps of its own. Weights are whole numbers in
-// bf16, which is exact; activations two bf16 each, the second what the first one rounded off: 16 bits, with
-// f32's range. Products are summed in f32 over the elements that share a factor, then times the factor, and
-// plus the offset times the sum of the activations, where there is one. Narrow floats are factors of nothing:
-// bf16 as they are, f16 as two bf16 that are exact, without the product of the two lower parts.
+// A block has a tile of M rows of activations and N rows of weights, and goes along k by units of
+// 64: large tiles by one, small ones by two, each of which has its own warps. Weights are integers
+// in bf16, which is exact. Activations are two bf16 each, the second one the rounding error of the
+// first: 16 bits, with f32's range. Products are summed in f32 over the elements that share a
+// factor, then multiplied by the factor, and increased by the offset, if there is one, times the
+// sum of the activations. Narrow floats have no factors: bf16 is unchanged, f16 is two exact bf16,
+// without the product of the two lower parts.
 //
-// Everything is there twice: while the matrix units have one unit, the next is decoded, its activations are
-// split, and the packed bytes and activations of those behind are on their way. Four warps of eight multiply
-// first and stage then, the others the other way around, so that each scheduler has both to do. There is one
-// barrier for a unit. Of experts, the rows are those whose ids name the block's expert, as they are found.
+// All tiles are double-buffered: while the matrix units process one unit, the next one is decoded,
+// its activations are split, and the packed bytes and activations of later ones are in flight. Four
+// warps of eight multiply first and then stage, the others the reverse, so that each scheduler has
+// both kinds of work. There is one barrier for a unit. With experts, the rows are those whose ids
+// name the block's expert, in the order in which they are found.
 
-// Products: warps have 32 rows, and of large tiles 64 columns, of small ones 16 of a unit of their own. A sum
-// takes long to be there, so several are on their way.
+// Products: warps have 32 rows, and with large tiles 64 columns, with small ones 16 of their own
+// unit. Sums have a long latency, so several are in flight.
 
 template <int M>
 struct Warp {
@@ -70,7 +72,7 @@ static __device__ __forceinline__ void multiply_unit(const u8* tile, float (&d)[
                     d[m][first + n], part == 0 ? lower[m][k] : upper[m][k], column[2 * k], column[2 * k + 1]);
               }
       } else {
-        constexpr int EACH = 4 / SPANS;  // groups, that is sixteens of k
+        constexpr int EACH = 4 / SPANS;  // groups of 16 of k
 #pragma unroll
         for (int s = 0; s < SPANS / 2; s++) {
           const int span = half * (SPANS / 2) + s;
@@ -108,16 +110,17 @@ static __device__ __forceinline__ void multiply_unit(const u8* tile, float (&d)[
 
 // Rows
 
-// The rows of a block: M of a matrix, or those that want an expert, M at a time.
+// The rows of a block: M of a matrix, or those of an expert, M at a time.
 template <int T, int M>
 struct Rows {
-  i64 next;   // of the ids, the first that was not looked at
+  i64 next;   // the first id that was not checked
   int taken;  // of the list
   int listed;
   i64 segment;
 };
 
-// Writes where the next rows are; false when there are none left. All threads of the block come.
+// Writes the places of the next rows; false when there are none left. Called by all threads of the
+// block.
 template <int T, int M>
 static __device__ __forceinline__ bool take_rows(
     const ProductParameters& p, const Matrices& at, Rows<T, M>& rows, u8* shared) {
@@ -164,7 +167,8 @@ static __device__ __forceinline__ bool take_rows(
   return true;
 }
 
-// Adds the sums of the other units' warps, in the order of the units. All threads of the block come.
+// Adds the sums of the other units' warps, in the order of the units. Called by all threads of the
+// block.
 template <int M>
 static __device__ __forceinline__ void join_units(float* shared, float (&d)[2][Warp<M>::TILES][4]) {
   constexpr int EACH = 2 * Warp<M>::TILES * 4;
@@ -214,7 +218,7 @@ static __device__ __forceinline__ void many_rows(const ProductParameters& p) {
   const u64* addresses = reinterpret_cast<const u64*>(shared + At::ROWS);
   const i64 first_n = (i64)blockIdx.x * At::N;
   const int steps = (int)((p.k + UNIT * Tile<M>::UNITS - 1) / (UNIT * Tile<M>::UNITS));
-  // Of a stage, and all.
+  // The bytes of a stage, and of all.
   constexpr int EACH = R::UNITS / Tile<M>::UNITS;
   const int stages = (steps + EACH - 1) / EACH;
   const bool moves = R::ALIGNMENT > 2 && ((u64)at.weights | (u64)p.weight_stride) % 16 != 0;
@@ -231,12 +235,12 @@ static __device__ __forceinline__ void many_rows(const ProductParameters& p) {
 #pragma unroll 1
     for (int stage = 0; stage < STAGES - 1; stage++) fetch_stage(stage);
     load_activations<T, M>(p, 0, addresses, bits);
-    // Step -1 is none: what there is to do is staging the first one.
+    // Step -1 has no products: it only stages the first one.
 #pragma unroll 1
     for (int step = -1; step < steps; step++) {
       const int next = step + 1, stage = next / EACH;
-      // Of stages the next one must be there: behind it are STAGES - 2 at most. Then it is there for all, and
-      // nobody reads the other tile any more, nor a stage of which all units were decoded.
+      // The next stage must have arrived: at most STAGES - 2 are after it. After the barrier all
+      // warps see it, and no warp reads the other tile, or a stage of which all units were decoded.
       if (next % EACH == 0) await_copies<STAGES - 2>();
       __syncthreads();
       if (moves && next < steps && next % EACH == 0) {

@@ -1,11 +1,11 @@
-// Reductions over any dimensions: what is reduced has a walk of its own.
+// Reductions over any dimensions: the reduced ones have their own walk.
 struct ReduceParameters {
   Walk walk;
   Walk inner;
   i64 rows;
   i64 columns;
   Operand x;        // strides over the results
-  Operand along;    // strides over what is reduced
+  Operand along;    // strides over the reduced dimensions
   Operand result;
   int operation;    // 0 sum, 1 mean, 2 max, 3 min
   int threads;

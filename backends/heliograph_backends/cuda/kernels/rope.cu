@@ -1,8 +1,8 @@
 // Rotary position embedding with plain positions.
 //
-// An angle is a token's position times a number of its pair's, in turns: one product in f64, of which the fraction alone
-// matters, so that no more is left for f32 than sine and cosine of at most half a turn. A thread has four pairs of a
-// token, for some of its heads.
+// An angle is a token's position times a number of its pair, in turns: one product in f64, of which
+// only the fraction matters. So f32 only computes sine and cosine of at most half a turn. A thread
+// has four pairs of a token, for some of its heads.
 
 #define MOST_PAIRS 128
 #define ROPE_THREADS 256
@@ -17,17 +17,17 @@ struct RopeParameters {
   Operand factors;    // f32, one for each pair
   i64 head_strides[2];
   i64 inner[2];
-  double turns[MOST_PAIRS];  // of each pair with each position, but for its factor
+  double turns[MOST_PAIRS];  // of each pair for each position, without its factor
   int heads;
   int width;
   int has_factors;
   int pairs;
   int start;
-  int adjacent;  // whether a pair lies side by side
+  int adjacent;  // true if a pair is contiguous
   int heads_of_unit;
   int units_of_token;
-  float size;  // of the rotated vectors
-  int packed;  // whether elements lie side by side, and four pairs begin at multiples of four
+  float size;  // a factor of the rotated vectors
+  int packed;  // true if elements are contiguous, and four pairs begin at multiples of four
 };
 
 struct Turn {
@@ -45,7 +45,7 @@ struct Turn {
     }
   }
 
-  // Turns the pair (a, b).
+  // Rotates the pair (a, b).
   __device__ __forceinline__ void apply(int i, float& a, float& b) const {
     float turned = a * cosine[i] - b * sine[i];
     b = a * sine[i] + b * cosine[i];
@@ -53,8 +53,8 @@ struct Turn {
   }
 };
 
-// Four pairs of several heads, all read before the first is written. Pairs are of both fours' elements with the same
-// place, or neighbours in each.
+// Four pairs of several heads, all read before the first is written. A pair is the elements at the
+// same place of both fours, or neighbours in each.
 template <bool NARROW>
 static __device__ __forceinline__ void turn_heads(
     const RopeParameters& p, const Turn& turn, const u8* from, u8* to, int first, int second, int heads) {
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void turn_slowly(
   }
 }
 
-// Copies what belongs to no pair.
+// Copies the elements that belong to no pair.
 static __device__ __forceinline__ void keep_rest(
     const RopeParameters& p, const u8* from, u8* to, int number, int step, int heads) {
   int rest = p.width - 2 * p.pairs;

@@ -95,7 +95,7 @@ struct SoftMax {
     each([&](float (&values)[N], int) {
       for (int i = 0; i < N; i++) top = fmaxf(top, values[i]);
     });
-    // A NaN is no largest score, but makes the total one.
+    // A NaN is never the largest score, but makes the total NaN.
     top = row_largest(top, shared, p.threads);
     each([&](float (&values)[N], int) {
       for (int i = 0; i < N; i++) total += values[i] = exp_of(values[i] - top);
@@ -113,7 +113,8 @@ struct SoftMax {
 
 enum Norm { LAYER_NORM = 0, RMS_NORM = 1, L2_NORM = 2 };
 
-// Elements, minus their mean for a layer's norm, over the root of their mean square, or over their length.
+// Elements, minus their mean for a layer norm, over the root of their mean square, or over their
+// length.
 struct Normal {
   const Row& row;
   const u8 *x, *times, *plus, *added[MOST_ADDED];
@@ -122,7 +123,7 @@ struct Normal {
   __device__ __forceinline__ Normal(const Row& row) : row(row) {
     const RowsParameters& p = row.p;
     x = row.at(p.x, 0), result = row.at(p.result, 1);
-    // What there is not is nowhere else than x, so that one question is enough for all.
+    // Absent operands have the same layout as x, so one check covers all.
     times = p.has_second ? row.at(p.second, 2) : x, plus = p.has_third ? row.at(p.third, 3) : x;
 #pragma unroll
     for (int i = 0; i < MOST_ADDED; i++) added[i] = i < p.adds ? row.at(p.added[i], 4 + i) : x;
@@ -195,7 +196,7 @@ struct Normal {
     squares = row_sum(squares, shared, p.threads);
     float length = p.norm == L2_NORM ? larger(sqrtf(squares), p.scale) : sqrtf(squares / count + p.scale);
     float by = 1.0f / length;
-    // Rounded as the nodes one by one would be: times a row, plus a row.
+    // Rounded as separate nodes would be: times a row, plus a row.
     each([&](float (&values)[N], int column) {
       float out[N], row_of[N];
       int type = p.type;
@@ -227,7 +228,7 @@ static __device__ __forceinline__ void run_held(const RowsParameters& p) {
     op.run(Held<COUNT, true>{row}, shared);
 }
 
-// Rows that no registers hold, or that do not end with four elements.
+// Rows that do not fit into registers, or whose length is not a multiple of four.
 template <class Op>
 static __device__ __forceinline__ void run_long(const RowsParameters& p) {
   __shared__ float shared[32];

@@ -1,7 +1,8 @@
-// Ops along rows: soft_max, norm, rms_norm and l2_norm. A warp or a block has one row, and keeps it in registers where it
-// fits: then every element is read once, and all of a thread's loads are on their way before the first is needed.
+// Ops along rows: soft_max, norm, rms_norm and l2_norm. A warp or a block has one row, and keeps it
+// in registers if it fits: then each element is read once, and all of a thread's loads are in
+// flight before the first is needed.
 //
-// Which elements a thread adds up depends on the row's length alone, and so do a sum's last bits.
+// The elements that a thread adds depend only on the row's length, and so do a sum's last bits.
 
 #define MOST_ADDED 2
 
@@ -11,7 +12,8 @@ struct Line {
   i64 step;
 };
 
-// What small runs read comes first: every 64 bytes of parameters that a kernel touches are fetched by themselves.
+// The fields that small runs read come first: each 64 bytes of parameters that a kernel touches are
+// fetched separately.
 struct RowsParameters {
   Line x;
   Line result;  // of x's type
@@ -19,29 +21,29 @@ struct RowsParameters {
   int columns;
   int threads;     // of a row: 32, or the block's
   int dimensions;  // of the rows
-  int packed;      // whether the elements of every row lie side by side
+  int packed;      // true if the elements of each row are contiguous
   int has_second;
   int has_third;
-  int adds;  // how many of `added` there are
+  int adds;  // the number of `added`
   int type;  // of x
   int norm;
   float scale;  // of norms: eps
   float max_bias;
-  Line second;             // the mask, or what a norm is multiplied with
-  Line third;              // the sinks, or what is added to a norm
-  Line added[MOST_ADDED];  // what is added to x before a norm, rounded one by one
+  Line second;             // the mask, or the factor of a norm
+  Line third;              // the sinks, or the summand of a norm
+  Line added[MOST_ADDED];  // added to x before a norm, each rounded
   int second_type;
   int third_type;
-  int heads;  // of soft_max: matrices of `matrix_rows` rows that have slopes and sinks of their own
+  int heads;  // of soft_max: matrices of `matrix_rows` rows with their own slopes and sinks
   int matrix_rows;
-  float slope_power;  // the largest power of 2 that is not above heads
+  float slope_power;  // the largest power of 2 up to heads
   int reserved;
   i64 inner[4 + MOST_ADDED];  // bytes between the elements of a row of x, result, second, third, added
   i64 sizes[MOST_DIMENSIONS];
   i64 strides[4 + MOST_ADDED][MOST_DIMENSIONS];
 };
 
-// Of those who have a warp each, of a block.
+// For rows that have a warp each.
 #define WARP_ROWS 4
 
 struct Row {
@@ -50,7 +52,7 @@ struct Row {
   int thread;
 
   __device__ __forceinline__ Row(const RowsParameters& p) : p(p) {
-    // A row for each warp, or one for the block. Threads count within their row.
+    // A row for each warp, or one for the block. Threads are numbered within their row.
     bool by_warp = p.threads == 32;
     number = by_warp ? blockIdx.x * WARP_ROWS + threadIdx.x / 32 : blockIdx.x;
     thread = by_warp ? threadIdx.x % 32 : threadIdx.x;
@@ -58,7 +60,7 @@ struct Row {
 
   __device__ __forceinline__ bool is_there() const { return number < (u32)p.rows; }
 
-  // `place`: of the operand in `strides`.
+  // `place`: the operand's index in `strides`.
   __device__ __forceinline__ u8* at(const Line& line, int place) const {
     u8* start = in_memory(line.address);
     if (p.dimensions <= 1) return start + number * line.step;
@@ -72,13 +74,14 @@ struct Row {
     return start + index * p.strides[place][0];
   }
 
-  // Whether what was found can be read and written four elements at a time.
+  // True if all operands can be read and written four elements at a time.
   __device__ __forceinline__ bool is_wide(const u8* place, int type) const {
     return (u32)(u64)place % (type == F32 ? 16 : 8) == 0;
   }
 };
 
-// A thread's elements of a row in registers: four side by side, COUNT times behind those of all other threads.
+// A thread's elements of a row in registers: COUNT groups of four contiguous ones; a group of each
+// thread comes before the next groups.
 template <int COUNT, bool NARROW> struct Held {
   using F = Four<NARROW>;
   enum { EACH = 4, HELD = true };
@@ -88,7 +91,7 @@ template <int COUNT, bool NARROW> struct Held {
   __device__ __forceinline__ int column(int i) const { return (i * row.p.threads + row.thread) * 4; }
   __device__ __forceinline__ bool has(int i) const { return column(i) < row.p.columns; }
 
-  // All words of a row that are this thread's, asked for at once.
+  // All words of this thread's part of a row, loaded at once.
   template <class Words>
   __device__ __forceinline__ void fetch(const u8* from, Words (&out)[COUNT]) const {
     const Words nothing = {};
@@ -113,7 +116,7 @@ template <int COUNT, bool NARROW> struct Held {
   }
 };
 
-// The same elements, read anew with every pass, however they lie.
+// The same elements, read anew in each pass, with any strides.
 template <int N> struct Passing {
   enum { EACH = N, HELD = false };
   const Row& row;

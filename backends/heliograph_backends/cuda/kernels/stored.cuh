@@ -1,4 +1,4 @@
-// What products of few rows and of many share: their parameters, where matrices lie, and rows that are moved.
+// Shared by products of few rows and of many: parameters, places of matrices, and moved rows.
 
 struct ProductParameters {
   Walk walk;  // of the matrices
@@ -8,14 +8,14 @@ struct ProductParameters {
   Operand weights;
   Operand x;
   Operand result;
-  Operand ids;  // of the experts that are the matrices' weights; address 0: each has its own
+  Operand ids;  // of the matrices' experts; address 0: each has its own weights
   i64 experts;
   i64 expert_stride;  // bytes
   i64 weight_stride;  // bytes between rows
   i64 x_stride;
   i64 result_stride;
-  i64 id_step;  // bytes between ids, where they lie evenly; else 0
-  // Of few rows: groups of rows of weights that each block has, and how many blocks have one more.
+  i64 id_step;  // bytes between ids if evenly spaced; else 0
+  // For few rows: groups of rows of weights of each block, and the number of blocks with one more.
   i64 groups;
   i64 larger_blocks;
   i64 chunk;  // elements of k whose activations are in shared memory at once, a multiple of STEP
@@ -31,7 +31,7 @@ struct Narrow {
   enum { IS = T == F16 || T == BF16 };
 };
 
-// Where matrices lie, and the expert that they want, which may be none that is there.
+// The places of matrices, and their expert, which may be out of range.
 struct Matrices {
   const u8* weights;  // of the first expert
   const u8* x;
@@ -62,14 +62,15 @@ static __device__ __forceinline__ Matrices find(const ProductParameters& p, i64 
   return found;
 }
 
-// Whether the expert is there; if not, one thread of all reports it.
+// True if the expert exists; if not, one thread reports it.
 static __device__ __forceinline__ bool is_there(const ProductParameters& p, i64 expert, bool reports) {
   if (!p.ids.address || (expert >= 0 && expert < p.experts)) return true;
   if (reports) report(p.failure, p.node, expert);
   return false;
 }
 
-// Moves bytes to the beginning of their room. Words go down, so no lane reads what another wrote.
+// Moves bytes to the beginning of their room. Words move down, so no lane reads a word that another
+// wrote.
 static __device__ __forceinline__ void move_down(u8* room, int skew, int bytes, int lane) {
   const u32 which = skew % 4 ? 0x5432 : 0x3210;
   u32* words = reinterpret_cast<u32*>(room);

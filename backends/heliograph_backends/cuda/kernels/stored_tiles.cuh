@@ -1,11 +1,11 @@
-// What a block of `products_many.cu` stages in shared memory: packed bytes of weights as they come, and from
-// these and the activations the tiles that the matrix units read.
+// The shared memory of a block of `products_many.cu`: packed bytes of weights as they arrive, and
+// the tiles made of these and the activations, which the matrix units read.
 
 #define PITCH 144     // bytes of a row of a tile of bf16: 64 and 8 more, so that rows meet different banks
 #define SEGMENT 2048  // ids that are looked at for one list
 
-// A block's tile: rows of weights, units of a step. A thread has half of a unit of a row, four threads one of
-// a row of activations.
+// A block's tile: rows of weights, and units of a step. A thread has half of a unit of a row; four
+// threads have one unit of a row of activations.
 template <int M>
 struct Tile;
 template <>
@@ -17,19 +17,19 @@ struct Tile<32> {
   enum { N = 32, UNITS = 2, THREADS = 128 };
 };
 
-// How packed bytes of weights come.
+// The copies of packed bytes of weights.
 template <int T, int M>
 struct Raw {
   enum {
-    // Units of a row that are fetched at once: a step's, and those of a whole number of blocks.
+    // Units of a row that are copied at once: a step's, and those of a whole number of blocks.
     WHOLE = Stored<T>::PARTS == 1 ? 2 : 4,
     UNITS = Narrow<T>::IS ? Tile<M>::UNITS : WHOLE,
     BYTES = UNITS * 2 * Stored<T>::BYTES / Stored<T>::PARTS,
-    // With the bytes before, up to a multiple of 16 that is odd.
+    // With the bytes before, up to an odd multiple of 16.
     CHUNKS = (BYTES + 14 + 15) / 16,
     ROOM = (CHUNKS | 1) * 16,
     STAGES = M == 128 || Narrow<T>::IS ? 2 : 4,  // that are there or on their way
-    // The multiple at which `decode` reads.
+    // The alignment that `decode` needs.
     WIDE = Narrow<T>::IS || T == Q4_K || T == Q5_K || T == Q5_1,
     HALVES = T == Q3_K || T == Q6_K,
     ALIGNMENT = WIDE ? 16
@@ -38,7 +38,7 @@ struct Raw {
   };
 };
 
-// What a unit of weights has.
+// The parts of a unit of weights.
 template <int T>
 struct Parts {
   enum {
@@ -48,7 +48,7 @@ struct Parts {
   };
 };
 
-// Where things are in a block's shared memory: two times a step's units, and what is there once.
+// The layout of a block's shared memory: twice a step's units, and the data that exists once.
 template <int T, int M>
 struct Places {
   enum {
@@ -76,7 +76,7 @@ template <int T, int M>
 static __device__ __forceinline__ void fetch_raw(
     const ProductParameters& p, const u8* weights, i64 first, i64 stage, u8* to) {
   using R = Raw<T, M>;
-  // So many threads have a row.
+  // The number of threads for a row.
   constexpr int EACH = Tile<M>::THREADS / Tile<M>::N;
   i64 row = first + threadIdx.x / EACH, start = stage * R::BYTES;
   i64 left = p.k / 32 / Stored<T>::PARTS * Stored<T>::BYTES - start;
@@ -93,14 +93,14 @@ static __device__ __forceinline__ void fetch_raw(
   }
 }
 
-// Bytes that a row begins behind its room's.
+// The offset of a row in its room.
 template <int T, int M>
 static __device__ __forceinline__ int skew_of(
     const ProductParameters& p, const u8* weights, i64 row, i64 stage) {
   return (int)((u64)(weights + row * p.weight_stride + stage * Raw<T, M>::BYTES) % 16);
 }
 
-// For rows that lie where `decode` cannot read them.
+// For rows that are not aligned for `decode`.
 template <int T, int M>
 static __device__ __forceinline__ void move_raw(
     const ProductParameters& p, const u8* weights, i64 first, i64 stage, u8* raw) {
@@ -111,12 +111,12 @@ static __device__ __forceinline__ void move_raw(
   }
 }
 
-// Two bytes of a word as bf16, less what they are too large by: 128 + n has n in its lowest bits.
+// Two bytes of a word as bf16, minus their excess: 128 + n has n in its lowest bits.
 template <int T>
 static __device__ __forceinline__ u32 two_numbers(u32 word, int which) {
   u32 pair = bytes_of(word, 0x43434343, which ? 0x4342 : 0x4140);
   if (!Form<T>::SIGNED) {
-    // -128 - TOO_LARGE: 0xc300 is -128, and every number more adds one.
+    // -128 - TOO_LARGE: 0xc300 is -128, and each increment adds one.
     const u32 less = 0xc300 + Form<T>::TOO_LARGE;
     return add_narrow<BF16>(pair, less << 16 | less);
   }
@@ -124,7 +124,8 @@ static __device__ __forceinline__ u32 two_numbers(u32 word, int which) {
   return add_narrow<BF16>(pair & 0xff7fff7f, (pair & 0x00800080) | 0xc300c300);
 }
 
-// Half of a unit of a row: two groups. `raw`: the row's blocks, of which the unit is one; narrow floats' own.
+// Half of a unit of a row: two groups. `raw`: the row's blocks that contain the unit, or the
+// elements of narrow floats.
 template <int T, int M, int HALF>
 static __device__ __forceinline__ void stage_half(const u8* raw, int unit, int row, u8* to) {
   using At = Places<T, M>;
@@ -141,7 +142,7 @@ static __device__ __forceinline__ void stage_half(const u8* raw, int unit, int r
           words[j] = f32_pair_to_bf16(first, second);
           float first_rest = first - __int_as_float((int)(words[j] << 16));
           float second_rest = second - __int_as_float((int)(words[j] & 0xffff0000u));
-          // Infinity less itself is not what is left of it.
+          // Infinity minus itself is not its rounding error.
           rest[j] = f32_pair_to_bf16(
               first_rest == first_rest ? first_rest : 0.0f, second_rest == second_rest ? second_rest : 0.0f);
         }
@@ -190,7 +191,7 @@ static __device__ __forceinline__ i64 element_of_eight(int unit, int eighth) {
   return (Narrow<T>::IS ? unit * UNIT + eighth / 2 * 16 : element_of<T>(unit, eighth / 2)) + eighth % 2 * 8;
 }
 
-// Which eight: of a row, and of the eights of a step.
+// The index of the eight elements: of a row, and within the step.
 template <int M>
 struct Eight {
   int row, eighth;
@@ -238,7 +239,7 @@ static __device__ __forceinline__ void stage_activations(u32 (&bits)[4][8], u8* 
       u32 one = bits[j][2 * e] & 0x7fffffff, other = bits[j][2 * e + 1] & 0x7fffffff;
       most = one > most ? one : most, most = other > most ? other : most;
     }
-    // What is or becomes infinite has nothing left.
+    // A number that is or becomes infinite has no rounding error.
     if (most >= 0x7f7f8000u)
 #pragma unroll
       for (int e = 0; e < 4; e++) {

@@ -1,10 +1,10 @@
-// What kernels on the matrix units and those of rows share: powers of two, exact products of f32, and four elements side
-// by side.
+// Shared by kernels on the matrix units and those of rows: powers of two, exact products of f32,
+// and four contiguous elements.
 
 struct alignas(16) Chunk { u32 words[4]; };
 struct alignas(8) Pair { u32 words[2]; };
 
-// Of all threads of a row as `row_larger`, but a NaN is left out.
+// `row_larger` over all threads of a row, but NaN is ignored.
 static __device__ __forceinline__ float row_largest(float value, float* shared, int threads) {
 #pragma unroll
   for (int step = 16; step; step /= 2) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, step));
@@ -25,15 +25,15 @@ static __device__ __forceinline__ float fast_tanh(float x) {
   return 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * (2.0f * LOG2_E)) + 1.0f);
 }
 
-// What rounding to tf32 took off a number; nothing of one that is not finite.
+// The rounding error of tf32; 0 for numbers that are not finite.
 static __device__ __forceinline__ u32 tf32_rest(u32 bits, u32 rounded) {
   float rest = __int_as_float((int)bits) - __int_as_float((int)rounded);
   return to_tf32(rest == rest ? rest : 0.0f);
 }
 
-// As `multiply_tiles`, of f32 in three products of what is rounded to tf32 and of what that took: (h + l)(h' + l')
-// without l l', so that sums are as exact as those of f32 (Ootomo and Yokota, "Recovering single precision accuracy from
-// Tensor Cores", 2022).
+// As `multiply_tiles`, for f32 as three products of the tf32 parts and their rounding errors: (h +
+// l)(h' + l') without l l', so that sums are as exact as those of f32 (Ootomo and Yokota,
+// "Recovering single precision accuracy from Tensor Cores", 2022).
 static __device__ __forceinline__ void multiply_wide(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   u32 high[4], high_b[2] = {to_tf32(__int_as_float((int)b0)), to_tf32(__int_as_float((int)b1))};
   u32 low[4], low_b[2] = {tf32_rest(b0, high_b[0]), tf32_rest(b1, high_b[1])};
@@ -44,7 +44,7 @@ static __device__ __forceinline__ void multiply_wide(float (&d)[4], const u32 (&
   multiply_tiles(d, high, high_b);
 }
 
-// Four elements side by side, as they lie, of 4 or 2 bytes.
+// Four contiguous elements of 4 or 2 bytes.
 template <bool NARROW> struct Four;
 template <> struct Four<false> {
   typedef Chunk Words;

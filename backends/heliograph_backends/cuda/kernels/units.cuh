@@ -1,21 +1,23 @@
-// Stored weights as whole numbers: a unit is 64 elements of a row, each a factor times a byte plus an offset.
+// Stored weights as integers: a unit is 64 elements of a row, each a factor times a byte plus an
+// offset.
 //
-// A unit is what a lane decodes at once: two blocks of 32, or of a block of 256 a quarter whose bits lie in
-// the same bytes. It is four groups of 16 elements, four words of bytes each; where a group begins in the row
-// `element_of` says. Factors, and offsets, come with one or two groups (`SPANS` of a unit). Layouts are those
-// of `heliograph_proto.quantization`. Rows begin at multiples of 16 in shared memory, or of what their words
-// need.
+// A lane decodes a unit at once: two blocks of 32, or the quarter of a block of 256 whose bits
+// share bytes. It is four groups of 16 elements, four words of bytes each; `element_of` returns a
+// group's first element in the row. Factors, and offsets, belong to one or two groups (`SPANS` of a
+// unit). The layouts are those of `heliograph_proto.quantization`. Rows begin at multiples of 16 in
+// shared memory, or of the alignment that their words need.
 
 #define UNIT 64
 
-// Whether the numbers of a block of 256 lie bit by bit over its halves: a unit is then four groups 32 apart.
+// True if the bits of a block of 256 are spread over its halves: a unit is then four groups 32
+// apart.
 template <int T>
 struct Form {
   enum {
     CROSSED = T == Q2_K || T == Q3_K || T == Q6_K,
     SPANS = CROSSED ? 4 : 2,
     SIGNED = T == Q8_0,
-    // What every number is too large by.
+    // The excess of each number.
     TOO_LARGE = 8 * (T == Q4_0) + 16 * (T == Q5_0) + 4 * (T == Q3_K) + 32 * (T == Q6_K),
     OFFSETS = T != Q8_0
   };
@@ -31,7 +33,7 @@ static __device__ __forceinline__ int element_of(int unit, int group) {
 static __device__ __forceinline__ float low_half(u32 word) { return f16_to_f32((u16)(word & 0xffff)); }
 static __device__ __forceinline__ float high_half(u32 word) { return f16_to_f32((u16)(word >> 16)); }
 
-// Words that lie at a multiple of two bytes.
+// Words at a multiple of two bytes.
 template <int N>
 static __device__ __forceinline__ void words_at(const u8* place, u32 (&out)[N]) {
   int odd = (int)((u64)place % 4);
@@ -45,12 +47,12 @@ static __device__ __forceinline__ void words_at(const u8* place, u32 (&out)[N]) 
   }
 }
 
-// Four bits from `from` on, each in bit 4 of a byte of its own.
+// Four bits from `from` on, each in bit 4 of its own byte.
 static __device__ __forceinline__ u32 fifth_bits(u32 bits, int from) {
   return (bits >> from & 15) * 0x02040810u & 0x10101010u;
 }
 
-// Two blocks of 32 behind one another: their heads, and their numbers.
+// Two consecutive blocks of 32: their headers, and their numbers.
 template <int T>
 static __device__ __forceinline__ void decode_pair(
     const u8* place, u32 (&out)[16], float (&factors)[2], float (&offsets)[2]) {
@@ -60,7 +62,7 @@ static __device__ __forceinline__ void decode_pair(
   for (int i = 0; i < WORDS; i += WIDTH) load_words<WIDTH>(place + 4 * i, x + i);
 #pragma unroll
   for (int b = 0; b < 2; b++) {
-    // Halves of words that come before the block's first.
+    // Halves of words before the block's first word.
     const int at = b * Stored<T>::BYTES / 2;
     auto word = [&](int half) {
       int i = (at + half) / 2;
@@ -115,7 +117,7 @@ static __device__ __forceinline__ void decode_six_bits(
   offsets[0] = offset * whole(least & 63), offsets[1] = offset * whole(least >> 8 & 63);
 }
 
-// Of the crossed types a quarter is half of the bytes of one half of the block.
+// For the crossed types a quarter is half of the bytes of one half of the block.
 static __device__ __forceinline__ void decode_q2_k(
     const u8* block, int quarter, u32 (&out)[16], float (&factors)[4], float (&offsets)[4]) {
   u32 x[4], scales[2], head;
@@ -140,7 +142,7 @@ static __device__ __forceinline__ void decode_q3_k(
   int half = quarter / 2, right = quarter % 2;
   words_at(block + 32 + quarter * 16, x), words_at(block + right * 16, third), words_at(block + 96, packed);
   float scale = scale_at(block + 108);
-  // Six bits: the lower four of all, then the upper two.
+  // Six bits: first the lower four of all, then the upper two.
   u32 lower = packed[0] >> 4 * half, later = packed[1] >> 4 * half, upper = packed[2] >> 4 * half;
   u32 scales[2] = {
       (lower & 0x0f0f0f0f) | (upper << 4 & 0x30303030), (later & 0x0f0f0f0f) | (upper << 2 & 0x30303030)};
@@ -178,8 +180,8 @@ static __device__ __forceinline__ void decode_q6_k(
   }
 }
 
-// A unit of a row: its numbers, and the factor and offset of each span. Those of a type without offsets
-// are 0.
+// A unit of a row: its numbers, and the factor and offset of each span; offsets are 0 for types
+// without them.
 template <int T>
 static __device__ __forceinline__ void decode(
     const u8* row, int unit, u32 (&out)[16], float (&factors)[Form<T>::SPANS],

@@ -1,4 +1,4 @@
-"""Groups of graph nodes to launches of CUDA kernels.
+"""Lowering of groups of graph nodes to launches of CUDA kernels.
 
 Pure: imports `planning` and the parameters of `cuda.driver`.
 """

@@ -1,7 +1,9 @@
-"""Attention as launches: which kernel, how blocks share lines and keys. Pure.
+"""Attention as launches: the choice of kernel, and the distribution of lines and keys over blocks.
+Pure.
 
-A line is a row of q of one head. Many rows have blocks of their own, head by head. With few, the lines of
-heads that share keys make one block, and blocks share the keys where there would be too few of them.
+A line is a row of q of one head. With many rows, each head has its own blocks. With few rows, the
+lines of heads that share keys make one block, and if that gives too few blocks, blocks also share
+the keys.
 """
 
 from __future__ import annotations
@@ -19,27 +21,29 @@ from heliograph_backends.cuda.lowering.target import CudaTarget, OwnSlots
 from heliograph_proto.graph import Node
 from heliograph_proto.types import DTYPES, TensorType
 
-#: Widths of rows that kernels on the matrix units have room for. What is narrower has zeros behind it.
+#: The row widths of kernels on the matrix units. Narrower rows are padded with zeros.
 WIDTHS = {"f16": (32, 64, 96, 128, 256), "bf16": (32, 64, 96, 128, 256), "f32": (32, 64, 128, 256)}
-#: Blocks that the kernels read as they are, as keys and values.
+#: Stored block types that the kernels read directly as keys and values.
 BLOCKS = ("q8_0", "q4_0")
 MOST_WIDTH = 256
-#: Up to so many rows of a head the lines of heads that share keys make one block, of this many.
+#: Up to this many rows of a head, the lines of heads that share keys make one block of this many
+#: lines.
 FEW_ROWS = FEW_LINES = 16
-#: For each multiprocessor: twice what 4.8 TB/s need where memory takes 700 ns.
+#: The bytes in flight for each multiprocessor: twice what 4.8 TB/s need at a memory latency of 700
+#: ns.
 BYTES_ON_THEIR_WAY = 2**16
-#: The least keys that are worth a block of their own, and the most parts.
+#: The fewest keys worth a block of their own, and the most parts.
 LEAST_KEYS, MOST_SPLITS = 128, 64
-#: Of what is in the workspace no more than its address matters.
+#: Only the address of the workspace matters.
 WORKSPACE_TYPE = TensorType(DTYPES["u8"], (1,))
-#: Elements and bytes that kernels count in 32 bits.
+#: The limits of elements and bytes that kernels count in 32 bits.
 MOST_COUNT, MOST_STRIDE = 2**30, 2**23
 
 
 class Tiling(NamedTuple):
-    """What a kernel does at once; the numbers of `Tiling` in `attention.cuh`."""
+    """The tile sizes of a kernel, as in `Tiling` of `attention.cuh`."""
 
-    #: What it computes with: f16, bf16 or f32.
+    #: The type that it computes with: f16, bf16 or f32.
     form: str
     width: int
     split: bool
@@ -50,12 +54,12 @@ class Tiling(NamedTuple):
 
     @property
     def keys(self) -> int:
-        """Of a tile."""
+        """The keys of a tile."""
         return 64 if self.row_bytes <= 256 else 32 if self.row_bytes <= 512 else 16
 
     @property
     def tile_bytes(self) -> int:
-        """Of keys and values."""
+        """The bytes of keys and values of a tile."""
         return 2 * self.keys * self.row_bytes
 
     @property
@@ -64,7 +68,7 @@ class Tiling(NamedTuple):
 
     @property
     def lines(self) -> int:
-        """Of a block."""
+        """The lines of a block."""
         if self.split:
             return FEW_LINES
         return 128 if self.form != "f32" and self.width <= 64 else 64
@@ -74,7 +78,8 @@ class Tiling(NamedTuple):
         return f"attention_{self.form}_{self.width}" + "_split" * self.split
 
     def shared_bytes(self, mask_type: str, mask_lines: int) -> int:
-        """Two tiles of keys, values and masks, and queries where no registers hold them."""
+        """Return the bytes of two tiles of keys, values and masks, and of queries if registers do
+        not hold them."""
         tiles = 2 * 2 * self.keys * (self.row_bytes + 16)
         queries = 0 if self.row_bytes <= 256 else self.lines * (self.row_bytes + 16)
         pitch = 2 * self.keys + 16 if mask_type == "f16" else 4 * self.keys + 32
@@ -82,16 +87,16 @@ class Tiling(NamedTuple):
 
 
 class BlockSharing(NamedTuple):
-    """How blocks share lines and keys."""
+    """The distribution of lines and keys over blocks."""
 
-    #: Of the lines that share keys.
+    #: The blocks of the lines that share keys.
     blocks: int
     splits: int = 1
     tiles_of_split: int = 0
 
 
 def is_attention(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether a kernel attends with these operands."""
+    """True if a kernel computes attention with these operands."""
     if node.op != "flash_attn_ext" or node.type.dtype.name not in FLOATS or not node.type.size:
         return False
     q, k, v, *rest = operands
@@ -105,8 +110,8 @@ def is_attention(node: Node, operands: Sequence[TensorType]) -> bool:
 
 
 def form_of(k: TensorType, v: TensorType) -> str:
-    """What a kernel computes with: the data type of keys and values where both have the same narrow one, to
-    which queries are rounded then, as in ggml; f16 for blocks; f32 for all else."""
+    """Return the type that a kernel computes with: that of keys and values if both have the same
+    narrow one, to which queries are rounded, as in ggml; f16 for blocks; else f32."""
     names = {k.dtype.name, v.dtype.name}
     if names <= {"f16", *BLOCKS}:
         return "f16"
@@ -114,7 +119,7 @@ def form_of(k: TensorType, v: TensorType) -> str:
 
 
 def has_tiling(operands: Sequence[TensorType]) -> bool:
-    """Whether rows are whole chunks of 16 bytes in shared memory, and there are keys."""
+    """True if rows are whole chunks of 16 bytes in shared memory, and there are keys."""
     q, k, v = operands[:3]
     each = 4 if form_of(k, v) == "f32" else 8
     blocks = {k.dtype.name, v.dtype.name} & set(BLOCKS)
@@ -122,14 +127,14 @@ def has_tiling(operands: Sequence[TensorType]) -> bool:
 
 
 def tiling_of(operands: Sequence[TensorType]) -> Tiling:
-    """The kernel for operands that have one on the matrix units."""
+    """Return the kernel for operands that have one on the matrix units."""
     q, k, v = operands[:3]
     form, width = form_of(k, v), max(q.shape[-1], v.shape[-1])
     return Tiling(form, next(one for one in WIDTHS[form] if one >= width), q.shape[2] <= FEW_ROWS)
 
 
 def sharing_of(tiling: Tiling, q: TensorType, k: TensorType, multiprocessors: int) -> BlockSharing:
-    """As many blocks as have enough bytes on their way, as far as there are lines and keys for them."""
+    """Return the sharing with enough bytes in flight, as far as there are lines and keys."""
     batch, heads, rows, _ = q.shape
     if not tiling.split:
         return BlockSharing(-(-rows // tiling.lines))
@@ -137,14 +142,14 @@ def sharing_of(tiling: Tiling, q: TensorType, k: TensorType, multiprocessors: in
     blocks = -(-rows * (heads // kv_heads) // tiling.lines)
     tiles = -(-keys // tiling.keys)
     at_once = max(2, -(-BYTES_ON_THEIR_WAY // tiling.tile_bytes))
-    wanted = -(-at_once * multiprocessors // (blocks * kv_heads * batch))
-    splits = max(1, min(wanted, MOST_SPLITS, -(-keys // LEAST_KEYS)))
+    needed = -(-at_once * multiprocessors // (blocks * kv_heads * batch))
+    splits = max(1, min(needed, MOST_SPLITS, -(-keys // LEAST_KEYS)))
     each = -(-tiles // splits)
     return BlockSharing(blocks, -(-tiles // each), each)
 
 
 def workspace_bytes(node: Node, operands: Sequence[TensorType], multiprocessors: int) -> int:
-    """What parts of the result take, which are added up at last; 0 where there are none."""
+    """Return the bytes of partial results, which are merged at the end; 0 if there are none."""
     if not is_attention(node, operands) or not has_tiling(operands):
         return 0
     q, k, v = operands[:3]
@@ -153,8 +158,8 @@ def workspace_bytes(node: Node, operands: Sequence[TensorType], multiprocessors:
 
 
 def kernel_of(node: Node, values: Sequence[Located], target: CudaTarget) -> Tiling | None:
-    """The kernel on the matrix units for operands that lie so: where rows are whole chunks, and a block's
-    shared memory is enough."""
+    """Return the kernel on the matrix units; None if rows are not whole chunks, or a block's shared
+    memory is too small."""
     types = [one.type for one in values]
     if not has_tiling(types) or any(abs(one.strides[2]) >= MOST_STRIDE for one in values[:3]):
         return None
@@ -167,7 +172,7 @@ def kernel_of(node: Node, values: Sequence[Located], target: CudaTarget) -> Tili
 
 
 def attends(node: Node, values: Sequence[Located], target: CudaTarget) -> bool:
-    """Whether any kernel reads these operands where they lie."""
+    """True if a kernel reads these operands in place."""
     types = [one.type for one in values]
     if not is_attention(node, types) or not reads_rows(values):
         return False
@@ -175,7 +180,8 @@ def attends(node: Node, values: Sequence[Located], target: CudaTarget) -> bool:
 
 
 def takes_biases(node: Node, values: Sequence[Located], target: CudaTarget) -> bool:
-    """Whether the kernel can add rows to queries, keys and values: where it computes in their own type."""
+    """True if the kernel can add rows to queries, keys and values: they must have the type that it
+    computes with."""
     if not attends(node, values, target):
         return False
     tiling = kernel_of(node, values, target)
@@ -190,8 +196,11 @@ def attention(
     target: CudaTarget,
     biases: Sequence[Located | None] = (),
 ) -> tuple[Launch, ...]:
-    """Of operands that a kernel attends with. `biases`: rows that are added to q, k and v, with strides over
-    [batch, heads, rows, d] that are 0 but for heads."""
+    """Return the launches of an attention that a kernel supports.
+
+    `biases` are rows that are added to q, k and v, with strides over [batch, heads, rows, d] that
+    are 0 except for heads.
+    """
     filling = _filled(node, values, result)
     q, k, *_ = values
     batch, heads, rows, _ = q.type.shape
@@ -219,7 +228,7 @@ def attention(
 
 
 def _filled(node: Node, values: Sequence[Located], result: Located) -> Filling:
-    """What all kernels read."""
+    """Fill the parameters of all kernels."""
     q, k, v, *rest = values
     batch, heads, rows, d = q.type.shape
     filling = Filling(ATTENTION)
@@ -245,13 +254,14 @@ def _filled(node: Node, values: Sequence[Located], result: Located) -> Filling:
 
 
 def _four(mask: Located) -> tuple[tuple[int, ...], Strides]:
-    """A mask's shape and strides with all leading dimensions."""
+    """Return a mask's shape and strides with all leading dimensions."""
     missing = 4 - mask.type.ndim
     return (1,) * missing + mask.type.shape, (0,) * missing + mask.strides
 
 
 def _mask_lines(node: Node, values: Sequence[Located], tiling: Tiling) -> int:
-    """How many rows of a mask a block holds: one where all its lines have the same, as the kernel finds."""
+    """Return the rows of a mask that a block holds: one if all its lines share it, as the kernel
+    checks."""
     if len(values) < 4:
         return 0
     shape, strides = _four(values[3])

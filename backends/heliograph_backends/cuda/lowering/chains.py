@@ -1,7 +1,8 @@
-"""Elementwise chains of graphs as programs, and how they run. Pure.
+"""Elementwise chains of graphs as programs, and their launches. Pure.
 
-A chain of few elements is interpreted, by one kernel for all of them. One of many has a kernel of its own,
-since an interpreter spends more instructions on each element than there is time for while memory brings it.
+A chain of few elements is interpreted, by one kernel for all chains. A chain of many elements has
+its own kernel, since an interpreter spends more instructions on each element than the memory's
+bandwidth leaves time for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from heliograph_backends.cuda.lowering.target import CudaTarget
 from heliograph_proto.graph import Graph, Node
 from heliograph_proto.types import TensorType
 
-#: Ops that are one instruction of their name.
+#: Ops that are one instruction of the same name.
 INSTRUCTIONS = {
     name: CudaOperation[name.upper()]
     for name in (
@@ -28,11 +29,11 @@ INSTRUCTIONS = {
         "floor", "ceil", "round", "trunc", "scale", "clamp", "leaky_relu",
     )
 } | {"cont": CudaOperation.COPY}  # fmt: skip
-#: The attributes of ops that are an instruction's numbers.
+#: The attributes of ops that become an instruction's numbers.
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     "scale": ("scale", "bias"), "clamp": ("min", "max"), "leaky_relu": ("slope",),
 }  # fmt: skip
-#: Gated linear units: what the first part goes through.
+#: Gated linear units: the activation of the first part.
 GATED = {
     "reglu": CudaOperation.RELU, "geglu": CudaOperation.GELU, "geglu_erf": CudaOperation.GELU_ERF,
     "geglu_quick": CudaOperation.GELU_QUICK, "swiglu": CudaOperation.SILU,
@@ -43,7 +44,7 @@ Locate: TypeAlias = Callable[[int], Located]
 
 
 def is_elementwise(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether the kernel computes a node of these operands."""
+    """True if the kernel computes a node of these operands."""
     name = node.type.dtype.name
     if node.op not in INSTRUCTIONS and node.op not in GATED:
         return False
@@ -53,13 +54,13 @@ def is_elementwise(node: Node, operands: Sequence[TensorType]) -> bool:
 def chain(
     graph: Graph, nodes: Sequence[int], locate: Locate, result: Located, target: CudaTarget
 ) -> tuple[Launch, ...]:
-    """The launches of a chain, whose last node's value is the result. What another step left in the result's
-    own memory is read there."""
+    """Return the launches of a chain, whose last node's value is the result. A value in the
+    result's own memory is read from there."""
     return _launches(_Chain(graph, nodes, locate, result).program(), target)
 
 
 def converted(source: Located, result: Located, target: CudaTarget) -> tuple[Launch, ...]:
-    """The launches of a conversion between two of FLOATS."""
+    """Return the launches of a conversion between two of FLOATS."""
     return _launches(
         ChainProgram((result, source), (ChainInstruction(CudaOperation.COPY, (1,), (), True),)), target
     )
@@ -88,7 +89,7 @@ class _Chain:
             self._add(number)
 
     def program(self) -> ChainProgram:
-        """When all nodes are in it."""
+        """Return the program after all nodes were added."""
         return ChainProgram(tuple(self.operands), tuple(self.instructions))
 
     def _add(self, number: int) -> None:
@@ -112,7 +113,7 @@ class _Chain:
         return self._sources[value]
 
     def _halves(self, node: Node) -> tuple[Ref, Ref]:
-        """The halves of the rows of a gated unit's one operand."""
+        """Return the halves of the rows of a gated unit's single operand."""
         type, slot, offset, strides = self.locate(node.operands[0])
         half = TensorType(type.dtype, node.type.shape)
         second = offset + node.type.shape[-1] * strides[-1]

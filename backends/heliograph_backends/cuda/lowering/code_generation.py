@@ -1,8 +1,8 @@
-"""Programs over many elements as kernels of their own: source and launch. Pure.
+"""Kernels generated for programs over many elements: source and launch. Pure.
 
-The source is made of numbers and names of ours alone: operations, data types, how operands are read. What
-comes from a client, sizes, strides and the numbers of its ops, are parameters. So no client's text is
-compiled, and chains that differ in sizes share a kernel.
+The source contains only fixed names and numbers: operations, data types, and operand layouts.
+Values that come from a client (sizes, strides and the numbers of its ops) are parameters. So no
+client text is compiled, and chains that differ in sizes share a kernel.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from heliograph_backends.cuda.lowering.programs import ChainInstruction, ChainPi
 THREADS = 256
 #: The widest load of a thread.
 WIDEST_BYTES = 16
-#: What a thread loads before it uses any of it. Memory of 4 TB/s that answers after 700 ns wants 3 MB under
-#: way, which are 11 bytes for each thread that an H200 can have: with so many, a sixth of them is enough.
+#: The bytes that a thread loads before it uses any of them. Memory of 4 TB/s with a latency of 700
+#: ns needs 3 MB in flight, which are 11 bytes for each thread of a full H200; with 64, a sixth of
+#: the threads is enough.
 AHEAD_BYTES = 64
-#: Vectors, and elements, that it computes for each of its loads; more would only be longer code.
+#: The most vectors, and elements, that a thread computes for each load; more would only make the
+#: code longer.
 MOST_AHEAD, MOST_LANES = 8, 16
-#: Blocks that a multiprocessor has at once, and tiles for which one block is made.
+#: The blocks that a multiprocessor runs at once, and the tiles for each block beyond that.
 BLOCKS_AT_ONCE, TILES_OF_BLOCK = 8, 4
 
 
 class VectorLayout(Enum):
-    """How the elements of a vector lie in an operand."""
+    """The layout of a vector's elements in an operand."""
 
     IN_ORDER = "in the order of the walk, without gaps"
     ROWS = "without gaps in the last dimension"
@@ -43,7 +45,7 @@ WALKED = (VectorLayout.ROWS, VectorLayout.REPEATED, VectorLayout.APART)
 
 
 class KernelShape(NamedTuple):
-    """What of a piece its kernel is made for."""
+    """The properties of a piece that its kernel is generated for."""
 
     types: tuple[str, ...]
     readings: tuple[VectorLayout, ...]
@@ -53,15 +55,15 @@ class KernelShape(NamedTuple):
 
     @property
     def walked(self) -> tuple[int, ...]:
-        """Operands whose places are computed from the walk."""
+        """The operands whose addresses are computed from the walk."""
         return tuple(number for number, one in enumerate(self.readings) if one in WALKED)
 
 
 def generated(
     piece: ChainPiece, instructions: Sequence[ChainInstruction], multiprocessors: int, instead: Launch
 ) -> Launch:
-    """The launch of a program over a piece, in a kernel of its own. `instead` runs where that cannot be
-    compiled, or memory is not aligned for its vectors."""
+    """Return the launch of a program over a piece, in its own kernel. `instead` runs if the kernel
+    cannot be compiled, or if memory is not aligned for its vectors."""
     piece = _plain(piece)
     shape = _shape(piece)
     numbers = [number for one in instructions for number in one.numbers]
@@ -84,7 +86,8 @@ def generated(
 
 
 def _blocks(tiles: int, multiprocessors: int) -> int:
-    """One for each tile as long as all run at once, else one for a few."""
+    """Return the number of blocks: one for each tile as long as all run at once, else one for
+    several tiles."""
     return max(min(tiles, multiprocessors * BLOCKS_AT_ONCE), blocks_for(tiles, TILES_OF_BLOCK))
 
 
@@ -92,7 +95,7 @@ def _blocks(tiles: int, multiprocessors: int) -> int:
 
 
 def _plain(piece: ChainPiece) -> ChainPiece:
-    """With a dimension, if there is only one element."""
+    """Return the piece with a dimension, even if it has one element."""
     if piece.sizes:
         return piece
     return ChainPiece((1,), piece.operands, tuple((one.type.dtype.block_bytes,) for one in piece.operands))
@@ -141,7 +144,7 @@ def _reading(sizes: Strides, step: Strides, item: int) -> VectorLayout:
 
 
 def _fits(piece: ChainPiece, readings: Sequence[VectorLayout], vector: int) -> bool:
-    """Whether vectors of so many elements lie in one row, on multiples of their size."""
+    """True if vectors of this many elements do not cross rows and are aligned to their size."""
     if any(one in WALKED for one in readings) and piece.sizes[-1] % vector:
         return False
     for one, step, reading in zip(piece.operands, piece.steps, readings, strict=True):
@@ -226,7 +229,7 @@ def _place(shape: KernelShape, number: int) -> str:
 
 
 def _stride(shape: KernelShape, number: int) -> str:
-    """Between elements of a vector."""
+    """Return the expression for the stride between a vector's elements."""
     return f"p.strides[{shape.walked.index(number)}][{shape.dimensions - 1}]"
 
 
@@ -243,17 +246,17 @@ def _chained(shape: KernelShape, instructions: Sequence[ChainInstruction]) -> It
     numbers = 0
     for number, one in enumerate(instructions):
         sources = [_value(shape, ref) for ref in one.sources]
-        given = [f"p.numbers[{numbers + place}]" for place in range(len(one.numbers))]
-        numbers += len(given)
+        attributes = [f"p.numbers[{numbers + place}]" for place in range(len(one.numbers))]
+        numbers += len(attributes)
         arguments = ", ".join(
-            (*sources, *["0.0f"] * (2 - len(sources)), *given, *["0.0f"] * (2 - len(given)))
+            (*sources, *["0.0f"] * (2 - len(sources)), *attributes, *["0.0f"] * (2 - len(attributes)))
         )
         last = number == len(instructions) - 1
         if not last:
             yield f"  float v{number}[N];"
         target = "y" if last else f"v{number}"
         yield f"  EACH {target}[i] = op_{one.operation.name}({arguments});"
-        # What is stored next is rounded with that.
+        # The last result is rounded when it is stored.
         if one.rounds and result != "F32" and not last:
             yield f"  round_to<{result}>({target});"
     yield "}"

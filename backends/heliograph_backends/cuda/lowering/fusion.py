@@ -1,13 +1,14 @@
-"""Neighbouring steps that kernels run as one, beside those that every backend has in one group. Pure.
+"""Neighbouring steps that one kernel runs, beside the groups of all backends. Pure.
 
-    get_rows, cast         rows of narrow floats as they are
+    get_rows, cast         rows of narrow floats unchanged
     attention, cast        a result in the narrow type
-    sums, norm             a norm reads what is added up, at most two sums
+    sums, norm             a norm computes the sums that it reads, at most two
     sums with rows,        attention adds the rows to queries, keys and values as it reads them
     attention
 
-Neighbours alone: nothing moves past another step, so no read crosses a write, and nothing lives longer than
-to the step behind. Nor do bits change: kernels round after each sum as the steps by themselves do.
+Only neighbours are joined: no step moves past another one, so no read crosses a write, and no value
+lives longer than to the next step. Bits do not change: kernels round after each sum as separate
+steps do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ NORMS = ("norm", "rms_norm")
 
 
 class Bias(NamedTuple):
-    """A row that is added to every row of an operand: a value, and where in it each head's part begins."""
+    """A row that is added to each row of an operand: its value, and the offset and stride of the
+    heads' parts."""
 
     value: int
     offset_bytes: int
@@ -37,22 +39,22 @@ class Bias(NamedTuple):
 
 
 class JoinedKernels(Protocol):
-    """What the device runs as one step."""
+    """The steps that the device can run as one."""
 
     def gathers(self, number: int) -> bool:
-        """Whether a kernel gathers a node's rows."""
+        """True if a kernel gathers a node's rows."""
 
     def attends(self, number: int) -> bool:
-        """Whether a kernel computes a node's attention."""
+        """True if a kernel computes a node's attention."""
 
     def takes_biases(self, number: int) -> bool:
-        """Whether that kernel adds rows to queries, keys and values itself."""
+        """True if that kernel adds rows to queries, keys and values itself."""
 
 
 def joined(
     graph: Graph, places: Sequence[ValuePlace], groups: Sequence[Group], kernels: JoinedKernels
 ) -> tuple[Group, ...]:
-    """The groups with neighbours joined."""
+    """Return the groups with neighbours joined."""
     joining = _Joining(graph, places, groups, kernels)
     found: list[Group] = []
     for group in groups:
@@ -65,7 +67,7 @@ def joined(
 
 
 class _Joining:
-    """What is asked of a graph's groups."""
+    """The properties of a graph's groups that joining depends on."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class _Joining:
         self.types = value_types(graph)
         self.leaves = len(graph.leaves)
         self.kept = {places[output.value].root for output in graph.outputs}
-        #: By root, the nodes that read it.
+        #: The nodes that read each root.
         self.readers: dict[int, set[int]] = {}
         for group in groups:
             for number in group.nodes:
@@ -86,7 +88,7 @@ class _Joining:
                     self.readers.setdefault(places[value].root, set()).add(number)
 
     def pair(self, first: Group, second: Group) -> tuple[Group, ...] | None:
-        """What becomes of two neighbours; None if they stay as they are."""
+        """Return the groups that replace two neighbours; None if they stay as they are."""
         value = self.leaves + first.last
         if self.places[value].root != value or value in self.kept:
             return None
@@ -100,7 +102,7 @@ class _Joining:
         return self._attention(first, second) if node.op == "flash_attn_ext" else None
 
     def _cast(self, first: Group, second: Group) -> tuple[Group, ...] | None:
-        """A conversion of all that a step makes, which that makes itself."""
+        """Join a conversion of a step's whole result, if the step's kernel can make it."""
         made, cast = self.graph.nodes[first.last], self.graph.nodes[second.last]
         (source,) = cast.operands
         _, offset, strides = self.places[source]
@@ -115,7 +117,7 @@ class _Joining:
         return (Group("other", first.nodes + second.nodes),) if fits else None
 
     def _norm(self, first: Group, second: Group) -> tuple[Group, ...] | None:
-        """The sums at the end of a group go to the norm."""
+        """Move the sums at the end of a group to the norm."""
         if first.role not in ("matmul", "elementwise"):
             return None
         rest, taken = list(first.nodes), list[int]()
@@ -127,8 +129,8 @@ class _Joining:
         return (Group(first.role, tuple(rest)), norm) if rest else (norm,)
 
     def _is_last_sum(self, nodes: Sequence[int]) -> bool:
-        """Whether the last of a group's nodes adds what comes from elsewhere to what the one before makes; if
-        it is alone, to something else from there."""
+        """True if a group's last node adds an outside value to the result of the node before; if it
+        is the only node, if it adds two outside values."""
         node = self.graph.nodes[nodes[-1]]
         if node.op != "add" or node.operands[0] == node.operands[1]:
             return False
@@ -136,13 +138,13 @@ class _Joining:
         return inner == ([self.leaves + nodes[-2]] if len(nodes) > 1 else [])
 
     def _attention(self, first: Group, second: Group) -> tuple[Group, ...] | None:
-        """The sum with a row at the end of a product goes to the attention."""
+        """Move the sum with a row at the end of a product to the attention."""
         number, value = second.nodes[0], self.leaves + first.last
         attention, sums = self.graph.nodes[number], self.graph.nodes[first.last]
         if first.role != "matmul" or len(first.nodes) < 2 or not self._is_last_sum(first.nodes):
             return None
         row = other_operand(sums.operands, self.leaves + first.nodes[-2])
-        # With as many elements the result could take the memory over that others still read.
+        # With as many elements, the result could reuse the memory of an operand that is still read.
         if not is_row(self.types[row], sums.type) or attention.type.size == sums.type.size:
             return None
         if any(
@@ -158,8 +160,8 @@ class _Joining:
 def biases(
     graph: Graph, places: Sequence[ValuePlace], sums: int, attention: int
 ) -> tuple[Bias | None, Bias | None, Bias | None] | None:
-    """What a node that adds a row to others adds to q, k and v, which are views of its result; None if that
-    is not the same for all rows of a head, side by side."""
+    """Return the rows that a node adds to q, k and v, which are views of its result; None if a row
+    differs between the rows of a head, or is not contiguous."""
     value = len(graph.leaves) + sums
     node, types = graph.nodes[sums], value_types(graph)
     row = next(one for one in node.operands if is_row(types[one], node.type))
@@ -183,7 +185,7 @@ def biases(
 def _through_views(
     graph: Graph, types: Sequence[TensorType], value: int, source: int, start: ValuePlace
 ) -> ValuePlace | None:
-    """Where a view's elements are if those of its source are where `start` says."""
+    """Return the place of a view's elements, given that of its source's."""
     if value == source:
         return start
     node = graph.nodes[value - len(graph.leaves)]
@@ -194,7 +196,7 @@ def _through_views(
 
 
 def summands(graph: Graph, sums: Sequence[int], norm: int) -> tuple[int, list[int]]:
-    """The value that sums before a norm begin with, and what each adds."""
+    """Return the first value of the sums before a norm, and the values that they add."""
     if not sums:
         return graph.nodes[norm].operands[0], []
     leaves = len(graph.leaves)
@@ -209,8 +211,8 @@ def summands(graph: Graph, sums: Sequence[int], norm: int) -> tuple[int, list[in
 def biased(
     graph: Graph, storage: StorageLayout, sums: int, attention: int
 ) -> tuple[list[Located], list[Located | None]]:
-    """The operands of attention in the memory of what a sum adds a row to, since the sum's own is not there;
-    and what is added to q, k and v."""
+    """Return attention's operands in the memory that a sum adds a row to, since the sum itself is
+    not computed, and the rows added to q, k and v."""
     root, types = len(graph.leaves) + sums, value_types(graph)
     node, reads = graph.nodes[sums], graph.nodes[attention].operands
     row = next(value for value in node.operands if is_row(types[value], node.type))
@@ -223,7 +225,7 @@ def biased(
         else:
             values.append(Located(types[value], *storage.locate(value)))
     found = biases(graph, storage.places, sums, attention)
-    assert found is not None, "its group says that it has them"
+    assert found is not None, "its group has them"
     slot, start, _ = storage.locate(row)
     item = node.type.dtype.block_bytes
     return values, [

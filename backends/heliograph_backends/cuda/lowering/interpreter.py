@@ -1,13 +1,13 @@
-"""Programs as launches of the kernel that interprets them. Pure.
+"""Launches of the kernel that interprets programs. Pure.
 
-What the next instruction alone reads stays in registers; what is read later lies in shared memory.
+A value that only the next instruction reads stays in registers; a value that is read later lies in
+shared memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from heliograph_backends.cuda.driver.operations import CudaOperation
 from heliograph_backends.cuda.driver.parameters import (
     ELEMENTWISE,
     ELEMENTWISE_FEW,
@@ -30,7 +30,7 @@ MOST_REGISTERS = LAST_RESULT - FIRST_REGISTER
 
 
 def interpreted(piece: ChainPiece, instructions: Sequence[ChainInstruction]) -> Launch:
-    """The launch of a program over a piece."""
+    """Return the launch of a program over a piece."""
     few = len(piece.operands) <= FEW_OPERANDS and len(instructions) <= FEW_INSTRUCTIONS
     filling = Filling(ELEMENTWISE_FEW if few else ELEMENTWISE)
     filling.divisors(piece.sizes)
@@ -51,7 +51,7 @@ def _kind(type: TensorType, sizes: Strides, strides: Strides) -> int:
 
 
 def _write(filling: Filling, instructions: Sequence[ChainInstruction]) -> int:
-    """Writes the program; how many registers it needs."""
+    """Write the program, and return the number of registers that it needs."""
     reads: dict[int, list[int]] = {}
     for number, one in enumerate(instructions):
         for ref in one.sources:
@@ -70,7 +70,9 @@ def _write(filling: Filling, instructions: Sequence[ChainInstruction]) -> int:
             most = max(most, target + 1)
         assert number < MOST_INSTRUCTIONS and target < MOST_REGISTERS, "a chain is short"
         second = places[1] if len(places) > 1 else -1
-        _set(filling, number, one.operation, places[0], second, target, one)
+        p, q = (*one.numbers, 0.0, 0.0)[:2]
+        written = one.operation, places[0], second, target, one.rounds, p, q
+        filling.parameters["program"][0][number] = written
     return most
 
 
@@ -78,16 +80,3 @@ def _place(ref: int, number: int, homes: Mapping[int, int]) -> int:
     if ref >= 0:
         return ref
     return LAST_RESULT if -1 - ref == number - 1 else FIRST_REGISTER + homes[-1 - ref]
-
-
-def _set(
-    filling: Filling,
-    number: int,
-    operation: CudaOperation,
-    first: int,
-    second: int,
-    target: int,
-    one: ChainInstruction,
-) -> None:
-    p, q = (*one.numbers, 0.0, 0.0)[:2]
-    filling.parameters["program"][0][number] = (operation, first, second, target, one.rounds, p, q)

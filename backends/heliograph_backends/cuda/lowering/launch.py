@@ -1,7 +1,7 @@
-"""Filling a kernel's parameters for operands whose memory is bound later. Pure.
+"""Kernels' parameters for operands whose memory is bound later. Pure.
 
-An address is known when a slot is bound; until then a `Patch` says which slot and offset belong in which
-word.
+The address of a slot is known when it is bound; until then a `Patch` records which slot and offset
+belong in which word.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Strides = tuple[int, ...]
 
 
 class Located(NamedTuple):
-    """A value in memory: its type, and slot, offset and strides in bytes."""
+    """A value in memory: its type, and its slot, offset and strides in bytes."""
 
     type: TensorType
     slot: int
@@ -29,7 +29,7 @@ class Located(NamedTuple):
 
 
 class Patch(NamedTuple):
-    """A word of 8 bytes of the parameters that is a slot's address plus an offset."""
+    """A word of 8 bytes of the parameters that holds a slot's address plus an offset."""
 
     word: int
     slot: int
@@ -40,16 +40,16 @@ class Patch(NamedTuple):
 class Launch:
     """One run of a kernel."""
 
-    #: A name of `sources`, or what the driver made of a source.
+    #: A name of `sources`, or a kernel that the driver built.
     kernel: Any
     grid: tuple[int, int, int]
     threads: int
     parameters: Parameters
     patches: tuple[Patch, ...]
     shared_bytes: int = 0
-    #: What a kernel of its own is compiled from; empty for one of `sources`.
+    #: The source of a generated kernel; empty for a kernel of `sources`.
     source: str = ""
-    #: What addresses of slots must be multiples of, and what runs where they are not.
+    #: The alignment that slots' addresses need, and the launch that runs if they lack it.
     alignment: int = 1
     instead: Launch | None = None
 
@@ -62,19 +62,19 @@ class Filling:
         self._patches: list[Patch] = []
 
     def set(self, **values: Any) -> None:
-        """Sets fields by their names."""
+        """Set fields by name."""
         for name, value in values.items():
             self.parameters[name][0] = value
 
     def walk(self, sizes: Sequence[int], name: str = "walk") -> None:
-        """The dimensions that operands have strides over."""
+        """Set the dimensions that operands have strides over."""
         walk = self.parameters[name][0]
         walk["dimensions"] = len(sizes)
         walk["sizes"] = 1
         walk["sizes"][: len(sizes)] = sizes
 
     def divisors(self, sizes: Sequence[int], name: str = "divisors") -> None:
-        """Sizes that indices are divided by, each from 1 to 2^31 - 1."""
+        """Set sizes that indices are divided by, each from 1 to 2^31 - 1."""
         for place, size in enumerate(sizes):
             shift = 31 + (size - 1).bit_length()
             self.parameters[name][0][place] = (size, -(-(2**shift) // size), shift, 0)
@@ -82,14 +82,15 @@ class Filling:
     def operand(
         self, name: str, value: Located, strides: Strides = (), *, kind: int = 0, place: int | None = None
     ) -> None:
-        """An operand, in a field or at a place of a field; its type's number, or 0 where it has none."""
+        """Set an operand, in a field or an array's element; its type's number is 0 if it has
+        none."""
         found = self.parameters[name][0] if place is None else self.parameters[name][0][place]
         found["strides"][: len(strides)] = strides
         found["type"], found["kind"] = TYPES.get(value.type.dtype.name, 0), kind
         self._patch(self._word(name, place, "address"), value)
 
     def address(self, name: str, value: Located, place: int | None = None, inner: str = "") -> None:
-        """A field that is an address, or a place of one that is several; `inner`: a field of that."""
+        """Set a field that is an address, or an array's element; `inner` is a field of that."""
         self._patch(self._word(name, place, inner), value)
 
     def _patch(self, word: int, value: Located) -> None:
@@ -109,20 +110,19 @@ class Filling:
         return offset // 8
 
     def launch(self, kernel: str, grid: tuple[int, int, int], threads: int, shared_bytes: int = 0) -> Launch:
-        """The launch, when all is set."""
+        """Return the launch after all fields are set."""
         return Launch(kernel, grid, threads, self.parameters, tuple(self._patches), shared_bytes)
 
 
 def aligned(shape: Sequence[int], strides: Strides, sizes: Sequence[int]) -> Strides:
-    """Strides over `sizes`, to which the shape broadcasts: 0 where it repeats."""
+    """Return the strides over `sizes`, to which the shape broadcasts: 0 where it repeats."""
     missing = len(sizes) - len(shape)
     own = (0 if size == 1 else step for size, step in zip(shape, strides, strict=True))
     return (0,) * missing + tuple(own)
 
 
 def collapsed(sizes: Sequence[int], operands: Sequence[Sequence[int]]) -> tuple[Strides, tuple[Strides, ...]]:
-    """Fewer dimensions for the same elements: those that all operands walk through without a break become
-    one."""
+    """Merge dimensions that all operands walk through without a gap."""
     kept: list[int] = []
     steps: list[list[int]] = [[] for _ in operands]
     for axis, size in enumerate(sizes):
@@ -144,15 +144,16 @@ def collapsed(sizes: Sequence[int], operands: Sequence[Sequence[int]]) -> tuple[
 
 
 def few(sizes: Sequence[int]) -> bool:
-    """Whether a walk has room for these dimensions as they are."""
+    """True if a walk has room for these dimensions as they are."""
     return len(sizes) <= MOST_DIMENSIONS
 
 
 def fits(sizes: Sequence[int]) -> bool:
-    """Whether a walk has room for these dimensions when they are collapsed."""
+    """True if a walk has room for these dimensions when they are collapsed."""
     return sum(size != 1 for size in sizes) <= MOST_DIMENSIONS
 
 
 def blocks_for(count: int, each: int, most: int = 2**20) -> int:
-    """Blocks so that each has at most `each` of `count` things; kernels go on where there are more."""
+    """Return the number of blocks if each processes `each` of `count` items; beyond `most`, kernels
+    loop."""
     return max(1, min(most, math.ceil(count / each)))

@@ -1,7 +1,7 @@
-"""From groups of nodes to launches of kernels and calls of cuBLAS. Pure.
+"""Lowering of groups of nodes to launches of kernels and calls of cuBLAS. Pure.
 
-What runs a node is decided by op, types and strides alone. What has no kernel here runs on the definition,
-with CuPy in place of NumPy.
+Only op, types and strides decide what runs a node. A node without a kernel runs its reference
+definition, with CuPy in place of NumPy.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from heliograph_proto.graph import Graph, Node
 from heliograph_proto.ops.table import OPS
 from heliograph_proto.types import DTYPES, TensorType
 
-#: What a step puts on a queue.
+#: The work that a step puts on a queue.
 Work: TypeAlias = Launch | products.Call
 
-#: The report of a failure: the node's number and what it met.
+#: The report of a failure: the node's number and the bad index.
 FAILURE_TYPE = TensorType(DTYPES["u64"], (2,))
 
 
 class CudaLowering:
-    """The kernels of one graph's groups."""
+    """The lowering of one graph's groups."""
 
     def __init__(self, graph: Graph, places: tuple[ValuePlace, ...], target: CudaTarget) -> None:
         self.graph = graph
@@ -37,10 +37,10 @@ class CudaLowering:
         self.leaves = len(graph.leaves)
         self.types = value_types(graph)
 
-    # What has a kernel
+    # The choice of kernels
 
     def role(self, number: int) -> Role:
-        """The role of a node in fusion."""
+        """Return the role of a node in fusion."""
         node, operands = self._node(number)
         if chains.is_elementwise(node, operands) and not self._turns_rows(node):
             return "elementwise"
@@ -49,13 +49,13 @@ class CudaLowering:
         return "matmul" if self._has_product(number) else "other"
 
     def _turns_rows(self, node: Node) -> bool:
-        """Whether it is a copy of what does not lie in rows, which goes by tiles and so joins no chain."""
+        """True for a copy of a value with strided rows, which is copied by tiles and so joins no
+        chain."""
         type, strides = node.type, self.places[node.operands[0]].strides
         return node.op == "cont" and type.shape[-1:] > (1,) and strides[-1] != type.dtype.block_bytes
 
     def _has_product(self, number: int) -> bool:
-        """Whether a kernel or cuBLAS reads a product's operands where they lie; slots do not matter for
-        that."""
+        """True if a kernel or cuBLAS reads a product's operands in place; slots do not matter."""
         node, types = self._node(number)
         if node.op not in ("matmul", "mul_mat"):
             return False
@@ -65,34 +65,34 @@ class CudaLowering:
     def _multiplied(
         self, node: Node, types: Sequence[TensorType], operands: Sequence[Located], result: Located
     ) -> Sequence[Work] | None:
-        """The work of a product; None if nothing here computes it."""
+        """Return the work of a product; None if no kernel computes it."""
         if stored.is_product(node, types) and stored.reads_rows(operands, result):
             return (stored.product(operands[0], operands[1], result, self.target),)
         return products.calls(node, operands, result) if products.is_cublas(node, types) else None
 
     def is_row_operand(self, value: int) -> bool:
-        """Whether norms can take this value as their weight or bias."""
+        """True if norms can take this value as their weight or bias."""
         return self.types[value].ndim > 0 and self.types[value].dtype.name in chains.FLOATS
 
     def gathers(self, number: int) -> bool:
-        """Whether a kernel gathers a node's rows."""
+        """True if a kernel gathers a node's rows."""
         return moves.gathers(*self._node(number))
 
     def attends(self, number: int) -> bool:
-        """Whether a kernel computes a node's attention."""
+        """True if a kernel computes a node's attention."""
         node, types = self._node(number)
         return attention.is_attention(node, types) and attention.attends(
             node, self._placed(number), self.target
         )
 
     def takes_biases(self, number: int) -> bool:
-        """Whether that kernel adds rows to queries, keys and values itself."""
+        """True if that kernel adds rows to queries, keys and values itself."""
         return self.attends(number) and attention.takes_biases(
             self.graph.nodes[number], self._placed(number), self.target
         )
 
     def _placed(self, number: int) -> list[Located]:
-        """A node's operands with the strides that they will have; slots do not matter yet."""
+        """Return a node's operands with their later strides; slots are not known yet."""
         return [
             Located(self.types[value], 0, self.places[value].offset_bytes, self.places[value].strides)
             for value in self.graph.nodes[number].operands
@@ -105,12 +105,12 @@ class CudaLowering:
     # Work
 
     def workspace_bytes(self, groups: Sequence[Group]) -> int:
-        """The most that any of the groups needs while it runs."""
+        """Return the most workspace that any of the groups needs while it runs."""
         nodes = (self._node(number) for group in groups for number in group.nodes)
         return max((attention.workspace_bytes(*one, self.target.multiprocessors) for one in nodes), default=0)
 
     def work(self, group: Group, storage: StorageLayout, own: OwnSlots) -> tuple[Work, ...] | None:
-        """What a group puts on a queue; None if it runs on the definition."""
+        """Return the work of a group; None if it runs on its definition."""
         if self.types[self.leaves + group.last].size == 0 and group.role != "matmul":
             return ()
         if group.role == "elementwise":
@@ -135,7 +135,7 @@ class CudaLowering:
     def _chain(
         self, nodes: Sequence[int], storage: StorageLayout, product: int | None = None
     ) -> tuple[Work, ...]:
-        """A chain; what a product left in the result's memory is read there."""
+        """Return the work of a chain; a product's result is read from the chain's result memory."""
         result = self._at(storage, self.leaves + nodes[-1])
 
         def locate(value: int) -> Located:
@@ -154,11 +154,11 @@ class CudaLowering:
         result = self._at(storage, self.leaves + group.last)
         operands = self._operands(storage, node)
         found = self._multiplied(node, types, operands, result)
-        assert found is not None, "its role says that it has a kernel"
+        assert found is not None, "its role implies a kernel"
         return (*found, *(self._chain(rest, storage, self.leaves + number) if rest else ()))
 
     def _norm(self, group: Group, storage: StorageLayout) -> Launch:
-        """Sums that the norm reads, the norm, and what follows it."""
+        """Return the launch of a norm with the sums before it and the ops after it."""
         place = next(place for place, n in enumerate(group.nodes) if self.graph.nodes[n].op in rows.NORMS)
         number = group.nodes[place]
         value, added = fusion.summands(self.graph, group.nodes[:place], number)
@@ -174,7 +174,7 @@ class CudaLowering:
     def _attention(
         self, number: int, group: Group, storage: StorageLayout, own: OwnSlots
     ) -> tuple[Work, ...] | None:
-        """Sums with rows that the kernel makes itself, the attention, and a conversion of its result."""
+        """Return the work of attention, with sums with rows before it and a conversion after it."""
         node = self.graph.nodes[number]
         if not self.attends(number):
             return None
@@ -186,7 +186,7 @@ class CudaLowering:
         return attention.attention(node, values, result, own, self.target, biases)
 
     def _whole(self, shape: tuple[int, ...], group: Group, storage: StorageLayout) -> Located:
-        """A group's result in another shape with as many elements; both lie without gaps."""
+        """Return a group's result in another shape of as many elements; both are contiguous."""
         value = self._at(storage, self.leaves + group.last)
         if value.type.shape == shape:
             return value
@@ -196,7 +196,8 @@ class CudaLowering:
     def _gathered(
         self, number: int, group: Group, storage: StorageLayout, own: OwnSlots
     ) -> tuple[Work, ...] | None:
-        """Rows, in the type of the table where a conversion back to it follows."""
+        """Return the work of gathering rows, in the table's type if a conversion back to it
+        follows."""
         node = self.graph.nodes[number]
         if not self.gathers(number):
             return None
@@ -211,7 +212,9 @@ class CudaLowering:
         values = self._operands(storage, node)
         report = Located(FAILURE_TYPE, own.report, 0, (8,))
         if rows.is_row_op(node, types):
-            return (self._row_op(node, values, result),)
+            if node.op == "soft_max":
+                return (rows.soft_max(node, values[0], result, values[1:]),)
+            return (rows.norm(node, values[0], result, ()),)
         if types and rows.is_reduction(node, types[0]):
             return (rows.reduction(node, values[0], result),)
         if rope.is_rope(node, types):
@@ -225,12 +228,6 @@ class CudaLowering:
             return (stored.expert_product(number, values, result, report, self.target),)
         return self._move(node, types, values, result, storage)
 
-    @staticmethod
-    def _row_op(node: Node, values: Sequence[Located], result: Located) -> Launch:
-        if node.op == "soft_max":
-            return rows.soft_max(node, values[0], result, values[1:])
-        return rows.norm(node, values[0], result, ())
-
     def _move(
         self,
         node: Node,
@@ -239,7 +236,8 @@ class CudaLowering:
         result: Located,
         storage: StorageLayout,
     ) -> tuple[Work, ...] | None:
-        """Copies: cont, concat, assign, cast between floats, and views that must be copied after all."""
+        """Return the work of copies: cont, concat, assign, cast between floats, and views that must
+        be copied."""
         if node.op == "cast" and {types[0].dtype.name, node.type.dtype.name} <= set(chains.FLOATS):
             return chains.converted(values[0], result, self.target)
         if not moves.can_copy(node.type):
@@ -258,7 +256,7 @@ class CudaLowering:
         self, node: Node, source: Located, result: Located, storage: StorageLayout
     ) -> tuple[Work, ...] | None:
         if node.op == "reshape":
-            # Over the source's shape the copy is contiguous, whatever its own shape is.
+            # With the source's shape the copy is contiguous, whatever its own shape is.
             return self._moved(source, Located(source.type, result.slot, result.offset, source.type.strides))
         place = self.places[node.operands[0]]
         moved = view(node.op, node.attributes, source.type, node.type, place)
@@ -270,7 +268,7 @@ class CudaLowering:
 
     @staticmethod
     def _moved(source: Located, result: Located) -> tuple[Work, ...]:
-        """A copy, but of what lies there already."""
+        """Return a copy, unless the source already lies there."""
         if source[1:] == result[1:] or result.type.size == 0:
             return ()
         return moves.copy(source, result)

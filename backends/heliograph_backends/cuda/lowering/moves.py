@@ -1,4 +1,4 @@
-"""Copies, gathered rows and rows that are set as launches. Pure."""
+"""Copies, get_rows and set_rows as launches. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from heliograph_backends.cuda.lowering.programs import ChainPiece, pieces
 from heliograph_proto.graph import Node
 from heliograph_proto.types import DTYPES, TensorType
 
-#: Tiles in which dimensions change places, and how long those must be.
+#: The side of tiles for transposing, and the shortest dimensions that it is used for.
 TILE_SIDE, LEAST_SIDE = 64, 16
-#: Rows that are gathered at once; blocks go on behind.
+#: The most blocks that gather rows; each may process several.
 MOST_BLOCKS = 65535
 
 
 def as_items(value: Located) -> Located:
-    """Rows of blocks as rows of bytes; others as they are."""
+    """Return rows of blocks as rows of bytes; others unchanged."""
     if value.type.dtype.block_size == 1:
         return value
     bytes_of = TensorType(DTYPES["u8"], value.type.storage_shape)
@@ -37,12 +37,12 @@ def as_items(value: Located) -> Located:
 
 
 def can_copy(type: TensorType) -> bool:
-    """Whether the kernel copies tensors of this type, whatever their strides."""
+    """True if the kernel copies tensors of this type, regardless of strides."""
     return fits(type.shape)
 
 
 def copy(source: Located, result: Located) -> tuple[Launch, ...]:
-    """Copies between strides; the source broadcasts to the result."""
+    """Copy between strides; the source broadcasts to the result."""
     source, result = as_items(source), as_items(result)
     item = result.type.dtype.block_bytes
     found = []
@@ -56,7 +56,7 @@ def copy(source: Located, result: Located) -> tuple[Launch, ...]:
 
 
 def _copied(piece: ChainPiece, item: int) -> Launch:
-    """Of a piece's items, one by one or by tiles."""
+    """Copy a piece's items one by one or by tiles."""
     to, source = piece.steps
     across, along = (_axis(steps, piece.sizes, item) for steps in (source, to))
     if item <= 8 and across is not None and along is not None and across != along:
@@ -69,13 +69,13 @@ def _copied(piece: ChainPiece, item: int) -> Launch:
 
 
 def _axis(steps: Strides, sizes: Strides, item: int) -> int | None:
-    """The dimension, if it is a long one, whose items lie side by side."""
+    """Return the dimension whose items are contiguous, if it is long enough."""
     found = (axis for axis, step in enumerate(steps) if step == item and sizes[axis] >= LEAST_SIDE)
     return next(found, None)
 
 
 def _transposed(piece: ChainPiece, item: int, across: int, along: int) -> Launch:
-    """Of a piece of which the source has the items of one dimension side by side, the result those of
+    """Copy a piece whose source is contiguous along one dimension and whose result along
     another."""
     filling = Filling(TRANSPOSE)
     others = [axis for axis in range(len(piece.sizes)) if axis not in (across, along)]
@@ -94,7 +94,7 @@ def _transposed(piece: ChainPiece, item: int, across: int, along: int) -> Launch
 
 
 def _strides(filling: Filling, piece: ChainPiece, axes: Sequence[int]) -> None:
-    """Addresses, and strides over these dimensions."""
+    """Set addresses, and strides over these dimensions."""
     to, source = piece.steps
     filling.address("to", piece.operands[0])
     filling.address("from", piece.operands[1])
@@ -104,7 +104,8 @@ def _strides(filling: Filling, piece: ChainPiece, axes: Sequence[int]) -> None:
 
 
 def _width(piece: ChainPiece, item: int) -> int:
-    """Bytes that are moved at once: of items side by side in both, on multiples of so many."""
+    """Return the bytes that are moved at once, if items are contiguous in both and aligned to that
+    width."""
     if not piece.sizes or any(steps[-1] != item for steps in piece.steps):
         return item
     row = piece.sizes[-1] * item
@@ -114,10 +115,10 @@ def _width(piece: ChainPiece, item: int) -> int:
 
 
 def _widened(piece: ChainPiece, item: int, width: int) -> ChainPiece:
-    """The same bytes as wider items."""
+    """Return the same bytes as wider items."""
     *outer, row = piece.sizes
     count = row * item // width
-    # A row that is one item is no dimension any more, so that rows may be transposed.
+    # A row of one item is dropped as a dimension, so that rows may be transposed.
     if count == 1 and outer:
         return ChainPiece(tuple(outer), piece.operands, tuple(steps[:-1] for steps in piece.steps))
     return ChainPiece((*outer, count), piece.operands, tuple((*steps[:-1], width) for steps in piece.steps))
@@ -127,12 +128,13 @@ def _widened(piece: ChainPiece, item: int, width: int) -> ChainPiece:
 
 
 def gathers(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether a kernel gathers these rows."""
+    """True if a kernel gathers these rows."""
     return node.op == "get_rows" and few(operands[1].shape)
 
 
 def get_rows(number: int, table: Located, indices: Located, result: Located, failure: Located) -> Launch:
-    """One block for each row. Rows of narrow floats come out as f32, or as they are if the result is."""
+    """Return the launch with one block for each row. Rows of narrow floats come out as f32, or
+    unchanged if the result is narrow."""
     name = table.type.dtype.name
     filling = _gather(number, table, indices, result, failure)
     if table.type.dtype.kind == "quantized":
@@ -144,7 +146,8 @@ def get_rows(number: int, table: Located, indices: Located, result: Located, fai
 
 
 def sets_rows(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether the kernel sets these rows: as they are, or between floats; not into blocks."""
+    """True if the kernel sets these rows: unchanged, or converted between floats, but not into
+    blocks."""
     if node.op != "set_rows" or not few(operands[1].shape[:-1]):
         return False
     target, rows, indices = operands
@@ -157,7 +160,7 @@ def sets_rows(node: Node, operands: Sequence[TensorType]) -> bool:
 
 
 def set_rows(number: int, rows: Located, indices: Located, result: Located, failure: Located) -> Launch:
-    """Into the result, which holds the target already."""
+    """Set rows of the result, which already holds the target."""
     lead = rows.type.shape[:-1]
     filling = _gather(number, result, _cycling(indices, lead), rows, failure)
     if rows.type.dtype is result.type.dtype:
@@ -167,7 +170,7 @@ def set_rows(number: int, rows: Located, indices: Located, result: Located, fail
 
 
 def _cycling(indices: Located, lead: Sequence[int]) -> Located:
-    """Indices over all rows that they are for."""
+    """Return indices broadcast to all rows that they apply to."""
     strides = aligned(indices.type.shape, indices.strides, lead)
     return Located(TensorType(indices.type.dtype, tuple(lead)), indices.slot, indices.offset, strides)
 

@@ -13,24 +13,25 @@ from heliograph_backends.cuda.lowering.launch import Located, Strides, aligned, 
 from heliograph_proto.graph import Node
 from heliograph_proto.types import TensorType
 
-#: Up to so many rows attention has a block for each.
+#: The most rows for which attention has a block for each.
 MOST_FEW = 4
-#: What cuBLAS takes, by data types of operands and result.
+#: The data types of operands and result that cuBLAS supports.
 CUBLAS = {
     ("f32", "f32"), ("f64", "f64"), ("f16", "f16"), ("bf16", "bf16"), ("f16", "f32"), ("bf16", "f32"),
 }  # fmt: skip
-#: The most calls for one product, where one batch cannot express it. In a graph each costs a microsecond or
-#: two; the definition would copy the operands, and keep the step out of graphs.
+#: The most calls for one product that a batch cannot express. In a graph each call costs a
+#: microsecond or two; the reference definition would copy the operands, and keep the step out of
+#: graphs.
 MOST_CALLS = 1024
-#: Of a product: cuBLAS counts them in 32 bits.
+#: The most rows of a product: cuBLAS counts them in 32 bits.
 MOST_ROWS = 2**31 - 1
-#: What one dimension of a grid of blocks other than the first can be.
+#: The limit of the second and third dimensions of a grid.
 MOST_GRID = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A product of cuBLAS, between slots and offsets."""
+    """A cuBLAS product, with operands as slots and offsets."""
 
     gemm: Gemm
     a: tuple[int, int]
@@ -42,7 +43,8 @@ class Call:
 
 
 def matrices(weights: Located, x: Located, result: Located) -> tuple[Strides, tuple[Strides, ...]]:
-    """The leading dimensions, those cut in two where a matrix of the weights serves several in a row."""
+    """Return the leading dimensions and strides, split in two where a matrix of weights serves
+    several consecutive ones."""
     sizes: list[int] = []
     steps: tuple[list[int], list[int], list[int]] = [], [], []
     lead = x.type.shape[:-2]
@@ -60,7 +62,7 @@ def matrices(weights: Located, x: Located, result: Located) -> tuple[Strides, tu
 
 
 def is_cublas(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether cuBLAS may compute a product; where its operands lie, `calls` says."""
+    """True if cuBLAS may compute a product; `calls` checks the operands' strides."""
     if node.op not in ("matmul", "mul_mat") or node.type.size == 0:
         return False
     names = {one.dtype.name for one in operands}
@@ -68,7 +70,7 @@ def is_cublas(node: Node, operands: Sequence[TensorType]) -> bool:
 
 
 def calls(node: Node, operands: Sequence[Located], result: Located) -> tuple[Call, ...] | None:
-    """The calls, or None where strides are such that cuBLAS cannot read a matrix in place."""
+    """Return the calls; None if cuBLAS cannot read a matrix with these strides in place."""
     if node.op == "matmul":
         left, right = operands
         lead = result.type.shape[:-2]
@@ -89,7 +91,7 @@ def calls(node: Node, operands: Sequence[Located], result: Located) -> tuple[Cal
 
 
 class _Rows(NamedTuple):
-    """Rows of the left side, and what they lie in; sizes and strides are of the batch."""
+    """The rows of the left side, and their matrices; sizes and strides are those of the batch."""
 
     m: int
     left: Located
@@ -99,8 +101,8 @@ class _Rows(NamedTuple):
 
 
 def _as_rows(one: _Rows) -> _Rows:
-    """Dimensions of the batch as rows, as long as all their matrices meet the same right one and their rows
-    follow one another: one product instead of many."""
+    """Merge dimensions of the batch into rows, as long as their matrices share the right side and
+    their rows follow each other: one product instead of many."""
     while one.sizes and one.strides[1][-1] == 0 and one.m * one.sizes[-1] <= MOST_ROWS:
         left, result = (
             _with_rows(one.m, value, steps)
@@ -114,7 +116,8 @@ def _as_rows(one: _Rows) -> _Rows:
 
 
 def _with_rows(m: int, value: Located, steps: Strides) -> Located | None:
-    """A value whose m rows go on where the next matrix of the batch begins; None if they do not."""
+    """Return a value whose m rows continue with those of the next matrix of the batch; None if they
+    do not."""
     row = value.strides[-2] if m > 1 else steps[-1]
     if steps[-1] != m * row or row < value.type.shape[-1] * value.type.dtype.block_bytes:
         return None
@@ -128,9 +131,11 @@ def _calls(
     sizes: Strides,
     strides: Sequence[Strides],
 ) -> tuple[Call, ...] | None:
-    """cuBLAS has columns first, so it is asked for the transpose: result^T = right^T left^T.
+    """Return the calls. cuBLAS is column-major, so each computes the transpose: result^T = right^T
+    left^T.
 
-    The longest dimension of the batch is that of each call; there is one for each index of the others.
+    Each call covers the longest dimension of the batch; there is a call for each index of the
+    others.
     """
     m, n, k = shape
     left, right, result = operands
@@ -156,8 +161,8 @@ def _calls(
 
 
 def _read(steps: Strides, shape: tuple[int, int], item: int) -> tuple[bool, int] | None:
-    """Whether a row-major matrix must be transposed for cuBLAS, and the elements between its lines; None:
-    neither."""
+    """Return whether a row-major matrix must be transposed for cuBLAS, and the elements between its
+    lines; None if cuBLAS cannot read it."""
     (row, column), (rows, columns) = steps, shape
     if (column == item or columns == 1) and (row >= columns * item or rows == 1) and row % item == 0:
         return False, max(row // item, columns) if rows > 1 else max(1, columns)
@@ -167,5 +172,5 @@ def _read(steps: Strides, shape: tuple[int, int], item: int) -> tuple[bool, int]
 
 
 def reads_rows(values: Sequence[Located]) -> bool:
-    """Whether the elements of rows lie side by side, as the kernels read them."""
+    """True if the elements of rows are contiguous, as the kernels require."""
     return all(one.strides[-1] == one.type.dtype.block_bytes or one.type.shape[-1] == 1 for one in values)

@@ -1,7 +1,7 @@
-"""Elementwise chains as programs: operands, and instructions that each make one value of them. Pure.
+"""Elementwise chains as programs: operands, and instructions that each compute one value. Pure.
 
-Two paths lead from here: `interpreting`, the one kernel that runs every program, and `generating`, a kernel
-of its own for a program over many elements.
+A program runs in one of two ways: `interpreter` has one kernel for all programs, and
+`code_generation` makes a kernel for a program over many elements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MOST_ELEMENTS = 2**31 - 1
 
 
 class ChainInstruction(NamedTuple):
-    """One operation. `rounds`: to the result's type, as the op by itself would."""
+    """One operation. With `rounds`, its result is rounded to the result's type, as the op by itself
+    would."""
 
     operation: CudaOperation
     sources: tuple[Ref, ...]
@@ -29,14 +30,15 @@ class ChainInstruction(NamedTuple):
 
 
 class ChainProgram(NamedTuple):
-    """What is computed for every element; the first operand is the result."""
+    """The computation for each element; the first operand is the result."""
 
     operands: tuple[Located, ...]
     instructions: tuple[ChainInstruction, ...]
 
 
 class ChainPiece(NamedTuple):
-    """Elements that a kernel walks: sizes, and each operand with its strides over them in bytes."""
+    """The elements that a kernel walks: sizes, and each operand with its strides over them in
+    bytes."""
 
     sizes: Strides
     operands: tuple[Located, ...]
@@ -44,20 +46,20 @@ class ChainPiece(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many elements."""
+        """The number of elements."""
         return math.prod(self.sizes)
 
 
 def pieces(operands: Sequence[Located], most: int = MOST_ELEMENTS) -> list[ChainPiece]:
-    """The elements of the first operand, to which all others broadcast, over as few dimensions as the strides
-    allow, in pieces of at most `most`."""
+    """Return the elements of the first operand, to which all others broadcast, over as few
+    dimensions as the strides allow, in pieces of at most `most`."""
     shape = operands[0].type.shape
     sizes, steps = collapsed(shape, [aligned(one.type.shape, one.strides, shape) for one in operands])
     return _cut(ChainPiece(sizes, tuple(operands), steps), most)
 
 
 def _cut(piece: ChainPiece, most: int) -> list[ChainPiece]:
-    """Halves along the outermost dimension, until they are small enough."""
+    """Split into halves along the outermost dimension, until they are small enough."""
     if piece.elements <= most:
         return [piece]
     first, *rest = piece.sizes

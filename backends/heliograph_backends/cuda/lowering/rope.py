@@ -14,14 +14,16 @@ from heliograph_proto.ops.rope import NEOX, NORMAL, pairs
 from heliograph_proto.types import TensorType
 
 THREADS = 256
-#: Heads that a thread turns by the same angles, and the threads there are to be at least.
+#: The most heads that a thread rotates by the same angles, and the fewest threads that a launch
+#: should have.
 MOST_HEADS, LEAST_THREADS = 8, 2**16
 #: Rows are counted in 32 bits.
 MOST_ROWS = 2**31 - 1
 
 
 def is_rope(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether the kernel turns a node's rows: with plain positions, and pairs that its parameters hold."""
+    """True if the kernel rotates a node's rows: with plain positions, and few enough pairs for its
+    parameters."""
     if node.op != "rope" or node.attributes["mode"] not in (NORMAL, NEOX):
         return False
     fits = operands[0].dtype.name in FLOATS and few(node.type.shape[:-2])
@@ -31,7 +33,8 @@ def is_rope(node: Node, operands: Sequence[TensorType]) -> bool:
 
 
 def turns_of(node: Node) -> list[float]:
-    """By how many turns a position turns each pair: whatever scales angles is in there."""
+    """Return the turns by which a position rotates each pair, with all scaling of angles
+    applied."""
     attributes, found = node.attributes, []
     low, high = correction(attributes) if attributes["ext_factor"] else (0.0, 0.0)
     for pair in range(pairs(dict(attributes))):
@@ -44,7 +47,7 @@ def turns_of(node: Node) -> list[float]:
 
 
 def rope(node: Node, x: Located, result: Located, positions: Located, factors: Sequence[Located]) -> Launch:
-    """Rows are tokens, each with its heads."""
+    """Return the launch of a rope. Rows are tokens, each with its heads."""
     *leading, heads, width = node.type.shape
     attributes = node.attributes
     turns, start, adjacent = turns_of(node), attributes["offset"], attributes["mode"] == NORMAL
@@ -79,7 +82,8 @@ def rope(node: Node, x: Located, result: Located, positions: Located, factors: S
 
 
 def _heads_of_unit(tokens: int, heads: int, groups: int) -> int:
-    """As many as leave enough threads to hide how long memory takes."""
+    """Return the heads of a thread: as many as leave enough threads to hide the latency of
+    memory."""
     found = min(MOST_HEADS, max(1, heads))
     while found > 1 and tokens * -(-heads // found) * groups < LEAST_THREADS:
         found //= 2

@@ -13,38 +13,38 @@ from heliograph_backends.cuda.lowering.launch import Filling, Launch, Located, a
 from heliograph_proto.graph import Node
 from heliograph_proto.types import TensorType
 
-#: Norms, by the kernel's number of what they do.
+#: The kernel's numbers of norms.
 NORMS = {"norm": 0, "rms_norm": 1, "l2_norm": 2}
-#: Operands by their places in the kernel's `strides` and `inner`.
+#: Operands in the order of the kernel's `strides` and `inner`.
 OPERANDS = ("x", "result", "second", "third", "added")
-#: Reductions, by the kernel's number of what they do.
+#: The kernel's numbers of reductions.
 REDUCTIONS = {
     "reduce_sum": 0, "reduce_mean": 1, "reduce_max": 2, "reduce_min": 3, "sum_rows": 0, "mean": 1, "sum": 0,
 }  # fmt: skip
 #: Rows and their elements are counted in 32 bits.
 MOST_ELEMENTS = 2**31 - 1
-#: Up to so many elements a warp has a row of its own; more have a block.
+#: Rows of up to this many elements have a warp each; longer ones have a block.
 WARP_COLUMNS = 1024
 WARPS_IN_BLOCK = 4
-#: Up to so many elements a block holds a row in registers.
+#: Rows of up to this many elements are held in registers by a block.
 HELD_COLUMNS = 8192
 
 
 class RowShape(NamedTuple):
-    """How threads share rows."""
+    """The distribution of rows over threads."""
 
     threads: int
-    #: Of a block.
+    #: The threads and the rows of a block.
     block: int
     rows: int
 
     def grid(self, rows: int) -> tuple[int, int, int]:
-        """Blocks for so many rows."""
+        """Return the grid for a number of rows."""
         return max(1, -(-rows // self.rows)), 1, 1
 
 
 def shape_for(columns: int) -> RowShape:
-    """Threads of a row, and of a block, by the row's length alone."""
+    """Return the threads of a row, and of a block, which depend only on the row's length."""
     if columns <= WARP_COLUMNS:
         return RowShape(32, 32 * WARPS_IN_BLOCK, WARPS_IN_BLOCK)
     threads = 256 if columns <= HELD_COLUMNS else 1024
@@ -52,7 +52,7 @@ def shape_for(columns: int) -> RowShape:
 
 
 def kernel_for(op: str, columns: int) -> str:
-    """The kernel that holds rows of this length in registers, or the one that does not."""
+    """Return the kernel that holds rows of this length in registers, or the one for longer rows."""
     if columns % 4 or columns > HELD_COLUMNS:
         return f"{op}_long"
     each = 4 * shape_for(columns).threads
@@ -60,7 +60,7 @@ def kernel_for(op: str, columns: int) -> str:
 
 
 def is_row_op(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether a kernel computes a node of these operands."""
+    """True if a kernel computes a node of these operands."""
     floats = all(one.dtype.name in FLOATS for one in operands)
     counted = node.type.ndim > 0 and few(node.type.shape[:-1]) and node.type.size <= MOST_ELEMENTS
     return floats and counted and (node.op in NORMS or node.op == "soft_max")
@@ -69,7 +69,7 @@ def is_row_op(node: Node, operands: Sequence[TensorType]) -> bool:
 def norm(
     node: Node, x: Located, result: Located, rows: Sequence[Located], added: Sequence[Located] = ()
 ) -> Launch:
-    """A norm of x and what is added to it, times a row and plus a row where these are given."""
+    """Return a norm of x plus the `added` values, times a row and plus a row if these are given."""
     walked = [(name, row) for name, row in zip(("second", "third"), rows, strict=False)]
     filling = _rows(node, result, {"x": x, **dict(walked)}, added)
     filling.set(scale=float(node.attributes["eps"]), heads=1, matrix_rows=1, norm=NORMS[node.op])
@@ -77,7 +77,7 @@ def norm(
 
 
 def soft_max(node: Node, x: Located, result: Located, rest: Sequence[Located]) -> Launch:
-    """With a mask and sinks where these are given."""
+    """Return a soft_max, with a mask and sinks if these are given."""
     filling = _rows(node, result, {"x": x, **({"second": rest[0]} if rest else {})})
     shape = result.type.shape
     heads = shape[-3] if len(shape) > 2 else 1
@@ -96,14 +96,15 @@ def soft_max(node: Node, x: Located, result: Located, rest: Sequence[Located]) -
 
 
 def slope_power(heads: int) -> float:
-    """The largest power of 2 that is not above the number of heads: ALiBi's slopes change behind it."""
+    """Return the largest power of 2 up to the number of heads, after which ALiBi's slopes
+    change."""
     return float(2 ** int(math.log2(max(1, heads))))
 
 
 def _rows(
     node: Node, result: Located, operands: Mapping[str, Located], added: Sequence[Located] = ()
 ) -> Filling:
-    """Fills what all ops along rows have. Operands broadcast to the result."""
+    """Fill the parameters of all ops along rows. Operands broadcast to the result."""
     *leading, columns = result.type.shape
     values = [result, *operands.values(), *added]
     strides = [aligned(one.type.shape, one.strides, result.type.shape) for one in values]
@@ -141,7 +142,7 @@ def _launched(filling: Filling, op: str, type: TensorType) -> Launch:
 
 
 def reduced_axes(node: Node, source: TensorType) -> tuple[int, ...]:
-    """The dimensions that a reduction adds up."""
+    """Return the dimensions that a reduction reduces."""
     if node.op in ("sum_rows", "mean"):
         return (source.ndim - 1,)
     axes = node.attributes.get("axes", ())
@@ -149,14 +150,14 @@ def reduced_axes(node: Node, source: TensorType) -> tuple[int, ...]:
 
 
 def is_reduction(node: Node, source: TensorType) -> bool:
-    """Whether the kernel computes it."""
+    """True if the kernel computes the reduction."""
     floats = node.op in REDUCTIONS and {source.dtype.name, node.type.dtype.name} <= set(FLOATS)
     counted = source.size > 0 and node.type.size <= MOST_ELEMENTS
     return floats and source.ndim > 0 and counted and fits(source.shape)
 
 
 def reduction(node: Node, x: Located, result: Located) -> Launch:
-    """The launch of a reduction; its result is contiguous."""
+    """Return the launch of a reduction; its result is contiguous."""
     axes = reduced_axes(node, x.type)
     kept = [axis for axis in range(x.type.ndim) if axis not in axes]
     sizes, (steps,) = collapsed([x.type.shape[axis] for axis in axes], [[x.strides[axis] for axis in axes]])

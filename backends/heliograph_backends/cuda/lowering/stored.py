@@ -1,7 +1,9 @@
-"""Products with weights that are read as they are stored, and with experts that ids choose among such. Pure.
+"""Products with weights read as they are stored, and with experts that ids select among such
+weights. Pure.
 
-Up to `MOST_FEW` rows are bound by the weights' bytes and have kernels of their own (`products.cu`): one block
-on each multiprocessor, with a share of the weights' rows. More go through tiles (`products_many.cu`).
+Products of up to `MOST_FEW` rows are bound by the weights' bytes and have their own kernels
+(`products.cu`): one block on each multiprocessor, with a share of the weights' rows. Larger ones
+use tiles (`products_many.cu`).
 """
 
 from __future__ import annotations
@@ -20,38 +22,39 @@ from heliograph_proto.types import TensorType
 if TYPE_CHECKING:
     from heliograph_backends.cuda.lowering.target import CudaTarget
 
-#: The most rows of activations that a pass over the weights serves, and the kernels by what they hold.
+#: The most rows of activations in a pass over the weights, and the kernels by the rows that they
+#: hold.
 MOST_FEW = 8
 HELD = {1: "one", 4: "four", 8: "eight"}
-#: More rows go through large tiles; the rows of the smallest ones.
+#: Above this many rows, large tiles are used; the rows of the smallest tiles.
 SEVERAL, LEAST_TILE = 64, 32
-#: Up to so many rows an expert, each goes over the expert's weights by itself.
+#: Up to this many rows for each expert, each row is a separate pass over the expert's weights.
 ROWS_OF_EXPERT = 4
 #: As in `products.cu`: rows of weights in a step of a warp, and steps in a ring.
 GROUP, RING = 2, 3
-#: Types whose units of 64 elements lie across their blocks, with four scales; others have two.
+#: Types whose units of 64 elements span their blocks, with four scales; others have two.
 CROSSED = ("q2_k", "q3_k", "q6_k")
 #: Types whose blocks have offsets.
 WITH_OFFSETS = ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k")
-#: Rows of longer steps have 8 warps in a block, all others 16.
+#: With longer steps than this, a block has 8 warps, else 16.
 MOST_STEP_BYTES = 1600
-#: A block has fewer warps rather than so few activations at once.
+#: A block has fewer warps if it could not hold this many activations at once otherwise.
 LEAST_ELEMENTS = 8192
-#: Bytes that a multiprocessor could have read while a block starts: 1 us at 4 TB/s.
+#: The bytes that a multiprocessor could read while a block starts: 1 us at 4 TB/s.
 START_BYTES = 32 * 1024
 
 
 class WarpStep(NamedTuple):
-    """What a warp takes at once of a row, in `products.cu`."""
+    """The part of a row that a warp processes at once, in `products.cu`."""
 
     elements: int
-    #: Of the row as it is stored, and of its activations in shared memory.
+    #: The bytes of the stored row, and of its activations in shared memory.
     bytes: int
     x_bytes: int
 
 
 def step_of(type: TensorType) -> WarpStep:
-    """The step of rows that are stored so."""
+    """Return the step for rows of a stored type."""
     dtype = type.dtype
     if dtype.block_size == 1:
         return WarpStep(1024, 1024 * dtype.block_bytes, 4096)
@@ -63,7 +66,7 @@ def step_of(type: TensorType) -> WarpStep:
 
 
 def is_product(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether the kernels read the weights of this node as they are stored."""
+    """True if the kernels read the weights of this node as they are stored."""
     if node.op != "mul_mat" or not _reads(operands):
         return False
     lead = operands[1].shape[:-1]
@@ -73,7 +76,7 @@ def is_product(node: Node, operands: Sequence[TensorType]) -> bool:
 
 
 def is_expert_product(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether the kernels read the experts of this node as they are stored."""
+    """True if the kernels read the experts of this node as they are stored."""
     return node.op == "mul_mat_id" and _reads(operands) and operands[0].shape[0] <= MOST_GRID
 
 
@@ -84,7 +87,7 @@ def _reads(operands: Sequence[TensorType]) -> bool:
 
 
 def reads_rows(operands: Sequence[Located], result: Located) -> bool:
-    """Whether the elements of rows lie side by side, as the kernels read and write them."""
+    """True if the elements of rows are contiguous, as the kernels require."""
     weights = operands[0]
     return weights.strides[-1] == weights.type.dtype.block_bytes and lie_side_by_side((*operands[1:], result))
 
@@ -93,7 +96,7 @@ def reads_rows(operands: Sequence[Located], result: Located) -> bool:
 
 
 def product(weights: Located, x: Located, result: Located, target: CudaTarget) -> Launch:
-    """A product of rows that lie element by element."""
+    """Return a product of contiguous rows."""
     filling = Filling(PRODUCT)
     rows, count = _walk(filling, weights, x, result)
     filling.set(n=weights.type.shape[-2], k=x.type.shape[-1], weight_stride=weights.strides[-2])
@@ -104,11 +107,12 @@ def product(weights: Located, x: Located, result: Located, target: CudaTarget) -
 
 
 def _walk(filling: Filling, weights: Located, x: Located, result: Located) -> tuple[int, int]:
-    """Fills where matrices and rows lie; how many rows each matrix has, and how many there are."""
+    """Set the places of matrices and rows. Returns the rows of each matrix, and the number of
+    matrices."""
     rows, count, x_stride, result_stride = x.type.shape[-2], 1, x.strides[-2], result.strides[-2]
     sizes, (w, a, c) = matrices(weights, x, result)
     if not any(w):
-        # All have the same weights, so that their rows may be those of one.
+        # All matrices have the same weights, so their rows can form one matrix.
         flat, strides = collapsed(x.type.shape[:-1], [x.strides[:-1], result.strides[:-1]])
         if len(flat) == 1:
             rows, ((x_stride,), (result_stride,)), sizes = flat[0], strides, ()
@@ -123,7 +127,8 @@ def _walk(filling: Filling, weights: Located, x: Located, result: Located) -> tu
 def expert_product(
     number: int, values: Sequence[Located], result: Located, failure: Located, target: CudaTarget
 ) -> Launch:
-    """Few rows for each expert, or a pass over an expert for each row: whatever reads less."""
+    """Return the launch: a pass over an expert for each row, or tiles for each expert, whichever
+    reads less."""
     experts, x, ids = values
     (count, n, k), (tokens, own, _), used = experts.type.shape, x.type.shape, ids.type.shape[1]
     by_token = ((x, (x.strides[0], 0, x.strides[1])), *(
@@ -150,7 +155,7 @@ def expert_product(
 
 
 def _step_between(ids: Located) -> int:
-    """Bytes from one to the next, in order; 0 where they do not lie evenly."""
+    """Return the bytes between consecutive ids; 0 if they are not evenly spaced."""
     tokens, used = ids.type.shape
     if used == 1 or tokens == 1:
         return ids.strides[0 if used == 1 else 1]
@@ -158,7 +163,7 @@ def _step_between(ids: Located) -> int:
 
 
 def _few(filling: Filling, weights: TensorType, rows: int, count: int, target: CudaTarget) -> Launch:
-    """A pass over the weights of each of so many matrices."""
+    """Return a pass over the weights of each of `count` matrices."""
     held = min(size for size in HELD if size >= rows)
     step, (n, k) = step_of(weights), weights.shape[-2:]
     warps, steps = fitted(step, held, k, target.shared_bytes)
@@ -174,7 +179,7 @@ def _few(filling: Filling, weights: TensorType, rows: int, count: int, target: C
 
 
 def fitted(step: WarpStep, held: int, k: int, shared_bytes: int) -> tuple[int, int]:
-    """Warps of a block, and steps of activations that it has at once, as far as its shared memory goes."""
+    """Return the warps of a block, and the steps of activations that fit its shared memory."""
     needed = -(-k // step.elements)
     enough = min(needed, LEAST_ELEMENTS // step.elements)
     few_warps = held == max(HELD) or step.bytes > MOST_STEP_BYTES
@@ -187,14 +192,15 @@ def fitted(step: WarpStep, held: int, k: int, shared_bytes: int) -> tuple[int, i
 
 
 def few_bytes(step: WarpStep, held: int, warps: int, steps: int) -> int:
-    """Activations, rings with room for rows that are moved, and the sums of rows that warps share."""
+    """Return the bytes of activations, rings with room for moved rows, and sums of rows that warps
+    share."""
     ring = RING * GROUP * (step.bytes + 16)
     return held * steps * step.x_bytes + warps * (ring + 2 * GROUP * held * 4)
 
 
 def blocks_of(groups: int, count: int, group_bytes: int, multiprocessors: int) -> int:
-    """Into how many blocks the groups of each of `count` matrices are cut, so that the last multiprocessor is
-    done soon."""
+    """Return the number of blocks for the groups of each of `count` matrices, such that the last
+    multiprocessor finishes early."""
 
     def seconds(blocks: int) -> int:
         rounds = -(-count * blocks // multiprocessors)
@@ -210,14 +216,15 @@ def blocks_of(groups: int, count: int, group_bytes: int, multiprocessors: int) -
 class Tiles(NamedTuple):
     """The tiles of a kernel of `products_many.cu`."""
 
-    #: Rows of activations and of weights, units of 64 elements in a step, threads.
+    #: Rows of activations and of weights, units of 64 elements in a step, and threads.
     rows: int
     n: int
     units: int
     threads: int
 
     def shared_bytes(self, type: TensorType) -> int:
-        """Of a block, with weights of a type: two steps, packed bytes, addresses of rows, ids."""
+        """Return the shared memory of a block, for weights of a type: two steps, packed bytes,
+        addresses of rows, ids."""
         name, block_size, block_bytes = type.dtype.name, type.dtype.block_size, type.dtype.block_bytes
         spans = 1 if block_size == 1 else 4 if name in CROSSED else 2
         offsets = spans if name in WITH_OFFSETS else 0
@@ -235,7 +242,7 @@ TILES = {"tiles": Tiles(32, 32, 2, 128), "large": Tiles(128, 128, 1, 256)}
 
 
 def _tiles_for(rows: int, weights: TensorType, target: CudaTarget) -> str:
-    """The kernel for so many rows, of those that the device has the shared memory for."""
+    """Return the kernel for a number of rows, of those that fit the device's shared memory."""
     fits = TILES["large"].shared_bytes(weights) <= target.shared_bytes
     return "large" if rows > SEVERAL and fits else "tiles"
 
