@@ -47,7 +47,7 @@ class ShortRun:
     """A plan so short that it runs where its command arrives. It always uses the same small
     tensors, so nothing is bound, allocated or freed."""
 
-    __slots__ = ("_compute", "_inputs", "_outputs", "_slow", "device_names", "output_bytes")
+    __slots__ = ("_compute", "_inputs", "_outputs", "device_names", "output_bytes", "slow_runs")
 
     def __init__(
         self, device: str, compute: Callable[[], None], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -59,27 +59,21 @@ class ShortRun:
         self._outputs = [bytes_in_place(one) for one in outputs]
         self.output_bytes = tuple(one.nbytes for one in self._outputs)
         #: The number of slow runs in excess of fast ones.
-        self._slow = 0
-
-    @property
-    def is_short(self) -> bool:
-        """True if it still is short. A single slow run does not count: the system may have
-        preempted it."""
-        return self._slow < MOST_SLOW_RUNS
+        self.slow_runs = 0
 
     def __call__(self, inputs: Sequence[Bytes]) -> list[bytes]:
         """Run, and return the outputs. Raises what `Plan.compute` does."""
         for place, data in zip(self._inputs, inputs, strict=True):
             place[:] = data
         self._compute()
-        return [one.tobytes() for one in self._outputs]
+        return list(map(memoryview.tobytes, self._outputs))
 
     def note(self, took_us: float) -> None:
         """Record the time of a run."""
         if took_us > SHORT_US:
-            self._slow += 1
-        elif self._slow:
-            self._slow -= 1
+            self.slow_runs += 1
+        elif self.slow_runs:
+            self.slow_runs -= 1
 
 
 class PlanCopy:
@@ -174,7 +168,9 @@ class PlanCopy:
         not short."""
         if not self._short_known:
             self._short_known, self._short = True, self._make_short()
-        return self._short if self._short is not None and self._short.is_short else None
+        # A single slow run does not count: the system may have preempted it.
+        short = self._short
+        return short if short is not None and short.slow_runs < MOST_SLOW_RUNS else None
 
     def _make_short(self) -> ShortRun | None:
         graph, on_host = self.plan.graph, self.device.buffer_type.is_host
@@ -208,11 +204,10 @@ class PlanCopy:
 
     def trim(self, most_bytes: int = MAX_SCRATCH_BYTES) -> None:
         """Free the scratch tensors that are larger than `most_bytes`."""
-        large = [key for key, one in self._scratch.items() if one.type.nbytes > most_bytes]
-        if large:
-            self._short, self._short_known = None, False
-        for key in large:
-            self._scratch.pop(key).buffer.free()
+        for key, one in list(self._scratch.items()):
+            if one.type.nbytes > most_bytes:
+                self._short, self._short_known = None, False
+                self._scratch.pop(key).buffer.free()
 
     def free(self) -> None:
         """Give all memory back. Idempotent."""
@@ -250,8 +245,9 @@ class LoadedPlan:
         #: The predicted time of a run, from when the plan was made; 0: unknown.
         self.predicted_us = predicted_us
         self._when_freed: list[Callable[[], None]] = []
-        #: The copy that ran last.
-        self._last = self.copies[0]
+        #: The plan of the copy that ran last; it differs from the others only in its measurements.
+        self.plan = plans[0]
+        self._devices = self.plan.devices if isinstance(self.plan, MultiDevicePlan) else (device,)
         #: The total time of the last run; 0 before it.
         self.took_us = 0.0
         #: The expected total time of the next run: that of the slowest of the last few.
@@ -259,12 +255,6 @@ class LoadedPlan:
 
     def __repr__(self) -> str:
         return f"<LoadedPlan of {self.plan.graph} on {self.device.name}>"
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of the copy that ran last; it differs from the others only in its
-        measurements."""
-        return self._last.plan
 
     @property
     def compute_bytes(self) -> int:
@@ -347,7 +337,7 @@ class LoadedPlan:
     def note(self, turn: int, took_us: float) -> None:
         """Record the time of a run on a copy, or of a step of a loop. The influence of a slow run
         halves each time."""
-        self._last, self.took_us = self.copies[turn], took_us
+        self.plan, self.took_us = self.copies[turn].plan, took_us
         if self._recorder is not None:
             self._record(self._recorder, took_us)
         before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
@@ -404,10 +394,6 @@ class LoadedPlan:
         for one in self._devices:
             if one.lost is not None:
                 raise one.lost.at(one.lost.origin)
-
-    @property
-    def _devices(self) -> Sequence[Device]:
-        return self.plan.devices if isinstance(self.plan, MultiDevicePlan) else (self.device,)
 
     def trim(self) -> None:
         """Give back the memory that only runs need."""

@@ -18,6 +18,8 @@ def check_taps(graph: Graph, taps: Sequence[int], limits: Limits) -> frozenset[i
     """Return the observed nodes. Raises InvalidArgumentError for a number that is no node or occurs
     twice, and LimitExceededError if a session cannot hold all their values."""
     found = frozenset(taps)
+    if not found:
+        return found
     if len(found) < len(taps):
         raise InvalidArgumentError("a node is tapped twice", advice="name each node once")
     for node in taps:
