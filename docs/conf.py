@@ -70,7 +70,9 @@ def _with_the_op_table(app: Any, name: str, source: list[str]) -> None:
             names = [str(one).split(":")[0] for one in inspect.signature(function).parameters.values()]
             names = [one for one in names if not one.startswith(("name", "graph"))]
             text = inspect.getdoc(function) or ""
-            source[0] += f"\n## {op}\n\n```python\nhg.ops.{op}({', '.join(names)})\n```\n\n{_markdown(text)}\n"
+            source[0] += (
+                f"\n## {op}\n\n```python\nhg.ops.{op}({', '.join(names)})\n```\n\n{_markdown(text)}\n"
+            )
 
 
 def _markdown(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The client where Linux's calls are missing, as on macOS and Windows: they are hidden in a process of its own."""
+"""The client where Linux's calls are missing, as on macOS and Windows: a process hides them."""
 
 from __future__ import annotations
 
