@@ -68,12 +68,14 @@ BAD = {
 }  # fmt: skip
 
 #: Those that show it only when their devices are wanted.
+#: A plugin keeps the devices that it does not give.
+CLOSED = "[one.close() for one in self.made]; "
 BAD_DEVICES = {
     "taken": (GOOD.replace('f"NAME{number}"', '"cpu0"'), "another device is named 'cpu0'"),
-    "no_device": (GOOD.replace("return self.made", "return [3]"), "3 among its devices is not"),
+    "no_device": (GOOD.replace("return self.made", CLOSED + "return [3]"), "3 among its devices is not"),
     "unnamed": (GOOD.replace('f"NAME{number}"', '""'), "a device has the invalid name ''"),
-    "untyped": (GOOD.replace("return self.made", "return 3"), "TypeError"),
-    "silent": (GOOD.replace("return self.made", "return []"), "gives no reason"),
+    "untyped": (GOOD.replace("return self.made", CLOSED + "return 3"), "TypeError"),
+    "silent": (GOOD.replace("return self.made", CLOSED + "return []"), "gives no reason"),
 }
 
 

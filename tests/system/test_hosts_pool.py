@@ -77,7 +77,7 @@ def seen(network: Network) -> Iterator[tuple[float, list[Told]]]:
     assert ended == [0] * len(served)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("link", WAYS)
 def test_a_member_whose_way_is_cut_is_lost_and_who_waits_for_it_is_told(
     seen: tuple[float, list[Told]], link: str
 ) -> None:

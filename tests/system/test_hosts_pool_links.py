@@ -53,7 +53,7 @@ def test_a_firewall_between_two_members_is_found_with_the_port_to_open(network: 
     end = time.monotonic() + SECONDS
     while True:
         told = doctor(network)
-        links = {(one["a"], one["b"]): one["reachable"] for one in told["measurements"]["pool"]["ways"]}
+        links = {(one["a"], one["b"]): one["reachable"] for one in told["measurements"]["pool"]["links"]}
         if len(links) == 4 and None not in links.values():
             break
         assert time.monotonic() < end, links

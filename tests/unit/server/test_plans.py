@@ -98,9 +98,9 @@ def test_a_weight_is_of_the_leafs_type_and_written_before(client: CoreClient) ->
         client.compile(PLAN, SUM, {1: X})
     with pytest.raises(UnknownHandleError):
         client.compile(PLAN, SUM, {1: 999})
-    with pytest.raises(InvalidGraphError, match="no weight or variable"):
+    with pytest.raises(InvalidGraphError, match="not a weight or variable"):
         client.compile(PLAN, SUM, {0: X})
-    with pytest.raises(InvalidGraphError, match="no weight or variable"):
+    with pytest.raises(InvalidGraphError, match="not a weight or variable"):
         client.compile(PLAN, SUM, {7: X})
     with pytest.raises(InvalidGraphError):
         client.compile(PLAN, SUM)

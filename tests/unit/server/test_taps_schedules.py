@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import numpy as np
@@ -36,8 +36,10 @@ def chain(count: int) -> Graph:
 
 
 @pytest.fixture
-def cpu() -> CpuDevice:
-    return CpuDevice(threads=1, native=False)
+def cpu() -> Iterator[CpuDevice]:
+    device = CpuDevice(threads=1, native=False)
+    yield device
+    device.close()
 
 
 def test_what_lies_between_two_observed_nodes_is_one_split(cpu: CpuDevice) -> None:
