@@ -13,7 +13,8 @@
     Graphs      Graph, Value, assign, save, load, quantize, dequantize
     Functions   the array API's names and rules; `hg.ops.NAME` is the raw op of the op table
     Sessions    connect, Session, Tensor, Buffer, aligned_empty
-    Plans       Plan, RunFuture, Tap, Checkpoint, Reservation, SplitBufferType, copy_plan
+    Plans       Plan, RunFuture, Tap, Checkpoint, Reservation, CompileOptions, copy_plan,
+                SplitBufferType
     Devices     Device, Stream, Event, DeviceEvent
     Errors      every one is an HeliographError; the tree is in `heliograph.errors`
     Tools       compare, tune_allocator, and `plan.explain()`
@@ -63,6 +64,7 @@ from heliograph_proto.types import DType, TensorType
 if TYPE_CHECKING:
     from heliograph import aio as aio
     from heliograph._base.buffer import aligned_empty
+    from heliograph._base.placement import CompileOptions
     from heliograph._base.reservation import Reservation
     from heliograph._base.split_buffer_type import SplitBufferType
     from heliograph.comparison.compare import compare
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "heliograph._base.buffer": "aligned_empty",
     "heliograph._base.reservation": "Reservation",
+    "heliograph._base.placement": "CompileOptions",
     "heliograph._base.split_buffer_type": "SplitBufferType",
     "heliograph.comparison.compare": "compare",
     "heliograph.comparison.report": "ComparedNode Comparison Verdict",
@@ -153,7 +156,7 @@ __all__ += [
     "Reservation",
     "RunFuture",
 ]
-__all__ += ["SplitBufferType", "Tap", "copy_plan", "load_checkpoint"]
+__all__ += ["CompileOptions", "SplitBufferType", "Tap", "copy_plan", "load_checkpoint"]
 # Devices
 __all__ += ["Device", "DeviceEvent", "DeviceType", "Event", "OpAnswer", "OpQuery", "OpPath", "Stream"]
 # Tools

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
-from heliograph._base.pins import MemoryLimits, Pins
-from heliograph._base.placement import Bindings, BufferTypes, PlanArguments
+from heliograph._base.placement import Bindings, PlanArguments, UpdateOptions
 from heliograph._base.plan import Fetch, Inputs, Out, Outputs, PlanBase, RunRequest
 from heliograph._base.session import updating
-from heliograph._base.split_buffer_type import Splits
 from heliograph._base.streams import StreamBase
 from heliograph.graph.builder import Graph
 from heliograph.procedures.checkpoint import Checkpoint
@@ -218,15 +216,10 @@ class Plan(PlanBase):
         self,
         graph: Graph,
         *,
-        fusion: bool = True,
-        threads: int = 0,
         weights: Bindings = None,
         variables: Bindings = None,
-        pins: Pins = None,
-        memory: MemoryLimits = None,
-        split: Splits = None,
-        buffer_types: BufferTypes = None,
         timeout: float | None = None,
+        **options: Unpack[UpdateOptions],
     ) -> None:
         """Replace the plan's graph by another one, on the same devices.
 
@@ -237,7 +230,7 @@ class Plan(PlanBase):
         unchanged. If the outcome is unknown (DeadlineExceededError, Ctrl-C), the plan is
         freed.
         """
-        given = PlanArguments(None, fusion, threads, weights, variables, pins, memory, split, buffer_types)
+        given = PlanArguments.of("update", None, weights, variables, options)
         procedure = updating(self._shell, self, graph, given, self._progress)
         self._shell.drive(procedure, timeout, lambda: f"updating the plan to {graph!r}")
 

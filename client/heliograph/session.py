@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -19,12 +19,11 @@ from heliograph._base.buffer import (
 )
 from heliograph._base.device import DeviceArgument, DevicesArgument, best_device, device_name, find_device
 from heliograph._base.pins import MemoryLimits, Pins
-from heliograph._base.placement import Bindings, BufferTypes, PlanArguments
+from heliograph._base.placement import Bindings, CompileOptions, PlanArguments
 from heliograph._base.plan import Fetch, Inputs, Outputs
 from heliograph._base.plan_copy import Carrying, recompiling
 from heliograph._base.reservation import Reservation
 from heliograph._base.session import OnLoss, SessionBase, check_on_loss
-from heliograph._base.split_buffer_type import Splits
 from heliograph._base.streams import make_stream
 from heliograph.core.effects import ask
 from heliograph.core.future import Deadline
@@ -185,18 +184,12 @@ class Session(SessionBase):
         graph: Graph,
         devices: DevicesArgument = None,
         *,
-        fusion: bool = True,
-        threads: int = 0,
         weights: Bindings = None,
         variables: Bindings = None,
-        pins: Pins = None,
-        memory: MemoryLimits = None,
-        pipeline: int = 1,
-        split: Splits = None,
-        buffer_types: BufferTypes = None,
         on_loss: OnLoss = "raise",
         journal_bytes: int = JOURNAL_BYTES,
         timeout: float | None = None,
+        **options: Unpack[CompileOptions],
     ) -> Plan:
         """Compile a graph into a plan; `plan.explain()` shows what runs where, and why.
 
@@ -205,19 +198,10 @@ class Session(SessionBase):
         Args:
             devices: Devices by priority (default: the server's first), filled in that order. A node
                 that one cannot run goes to another; a processor of the server's host comes last.
-            threads: The most threads of the device that a run uses; 0 means all.
             weights: Tensors of the session, on the plan's device, for the graph's weights of these
                 names. They are not uploaded, and cannot be written while the plan exists.
             variables: Tensors of the session, on the plan's device, for the graph's variables of
                 these names. They are read and written in place.
-            pins: Devices for nodes, by name patterns as in fnmatch, or by functions of a node.
-            memory: The most bytes that the plan may take of a device; a string may be "2GiB".
-            pipeline: The runs of a plan over several devices that may be in progress at once, each
-                with its own memory: the next enters while an earlier one is in later splits.
-            split: Spreads the rows of weights over devices, where products with them run in parts:
-                an `hg.SplitBufferType` by pattern of weight names.
-            buffer_types: By device, the buffer type, or its name, for the plan's weights,
-                variables, and values between splits.
             on_loss: With "raise", runs fail with DeviceLostError when a device is lost. With
                 "rebuild", the plan is placed again on its other devices, its variables get the
                 values of the last `plan.checkpoint()`, runs since then are replayed, and failed
@@ -226,6 +210,8 @@ class Session(SessionBase):
             journal_bytes: The most bytes of copied inputs that "rebuild" keeps until their run has
                 ended or, if it assigns variables, until the next checkpoint.
             timeout: Seconds to wait; None means no limit.
+            options: `fusion`, `threads`, `pins`, `memory`, `pipeline`, `split` and `buffer_types`,
+                as `hg.CompileOptions` documents them.
 
         Raises InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError,
         UnknownDeviceError, InvalidArgumentError and DeadlineExceededError, naming a node's line.
@@ -233,9 +219,7 @@ class Session(SessionBase):
         check_on_loss(on_loss, journal_bytes, variables)
         what = lambda: f"compiling {graph!r}"  # noqa: E731
         deadline = Deadline(timeout, what)
-        given = PlanArguments(
-            devices, fusion, threads, weights, variables, pins, memory, split, buffer_types, pipeline
-        )
+        given = PlanArguments.of("compile", devices, weights, variables, options)
         spec = self._shell.drive(self._compiling(graph, given), timeout, what)
         plan = Plan(self._shell, spec, self._progress)
         self._shell.drive(self._admitting(plan, on_loss, journal_bytes), deadline.remaining())

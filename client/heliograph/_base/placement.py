@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from operator import index
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict
 
 from heliograph._base.device import DeviceBase, DevicesArgument, buffer_type_name, device_info
 from heliograph._base.pins import MemoryLimits, Pins, among, memory_limits, pinned_nodes
@@ -34,9 +34,40 @@ BufferTypes: TypeAlias = (
 )
 
 
+class UpdateOptions(TypedDict, total=False):
+    """The options of `plan.update`, with the meaning that `CompileOptions` documents."""
+
+    fusion: bool
+    threads: int
+    pins: Pins
+    memory: MemoryLimits
+    split: Splits
+    buffer_types: BufferTypes
+
+
+class CompileOptions(UpdateOptions, total=False):
+    """The options of `session.compile`.
+
+    A dictionary of them serves several graphs: `session.compile(graph, **options)`.
+
+    fusion: False computes each node by itself; True is the default.
+    threads: The most threads of the device that a run uses; 0, the default, means all.
+    pins: Devices for nodes, by name patterns as in fnmatch, or by functions of a node.
+    memory: The most bytes that the plan may take of a device; a string may be "2GiB".
+    pipeline: The runs of a plan over several devices that may be in progress at once, each with its
+        own memory: the next enters while an earlier one is in later splits. 1 is the default.
+    split: Spreads the rows of weights over devices, where products with them run in parts: an
+        `hg.SplitBufferType` by pattern of weight names.
+    buffer_types: By device, the buffer type, or its name, for the plan's weights, variables, and
+        values between splits.
+    """
+
+    pipeline: int
+
+
 @dataclass(frozen=True, slots=True)
 class PlanArguments:
-    """The arguments of a compilation, with the meaning that `Session.compile` documents."""
+    """The checked names of a compilation's arguments, with the meaning that `CompileOptions` has."""
 
     devices: DevicesArgument = None
     fusion: bool = True
@@ -48,6 +79,23 @@ class PlanArguments:
     split: Splits = None
     buffer_types: BufferTypes = None
     pipeline: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        method: str,
+        devices: DevicesArgument,
+        weights: Bindings,
+        variables: Bindings,
+        options: UpdateOptions,
+    ) -> PlanArguments:
+        """Return the arguments of a method. Raises TypeError for an unknown option."""
+        known = (CompileOptions if method == "compile" else UpdateOptions).__annotations__
+        if unknown := [name for name in options if name not in known]:
+            near = get_close_matches(unknown[0], known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{method}() got an unexpected keyword argument {unknown[0]!r}{hint}")
+        return cls(devices, weights=weights, variables=variables, **options)
 
 
 def checked_options(

@@ -320,3 +320,15 @@ def test_a_graph_of_the_contract_is_compiled_with_its_leaves_bound(session: hg.S
     with pytest.raises(hg.UnknownHandleError):
         plan.run(x=X)
     session.synchronize(timeout=10)
+
+
+def test_options_are_kept_in_a_dictionary_and_unknown_ones_are_refused(session: hg.Session) -> None:
+    options: hg.CompileOptions = {"fusion": False, "threads": 1, "memory": {"cpu0": "1GiB"}}
+    plan = session.compile(product(W), **options)
+    x = np.ones((4, 3), np.float32)
+    assert np.allclose(plan.run(x=x)["y"], x @ W)
+    plan.update(product(W), fusion=True)
+    with pytest.raises(TypeError, match=r"compile\(\).*'pin'; did you mean 'pins'\?"):
+        session.compile(product(W), pin={})  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"update\(\).*'pipeline'"):
+        plan.update(product(W), pipeline=2)  # type: ignore[call-arg]
