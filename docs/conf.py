@@ -37,6 +37,7 @@ autodoc_default_options = {"members": True, "show-inheritance": False}
 python_use_unqualified_type_names = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Keys", "params_style")]
 
 html_theme = "furo"
 html_title = f"Heliograph {version}"

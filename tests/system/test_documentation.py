@@ -12,6 +12,8 @@ import ast
 import contextlib
 import io
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,3 +199,14 @@ def test_the_walk_through_a_session_names_what_exists() -> None:
         elif re.fullmatch(r"[A-Za-z_.]+", name):
             for part in name.split("."):
                 assert part in defined, name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    done = subprocess.run([*command, ROOT / "docs", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?:[^\"]*)", page.read_text())
+        assert not loaded, f"{page.name}: {loaded}"

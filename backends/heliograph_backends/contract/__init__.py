@@ -1,4 +1,4 @@
-"""The contract between Heliograph and a backend: ggml's backend model in Python.
+"""The contract between Heliograph and a backend: ggml's backend model in Python::
 
     Backend ── devices ──▸ Device ── buffer_type ──▸ BufferType ── allocate ──▸ Buffer
                              │ stream                                            ▲

@@ -50,16 +50,18 @@ class CompileOptions(UpdateOptions, total=False):
 
     A dictionary of them serves several graphs: `session.compile(graph, **options)`.
 
-    fusion: False computes each node by itself; True is the default.
-    threads: The most threads of the device that a run uses; 0, the default, means all.
-    pins: Devices for nodes, by name patterns as in fnmatch, or by functions of a node.
-    memory: The most bytes that the plan may take of a device; a string may be "2GiB".
-    pipeline: The runs of a plan over several devices that may be in progress at once, each with its
-        own memory: the next enters while an earlier one is in later splits. 1 is the default.
-    split: Spreads the rows of weights over devices, where products with them run in parts: an
-        `hg.SplitBufferType` by pattern of weight names.
-    buffer_types: By device, the buffer type, or its name, for the plan's weights, variables, and
-        values between splits.
+    Keys:
+        fusion: False computes each node by itself; True is the default.
+        threads: The most threads of the device that a run uses; 0, the default, means all.
+        pins: Devices for nodes, by name patterns as in fnmatch, or by functions of a node.
+        memory: The most bytes that the plan may take of a device; a string may be "2GiB".
+        pipeline: The runs of a plan over several devices that may be in progress at once, each with
+            its own memory: the next enters while an earlier one is in later splits. 1 is the
+            default.
+        split: Spreads the rows of weights over devices, where products with them run in parts: an
+            `hg.SplitBufferType` by pattern of weight names.
+        buffer_types: By device, the buffer type, or its name, for the plan's weights, variables,
+            and values between splits.
     """
 
     pipeline: int
@@ -67,7 +69,8 @@ class CompileOptions(UpdateOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class PlanArguments:
-    """The checked names of a compilation's arguments, with the meaning that `CompileOptions` has."""
+    """The checked names of a compilation's arguments, with the meaning that `CompileOptions`
+    has."""
 
     devices: DevicesArgument = None
     fusion: bool = True

@@ -28,8 +28,8 @@ def tune_allocator() -> bool:
     """Make the C library keep up to 128 MiB of freed memory, for the messages of transfers.
 
     Use it in processes that move large tensors over TCP; it affects the whole process. A daemon
-    does it by itself. It changes nothing if glibc's own variables (MALLOC_MMAP_THRESHOLD_,
-    MALLOC_TRIM_THRESHOLD_) are set.
+    does it by itself. It changes nothing if glibc's own variables (`MALLOC_MMAP_THRESHOLD_`,
+    `MALLOC_TRIM_THRESHOLD_`) are set.
 
     Returns False if the C library is not glibc.
     """
