@@ -2,7 +2,7 @@
 
 pip install starlette uvicorn
 heliograph serve                                      # in a terminal of its own
-HELIOGRAPH_URL=grpc://127.0.0.1:7070 uvicorn web_service:app
+HELIOGRAPH_SERVER=grpc://127.0.0.1:7070 uvicorn web_service:app
 curl -d '{"x": [1, 2, 3]}' http://127.0.0.1:8000/softmax
 """
 
@@ -26,7 +26,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     """Connect and compile once, when the service starts."""
     graph = hg.Graph()
     graph.output("y", hg.softmax(graph.input("x", (SIZE,), "f32"), axis=-1))
-    async with hg.aio.connect(os.environ.get("HELIOGRAPH_URL", "local:")) as session:
+    async with hg.aio.connect(os.environ.get("HELIOGRAPH_SERVER", "local:")) as session:
         app.state.plan = await session.compile(graph)
         yield
 

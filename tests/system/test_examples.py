@@ -54,7 +54,7 @@ def test_a_pool_of_two_daemons_gives_the_bits_of_one_process(tmp_path: Path) -> 
 def service(daemon: DaemonUrls) -> Iterator[str]:
     """The address of the web service."""
     command = [sys.executable, "-m", "uvicorn", "web_service:app", "--port", "0", "--no-access-log"]
-    environment = os.environ | {"HELIOGRAPH_URL": daemon.tcp}
+    environment = os.environ | {"HELIOGRAPH_SERVER": daemon.tcp}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=EXAMPLES, env=environment, stderr=pipe, text=True) as process:
         try:
@@ -87,7 +87,7 @@ def test_the_web_service_answers_and_refuses_what_does_not_fit(service: str) -> 
 def test_the_notebook_runs(daemon: DaemonUrls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
     nbformat = pytest.importorskip("nbformat")
-    monkeypatch.setenv("HELIOGRAPH_URL", daemon.tcp)
+    monkeypatch.setenv("HELIOGRAPH_SERVER", daemon.tcp)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
     # A kernel of this very Python, wherever others are registered.

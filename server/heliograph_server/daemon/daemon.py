@@ -27,7 +27,6 @@ from grpc_reflection.v1alpha import reflection
 
 from heliograph_backends.registry import open_registry
 from heliograph_proto.addresses import Address, Shown, nothing_shown
-from heliograph_proto.errors import DrainingError
 from heliograph_proto.sessions import Limits
 from heliograph_proto.v1 import (
     admin_pb2,
@@ -63,7 +62,7 @@ from heliograph_server.rpc.plan_service import PlanService
 from heliograph_server.rpc.session_service import SessionService
 from heliograph_server.rpc.shared_memory_service import MemoryService
 from heliograph_server.runtime.draining import Draining
-from heliograph_server.runtime.host import Host
+from heliograph_server.runtime.host import Host, shut_down
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.telemetry.process_facts import server_facts
 from heliograph_server.telemetry.telemetry import Telemetry
@@ -257,8 +256,7 @@ class Daemon:
         if self._trimming is not None:
             self._trimming.cancel()
         if self.host is not None:
-            error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
-            await asyncio.to_thread(self.host.close_sessions, error)
+            await asyncio.to_thread(self.host.close_sessions, shut_down())
         self._memory.close()
         if self.access is not None:
             await self.access.close()
@@ -370,7 +368,8 @@ class Signals:
         self._on_hang_up()
 
     def _arrived(self, number: signal.Signals) -> None:
-        logger.info("%s: %s", number.name, "hurrying" if self.stop.is_set() else "draining")
+        what = "ending at once" if self.stop.is_set() else "draining; a second signal ends it at once"
+        logger.info("%s: %s", number.name, what)
         if self.stop.is_set():
             self._on_second()
             asyncio.get_running_loop().call_later(HURRY_SECONDS, _give_up)

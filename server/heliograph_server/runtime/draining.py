@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from heliograph_proto.errors import DrainingError, InvalidArgumentError
 from heliograph_proto.sessions import LONGEST_DRAIN_SECONDS, DrainState, DrainStatus
+from heliograph_server.runtime.host import GONE
 from heliograph_server.runtime.host_slot import HostSlot
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 #: The interval at which the deadline is checked for changes.
 LOOK_SECONDS = 0.5
 #: The error of sessions that end with a drain.
-DRAINED = DrainingError("the server was drained by its operator", advice="connect elsewhere, or later")
+DRAINED = DrainingError("the server was drained by its operator", advice=GONE)
 
 
 class Draining:

@@ -69,6 +69,15 @@ MAX_SESSIONS = 1000
 LINGER_SECONDS = 0.25
 
 
+#: The advice for sessions that end with their daemon.
+GONE = "connect again, here later or elsewhere, compile and run: all data of the session is gone"
+
+
+def shut_down() -> DrainingError:
+    """Return the error of the sessions that end with their daemon."""
+    return DrainingError("the server has shut down", advice=GONE)
+
+
 @dataclass(frozen=True, slots=True)
 class HostStatistics(SessionStatistics):
     """The resources that all sessions hold now. All zero without sessions."""
@@ -507,7 +516,7 @@ class Host:
     def close(self) -> None:
         """End all sessions, threads and devices. Idempotent."""
         self.drain()
-        self.close_sessions(DrainingError("the server is shutting down", advice="try later, or elsewhere"))
+        self.close_sessions(shut_down())
         self.hurry()
         self.exchange.close()
         if self.cache_writer is not None:
