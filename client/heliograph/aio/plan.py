@@ -85,8 +85,8 @@ class Plan(PlanBase):
         Args:
             inputs: Inputs by name, here or as keywords. Arrays (or lists) must have exactly the
                 plan's shapes and data types. Tensors stay where they are.
-            fetch: The outputs to fetch as arrays: True for all, False for none, or a collection of
-                names. The others stay on the server and are returned as tensors.
+            fetch: True returns all outputs as arrays, and False as tensors that stay on the server.
+                A collection of names returns those as arrays, and no others.
             out: Existing tensors by output name. The outputs are written to them, and they are
                 returned.
             timeout: Seconds to wait; None means no limit.

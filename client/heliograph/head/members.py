@@ -164,7 +164,8 @@ def submit_partition(
     bound = [one._used_in(shell) if isinstance(one, Tensor) else one for one in inputs]
     ports = spec.info.outputs
     names = [ports[place].name for place in fetched]
-    made = choose_outputs(shell.core, spec.info, names, fetch=True) if names else []
+    # A step of the core: several device threads share the session of a member.
+    made = shell.advance(lambda: choose_outputs(shell.core, spec.info, names, fetch=True)) if names else []
     kept = [RunOutput(place, ports[place], into=one._used_in(shell)) for place, one in into.items()]
     how = Sending(stream_handle(shell, stream), observed=True, keep=True)
     submission = Submission(spec, bound, made, kept, how, shell.release, exchange_run=number)
