@@ -125,7 +125,7 @@ def test_a_failure_is_exit_status_1_with_its_details(
         (["exo"], "did you mean"),
         (["--device", "cpo", "exp"], "cpo"),
         (["--device", "cpu7", "exp"], "no device is named 'cpu7'"),
-        (["--device", "cpu:0", "exp"], "named without a colon: cpu0"),
+        (["--device", "cpu:0", "exp"], "a device's name has no colon: cpu0"),
         (["--device", "local:#gpu0", "exp"], "unknown backend 'gpu'"),
     ],
 )

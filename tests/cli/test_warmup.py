@@ -32,6 +32,7 @@ def heliograph(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.timeout(600)
 def test_the_first_call_compiles_and_the_second_finds_everything_warm(tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     first = heliograph(folder, "warmup")

@@ -263,7 +263,7 @@ def test_a_part_that_fails_is_the_products_failure(pair: Pair) -> None:
         ({2: EVENLY}, InvalidArgumentError, "value 2"),
         ({1: RowSplit("cpu0", (("gpu7", 1.0),))}, UnknownDeviceError, "gpu7"),
         ({1: RowSplit("", (("cpu0", 1.0),))}, UnknownDeviceError, "''"),
-        ({1: RowSplit("cpu0", ())}, InvalidArgumentError, "no finite number"),
+        ({1: RowSplit("cpu0", ())}, InvalidArgumentError, "is 0 or not finite"),
         ({1: RowSplit("cpu0", (("cpu0", float("nan")),))}, InvalidArgumentError, "nan"),
         ({1: RowSplit("cpu0", (("cpu0", -1.0), ("fake0", 2.0)))}, InvalidArgumentError, "-1.0"),
         ({1: RowSplit("cpu0", (("cpu0", 1.0), ("cpu0", 2.0)))}, InvalidArgumentError, "two fractions"),
