@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -42,10 +43,10 @@ FIRST_NAME = "first"
 class Access:
     """Tokens, certificates and the interceptor of a configuration."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, refused: Counter[int]) -> None:
         """Read the files, and create a missing file of tokens. Raises ConfigurationError.
 
-        Called on the event loop of the server.
+        Called on the event loop of the server. `refused` counts refused calls by reason.
         """
         check_together(config)
         #: The token that was created here, to be printed once; empty if there is none.
@@ -58,7 +59,7 @@ class Access:
             logger.warning("%s is readable by all users; it holds names and hashes only", config.tokens)
         self.certificates = _certificates(config)
         asks = self.tokens is not None or bool(config.tls_client_ca)
-        self.gate = AuthInterceptor(self.tokens, config.quota) if asks else None
+        self.gate = AuthInterceptor(self.tokens, config.quota, refused) if asks else None
         self._quota = config.quota
         #: The quotas of tokens by hash, as the host has them.
         self._quotas: dict[str, Quota] = {}

@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 from grpc import aio
@@ -79,13 +80,13 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class AuthInterceptor(aio.ServerInterceptor):
-    """Identifies the caller of each call and checks its right. `tokens`: None if only certificates
-    identify callers."""
+    """Identifies the caller of each call and checks its right.
 
-    def __init__(self, tokens: TokenFile | None, quota: Quota) -> None:
-        self._tokens, self.quota = tokens, quota
-        #: The number of refused calls.
-        self.refused = 0
+    `tokens` is None if only certificates identify callers. `refused` counts calls by reason.
+    """
+
+    def __init__(self, tokens: TokenFile | None, quota: Quota, refused: Counter[int]) -> None:
+        self._tokens, self.quota, self._refused = tokens, quota, refused
         self._logged_at = float("-inf")
 
     async def intercept_service(
@@ -102,8 +103,7 @@ class AuthInterceptor(aio.ServerInterceptor):
             token = token_of(handler_call_details.invocation_metadata)
             self.admit(self._tokens.identify(token, self.quota), method)
         except HeliographError as error:
-            self.count(error)
-            return refusing(error)
+            return self._refusing(error, method)
         return await continuation(handler_call_details)
 
     def admit(self, principal: Principal, method: str) -> None:
@@ -124,13 +124,25 @@ class AuthInterceptor(aio.ServerInterceptor):
         one."""
         self.admit(principal_of(context.auth_context(), self.quota), method)
 
-    def count(self, error: HeliographError) -> None:
-        """Count and log a refused call."""
-        self.refused += 1
+    async def refuse(
+        self, error: HeliographError, method: str, context: aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Count and log a refused call, and end it."""
+        self._refused[error.reason] += 1
         now = time.monotonic()
         if now - self._logged_at > REFUSALS_SECONDS:
             self._logged_at = now
-            logger.warning("%d calls were refused so far; the last one: %s", self.refused, error.message)
+            name = method.rpartition("/")[2]
+            logger.warning("a call of %s by %s was refused: %s", name, context.peer(), error.message)
+        await context.abort(_CODES[code_for(error)], error.message, error_to_metadata(error))
+
+    def _refusing(self, error: HeliographError, method: str) -> Handler:
+        """A handler that refuses a call of any kind at once, before its messages are read."""
+
+        async def refuse(_requests: object, context: aio.ServicerContext[Any, Any]) -> None:
+            await self.refuse(error, method, context)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def token_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
@@ -161,19 +173,6 @@ def principal_of(found: Mapping[str, Iterable[bytes]], quota: Quota) -> Principa
     return Principal(names[0], CERTIFICATE_RIGHTS, quota, names[0])
 
 
-def refusing(error: HeliographError) -> Handler:
-    """A handler that refuses a call of any kind at once, before its messages are read."""
-
-    async def refuse(_requests: object, context: aio.ServicerContext[Any, Any]) -> None:
-        await _abort(error, context)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-async def _abort(error: HeliographError, context: aio.ServicerContext[Any, Any]) -> NoReturn:
-    await context.abort(_CODES[code_for(error)], error.message, error_to_metadata(error))
-
-
 def by_certificate(handler: Handler, method: str, gate: AuthInterceptor) -> Handler:
     """A handler of the same kind that first checks the certificate of the connection."""
 
@@ -181,8 +180,7 @@ def by_certificate(handler: Handler, method: str, gate: AuthInterceptor) -> Hand
         try:
             gate.admit_certificate(context, method)
         except HeliographError as error:
-            gate.count(error)
-            await _abort(error, context)
+            await gate.refuse(error, method, context)
 
     return _checking(handler, check)
 

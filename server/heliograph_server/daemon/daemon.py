@@ -174,7 +174,7 @@ class Daemon:
     async def start(self) -> None:
         """Bind, serve, and start the devices. Raises ConfigurationError; `stop` cleans up."""
         self._shown = pool_credentials(self._config)
-        self.access = Access(self._config)
+        self.access = Access(self._config, self._slot.refused)
         self.telemetry.facts.certificate_expiry = self.access.certificate_expiry
         self.watch.start()
         self._server = aio.server(

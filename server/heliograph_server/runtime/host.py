@@ -461,11 +461,13 @@ class Host:
         """
         end = time.monotonic() + timeout
         with self._changed:
-            while self._changed.wait_for(self._is_quiet, max(0.0, end - time.monotonic())):
+            # A client that sends short runs is quiet between them, so both waits look at the time.
+            while (left := end - time.monotonic()) > 0 and self._changed.wait_for(self._is_quiet, left):
                 if self._closed or not self._sessions:
                     return True
                 is_new = partial(self._has_new_commands, self._commands())
-                if not self._changed.wait_for(is_new, LINGER_SECONDS):
+                left = end - time.monotonic()
+                if not self._changed.wait_for(is_new, min(left, LINGER_SECONDS)) and left > LINGER_SECONDS:
                     return True
         return False
 

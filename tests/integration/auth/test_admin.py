@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -260,6 +261,23 @@ def test_a_drain_that_goes_on_takes_a_new_deadline(url: str, admin: Admin) -> No
         assert admin.wait_drained(SECONDS) is DrainState.DRAINED
         with pytest.raises(hg.HeliographError):
             future.result(timeout=SECONDS)
+    admin.undo_drain()
+
+
+def test_a_client_of_short_runs_does_not_hold_a_drain_up(url: str, admin: Admin) -> None:
+    """It is quiet between two runs, and never for long."""
+    with hg.connect(url) as session:
+        graph = hg.Graph()
+        graph.output("y", graph.input("x", (2,), "f32") + 1.0)
+        plan = session.compile(graph)
+        x = np.zeros(2, np.float32)
+        admin.drain(0.5, stay=True)
+        ended = time.monotonic() + SECONDS
+        with pytest.raises(hg.DrainingError, match="drained by its operator") as caught:
+            while time.monotonic() < ended:
+                plan.run(x=x)
+        assert "connect again" in caught.value.advice
+        assert admin.wait_drained(SECONDS) is DrainState.DRAINED
     admin.undo_drain()
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -179,7 +180,7 @@ def test_every_token_is_another() -> None:
 @pytest.mark.parametrize("shown", [False, True])
 def test_a_first_token_that_nobody_was_shown_is_taken_away_again(tmp_path: Path, shown: bool) -> None:
     file = tmp_path / "tokens"
-    access = Access(ServerConfig(tokens=str(file)))
+    access = Access(ServerConfig(tokens=str(file)), Counter())
     assert file.exists()
     if shown:
         assert access.first_token in access.shown(parse_address("grpc://127.0.0.1:7070"))

@@ -15,10 +15,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from access_daemons import Tokens, daemon_with_tokens
 from daemon_threads import ThreadDaemon, thread_daemon
 from prometheus_client.parser import text_string_to_metric_families
 
 import heliograph as hg
+from heliograph.admin import connect as connect_admin
 from heliograph_proto.devices import Memory
 from heliograph_proto.errors import ConfigurationError, MemberLostError
 from heliograph_server.daemon.reload import ReloadedFile
@@ -125,6 +127,22 @@ def test_calls_that_are_refused_are_counted_by_reason(daemon: ThreadDaemon) -> N
             session._shell.drive(_ask_memory("nowhere"))
     found = values(scrape(url_of(daemon)))
     assert found['heliograph_call_errors_total{reason="unknown_device"}'] == 1
+
+
+def test_calls_without_a_right_are_counted_and_logged_with_their_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    with daemon_with_tokens(tokens, metrics_listen="127.0.0.1:0") as daemon:
+        with pytest.raises(hg.UnauthenticatedError):
+            hg.connect(daemon.url)
+        admin = connect_admin(daemon.url, token=tokens.of["alice"])
+        with admin, pytest.raises(hg.PermissionDeniedError):
+            admin.sessions()
+        found = values(scrape(url_of(daemon)))
+    assert found['heliograph_call_errors_total{reason="unauthenticated"}'] == 1
+    assert found['heliograph_call_errors_total{reason="permission_denied"}'] == 1
+    assert "a call of Open by ipv4:127.0.0.1" in caplog.text
 
 
 def _ask_memory(device: str):  # type: ignore[no-untyped-def]
