@@ -69,7 +69,8 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The present folder: a graph, an input, certificates, and folders for models and weights."""
+    """The present folder: a graph, an input, certificates, the example of a backend, and folders
+    for models and weights."""
     g = hg.Graph()
     x = g.input("x", (2, 8), "f32")
     for number in range(2):
@@ -81,6 +82,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     authority = Authority(tmp_path)
     pair = authority.server("localhost", "127.0.0.1", "127.0.0.2", "127.0.0.3", file="cert")
     Path(pair.key).rename(tmp_path / "key.pem")
+    (tmp_path / "backend.py").write_text((ROOT / "examples/backend.py").read_text())
+    # A plugin that others can write to is refused.
+    (tmp_path / "backend.py").chmod(0o600)
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes())
     monkeypatch.chdir(tmp_path)

@@ -13,9 +13,13 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from daemon_urls import DaemonUrls
+from forked_daemons import running_daemon
 from paths import ROOT
+
+import heliograph as hg
 
 EXAMPLES = ROOT / "examples"
 SECONDS = 60.0
@@ -48,6 +52,30 @@ def test_a_script_runs_in_its_own_process_and_on_a_daemon(
 
 def test_a_pool_of_two_daemons_gives_the_bits_of_one_process(tmp_path: Path) -> None:
     assert "the same bits as in one process" in run("pool", folder=tmp_path)
+
+
+def test_the_backend_passes_the_conformance_suite_and_runs_its_part_of_a_graph(tmp_path: Path) -> None:
+    plugin = tmp_path / "backend.py"
+    plugin.write_text((EXAMPLES / "backend.py").read_text())
+    # A plugin that others can write to is refused.
+    plugin.chmod(0o600)
+    chosen = ["--backend", str(plugin), "--device", "numpy:memory=256MiB"]
+    command = [sys.executable, "-m", "heliograph.cli", "conformance", *chosen, "--quick", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    results = json.loads(done.stdout)["results"]
+    not_run = [one["id"] for one in results if one["outcome"] != "passed" and one["group"] in ("plan", "run")]
+    assert len(not_run) == 1 and "arena" in not_run[0]
+    graph = hg.Graph()
+    x = graph.input("x", (2, 3), "f32")
+    graph.output("y", hg.gelu(hg.exp(x)))
+    ones = np.ones((2, 3), np.float32)
+    both = [*chosen, "--device", "cpu:threads=1,memory=256MiB"]
+    with running_daemon(*both) as url, hg.connect(url) as session:
+        plan = session.compile(graph)
+        assert "on numpy0, cpu0" in repr(plan)
+        on_cpu = session.compile(graph, "cpu0").run(x=ones)["y"]
+        np.testing.assert_allclose(plan.run(x=ones)["y"], on_cpu, rtol=1e-6)
 
 
 @pytest.fixture
