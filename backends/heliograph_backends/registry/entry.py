@@ -49,6 +49,11 @@ class BackendEntry:
         return made
 
     @property
+    def is_unloaded_plugin(self) -> bool:
+        """True for a plugin whose code failed, or whose class is not usable."""
+        return bool(self.why) and self._kind is None and not self.source.is_named
+
+    @property
     def info(self) -> BackendInfo:
         """A description of the backend."""
         version = CONTRACT_VERSION if self._kind is not None or self.devices else 0
@@ -69,7 +74,7 @@ class BackendEntry:
             why = why_unfit(found, self.name if self.source.is_named else "")
         except (Exception, SystemExit) as error:
             drop_modules(self._modules)
-            self._fail("it cannot be loaded", error)
+            self._fail("", error)
             return False
         if why:
             self.refuse(why)
@@ -136,8 +141,8 @@ class BackendEntry:
         self._kind, self.why = None, why
 
     def _fail(self, doing: str, error: BaseException) -> None:
-        logger.debug("backend %s: %s", self.name, doing, exc_info=error)
-        self.why = one_line(f"{doing}: {in_words(error)}")
+        logger.debug("backend %s failed", self.name, exc_info=error)
+        self.why = one_line(f"{doing}: {in_words(error)}" if doing else in_words(error))
 
 
 def why_unusable(devices: Sequence[object], taken: Collection[str]) -> str:

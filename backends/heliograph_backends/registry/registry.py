@@ -167,7 +167,12 @@ class Registry:
     def _known(self, name: str) -> BackendEntry:
         entry = self._entry(name)
         if entry is None:
-            raise unknown_backend(name, [one.name for one in self._entries])
+            unloaded = [one for one in self._entries if one.is_unloaded_plugin]
+            known = [one.name for one in self._entries if one not in unloaded]
+            error = unknown_backend(name, known)
+            # Such a plugin has only the name of its file, so any of them may be the backend.
+            why = [f"; plugin {one.origin} was not loaded: {one.why}" for one in unloaded]
+            raise ConfigurationError(error.message + "".join(why), advice=error.advice)
         return entry
 
     def _entry(self, name: str) -> BackendEntry | None:

@@ -173,6 +173,19 @@ def test_asking_for_a_device_of_a_plugin_of_no_use_is_an_error_that_says_why(
     assert why in caught.value.message and name in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["raises", "empty", "older", "nameless"])
+def test_an_unknown_backend_may_be_a_plugin_that_was_not_loaded(name: str, tmp_path: Path) -> None:
+    text, why = BAD[name]
+    path = write_plugin(tmp_path, name, text)
+    good = write_plugin(tmp_path, "simulator")
+    with pytest.raises(ConfigurationError) as caught:
+        open_registry(["board"], [str(path), str(good)])
+    expected = f"unknown backend 'board'; plugin {path} was not loaded: "
+    assert caught.value.message.startswith(expected) and why in caught.value.message
+    assert "simulator" not in caught.value.message and "simulator" in caught.value.advice
+    assert name not in caught.value.advice
+
+
 @pytest.mark.parametrize("name", BAD_DEVICES)
 def test_devices_of_no_use_are_refused_and_closed(name: str, tmp_path: Path) -> None:
     text, why = BAD_DEVICES[name]
