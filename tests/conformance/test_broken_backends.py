@@ -45,6 +45,7 @@ DEFECTS: list[tuple[type[Intact], str, str]] = [
     (P(broken.TakesAnyType), "plan(Tensors of other types", "raised nothing; InvalidInputError is due"),
     (P(broken.BendsAtAHalf), "exp(f32[9000] edges 4)", "largest error 1.6"),
     (P(broken.KeepsAborts), "run(An abort at any time", "CancelledError: the run was cancelled"),
+    (P(broken.RunsAtOnce), "run(One plan on two streams", "of one plan on two streams: the outputs have"),
     (P(broken.KeepsTensors), "run(Each run may use other tensors", "other bits"),
     (P(broken.FreesBeforeItUpdates), "run(An update that fails", "UnknownHandleError: the plan was freed"),
     (P(broken.WipesWeights), "run(A plan keeps working when another", "the run changed weight1"),

@@ -60,7 +60,7 @@ BAD = {
     "nameless": (GOOD.replace('name = "NAME"', ""), "name is None"),
     "spaced": (GOOD.replace('name = "NAME"', 'name = "a name"'), "name is 'a name'"),
     "keyed": (GOOD.replace("parameters = (", "parameters = (3,"), "not a sequence of Parameter"),
-    "odd": (GOOD.replace("    parameters = (", "    parameters = 3\n    others = ("), "object is not iterable"),
+    "odd": (GOOD.replace("    parameters = (", "    parameters = 3\n    others = ("), "is not iterable"),
     "talkative": ("raise RuntimeError('much\\nto\\nsay ' * 10_000)", "RuntimeError: much to say much"),
     "constructor": (GOOD.replace("self.made = []", "raise OSError('no card')"), "failed: OSError: no card"),
     "abstract": (GOOD.replace("def devices", "def other"), "abstract method"),

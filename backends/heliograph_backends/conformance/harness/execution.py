@@ -109,13 +109,15 @@ class LoadedRecipe:
         return error
 
     @contextmanager
-    def replaced(self, plan: Plan) -> Iterator[None]:
-        """Use another plan of the same graph inside the block, then free it."""
+    def replaced(self, plan: Plan, *, free: bool = True) -> Iterator[None]:
+        """Use another plan of the same graph inside the block, then free it unless `free` is
+        False."""
         before, self.plan = self.plan, plan
         try:
             yield
         finally:
-            plan.free()
+            if free:
+                plan.free()
             self.plan = before
 
     def free(self) -> None:
