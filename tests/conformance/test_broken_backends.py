@@ -37,7 +37,7 @@ DEFECTS: list[tuple[type[Intact], str, str]] = [
     (P(broken.DependsOnFusion), "graph(a product with a weight", "fusion=False differ"),
     (P(broken.LosesAssignments), "assign(f32[7, 33] variable, f32[7, 33])", "variable0: 229 of 231 elements"),
     (P(broken.TakesAnyIndex), "get_rows(f32[9, 5], i32[4] outside 9)", "OutOfRangeError is due"),
-    (P(broken.HidesTheOrigin), "get_rows(f32[9, 5], i32[4] outside -1)", "the error's origin is"),
+    (P(broken.HidesTheOrigin), "get_rows(f32[9, 5], i32[4] outside -1)", "origin is missing; node 0"),
     (P(broken.FailsInCompute), "neg(f32[7, 33])", "ZeroDivisionError: a defect of the kernel"),
     (P(broken.NeverAborts), "plan(An abort ends a run", "raised nothing; CancelledError is due"),
     (P(broken.RunsAfterFree), "plan(It can be freed twice", "raised nothing; UnknownHandleError is due"),

@@ -145,8 +145,9 @@ class OutsideCase(OpCase):
                 it.run()
             except OutOfRangeError as error:
                 if (error.origin.op, error.origin.node) != (self.op, 0):
+                    found = str(error.origin) or "missing"
                     raise MismatchError(
-                        f"the error's origin is {error.origin!s}, not node 0, {self.op}"
+                        f"the error's origin is {found}; node 0, {self.op}, is due"
                     ) from error
                 return 0.0
             raise MismatchError("the run succeeded with an index out of range; OutOfRangeError is due")
