@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import SUPPORT
+from paths import ROOT, SUPPORT
 from rich.console import Console
 
 from heliograph.cli import main
@@ -52,6 +53,23 @@ def test_a_failure_of_a_plugins_device_is_exit_status_1_with_its_details(
     )
     printed = capsys.readouterr().out
     assert "tanh(f32[7, 33]): failed: output 0: NMSE" in printed
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_cases_that_a_plugin_cannot_run_are_summed_up_or_listed(
+    verbose: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plugin = tmp_path / "backend.py"
+    code = (ROOT / "examples/backend.py").read_text()
+    plugin.write_text(code.replace('    "scale":', '    "scale elsewhere":'))
+    plugin.chmod(0o600)
+    command = ["conformance", "--backend", str(plugin), "--device", "numpy", "--op", "plan"]
+    assert main([*command, *(["-v"] if verbose else [])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d+ of \d+ plan cases were not run: they need scale", lines[-2])
+    listed = [line for line in lines if line.startswith("plan(") and ": not supported: numpy has" in line]
+    assert bool(listed) is verbose
+    assert any(line.startswith("not supported (") for line in lines) is not verbose
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,22 @@ def test_what_is_not_supported_has_the_device_s_reason_and_does_not_fail() -> No
     assert report.results[0].detail == "there is no kernel of exp"
 
 
+def test_parts_of_the_contract_that_were_not_run_are_named_with_the_ops_that_they_need() -> None:
+    device = broken.LacksTwoOps()
+    try:
+        report = run(device, op="plan")
+        own = run(device, op="scale", quick=True)
+        free = run(device, op="event")
+    finally:
+        device.close()
+    lacking = [one for one in report.unsupported if one.missing_ops]
+    (gap,) = report.gaps
+    expected = f"{len(lacking)} of {len(report.results)} plan cases were not run: they need scale, get_rows"
+    assert gap == expected and len(lacking) > 5
+    assert own.unsupported and not own.gaps and not free.gaps
+    assert report.as_json()["results"][0]["missing_ops"] == ["scale"]
+
+
 def test_a_device_that_never_ends_anything_is_given_up_after_some_cases() -> None:
     device = with_stream(parts.LosesDone)()
     try:

@@ -386,6 +386,13 @@ class HangsInCompile(Intact):
         super().close()
 
 
+class LacksTwoOps(Intact):
+    def supports_op(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> str:
+        return f"there is no kernel of {op}" if op in ("scale", "get_rows") else ""
+
+
 class SupportsNothing(Intact):
     def supports_op(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heliograph_backends.conformance.harness.outcome import CaseOutcome, Result
+from heliograph_proto.ops.table import OPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,29 @@ class Report:
         return tuple(one for one in self.results if one.outcome is CaseOutcome.FAILED)
 
     @property
+    def unsupported(self) -> tuple[Result, ...]:
+        """The cases that the device cannot run."""
+        return tuple(one for one in self.results if one.outcome is CaseOutcome.NOT_SUPPORTED)
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """A sentence for each part of the contract with cases that need ops which the device lacks.
+
+        They do not concern an op's own cases, but leave promises about plans and runs unchecked.
+        """
+        sentences = []
+        for group, counts in self.by_group.items():
+            lacking = [one for one in self.unsupported if one.group == group and one.missing_ops]
+            if group in OPS or not lacking:
+                continue
+            # The op that most cases need comes first.
+            ops = Counter(op for one in lacking for op in one.missing_ops)
+            needs = ", ".join(op for op, _ in ops.most_common())
+            total = sum(counts.values())
+            sentences.append(f"{len(lacking)} of {total} {group} cases were not run: they need {needs}")
+        return tuple(sentences)
+
+    @property
     def ok(self) -> bool:
         """True if no case failed."""
         return not self.failures
@@ -64,6 +88,7 @@ class Report:
                     "detail": one.detail,
                     "error": one.error,
                     "seconds": one.seconds,
+                    "missing_ops": list(one.missing_ops),
                 }
                 for one in self.results
             ],

@@ -115,10 +115,11 @@ class Suite:
             )
         began = time.monotonic()
         outcome, detail, error = CaseOutcome.PASSED, "", 0.0
+        missing: tuple[str, ...] = ()
         try:
             error = self._within_bound(case)
         except NotSupportedError as why:
-            outcome, detail = CaseOutcome.NOT_SUPPORTED, str(why)
+            outcome, detail, missing = CaseOutcome.NOT_SUPPORTED, str(why), why.missing_ops
         except LostError as why:
             outcome, detail = CaseOutcome.FAILED, str(why)
             self._begin_anew()
@@ -126,7 +127,8 @@ class Suite:
             outcome, detail = CaseOutcome.FAILED, str(why)
         except Exception as why:
             outcome, detail = CaseOutcome.FAILED, f"{type(why).__name__}: {why}"
-        return Result(case.id, case.group, outcome, detail, error, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return Result(case.id, case.group, outcome, detail, error, seconds, missing)
 
     def _within_bound(self, case: Case) -> float:
         """Run a case on a thread of its own, so that a call that never returns does not block the

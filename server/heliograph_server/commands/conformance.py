@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        print_report(report)
+        print_report(report, everything=arguments.verbose > 0)
     return 0 if report.ok else 1
 
 
@@ -118,8 +118,11 @@ def _started(text: str, backends: Sequence[str]) -> tuple[Registry, str]:
     return open_registry((backend,), backends), text
 
 
-def print_report(report: Report) -> None:
-    """Print a table of the ops, the reasons of unsupported cases, the failures, and a summary."""
+def print_report(report: Report, *, everything: bool = False) -> None:
+    """Print a table of the ops, the reasons of unsupported cases, the failures, and a summary.
+
+    With `everything`, print each unsupported case.
+    """
     from heliograph_backends.conformance import CaseOutcome
 
     largest: dict[str, float] = {}
@@ -130,11 +133,14 @@ def print_report(report: Report) -> None:
         for group, counts in report.by_group.items()
     ]
     print_table(["op", *(outcome.value for outcome in CaseOutcome), "largest NMSE"], rows)
-    reasons = Counter(one.detail for one in report.results if one.outcome is CaseOutcome.NOT_SUPPORTED)
-    for reason, count in reasons.most_common():
-        print(f"not supported ({count}): {reason}")
-    for one in report.failures:
-        print(one)
+    if everything:
+        print(*report.unsupported, sep="\n")
+    else:
+        reasons = Counter(one.detail for one in report.unsupported)
+        for reason, count in reasons.most_common():
+            print(f"not supported ({count}): {reason}")
+    for line in (*map(str, report.failures), *report.gaps):
+        print(line)
     print(f"{report} (seed {report.seed})")
 
 

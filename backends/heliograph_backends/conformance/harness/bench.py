@@ -77,12 +77,17 @@ class Bench:
             raise
 
     def require_support(self, graph: Graph) -> None:
-        """Raise NotSupportedError with the device's reason for the first node that it cannot
-        run."""
+        """Raise NotSupportedError if there are nodes that the device cannot run.
+
+        It has their ops, and the device's reason for the first one.
+        """
+        reasons: dict[str, str] = {}
         for node in graph.nodes:
             operands = [graph.type_of(value) for value in node.operands]
             if why := self.device.supports_op(node.op, node.attributes, operands, node.type):
-                raise NotSupportedError(why)
+                reasons.setdefault(node.op, why)
+        if reasons:
+            raise NotSupportedError(next(iter(reasons.values())), tuple(reasons))
 
     def close(self) -> None:
         """Close the stream unless its work was lost: closing would wait for it."""

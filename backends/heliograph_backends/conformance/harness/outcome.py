@@ -29,6 +29,8 @@ class Result:
     #: The largest normalised mean squared error of its outputs; 0 if they are exact.
     error: float = 0.0
     seconds: float = 0.0
+    #: The ops that a case which is not supported needs, and the device lacks.
+    missing_ops: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.id}: {self.outcome.value}{': ' + self.detail if self.detail else ''}"
@@ -36,6 +38,11 @@ class Result:
 
 class NotSupportedError(Exception):
     """The device cannot run this case; the message says why."""
+
+    def __init__(self, why: str, missing_ops: tuple[str, ...] = ()) -> None:
+        super().__init__(why)
+        #: The unsupported ops of the case's graph.
+        self.missing_ops = missing_ops
 
 
 class MismatchError(Exception):
