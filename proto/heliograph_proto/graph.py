@@ -34,6 +34,7 @@ class Leaf:
     """A tensor that a graph takes as an input, a weight or a variable."""
 
     kind: LeafKind
+    #: Unique among the leaves of its kind.
     name: str
     type: TensorType
     #: The BLAKE3 digest of a weight's bytes; empty for other kinds.
@@ -44,10 +45,15 @@ class Leaf:
 class Node:
     """An op applied to earlier values."""
 
+    #: A name in the op table, such as "matmul".
     op: str
+    #: The numbers of its operands' values.
     operands: tuple[int, ...]
+    #: The type of its result.
     type: TensorType
+    #: By name; all of the op's attributes, once the graph is validated.
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    #: For people; may be empty, and several nodes may have the same.
     name: str = ""
 
 
@@ -61,8 +67,12 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Leaves, nodes in topological order, outputs."""
+    """Leaves, nodes in topological order, outputs.
 
+    Value number v is `leaves[v]`, or from `len(leaves)` on the result of `nodes[v - len(leaves)]`.
+    """
+
+    #: Inputs, weights and variables, in any order.
     leaves: tuple[Leaf, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
@@ -82,14 +92,17 @@ class Graph:
 
     @property
     def inputs(self) -> tuple[Leaf, ...]:
+        """The leaves that each run gets tensors for, in the order of those tensors."""
         return self.of_kind(LeafKind.INPUT)
 
     @property
     def weights(self) -> tuple[Leaf, ...]:
+        """The leaves that are bound when a plan is compiled, and never change."""
         return self.of_kind(LeafKind.WEIGHT)
 
     @property
     def variables(self) -> tuple[Leaf, ...]:
+        """The leaves that are bound when a plan is compiled, and that `assign` nodes write."""
         return self.of_kind(LeafKind.VARIABLE)
 
     def origin(self, number: int) -> Origin:

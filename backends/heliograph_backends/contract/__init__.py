@@ -8,7 +8,14 @@
 
 Methods with a body are optional to override; the body is their default. Streams make work
 asynchronous: `Stream.submit` queues host code that issues device work, and reports when that work
-has been *computed*. `heliograph_backends.conformance` tests an implementation.
+has been *computed*. `heliograph_backends.conformance` tests an implementation, and
+`examples/backend.py` is a small one.
+
+Types of arguments are elsewhere: `Graph`, `Node` and `Leaf` in `heliograph_proto.graph`,
+`TensorType` and `DType` in `heliograph_proto.types`, `DeviceType`, `Capabilities`, `Memory` and
+`OpPath` in `heliograph_proto.devices`, errors in `heliograph_proto.errors`. `Site`, `SitePlan`,
+`SiteRun`, `SiteWork`, `Intake`, `Admittance`, `Relay` and `UploadNews` serve devices of other
+daemons in a pool; a backend for local hardware does not use them.
 """
 
 from heliograph_backends.contract.device import CONTRACT_VERSION, Backend, Device, Parameter, ParameterKind

@@ -57,6 +57,7 @@ class Backend(ABC):
 
     #: Its name in specifications, such as "cpu".
     name: ClassVar[str]
+    #: CONTRACT_VERSION of the contract that it was written for; a registry refuses other versions.
     contract_version: ClassVar[int]
     #: The parameters that a specification may give.
     parameters: ClassVar[Sequence[Parameter]] = ()
@@ -79,14 +80,23 @@ class Backend(ABC):
 
 
 class Device(ABC):
-    """A processor with memory."""
+    """A processor with memory. The first five attributes are required.
 
-    #: Unique in a registry, such as "cpu0".
+    Methods may be called from any thread.
+    """
+
+    #: Unique in a registry, such as "cpu0": the backend's name and a number.
     name: str
+    #: The hardware in a few words, for people, such as "AMD EPYC, 8 threads".
     description: str
+    #: The kind of hardware, which decides the best device: the first GPU, else the first integrated
+    #: GPU, else the first CPU. An accelerator takes over nodes from devices whose memory it reads
+    #: in place.
     type: DeviceType
     #: The implementation: devices of the same backend understand each other's memory layouts.
     backend: str
+    #: The optional parts that it has; they are reported to clients. `buffer_from_host` and
+    #: `host_buffer` tell whether the methods of that name give buffers.
     capabilities: Capabilities
     #: The bus address of the hardware, such as "0000:c1:00.0" on PCI; empty if it has none.
     id: str = ""

@@ -20,20 +20,26 @@ if TYPE_CHECKING:
 
 
 class BufferType(ABC):
-    """A kind of memory of a device."""
+    """A kind of memory of a device. `name` and `device` are required."""
 
+    #: Unique on its device. Users name a buffer type by it; the default one often has the device's
+    #: name.
     name: str
+    #: The device that owns the memory.
     device: Device
     #: The alignment of every tensor; a power of two.
     alignment: int = 64
     #: The maximum size of one buffer.
     max_size: int = 2**63 - 1
     #: True if its bytes are plain host memory, row-major, accessible to all code of this process.
+    #: `Buffer.array` then returns a NumPy array over them, and other devices may read them in
+    #: place.
     is_host: bool = False
     #: True if other processes of this host can map it (`Buffer.descriptor`). Nothing computes on
     #: such memory, since its bytes may change at any time.
     is_mappable: bool = False
-    #: True if new memory is all zero and need not be filled.
+    #: True if new memory is all zero. Otherwise the daemon clears it where a tenant could read what
+    #: another one left there.
     makes_zeros: bool = False
 
     @abstractmethod
@@ -46,7 +52,8 @@ class BufferType(ABC):
 
     @property
     def pads(self) -> bool:
-        """True if tensors may take more than their bytes. Default: if `alloc_size` is overridden."""
+        """True if tensors may take more than their bytes. Default: if `alloc_size` is
+        overridden."""
         return type(self).alloc_size is not BufferType.alloc_size
 
     def place(self, tensors: Sequence[TensorType]) -> Placement:
@@ -83,10 +90,16 @@ class BufferType(ABC):
 
 
 class Buffer(ABC):
-    """A block of memory on a device. `Tensor` checks offsets; a buffer does not."""
+    """A block of memory on a device. `Tensor` checks offsets; a buffer does not.
 
+    Calls inside a stream's work are ordered by the stream.
+    """
+
+    #: The buffer type that allocated it.
     buffer_type: BufferType
+    #: The requested size, without padding.
     size_bytes: int
+    #: Its use: weights, results of a plan, or anything. A hint, which never changes results.
     usage: Usage
 
     @abstractmethod
@@ -105,7 +118,11 @@ class Buffer(ABC):
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
         """Return a view as an array of the device's library (numpy.ndarray, cupy.ndarray).
 
-        Raises UnsupportedError if there is none, as for memory of another host.
+        The array has `type.storage_shape` and elements of `type.dtype.storage`: bf16 is its bits,
+        and a row of a block type such as q4_0 is bytes along the last axis. `strides` has the bytes
+        between elements along each axis of `type.shape`, also for contiguous tensors; 0 repeats an
+        element. For a block type, the last one does not apply: its bytes are contiguous. Raises
+        UnsupportedError if there is none, as for memory of another host.
         """
 
     @abstractmethod
@@ -211,7 +228,8 @@ class MultiBuffer(Buffer):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A tensor placed in a buffer: type, offset, byte strides. A view is another on the same bytes."""
+    """A tensor placed in a buffer: type, offset, byte strides. A view is another on the same
+    bytes."""
 
     type: TensorType
     buffer: Buffer

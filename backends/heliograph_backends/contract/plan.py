@@ -63,13 +63,19 @@ class Arena(ABC):
 
 
 class Plan(ABC):
-    """A graph compiled for a device, ready to run many times. Runs of one plan are serial."""
+    """A graph compiled for a device, ready to run many times. Runs of one plan are serial.
 
+    The plan itself ensures that, for example by a lock: streams may start one plan at once, and its
+    intermediate results have one place. The first four attributes are required.
+    """
+
+    #: The device that compiled it.
     device: Device
+    #: The graph as it was given to `Device.compile`.
     graph: Graph
-    #: The bytes of its intermediate results.
+    #: The bytes of its intermediate results: the sum that `Device.estimate` gives.
     compute_bytes: int
-    #: The number of steps of its nodes.
+    #: The number of steps (kernel calls) of a run, for reports: fusion makes them fewer than nodes.
     steps: int
     #: The part of `compute_bytes` in an arena.
     arena_bytes: int = 0
@@ -79,7 +85,8 @@ class Plan(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """The device memory that it holds now, outside an arena. Default: that of its compilation."""
+        """The device memory that it holds now, outside an arena. Default: that of its
+        compilation."""
         return self.compute_bytes - self.arena_bytes
 
     @property
@@ -93,10 +100,13 @@ class Plan(ABC):
         needed.
 
         Outputs overlap neither inputs nor variables nor each other. An output that is a variable
-        itself has its value after the run. Raises CancelledError after an abort, OutOfRangeError
-        for an index out of range, and ComputeFailedError, with the node as origin;
-        InvalidInputError for tensors of other types than the graph's; UnknownHandleError once the
-        plan was freed.
+        itself has its value after the run. A node that reads a variable before an assignment, also
+        through a view, has the old value (docs/decisions/0004).
+
+        Raises CancelledError after an abort, which it polls between nodes; OutOfRangeError for an
+        index out of range, and ComputeFailedError, each with the node as origin:
+        `error.at(graph.origin(number))`; InvalidInputError for tensors of other types than the
+        graph's; UnknownHandleError once the plan was freed.
         """
 
     def short_run(
@@ -116,7 +126,8 @@ class Plan(ABC):
         """Free its memory. Idempotent; never called during `compute`."""
 
     def concurrency(self) -> Sequence[int]:
-        """Return the number, from 1, of each node's set of concurrent steps. Default: all 0, alone."""
+        """Return the number, from 1, of each node's set of concurrent steps. Default: all 0,
+        alone."""
         return (0,) * len(self.graph.nodes)
 
     def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:

@@ -23,7 +23,7 @@ Done: TypeAlias = Callable[[BaseException | None], None]
 
 
 def report_done(done: Done, failure: BaseException | None) -> None:
-    """Call `done` and log its errors: they must not end a stream's thread before the queued work."""
+    """Call `done` and log its errors, which must not end a stream's thread."""
     try:
         done(failure)
     except Exception:
@@ -36,6 +36,7 @@ class Abort:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hooks: list[Callable[[], None]] = []
+        #: True once the run should end. It never becomes False again.
         self.is_set = False
 
     def set(self) -> None:
@@ -75,6 +76,7 @@ class Abort:
 class Stream(ABC):
     """An ordered queue of work on a device."""
 
+    #: The device whose work it queues.
     device: Device
 
     @abstractmethod
