@@ -95,8 +95,7 @@ class Device(ABC):
     type: DeviceType
     #: The implementation: devices of the same backend understand each other's memory layouts.
     backend: str
-    #: The optional parts that it has; they are reported to clients. `buffer_from_host` and
-    #: `host_buffer` tell whether the methods of that name give buffers.
+    #: The optional parts that it has, such as `buffer_from_host`; they are reported to clients.
     capabilities: Capabilities
     #: The bus address of the hardware, such as "0000:c1:00.0" on PCI; empty if it has none.
     id: str = ""

@@ -121,8 +121,9 @@ class Buffer(ABC):
         The array has `type.storage_shape` and elements of `type.dtype.storage`: bf16 is its bits,
         and a row of a block type such as q4_0 is bytes along the last axis. `strides` has the bytes
         between elements along each axis of `type.shape`, also for contiguous tensors; 0 repeats an
-        element. For a block type, the last one does not apply: its bytes are contiguous. Raises
-        UnsupportedError if there is none, as for memory of another host.
+        element. For a block type, the last one does not apply: its bytes are contiguous.
+
+        Raises UnsupportedError if there is no such array, as for memory of another host.
         """
 
     @abstractmethod
