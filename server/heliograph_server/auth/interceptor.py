@@ -88,6 +88,8 @@ class AuthInterceptor(aio.ServerInterceptor):
     def __init__(self, tokens: TokenFile | None, quota: Quota, refused: Counter[int]) -> None:
         self._tokens, self.quota, self._refused = tokens, quota, refused
         self._logged_at = float("-inf")
+        #: Refused calls since the last line of the log.
+        self._unlogged = 0
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -131,9 +133,12 @@ class AuthInterceptor(aio.ServerInterceptor):
         self._refused[error.reason] += 1
         now = time.monotonic()
         if now - self._logged_at > REFUSALS_SECONDS:
-            self._logged_at = now
-            name = method.rpartition("/")[2]
-            logger.warning("a call of %s by %s was refused: %s", name, context.peer(), error.message)
+            others = f"; {self._unlogged} others since the last line" if self._unlogged else ""
+            self._logged_at, self._unlogged = now, 0
+            name, caller = method.rpartition("/")[2], context.peer()
+            logger.warning("a call of %s by %s was refused: %s%s", name, caller, error.message, others)
+        else:
+            self._unlogged += 1
         await context.abort(_CODES[code_for(error)], error.message, error_to_metadata(error))
 
     def _refusing(self, error: HeliographError, method: str) -> Handler:

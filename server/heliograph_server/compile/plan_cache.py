@@ -105,7 +105,7 @@ class KnownGraphs:
             with self._lock:
                 self._known[key] = self._alive[key] = found
                 kept_bytes = sum([one.kept_bytes for one in self._known.values()])
-                # What is kept of a graph may have changed between the sum and here.
+                # A graph's kept bytes may have changed since the sum was taken.
                 while self._known and (len(self._known) > MOST_GRAPHS or kept_bytes > MOST_BYTES):
                     kept_bytes -= self._known.pop(next(iter(self._known))).kept_bytes
         return found
