@@ -101,11 +101,11 @@ def connect(
 
     All members of a pool get the same credentials, which need the right "pool" there.
 
-    Raises UnavailableError if no server answers within `timeout` seconds, if it is still starting
-    its devices then, if its certificate is not trusted, or if required shared memory is missing;
-    UnauthenticatedError if it does not accept the credentials; NotHeliographError if another
-    program answers; InvalidArgumentError, VersionMismatchError, DrainingError and
-    LimitExceededError.
+    Raises UnavailableError if no server answers within `timeout` seconds (at once if the connection
+    is refused), if it is still starting its devices then, if its certificate is not trusted, or if
+    required shared memory is missing; UnauthenticatedError if it does not accept the credentials;
+    NotHeliographError if another program answers; InvalidArgumentError, VersionMismatchError,
+    DrainingError and LimitExceededError.
     """
     address = address_of(url)
     timeout_ms(timeout)
