@@ -248,6 +248,7 @@ class LoadedPlan:
         #: The plan of the copy that ran last; it differs from the others only in its measurements.
         self.plan = plans[0]
         self._devices = self.plan.devices if isinstance(self.plan, MultiDevicePlan) else (device,)
+        self._needed = _needed(self.plan) if isinstance(self.plan, MultiDevicePlan) else (device,)
         #: The total time of the last run; 0 before it.
         self.took_us = 0.0
         #: The expected total time of the next run: that of the slowest of the last few.
@@ -385,15 +386,26 @@ class LoadedPlan:
         return tuple(one.name for one in self._devices)
 
     @property
+    def lost(self) -> HeliographError | None:
+        """The error of the first lost device that its runs need."""
+        errors = (one.lost for one in self._needed)
+        return next((error.at(error.origin) for error in errors if error is not None), None)
+
+    @property
     def is_lost(self) -> bool:
-        """True if a device that it was compiled for is lost."""
+        """True if a device that it was compiled for is lost, also one that no run needs."""
         return any(one.lost is not None for one in self._devices)
 
     def check_there(self) -> None:
-        """Raise DeviceLostError if a device is lost."""
+        """Raise DeviceLostError if a device that it was compiled for is lost."""
         for one in self._devices:
             if one.lost is not None:
                 raise one.lost.at(one.lost.origin)
+
+    def check_runnable(self) -> None:
+        """Raise DeviceLostError if a device that its runs need is lost."""
+        if (error := self.lost) is not None:
+            raise error
 
     def trim(self) -> None:
         """Give back the memory that only runs need."""
@@ -411,6 +423,13 @@ class LoadedPlan:
         calls, self._when_freed = self._when_freed, []
         for call in calls:
             call()
+
+
+def _needed(plan: MultiDevicePlan) -> tuple[Device, ...]:
+    """Return the devices that compute a split or have a leaf."""
+    schedule = plan.schedule
+    used = {one.device for one in schedule.splits} | {home for home in schedule.homes if home >= 0}
+    return tuple(plan.devices[number] for number in sorted(used))
 
 
 def _of_copies(report: PlanReport, copies: int) -> PlanReport:

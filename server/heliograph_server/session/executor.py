@@ -34,7 +34,7 @@ from heliograph_server.plans.reservation import MemoryReservation
 from heliograph_server.plans.stepwise import SteppedRun, Stepwise
 from heliograph_server.resources.device_queue import SHORT_US
 from heliograph_server.resources.failures import typed
-from heliograph_server.resources.handles import TensorHandle
+from heliograph_server.resources.handles import PlanHandle, TensorHandle
 from heliograph_server.resources.log_fields import LogFields, run_fields
 from heliograph_server.resources.memories import find_buffer_type
 from heliograph_server.resources.quotas import QuotaKind
@@ -265,6 +265,11 @@ class Executor:
     def tell_devices(self, change: DeviceChange) -> None:
         """Send a device change to the client, with the next completions."""
         self._changes.append(change)
+
+    def lose_devices(self) -> None:
+        """Fail the waiting runs of plans that have lost a device, all at once."""
+        self.plans.forget_lost()
+        self.event(partial(self.core.lose, _why_lost))
 
     def call_end(self, error: HeliographError) -> None:
         """Pass the error that closed the session to the command stream, once."""
@@ -639,6 +644,11 @@ class Executor:
         timer = self._timers.pop(instruction.sequence, None)
         if timer is not None:
             self._deadlines.cancel(timer)
+
+
+def _why_lost(plan: PlanHandle) -> HeliographError | None:
+    loaded: LoadedPlan | None = plan.plan
+    return loaded.lost if loaded is not None else None
 
 
 def _stepwise(task: RunTask) -> Stepwise | None:

@@ -275,6 +275,8 @@ class Operations:
         if task.command.loop is not None:
             return self._loop(sequence, task, abort)
         loaded: LoadedPlan = task.plan.plan
+        # Before its inputs go to the devices that are left.
+        loaded.check_runnable()
         copy, observe = loaded.copies[task.slot], loaded.observing(self._observer(sequence))
         # A run that assigned variables, or sent values to others, cannot be repeated.
         once = task.plan.assigned or observe is not None or task.command.exchange_run
@@ -296,6 +298,7 @@ class Operations:
 
     def _loop(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
         loaded: LoadedPlan = task.plan.plan
+        loaded.check_runnable()
         copy, observer = loaded.copies[task.slot], self._observer(sequence)
         assert isinstance(observer, LoopObserver)
         try:

@@ -173,7 +173,7 @@ class Session:
             if self._watches:
                 self._executor.tell_devices(message)
         if change.lost:
-            self._executor.plans.forget_lost()
+            self._executor.lose_devices()
         self._executor.deliver()
 
     # Plans and contents

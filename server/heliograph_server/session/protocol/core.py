@@ -6,7 +6,7 @@ runtime carries the instructions out and reports back:
 
     receive, refuse ──▸ Start ──▸ (work begins) begin ──▸ (work fails) fail ──▸ (done) finish
     upload_started, upload_arrived, upload_broke
-    cancel, expire, close
+    cancel, expire, lose, close
 
 A command passes through these steps:
 
@@ -22,7 +22,7 @@ A command passes through these steps:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun, RunForm
@@ -570,6 +570,18 @@ class SessionCore:
     def expire(self, sequence: int) -> None:
         """End a command whose deadline has passed."""
         self._interrupt(sequence, DeadlineExceededError("the command was not done in its time"))
+        self._settle()
+
+    def lose(self, why_lost: Callable[[PlanHandle], HeliographError | None]) -> None:
+        """Fail the runs of lost plans that have not begun; one that has begun fails by itself.
+
+        `why_lost` returns the error of a plan that has lost a device.
+        """
+        for state in list(self._open.values()):
+            if not isinstance(state.task, RunTask) or state.phase is CommandPhase.RUNNING:
+                continue
+            if (error := why_lost(state.task.plan)) is not None:
+                self._interrupt(state.sequence, error)
         self._settle()
 
     def _interrupt(self, sequence: int, error: HeliographError) -> None:
