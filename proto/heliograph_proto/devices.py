@@ -246,8 +246,9 @@ class Link:
     bandwidth_measured: bool = False
     #: True if `a` can fetch values from `b`; if not, the head relays them. None: not known yet.
     reachable: bool | None = None
-    #: If it cannot: the reason.
+    #: If it cannot: the reason, and the time for which that has been so (0: not known).
     why: str = ""
+    unreachable_seconds: float = 0.0
 
     @property
     def measured(self) -> bool:

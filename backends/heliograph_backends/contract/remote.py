@@ -120,6 +120,10 @@ class Site(ABC):
         """True if it can fetch values from another site, as far as known. Default: True."""
         return True
 
+    def look_again(self, other: Site) -> None:
+        """Probe another site that it could not reach, unless that was done just now. Blocks for a
+        few seconds at most. Default: nothing."""
+
     def cannot_reach(self, other: Site) -> None:
         """Report that a fetch from another site just failed. Default: nothing."""
 

@@ -13,6 +13,7 @@ Runs on a device thread; any thread reports that a partition has ended.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -52,11 +53,15 @@ from heliograph_server.plans.wiring import (
     RelayErrand,
     bindings_of,
     explained,
+    look_again,
+    relayed_pairs,
     unreachable,
     wire,
 )
 from heliograph_server.scheduler.model import ALL_ROWS, Copy, Schedule
 from heliograph_server.scheduler.partitions import PartitionGraph, Partitions, cut_partitions
+
+logger = logging.getLogger(__name__)
 
 
 def _by_split(
@@ -154,6 +159,8 @@ class _Layout:
         self.partitions = partitions
         self.sites = sites
         self.wires: PartitionWiring = wire(partitions, sites)
+        #: The reader and the source of each relayed value.
+        self.relayed: Sequence[tuple[Site, Site]] = relayed_pairs(partitions, sites, self.wires)
         self.users = 1
         self.plans: dict[int, SitePlan] = {}
         self.own: dict[int, list[LocalMultiPlan]] = {}
@@ -225,18 +232,23 @@ class Pooled:
         self._lock = threading.Lock()
         self._is_stale = False
         self.holders = blueprint.pipeline
+        look_again(partitions, self.sites)
         self._layout = _Layout(blueprint, partitions, self.sites)
 
     @contextmanager
     def layout(self) -> Iterator[_Layout]:
         """Hold the partitions for one run; lay them out anew if two hosts turned out not to reach
-        each other."""
+        each other, or do so again."""
         with self._lock:
             if self._is_stale:
-                # The old partitions stay until the new layout has succeeded.
-                made = _Layout(self.blueprint, self.partitions, self.sites)
-                self._is_stale, old, self._layout = False, self._layout, made
-                self._leave(old)
+                self._lay_out_anew()
+            elif any(reader.can_reach(source) for reader, source in self._layout.relayed):
+                try:
+                    self._lay_out_anew()
+                except HeliographError as error:
+                    # There may be no memory for both.
+                    self._layout.relayed = ()
+                    logger.warning("a plan stays relayed: %s", error.message)
             found = self._layout
             found.users += 1
         try:
@@ -244,6 +256,12 @@ class Pooled:
         finally:
             with self._lock:
                 self._leave(found)
+
+    def _lay_out_anew(self) -> None:
+        # The old partitions stay until the new layout has succeeded.
+        made = _Layout(self.blueprint, self.partitions, self.sites)
+        self._is_stale, old, self._layout = False, self._layout, made
+        self._leave(old)
 
     @property
     def now(self) -> _Layout:

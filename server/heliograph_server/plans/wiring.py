@@ -4,6 +4,8 @@ graph."""
 from __future__ import annotations
 
 import secrets
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +29,11 @@ from heliograph_proto.plans import (
 )
 from heliograph_server.scheduler.partitions import PartitionGraph, Partitions
 from heliograph_server.scheduler.splits import SplitGraph
+
+#: The time that a compile waits for the probes of relayed links, and the most links that it probes;
+#: the head probes the others in its turn.
+LOOK_SECONDS = 1.0
+MOST_LOOKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,39 @@ def wire(found: Partitions, sites: Sequence[Site | None]) -> PartitionWiring:
         for piece, come, go in zip(found.pieces, arrivals, departures, strict=True)
     )
     return PartitionWiring(partitions, tuple(errands), tuple(routes))
+
+
+def relayed_pairs(
+    found: Partitions, sites: Sequence[Site | None], wires: PartitionWiring
+) -> list[tuple[Site, Site]]:
+    """Return the pairs of hosts whose first reads a relayed value of the second."""
+    pairs: dict[tuple[Site, Site], None] = {}
+    for one, route in zip(found.crossings, wires.routes, strict=True):
+        source, reader = sites[one.source], sites[one.target]
+        if route is Route.RELAYED and source is not None and reader is not None:
+            pairs[reader, source] = None
+    return list(pairs)
+
+
+def look_again(found: Partitions, sites: Sequence[Site | None]) -> None:
+    """Probe again, at the same time, the links of the partitions that were missing.
+
+    A link that is found later than after `LOOK_SECONDS` is used from a later run on.
+    """
+    pairs: dict[tuple[Site, Site], None] = {}
+    for one in found.crossings:
+        source, reader = sites[one.source], sites[one.target]
+        if source is not None and reader is not None and not reader.can_reach(source):
+            pairs[reader, source] = None
+    probes = [
+        threading.Thread(target=reader.look_again, args=(source,), name="heliograph-look", daemon=True)
+        for reader, source in list(pairs)[:MOST_LOOKS]
+    ]
+    for probe in probes:
+        probe.start()
+    end = time.monotonic() + LOOK_SECONDS
+    for probe in probes:
+        probe.join(max(0.0, end - time.monotonic()))
 
 
 def _new_edge() -> Edge:

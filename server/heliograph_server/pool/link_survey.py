@@ -1,6 +1,7 @@
 """Background measurements of the links between members, for placement and relays.
 
     a member joins ─▸ unmeasured pairs ─▸ one at a time: round trip, bandwidth, or no link
+    relayed pairs, every ten seconds ────▸ one at a time: still no link, or one again
 
 Each measurement sends a few megabytes, so that running work is hardly affected.
 """
@@ -23,6 +24,8 @@ PROBE_BYTES = 2 * 2**20
 #: Round trips from here to a member, of which the shortest counts.
 TRIPS = 4
 TRIP_SECONDS = 2.0
+#: The interval at which it looks for relayed links whose next probe is due.
+LOOK_SECONDS = 2.0
 #: The time that `close` waits for the current measurement.
 CLOSE_SECONDS = 4.0
 #: The site of this process's own devices.
@@ -58,27 +61,39 @@ class LinkSurvey:
             self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
-        while True:
-            self._changed.wait()
-            self._changed.clear()
-            self._forget()
-            for one, other in self._pairs():
-                if self._closed:
-                    return
-                self._measured.add((one.incarnation, other.incarnation if other is not None else b""))
-                try:
-                    self._measure(one, other)
-                except HeliographError as error:
-                    # The member is lost, or about to be.
-                    logger.debug("no measurement from %s: %s", one.name, error.message)
-                except Exception:
-                    logger.exception("a link from %s could not be measured", one.name)
-            if self._closed:
-                return
+        while not self._closed:
+            if self._changed.wait(LOOK_SECONDS):
+                self._changed.clear()
+                self._forget()
+                for one, other in self._pairs():
+                    self._measured.add((one.incarnation, other.incarnation if other is not None else b""))
+                    self._try_to_measure(one, other)
+            for one, other in self._relayed():
+                self._try_to_measure(one, other)
+
+    def _try_to_measure(self, one: Member, other: Member | None) -> None:
+        if self._closed:
+            return
+        try:
+            self._measure(one, other)
+        except HeliographError as error:
+            # The member is lost, or about to be.
+            logger.debug("no measurement from %s: %s", one.name, error.message)
+        except Exception:
+            logger.exception("a link from %s could not be measured", one.name)
+
+    def _relayed(self) -> list[tuple[Member, Member]]:
+        """Relayed links whose next probe is due."""
+        members = self._members()
+        lives = {one.incarnation: one for one in members}
+        return [(one, lives[key]) for one in members for key in one.site.due() if key in lives]
 
     def _forget(self) -> None:
         """Forget incarnations that are gone."""
-        lives = {one.incarnation for one in self._members()} | {b""}
+        members = self._members()
+        lives = {one.incarnation for one in members} | {b""}
+        for one in members:
+            one.site.forget(lives)
         self._measured = {pair for pair in self._measured if lives.issuperset(pair)}
         self._linked &= self._measured
 

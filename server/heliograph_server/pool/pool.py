@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -116,6 +117,14 @@ class Pool:
         from_here = [Reachability(HERE, one.name, True) for one in ready]
         pairs = [one.site.reach(other.site) for one in ready for other in ready if one is not other]
         return (*from_here, *pairs)
+
+    @property
+    def relayed(self) -> tuple[Reachability, ...]:
+        """The pairs of ready members whose first cannot fetch values from the second."""
+        ready = self._ready()
+        names = {one.incarnation: one.name for one in ready}
+        found = [(key, one) for member in ready for key, one in member.site.relayed().items()]
+        return tuple(replace(one, b=names[key]) for key, one in found if key in names)
 
     @property
     def daemons(self) -> tuple[bytes, ...]:

@@ -116,13 +116,18 @@ class HostMeasurements:
             trip_s, per_s = trip.published or usual.round_trip_s, speed.published or usual.bytes_per_s
             return SiteLink(trip_s, per_s, known, (a, b))
 
-    def link_status(self, a: str, b: str, reachable: bool | None = None, why: str = "") -> Link:
-        """The link between two sites for status reports, with its known reachability."""
+    def link_status(
+        self, a: str, b: str, reachable: bool | None = None, why: str = "", seconds: float = 0.0
+    ) -> Link:
+        """The link between two sites for status reports, with its known reachability.
+
+        `seconds` is the time for which it has been unreachable.
+        """
         link = self.link(a, b)
         with self._lock:
             trip, speed = self._links.get(_pair(a, b), (Average(), Average()))
             measured = bool(trip.published), bool(speed.published)
-        return Link(a, b, link.round_trip_s, link.bytes_per_s, *measured, reachable, why)
+        return Link(a, b, link.round_trip_s, link.bytes_per_s, *measured, reachable, why, seconds)
 
     def round_trip_s(self, site: str) -> float:
         """The round trip from here to a site in seconds; 0 if it was not measured."""

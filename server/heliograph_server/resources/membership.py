@@ -35,8 +35,9 @@ class Reachability:
     a: str
     b: str
     reachable: bool | None
-    #: The reason if it is not reachable.
+    #: If it is not reachable: the reason, and the time for which that has been so.
     why: str = ""
+    seconds: float = 0.0
 
 
 #: Called for each change, one at a time and in order, after `Membership.devices` was updated.
@@ -58,6 +59,11 @@ class Membership(Protocol):
     @property
     def reaches(self) -> Sequence[Reachability]:
         """The reachability among ready members: from this host first, then from each member."""
+
+    @property
+    def relayed(self) -> Sequence[Reachability]:
+        """The pairs of ready members whose first cannot reach the second, so that this host relays
+        values."""
 
     @property
     def daemons(self) -> Sequence[bytes]:

@@ -44,7 +44,12 @@ from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.resources.device_queue import DeviceLock, DeviceShares
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.measurements import HostMeasurements
-from heliograph_server.resources.membership import Membership, MembershipChange, SessionDevices
+from heliograph_server.resources.membership import (
+    Membership,
+    MembershipChange,
+    Reachability,
+    SessionDevices,
+)
 from heliograph_server.resources.memories import query_ops, query_placement
 from heliograph_server.resources.principals import ANYBODY, Principal
 from heliograph_server.resources.quotas import Holding, QuotaKind, QuotaShare, Tenants
@@ -217,7 +222,13 @@ class Host:
         """The links between ready members of the pool, and from here to them. Empty without a
         pool."""
         reaches = self._pool.reaches if self._pool is not None else ()
-        return tuple(self.measurements.link_status(one.a, one.b, one.reachable, one.why) for one in reaches)
+        status = self.measurements.link_status
+        return tuple(status(one.a, one.b, one.reachable, one.why, one.seconds) for one in reaches)
+
+    @property
+    def relayed(self) -> tuple[Reachability, ...]:
+        """The pairs of its pool's members between which this host relays values."""
+        return tuple(self._pool.relayed) if self._pool is not None else ()
 
     def memory(self, name: str = "") -> Memory:
         """A device's memory now. Raises UnknownDeviceError, MemberLostError."""

@@ -126,6 +126,13 @@ CONTENTS = Metric(
 )
 MEMBERS = Metric("heliograph_members", "gauge", "Members of the pool, by state.", ("state",))
 LOST_MEMBERS = Metric("heliograph_members_lost", "counter", "Losses of members that were ready.")
+LINK_RELAYED = Metric(
+    "heliograph_link_relayed_seconds",
+    "gauge",
+    "Time for which a member (reader) has not reached another one (source), so that values between them are "
+    "relayed; absent where it reaches it.",
+    ("reader", "source"),
+)
 RELOADS = Metric(
     "heliograph_reloads",
     "counter",
@@ -141,10 +148,14 @@ SCRAPES = Metric(
     "heliograph_scrapes", "counter", "Requests for metrics: answered (ok), or refused.", ("outcome",)
 )
 
+#: The most relayed links with a value each.
+MOST_RELAYED = 1000
+
 METRICS: tuple[Metric, ...] = (
     BUILD, SERVING, DRAINING, LAG, MEMORY, SILENT, SESSIONS, TENANT_MEMORY, TENANT_RUNS, TENANT_SECONDS,
     TENANT_REFUSED, PLANS, TENSORS, CONTENT, STAGED, COMMANDS, IN_FLIGHT, QUEUED, RUNS, RUN_SECONDS, BYTES,
-    RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS, LOST_MEMBERS, RELOADS, CERTIFICATE, SCRAPES,
+    RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS, LOST_MEMBERS, LINK_RELAYED, RELOADS, CERTIFICATE,
+    SCRAPES,
 )  # fmt: skip
 
 
@@ -265,6 +276,7 @@ def _of_pool(host: Host) -> Iterator[Family]:
     states = Counter(one.state for one in host.members)
     yield gauge(MEMBERS, {(state.name.lower(),): states[state] for state in MemberState})
     yield single(LOST_MEMBERS, host.lost_members)
+    yield gauge(LINK_RELAYED, {(one.a, one.b): one.seconds for one in host.relayed[:MOST_RELAYED]})
 
 
 def by_label(values: Mapping[str, int]) -> dict[tuple[str, ...], float]:

@@ -16,10 +16,18 @@ from pool_daemons import next_event
 
 import heliograph as hg
 from heliograph.cli import main
+from heliograph_backends.registry import Registry
 from heliograph_proto.codec import decode, decode_all, encode_all
 from heliograph_proto.devices import Link
 from heliograph_proto.v1 import device_pb2
+from heliograph_server.pool.discovery import open_source
+from heliograph_server.pool.pool import Pool
+from heliograph_server.pool.remote import reached
 from heliograph_server.pool.remote.site import RemoteSite
+from heliograph_server.runtime.host import Host
+from heliograph_server.telemetry.histograms import RunCounter
+from heliograph_server.telemetry.metrics import Exposition
+from heliograph_server.telemetry.telemetry import DaemonFacts
 
 SECONDS = 30.0
 FAKE = ("--device", "fake")
@@ -112,20 +120,82 @@ def test_a_way_that_is_one_way_is_measured_all_the_same_and_values_of_the_other_
         assert (there.reachable, back.reachable) == (False, True)
         assert there.measured and back.measured, "both are one way with two ends"
         assert "127.0.0.1:1" in there.why and not back.why
-        # The head itself finds both.
+        # The head itself finds both. A compile would find the way that is there now.
         monkeypatch.undo()
-        g = hg.Graph()
-        x = g.input("x", (4,), "f32")
-        for number in range(4):
-            with g.scope(f"n{number}"):
-                x = hg.exp(x)
-        g.output("y", x)
-        names = [f"{second}/fake0", f"{first}/fake0"]
-        plan = session.compile(g, devices=names, pins={f"n{n}/*": names[n % 2] for n in range(4)})
+        monkeypatch.setattr(RemoteSite, "look_again", lambda self, other: None)
+        plan = four_nodes(session, f"{second}/fake0", f"{first}/fake0")
         plan.run(x=np.zeros(4, np.float32))
         # What the first one needs of the second, twice; what goes back is direct.
         assert plan.explain().bytes_between_hosts == {"relayed": 32, "direct": 16}
         assert "by the head (relayed)" in str(plan.explain())
+
+
+def four_nodes(session: hg.Session, *devices: str) -> hg.Plan:
+    """Four nodes that alternate between two devices."""
+    g = hg.Graph()
+    x = g.input("x", (4,), "f32")
+    for number in range(4):
+        with g.scope(f"n{number}"):
+            x = hg.exp(x)
+    g.output("y", x)
+    return session.compile(g, list(devices), pins={f"n{n}/*": devices[n % 2] for n in range(4)})
+
+
+def test_a_way_that_comes_back_is_used_at_once_by_new_plans_and_at_the_next_run_by_others(
+    apart: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (url.removeprefix("grpc://") for url in apart)
+    names = f"{second}/fake0", f"{first}/fake0"
+    with hg.connect(apart) as session:
+        found = links_when(session, all_asked(4))
+        assert found[first, second].unreachable_seconds > 0 == found[second, first].unreachable_seconds
+        monkeypatch.undo()
+        with monkeypatch.context() as patched:
+            patched.setattr(RemoteSite, "look_again", lambda self, other: None)
+            old = four_nodes(session, *names)
+        expected = old.run(x=np.zeros(4, np.float32))["y"]
+        assert old.explain().bytes_between_hosts == {"relayed": 32, "direct": 16}
+        monkeypatch.setattr(reached, "COMPILE_RETRY_SECONDS", 0.0)
+        new = four_nodes(session, *reversed(names))
+        for plan in (new, old):
+            assert np.array_equal(plan.run(x=np.zeros(4, np.float32))["y"], expected)
+            assert plan.explain().bytes_between_hosts == {"direct": 48}
+        links = {(one.a, one.b): one for one in session.links()}
+        assert links[first, second].reachable and not links[first, second].unreachable_seconds
+
+
+def test_a_relayed_way_is_tried_again_without_a_compile_and_a_plan_moves_over_with_its_next_run(
+    apart: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (url.removeprefix("grpc://") for url in apart)
+    with hg.connect(apart) as session:
+        links_when(session, all_asked(4))
+        monkeypatch.undo()
+        monkeypatch.setattr(RemoteSite, "look_again", lambda self, other: None)
+        plan = four_nodes(session, f"{second}/fake0", f"{first}/fake0")
+        plan.run(x=np.zeros(4, np.float32))
+        monkeypatch.setattr(reached, "RETRY_SECONDS", 0.0)
+        links_when(session, lambda links: all(one.reachable for one in links))
+        plan.run(x=np.zeros(4, np.float32))
+        assert plan.explain().bytes_between_hosts == {"direct": 48}
+
+
+def test_metrics_name_the_relayed_ways_and_for_how_long(apart: list[str]) -> None:
+    listed = ",".join(f"m{number}={url.removeprefix('grpc://')}" for number, url in enumerate(apart))
+    host = Host(Registry(), pool=Pool(open_source(f"static:{listed}")))
+    facts = DaemonFacts()
+    facts.host = lambda: host
+    exposition = Exposition(facts, RunCounter())
+    try:
+        end = time.monotonic() + SECONDS
+        while b"heliograph_link_relayed_seconds{" not in (text := exposition.text("")[1]):
+            assert time.monotonic() < end
+        shown = [one for one in text.decode().splitlines() if one.startswith("heliograph_link_relayed_")]
+        ((name, value),) = [line.rsplit(" ", 1) for line in shown]
+        assert name == 'heliograph_link_relayed_seconds{reader="m0",source="m1"}' and float(value) > 0
+    finally:
+        exposition.close()
+        host.close()
 
 
 def test_doctor_names_the_pair_and_the_port_to_open(
@@ -137,7 +207,7 @@ def test_doctor_names_the_pair_and_the_port_to_open(
         links_when(session, all_asked(4))
         assert main(["doctor", *apart]) == 0
     printed = capsys.readouterr().out
-    assert f"warning: {first} cannot fetch values from {second}" in printed
+    assert f"warning: {first} cannot fetch values from {second}, for " in printed
     assert f"open port {second.partition(':')[2]} at {second} to {first}" in printed
     assert f"direct to {second}, relayed by the head to {first}" in printed
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from heliograph.cli.common.text import plain, rate_text, time_text, usable
+from heliograph.cli.common.text import age_text, plain, rate_text, time_text, usable
 from heliograph.cli.doctor.measurements import (
     Direction,
     MemberSeen,
@@ -20,6 +20,7 @@ from heliograph.cli.doctor.measurements import (
     TransportMeasurements,
 )
 from heliograph_proto.addresses import parse_address
+from heliograph_proto.devices import Link
 from heliograph_proto.errors import InvalidArgumentError
 
 #: A round trip above which clients must not wait for each answer; and the limit for sockets of one
@@ -176,8 +177,8 @@ _WARNINGS = {
     ),
     "unreachable": (
         _RELAYED,
-        "open {port} at {member} to {readers}, or list it by an address that they reach too; then restart "
-        "{member}: links are looked for as members join",
+        "open {port} at {member} to {readers}, or list it by an address that they reach too; the head "
+        "looks again every ten seconds, and at once when a graph is compiled",
     ),
     "unreachable:old": (_RELAYED, "upgrade the older daemon of these"),
     "slow_link:bandwidth": (
@@ -435,11 +436,17 @@ def _apart(pool: PoolSeen, head: str) -> Iterator[Finding]:
         is_old = any(_is_other(members.get(name), head) for name in (b, *names))
         yield _finding(
             "unreachable:old" if is_old else "unreachable",
-            f"{_names(names)} cannot fetch values from {plain(b)}: {plain(links[0].why)}",
+            f"{_names(names)} cannot fetch values from {plain(b)}{_since(links)}: {plain(links[0].why)}",
             member=plain(b),
             readers=_names(names),
             port=_port(members[b].address if b in members else ""),
         )
+
+
+def _since(links: Iterable[Link]) -> str:
+    """The longest time for which the links have been unreachable, where it is known."""
+    seconds = max(link.unreachable_seconds for link in links)
+    return f", for {age_text(seconds)}" if usable(seconds) else ""
 
 
 def _slow(pool: PoolSeen) -> Iterator[Finding]:

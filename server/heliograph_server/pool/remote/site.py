@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,6 +25,7 @@ from heliograph_server.pool.remote.answers import printable
 from heliograph_server.pool.remote.device import check_compiled
 from heliograph_server.pool.remote.memory import RemoteBuffer
 from heliograph_server.pool.remote.plan import INLINE_BYTES, BoundRun
+from heliograph_server.pool.remote.reached import KnownLink
 from heliograph_server.resources.membership import Reachability
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ PROBE_SECONDS = 3.0
 #: The time that a member has to confirm its presence when another one reports it missing. A silent
 #: member is lost earlier, unless its silence is configured to be long.
 CONFIRM_SECONDS = 5.0
+#: The reason of a link that was missing in a run.
+FOUND_BY_RUN = "a run found no link"
 
 
 class RemoteSite(Site):
@@ -45,9 +50,8 @@ class RemoteSite(Site):
         self.member = member
         self.name = member.name
         self._lock = threading.Lock()
-        #: By incarnation of another member: whether this one can fetch values from it, and why not.
-        self._reachable: dict[bytes, bool] = {}
-        self._reasons: dict[bytes, str] = {}
+        #: By incarnation of another member: the link by which this one fetches values from it.
+        self._known: defaultdict[bytes, KnownLink] = defaultdict(KnownLink)
 
     def __repr__(self) -> str:
         return f"<RemoteSite {self.name}>"
@@ -75,10 +79,41 @@ class RemoteSite(Site):
             members.await_arrival(self.member.session, CONFIRM_SECONDS)
 
     def can_reach(self, other: Site) -> bool:
-        if other.incarnation not in self._reachable:
+        if self._link(other).is_there is None:
             self.look_for(other)
         # Without a probe the first run finds out.
-        return self._reachable.get(other.incarnation, True)
+        return self._link(other).is_there is not False
+
+    def look_again(self, other: Site) -> None:
+        if self._link(other).is_due_for_compile(time.monotonic()):
+            self.look_for(other)
+
+    def due(self) -> list[bytes]:
+        """The incarnations of members whose relayed links are to be probed now."""
+        now = time.monotonic()
+        with self._lock:
+            return [incarnation for incarnation, one in self._known.items() if one.is_due(now)]
+
+    def relayed(self) -> dict[bytes, Reachability]:
+        """The members from which this one cannot fetch values, by incarnation, without their
+        names."""
+        now = time.monotonic()
+        with self._lock:
+            missing = {key: one for key, one in self._known.items() if one.is_there is False}
+            return {
+                key: Reachability(self.name, "", False, one.why, now - one.since)
+                for key, one in missing.items()
+            }
+
+    def forget(self, lives: Collection[bytes]) -> None:
+        """Forget the links to incarnations that are not among `lives`."""
+        with self._lock:
+            for incarnation in self._known.keys() - lives:
+                del self._known[incarnation]
+
+    def _link(self, other: Site) -> KnownLink:
+        with self._lock:
+            return self._known[other.incarnation]
 
     def look_for(self, other: Site, bandwidth_bytes: int = 0) -> tuple[float, float] | None:
         """Make the member probe another one, with so many bytes each way.
@@ -88,6 +123,9 @@ class RemoteSite(Site):
         """
         if self.why_not:
             return None
+        link = self._link(other)
+        with self._lock:
+            link.probed = time.monotonic()
         try:
             found = probe(self.member.session, other.address, bandwidth_bytes, PROBE_SECONDS)
         except HeliographError as error:
@@ -98,32 +136,35 @@ class RemoteSite(Site):
             return None
         why = found.error.message if found.error is not None else "another daemon answers there"
         with self._lock:
-            has_changed = self._reachable.get(other.incarnation) is not False
-            self._reachable[other.incarnation] = reaches
-            self._reasons[other.incarnation] = "" if reaches else why
+            has_changed = link.found() if reaches else link.missing(why, time.monotonic())
         if reaches:
+            if has_changed:
+                logger.info("%s reaches %s: values between them go straight again", self.name, other.name)
             return found.round_trip_seconds, found.bytes_per_second
         if has_changed:
-            logger.warning(
-                "%s cannot reach %s, so values between them are relayed: %s",
-                self.name,
-                other.name,
-                printable(why),
-            )
+            self._warn(other, why)
         return None
 
     def cannot_reach(self, other: Site) -> None:
         with self._lock:
-            self._reachable[other.incarnation] = False
+            self._known[other.incarnation].broke(FOUND_BY_RUN, time.monotonic())
+
+    def _warn(self, other: Site, why: str) -> None:
+        logger.warning(
+            "%s cannot reach %s, so values between them are relayed: %s",
+            self.name,
+            other.name,
+            printable(why),
+        )
 
     def reach(self, other: Site) -> Reachability:
         """The known reachability, without a probe."""
         if why := self.why_not or other.why_not:
             return Reachability(self.name, other.name, False, why)
         with self._lock:
-            reachable = self._reachable.get(other.incarnation)
-            why = self._reasons.get(other.incarnation) or "a run found no link"
-        return Reachability(self.name, other.name, reachable, why if reachable is False else "")
+            link = self._known[other.incarnation]
+            seconds = time.monotonic() - link.since if link.is_there is False else 0.0
+            return Reachability(self.name, other.name, link.is_there, link.why, seconds)
 
     def compile(self, work: SiteWork) -> RemoteSitePlan:
         leaves = {**work.bindings.weights, **work.bindings.variables}
