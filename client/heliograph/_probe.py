@@ -110,6 +110,16 @@ def main(given: Sequence[str]) -> int:
         return 130
 
 
+def serves(url: str) -> bool | None:
+    """Return whether a daemon takes new sessions. None: there is no answer within
+    `ATTEMPT_SECONDS`."""
+    try:
+        with _channel(target_of(url)) as channel:
+            return _check_until(channel, "", 0.0) == 1
+    except NoAnswerError:
+        return None
+
+
 def target_of(url: str) -> ProbeTarget:
     """Return the target of a URL. Raises NoAnswerError for a URL of another kind.
 

@@ -208,6 +208,8 @@ class MemberState(Enum):
     READY = 2
     #: It was ready and no longer answers; the head retries.
     LOST = 3
+    #: It drains: plans that use its devices go on, and new ones avoid them.
+    DRAINING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,7 @@ class MemberInfo:
     state: MemberState
     #: Unless it is ready: the reason.
     why: str = ""
-    #: Names of its devices; none unless it is ready.
+    #: Names of its devices; none while it is joining or lost.
     devices: tuple[str, ...] = ()
     #: Its program and version; empty unless it is ready and the head reports it.
     server: str = ""
@@ -258,7 +260,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChange:
-    """Devices of a member that a head gained or lost."""
+    """Devices of a member that a head gained or lost, or the begin or end of the server's drain."""
 
     member: str
     appeared: tuple[DeviceInfo, ...] = ()
@@ -267,3 +269,5 @@ class DeviceChange:
     why: str = ""
     #: The incarnations of all daemons behind the head after the change.
     daemons: tuple[bytes, ...] = ()
+    #: True while the server drains.
+    draining: bool = False

@@ -112,6 +112,11 @@ class Device(ABC):
         return None
 
     @property
+    def is_draining(self) -> bool:
+        """True while its host drains: new plans avoid it. Default: False."""
+        return False
+
+    @property
     def site_name(self) -> str:
         """The name of its host; empty for this one.
 

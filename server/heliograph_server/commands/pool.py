@@ -6,8 +6,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from heliograph._probe import serves
 from heliograph.cli.common.arguments import add_json_argument
 from heliograph.cli.common.tables import print_table
 from heliograph_proto.addresses import DEFAULT_PORT
@@ -29,6 +32,8 @@ UP_SECONDS = 120.0
 STATUS_SECONDS = 30.0
 #: The time limit for running work: the default of `serve --drain-seconds`, and a margin.
 DOWN_SECONDS = 40.0
+#: The most members that `status` probes at the same time.
+MOST_PROBES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,12 +111,24 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    found = _engine(arguments).status(arguments.name, seconds=arguments.timeout)
+    found = with_drains(_engine(arguments).status(arguments.name, seconds=arguments.timeout))
     if arguments.json:
         print(json.dumps(found.as_json(), indent=2))
     else:
         _print(found)
     return 0 if found.serving == len(found.members) else 1
+
+
+def with_drains(found: PoolStatus) -> PoolStatus:
+    """Return the status with "draining" for members that run and take no new sessions."""
+    with ThreadPoolExecutor(MOST_PROBES) as threads:
+        return replace(found, members=tuple(threads.map(_with_drain, found.members)))
+
+
+def _with_drain(one: MemberStatus) -> MemberStatus:
+    if one.is_serving and serves(one.url) is False:
+        return replace(one, state="draining", why=one.why or "it takes no new sessions")
+    return one
 
 
 def _down(arguments: argparse.Namespace) -> int:

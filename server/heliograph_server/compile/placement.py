@@ -70,7 +70,9 @@ class Placer:
         Raises UnknownDeviceError.
         """
         named = [self._device(name) for name in dict.fromkeys(names or ("",))]
-        return self._stamp(with_host(named, self._all_devices()))
+        found = self._stamp(with_host(named, self._all_devices()))
+        draining = tuple(one.name for one in named if one.is_draining)
+        return (found, draining) if draining else found
 
     def _stamp(self, devices: Sequence[Device]) -> Hashable:
         sites = [one.site_name for one in devices]
@@ -104,7 +106,7 @@ class Placer:
     def _find(
         self, known: KnownGraph, options: PlanOptions, lies: Mapping[int, str], reserved: Mapping[str, int]
     ) -> Placement:
-        named = [check_living(self._device(name)) for name in dict.fromkeys(options.devices or ("",))]
+        named = self._named(known, options, lies)
         devices = with_host(named, self._all_devices())
         memories = _memories(devices, dict(options.buffer_types))
         pins = _pins_by_node(known, options) if options.pins else {}
@@ -119,6 +121,17 @@ class Placer:
             seconds = predict(known.graph, found, found.costs).seconds if found.costs is not None else 0.0
             return Placement((devices[found.only],), (memories[found.only],), predicted_s=seconds)
         return Placement(devices, memories, found)
+
+    def _named(self, known: KnownGraph, options: PlanOptions, lies: Mapping[int, str]) -> list[Device]:
+        """The devices for a plan: those that are asked for, without those that drain and that
+        nothing needs, unless all of them drain."""
+        named = [check_living(self._device(name)) for name in dict.fromkeys(options.devices or ("",))]
+        if not any(one.is_draining for one in named) or known.divided is not None:
+            return named
+        needed = {name for name, _ in (*options.pins, *options.memory, *options.buffer_types)}
+        needed.update(lies.values())
+        kept = [one for one in named if not one.is_draining or one.name in needed]
+        return kept if any(not one.is_draining for one in kept) else named
 
     def check_split(self, split: RowSplit, names: Sequence[str]) -> None:
         """Check a split against the plan's devices. Raises UnknownDeviceError,

@@ -65,7 +65,7 @@ class MemberStatus:
 
     rank: int
     #: The phase of its daemon; "lost" while it has no node, "silent" while its supervisor does not
-    #: report.
+    #: report. `heliograph pool status` shows "draining" for one that takes no new sessions.
     state: str
     #: The address of its daemon; empty unless it serves.
     url: str = ""

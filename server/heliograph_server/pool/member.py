@@ -51,6 +51,8 @@ class Member:
         self._watchers: list[Callable[[Member], None]] = []
         #: Direct uploads of contents to the member. None if the daemon is too old.
         self.intake = RemoteIntake(self) if TICKETS in session.info.features else None
+        #: True while the daemon drains.
+        self.is_draining = False
         #: In the order in which the daemon lists them.
         self.devices: tuple[RemoteDevice, ...] = ()
         self._open: set[RemoteDevice] = set()
@@ -93,8 +95,11 @@ class Member:
         self._news = callback
 
     def change(self, change: DeviceChange) -> tuple[tuple[RemoteDevice, ...], tuple[RemoteDevice, ...]]:
-        """Apply a change of the devices of a daemon that is itself a head. Return the new devices,
-        and those that are lost."""
+        """Apply a change of the daemon's drain, or of its devices if it is itself a head.
+
+        Return the new devices, and those that are lost.
+        """
+        self.is_draining = change.draining
         lost = tuple(one for one in self.devices if one.member_name in change.lost)
         for one in lost:
             why = printable(change.why, MAX_REASON)

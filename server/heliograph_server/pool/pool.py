@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -25,7 +26,13 @@ from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph_backends.registry import Registry
 from heliograph_proto.addresses import Credentials, Shown, nothing_shown
 from heliograph_proto.devices import DeviceChange, MemberInfo, MemberState
-from heliograph_proto.errors import ConfigurationError, HeliographError, MemberLostError, UnavailableError
+from heliograph_proto.errors import (
+    ConfigurationError,
+    DrainingError,
+    HeliographError,
+    MemberLostError,
+    UnavailableError,
+)
 from heliograph_server.links.blocking import BlockingPeers
 from heliograph_server.pool.discovery import ListedMember, MembershipSource, StaticSource, first_twice
 from heliograph_server.pool.joining import (
@@ -56,6 +63,7 @@ MAX_LOGGED_REASONS = 8
 #: The time that `close` waits for each member, for all in parallel.
 CLOSE_SECONDS = 6.0
 
+_DRAINING_ADVICE = "it joins again when it is restarted, or undo its drain: heliograph drain --undo"
 _LOST_ADVICE = "check the daemon and the network, and restart the daemon if needed"
 
 #: Opens a session at a URL, within so many seconds, with a silence and credentials. Raises the
@@ -232,14 +240,22 @@ class Pool:
             check_lives(member.session.info, self._incarnation, others)
             slot.member = member
             self._lock.notify_all()
-        self._changed(MembershipChange(member.name, appeared=member.devices))
+        known = partial(self._known, slot)
+        self._changed(MembershipChange(member.name, appeared=member.devices, applied=known))
+        known()
         if self._survey is not None:
             self._survey.look()
+
+    def _known(self, slot: _Slot) -> None:
+        """Note that all sessions have the devices of a slot's member. Idempotent."""
+        with self._lock:
+            slot.is_known = True
+            self._lock.notify_all()
 
     def lose(self, slot: _Slot, member: Member, cause: HeliographError) -> None:
         """Remove a lost member."""
         with self._lock:
-            slot.member = None
+            slot.member, slot.is_known = None, False
             closed = self._closed
             self._lock.notify_all()
         if not closed:
@@ -249,16 +265,21 @@ class Pool:
         self._changed(MembershipChange(member.name, lost=member.devices, why=cause.message))
 
     def change(self, member: Member, change: DeviceChange) -> None:
-        """Apply a change of the devices of a member that is itself a head.
+        """Apply a change of a member's drain, or of its devices if it is itself a head.
 
         Raises ConfigurationError if that head now has this one among its members.
         """
         check_daemons(change.daemons, self._incarnation)
         check_change(change, [one.member_name for one in member.devices])
         with self._lock:
+            was_draining = member.is_draining
             appeared, lost = member.change(change)
             self._lock.notify_all()
-        self._changed(MembershipChange(member.name, appeared, lost, change.why))
+        if change.draining is not was_draining:
+            what = "drains: new plans avoid it" if change.draining else "drains no more: new plans use it"
+            logger.info("member %s at %s %s", member.name, member.url, what)
+        if appeared or lost:
+            self._changed(MembershipChange(member.name, appeared, lost, change.why))
 
     def keeps(self, slot: _Slot) -> bool:
         """True if a slot without a member is still listed. Otherwise the slot is removed, and its
@@ -292,6 +313,8 @@ class _Slot:
         self.name = listed.name
         #: Guarded by the pool's lock.
         self.member: Member | None = None
+        #: True once all sessions have the devices of the member.
+        self.is_known = False
         self._why: HeliographError | None = None
         self._was_ready = False
         self._is_leaving = False
@@ -317,18 +340,30 @@ class _Slot:
 
     @property
     def info(self) -> MemberInfo:
-        if self.member is not None:
-            names = tuple(device.name for device in self.member.devices)
-            server = self.member.session.info.server
-            return MemberInfo(self.name, self.listed.url, MemberState.READY, devices=names, server=server)
+        if self.member is not None and self.is_known:
+            return self._info_of(self.member)
         state = MemberState.LOST if self._was_ready else MemberState.JOINING
+        if isinstance(self._why, DrainingError):
+            state = MemberState.DRAINING
         if self._why is None:
             return MemberInfo(self.name, self.listed.url, state, "it has not answered yet")
         # The advice for a client does not help the operator of the pool.
         is_lost = isinstance(self._why, MemberLostError)
         advice = _LOST_ADVICE if is_lost else self._why.advice
+        if state is MemberState.DRAINING:
+            advice = _DRAINING_ADVICE
         why = printable(self._why.message, MAX_REASON)
         return MemberInfo(self.name, self.listed.url, state, why, advice=advice)
+
+    def _info_of(self, member: Member) -> MemberInfo:
+        names = tuple(device.name for device in member.devices)
+        info = MemberInfo(
+            self.name, self.listed.url, MemberState.READY, devices=names, server=member.session.info.server
+        )
+        if not member.is_draining:
+            return info
+        why = "it drains: its work goes on, and new plans avoid it"
+        return replace(info, state=MemberState.DRAINING, why=why, advice=_DRAINING_ADVICE)
 
     @property
     def why_missing(self) -> HeliographError | None:

@@ -25,6 +25,8 @@ class MembershipChange:
     appeared: tuple[Device, ...] = ()
     lost: tuple[Device, ...] = ()
     why: str = ""
+    #: Called when all sessions have the devices, before their clients hear of them.
+    applied: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,9 +255,12 @@ class Host:
             tuple(device.name for device in change.lost),
             change.why,
             self._daemons,
+            self._draining,
         )
-        for session in self._all_sessions():
-            session.change_devices(change, device_change)
+        changed = [one for one in self._all_sessions() if one.change_devices(change)]
+        change.applied()
+        for session in changed:
+            session.tell_devices(device_change)
         if change.lost:
             self.store.forget_lost()
 
@@ -362,6 +365,8 @@ class Host:
                 principal = replace(principal, quota=self._quota)
             account = self._tenants.account(principal)
             found = (*own, *(self._pool.devices if self._pool is not None else ()))
+            # The first one is the default.
+            found = tuple(sorted(found, key=lambda one: one.is_draining))
             if not found:
                 raise UnavailableError(
                     "the server has no devices left",
@@ -459,9 +464,17 @@ class Host:
     def drain(self) -> None:
         """Refuse new sessions from now on. Idempotent."""
         with self._changed:
-            self._draining = True
+            is_news, self._draining = not self._draining, True
         for session in self._all_sessions():
             session.watch(self._notify)
+        if is_news:
+            self._tell_draining()
+
+    def _tell_draining(self) -> None:
+        """Tell the clients that watch devices, such as heads, whether this host drains."""
+        change = DeviceChange("", daemons=self._daemons, draining=self._draining)
+        for session in self._all_sessions():
+            session.tell_devices(change)
 
     def wait_quiet(self, timeout: float) -> bool:
         """After `drain`, wait until no session has work, at most `timeout` seconds. Return True if
@@ -487,6 +500,7 @@ class Host:
         with self._changed:
             self._draining = self._closed
             self._changed.notify_all()
+        self._tell_draining()
 
     @property
     def busy_sessions(self) -> int:

@@ -162,17 +162,23 @@ class Session:
         """The present devices."""
         return self._devices.present()
 
-    def change_devices(self, change: MembershipChange, message: DeviceChange) -> None:
-        """Add and remove devices. `message` is sent to the client if it watches devices."""
+    def change_devices(self, change: MembershipChange) -> bool:
+        """Add and remove devices. Return True if it had an effect, to `tell_devices` afterwards."""
         if not self._devices.change(change):
-            return
+            return False
+        with self._lock:
+            if self._core.closed is None:
+                self._core.add_devices(device.name for device in change.appeared)
+        return True
+
+    def tell_devices(self, message: DeviceChange) -> None:
+        """Send a change to the client if it watches devices, and fail the runs that it ends."""
         with self._lock:
             if self._core.closed is not None:
                 return
-            self._core.add_devices(device.name for device in change.appeared)
             if self._watches:
                 self._executor.tell_devices(message)
-        if change.lost:
+        if message.lost:
             self._executor.lose_devices()
         self._executor.deliver()
 

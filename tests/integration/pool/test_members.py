@@ -192,7 +192,8 @@ def test_a_session_is_told_of_devices_that_came_before_its_command_stream() -> N
     host = Host(Registry.of(FakeDevice()))
     session = host.session(host.open_session("test").session)
     late, told = FakeDevice("late/fake0"), DeviceChange("late")
-    session.change_devices(MembershipChange("late", appeared=(late,)), told)
+    assert session.change_devices(MembershipChange("late", appeared=(late,)))
+    session.tell_devices(told)
     batches: list[CompletionBatch] = []
     session.attach(batches.append)
     host.close()

@@ -395,9 +395,8 @@ def test_a_device_that_is_lost_while_a_plan_is_compiled_for_it_is_the_error() ->
         compiling = threads.submit(client.compile, 7, COUNT)
         assert gate.entered.wait(10)
         device.lost = MemberLostError("member a is lost")
-        client.session.change_devices(
-            MembershipChange("a", lost=(device,)), DeviceChange("a", lost=(device.name,))
-        )
+        assert client.session.change_devices(MembershipChange("a", lost=(device,)))
+        client.session.tell_devices(DeviceChange("a", lost=(device.name,)))
         gate.open()
         with pytest.raises(MemberLostError, match="member a is lost"):
             compiling.result(10)

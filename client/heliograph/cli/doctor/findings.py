@@ -175,6 +175,10 @@ _WARNINGS = {
         "its devices cannot be used; plans that need them fail, or are placed elsewhere",
         "{advice}; {port} there must be open to the head, which retries by itself",
     ),
+    "member:draining": (
+        "new plans avoid its devices, and it is gone once its work has ended",
+        "{advice}",
+    ),
     "unreachable": (
         _RELAYED,
         "open {port} at {member} to {readers}, or list it by an address that they reach too; the head "
@@ -412,14 +416,17 @@ def _empty(pool: PoolSeen) -> Iterator[Finding]:
         yield _finding("pool", "the pool has no member, and none is expected")
 
 
+_STATES = {"lost": "is lost", "draining": "drains"}
+
+
 def _missing(pool: PoolSeen) -> Iterator[Finding]:
     for one in pool.members:
         if one.state == "ready":
             continue
-        state = "is lost" if one.state == "lost" else "has not joined"
+        state = _STATES.get(one.state, "has not joined")
         where = "" if one.address in one.why else f" at {plain(one.address)}"
         yield _finding(
-            "member",
+            "member:draining" if one.state == "draining" else "member",
             f"member {plain(one.name)}{where} {state}: {plain(one.why)}",
             advice=plain(one.advice) or "check that the daemon runs there, or start it (`heliograph serve`)",
             port=_port(one.address),

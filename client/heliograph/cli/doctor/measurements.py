@@ -106,7 +106,7 @@ class MemberSeen:
     name: str
     #: The address at which the head reaches it.
     address: str
-    #: "joining", "ready" or "lost".
+    #: "joining", "ready", "draining" or "lost".
     state: str
     #: Why it is not ready, and what to do.
     why: str = ""

@@ -39,7 +39,7 @@ MAX_ANSWERS = 10_000
 #: while, since connecting clients query all devices one after the other.
 ANSWER_SECONDS = 5.0
 
-_Question: TypeAlias = tuple[str, tuple[tuple[str, Any], ...], tuple[TensorType, ...], bool]
+_Question: TypeAlias = tuple[str, tuple[tuple[str, Any], ...], tuple[TensorType, ...], TensorType, bool]
 
 
 class RemoteDevice(Device):
@@ -88,6 +88,10 @@ class RemoteDevice(Device):
     @property
     def lost(self) -> MemberLostError | None:
         return self._lost or self.member.lost
+
+    @property
+    def is_draining(self) -> bool:
+        return self.member.is_draining
 
     def lose(self, error: MemberLostError) -> None:
         """Mark it as lost by its daemon, which is itself a head."""
@@ -152,7 +156,7 @@ class RemoteDevice(Device):
         *,
         op_path: bool = False,
     ) -> OpAnswer:
-        question = op, tuple(sorted(attributes.items())), tuple(operands), op_path
+        question = op, tuple(sorted(attributes.items())), tuple(operands), result, op_path
         if question not in self._answers:
             with self.member.edge():
                 answers = self.member_device.query(
