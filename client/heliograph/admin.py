@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -31,6 +32,7 @@ from heliograph_proto.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
+from heliograph_proto.process_end import wait_for_end
 from heliograph_proto.sessions import (
     DeviceStatus,
     DrainState,
@@ -133,7 +135,7 @@ class Admin:
         self._ask("EndSession", request, "end a session")
 
     def drain(self, seconds: float | None = None, *, stay: bool = False) -> DrainStatus:
-        """Drain the daemon: refuse new sessions while running work ends. Returns at once.
+        """Drain the daemon: refuse new sessions while running work ends. Does not wait for that.
 
         Args:
             seconds: The longest time for running work; None means the configured one. Afterwards
@@ -156,28 +158,32 @@ class Admin:
         self._is_stopping = False
         return decode(admin_pb2.UndoDrainResponse.FromString(answer).drain, DrainStatus)
 
-    def wait_drained(self, timeout: float | None = None) -> DrainState:
+    def wait_drained(self, timeout: float | None = None) -> DrainStatus:
         """Wait for the end of a drain.
 
-        Returns DRAINED, STOPPING (the daemon closed the connection), or SERVING if the drain was
-        undone. The default `timeout` is the drain's deadline and a minute. Raises
-        DeadlineExceededError.
+        Returns its last status. The state is DRAINED, STOPPING (the daemon closed the connection;
+        on this host its process has ended, too), or SERVING if the drain was undone. The default
+        `timeout` is the drain's deadline and a minute. Raises DeadlineExceededError.
         """
         end: float | None = None if timeout is None else time.monotonic() + timeout
-        state = DrainState.DRAINING if self._is_stopping else DrainState.SERVING
+        found = DrainStatus(DrainState.DRAINING if self._is_stopping else DrainState.SERVING)
         try:
             for snapshot in self.watch(0.2):
-                state = snapshot.drain.state
-                if state in (DrainState.DRAINED, DrainState.SERVING):
-                    return state
+                found = snapshot.drain
+                if found.state in (DrainState.DRAINED, DrainState.SERVING):
+                    return found
                 if end is None:
-                    end = time.monotonic() + snapshot.drain.remaining_seconds + END_SECONDS
+                    end = time.monotonic() + found.remaining_seconds + END_SECONDS
                 if time.monotonic() > end:
                     raise DeadlineExceededError("the drain was not over in time")
         except (CancelledError, UnavailableError):
-            if state is DrainState.SERVING:
+            if found.state is DrainState.SERVING:
                 raise
-        return DrainState.STOPPING
+        if end is None:
+            end = time.monotonic() + END_SECONDS
+        if not wait_for_end(found.process, found.process_started, max(0.0, end - time.monotonic())):
+            raise DeadlineExceededError("the daemon's process did not end in time")
+        return replace(found, state=DrainState.STOPPING, remaining_seconds=0.0)
 
     def set_log_level(self, level: str) -> str:
         """Log events from this level on: "debug", "info", "warning" or "error".

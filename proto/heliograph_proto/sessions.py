@@ -218,8 +218,14 @@ class DrainStatus:
     remaining_seconds: float = 0.0
     #: While draining: True if the daemon keeps running afterwards; else it stops.
     stay: bool = False
-    #: Sessions with running work.
+    #: Sessions with running work, or with a command in the last second.
     busy_sessions: int = 0
+    #: Once the drain is over: sessions whose work did not end in time and was interrupted.
+    interrupted_sessions: int = 0
+    #: The daemon's process: its id in its own PID namespace, and its start in clock ticks since the
+    #: start of the system (0: not known).
+    process: int = 0
+    process_started: int = 0
 
 
 @dataclass(frozen=True, slots=True)

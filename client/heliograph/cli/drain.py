@@ -44,12 +44,19 @@ def run(arguments: argparse.Namespace) -> int:
         print(_words(daemon.drain(arguments.seconds, stay=arguments.stay)), flush=True)
         if not arguments.wait:
             return 0
-        state = daemon.wait_drained()
-    if state is DrainState.SERVING:
-        print("the drain was undone")
-        return 1
-    print("drained, waiting for --undo" if state is DrainState.DRAINED else "drained and stopped")
-    return 0
+        found = daemon.wait_drained()
+    print(_end(found))
+    return 1 if found.state is DrainState.SERVING else 0
+
+
+def _end(found: DrainStatus) -> str:
+    if found.state is DrainState.SERVING:
+        return "the drain was undone"
+    stopped = "drained, waiting for --undo" if found.state is DrainState.DRAINED else "drained and stopped"
+    if not (count := found.interrupted_sessions):
+        return stopped
+    work = "1 session" if count == 1 else f"{count} sessions"
+    return f"{stopped}; the work of {work} did not end in time and was interrupted"
 
 
 def _words(status: DrainStatus) -> str:

@@ -241,7 +241,10 @@ class Daemon:
         await self.draining.stopping()
         if self.host is None:
             return True
-        return await asyncio.to_thread(self.host.wait_quiet, self._config.drain_seconds)
+        is_quiet = await asyncio.to_thread(self.host.wait_quiet, self._config.drain_seconds)
+        if not is_quiet:
+            self.draining.interrupt()
+        return is_quiet
 
     def hurry(self) -> None:
         """End `drain` at once."""
@@ -423,8 +426,8 @@ async def serve(
         signalled = await _wait_for_end(signals.stop, daemon.draining.over)
         seconds = daemon.configuration.now.drain_seconds
         manager.stopping(seconds if signalled else 0.0)
-        if signalled and not await daemon.drain():
-            logger.warning("work did not end within %.0f s, and is cut short", seconds)
+        if signalled:
+            await daemon.drain()
     finally:
         await daemon.stop()
         await manager.close()

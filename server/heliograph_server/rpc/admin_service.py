@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from grpc import aio
@@ -159,3 +160,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, began + seconds - loop.time())):
                     await self._draining.hung_up.wait()
+        if before is not None:
+            # How the drain has ended.
+            await context.write(encode(replace(before, drain=self._draining.status), admin_pb2.Snapshot))

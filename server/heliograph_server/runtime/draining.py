@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from heliograph_proto.errors import DrainingError, InvalidArgumentError
+from heliograph_proto.process_end import process_started
 from heliograph_proto.sessions import LONGEST_DRAIN_SECONDS, DrainState, DrainStatus
 from heliograph_server.runtime.host import GONE
 from heliograph_server.runtime.host_slot import HostSlot
@@ -21,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 #: The interval at which the deadline is checked for changes.
 LOOK_SECONDS = 0.5
+#: The time in which the begin of a drain counts the sessions that send commands.
+GLANCE_SECONDS = 0.1
 #: The error of sessions that end with a drain.
 DRAINED = DrainingError("the server was drained by its operator", advice=GONE)
 
@@ -44,6 +49,8 @@ class Draining:
         self._tell_health = tell_health
         self._state = DrainState.SERVING
         self._stay = False
+        #: Sessions whose work did not end in time.
+        self._interrupted = 0
         self._until = 0.0
         self._waiting: asyncio.Task[None] | None = None
         #: Set when an operator's drain is over, and the daemon should stop.
@@ -57,15 +64,21 @@ class Draining:
     @property
     def status(self) -> DrainStatus:
         """The current state. Raises UnavailableError before the devices are ready."""
-        busy = self._slot.host.busy_sessions
+        found = DrainStatus(
+            self._state,
+            busy_sessions=self._slot.host.count_busy(),
+            interrupted_sessions=self._interrupted,
+            process=os.getpid(),
+            process_started=process_started(os.getpid()),
+        )
         if self._state is not DrainState.DRAINING:
-            return DrainStatus(self._state, busy_sessions=busy)
+            return found
         left = max(0.0, self._until - asyncio.get_running_loop().time())
-        return DrainStatus(self._state, left, self._stay, busy)
+        return replace(found, remaining_seconds=left, stay=self._stay)
 
     async def begin(self, seconds: float = 0.0, *, stay: bool = False) -> DrainStatus:
-        """Begin to drain, for at most so many seconds; 0 is the configured default. Returns at
-        once.
+        """Begin to drain, for at most so many seconds; 0 is the configured default. Returns within
+        `GLANCE_SECONDS`, in which it sees which sessions are at work.
 
         Raises InvalidArgumentError, DrainingError.
         """
@@ -75,12 +88,16 @@ class Draining:
         host = self._slot.host
         self._check_not_stopping()
         self._until = asyncio.get_running_loop().time() + (seconds or self._drain_seconds())
-        self._state, self._stay = DrainState.DRAINING, stay
+        self._state, self._stay, self._interrupted = DrainState.DRAINING, stay, 0
         host.drain()
+        has_sessions = bool(host.sessions)
+        host.count_busy()
         logger.info("draining, by request of an operator")
         if self._waiting is None:
             self._waiting = asyncio.ensure_future(self._wait())
         await self._tell_health()
+        if has_sessions:
+            await asyncio.sleep(GLANCE_SECONDS)
         return self.status
 
     async def undo(self) -> DrainStatus:
@@ -91,7 +108,7 @@ class Draining:
             # Before the first await: a drain that another operator begins meanwhile must stay in
             # force.
             host.undo_drain()
-            self._state = DrainState.SERVING
+            self._state, self._interrupted = DrainState.SERVING, 0
             logger.info("the drain was undone: new sessions are accepted")
             await self._cancel()
             await self._tell_health()
@@ -118,7 +135,7 @@ class Draining:
             # In steps: the deadline may change, and a waiting thread cannot be interrupted.
             quiet = await asyncio.to_thread(host.wait_quiet, min(left, LOOK_SECONDS))
         if not quiet:
-            logger.warning("work did not end in time and is interrupted")
+            self.interrupt()
         if not self._stay:
             self._state = DrainState.STOPPING
             self.over.set()
@@ -126,6 +143,12 @@ class Draining:
         await asyncio.to_thread(host.close_sessions, DRAINED)
         self._state, self._waiting = DrainState.DRAINED, None
         logger.info("drained; staying until the drain is undone")
+
+    def interrupt(self) -> None:
+        """Note that the drain ends before the work of its sessions."""
+        # A drain without a session at work is quiet.
+        self._interrupted = max(1, self._slot.host.count_busy())
+        logger.warning("work of %d sessions did not end in time and is interrupted", self._interrupted)
 
     async def _cancel(self) -> None:
         """Cancel the wait. Its thread ends within LOOK_SECONDS."""

@@ -55,6 +55,7 @@ from heliograph_server.resources.principals import ANYBODY, Principal
 from heliograph_server.resources.quotas import Holding, QuotaKind, QuotaShare, Tenants
 from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.resources.timers import Deadlines, Timer
+from heliograph_server.runtime.activity import SessionActivity
 from heliograph_server.runtime.listing import describe, memory_of, status_of
 from heliograph_server.runtime.upload_tickets import Admissions
 from heliograph_server.session.run_timeline import RunObserver, Tracing
@@ -148,6 +149,7 @@ class Host:
         self._reapers: dict[bytes, Timer] = {}
         self._numbers = itertools.count(1)
         self._draining = False
+        self._activity = SessionActivity()
         self._closed = False
         #: Totals of sessions that have ended.
         self._past = SessionCounts()
@@ -502,10 +504,10 @@ class Host:
             self._changed.notify_all()
         self._tell_draining()
 
-    @property
-    def busy_sessions(self) -> int:
-        """The number of sessions with work."""
-        return sum(not one.is_quiet for one in self._all_sessions())
+    def count_busy(self) -> int:
+        """The number of sessions with work, or that have sent a command since an earlier count, in
+        the last second."""
+        return self._activity.count_busy(self._all_sessions())
 
     def hurry(self) -> None:
         """End `wait_quiet` at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -196,7 +197,7 @@ def test_running_work_ends_well_while_new_sessions_are_refused_and_then_the_daem
         with pytest.raises(hg.DrainingError, match="elsewhere"):
             hg.connect(url)
         assert future.result(timeout=SECONDS)["y"].tolist() == [[0.0]]
-        assert admin.wait_drained(SECONDS) is DrainState.STOPPING
+        assert admin.wait_drained(SECONDS).state is DrainState.STOPPING
         assert process.wait(SECONDS) == 0
 
 
@@ -242,7 +243,7 @@ def test_a_drain_can_be_undone_while_work_runs(url: str, admin: Admin) -> None:
 def test_a_daemon_that_stays_ends_its_sessions_and_waits_to_be_undone(url: str, admin: Admin) -> None:
     with hg.connect(url) as session:
         admin.drain(stay=True)
-        assert admin.wait_drained(SECONDS) is DrainState.DRAINED
+        assert admin.wait_drained(SECONDS).state is DrainState.DRAINED
         assert admin.sessions() == ()
         with pytest.raises(hg.DrainingError, match="operator"):
             session.put(X).get()
@@ -258,7 +259,7 @@ def test_a_drain_that_goes_on_takes_a_new_deadline(url: str, admin: Admin) -> No
         future = running(session, products=2000)
         assert admin.drain(3600, stay=True).remaining_seconds > 3000
         assert admin.drain(0.1, stay=True).remaining_seconds < 1
-        assert admin.wait_drained(SECONDS) is DrainState.DRAINED
+        assert admin.wait_drained(SECONDS).state is DrainState.DRAINED
         with pytest.raises(hg.HeliographError):
             future.result(timeout=SECONDS)
     admin.undo_drain()
@@ -267,9 +268,7 @@ def test_a_drain_that_goes_on_takes_a_new_deadline(url: str, admin: Admin) -> No
 def test_a_client_of_short_runs_does_not_hold_a_drain_up(url: str, admin: Admin) -> None:
     """It is quiet between two runs, and never for long."""
     with hg.connect(url) as session:
-        graph = hg.Graph()
-        graph.output("y", graph.input("x", (2,), "f32") + 1.0)
-        plan = session.compile(graph)
+        plan = plan_of_short_runs(session)
         x = np.zeros(2, np.float32)
         admin.drain(0.5, stay=True)
         ended = time.monotonic() + SECONDS
@@ -277,8 +276,49 @@ def test_a_client_of_short_runs_does_not_hold_a_drain_up(url: str, admin: Admin)
             while time.monotonic() < ended:
                 plan.run(x=x)
         assert "connect again" in caught.value.advice
-        assert admin.wait_drained(SECONDS) is DrainState.DRAINED
+        assert admin.wait_drained(SECONDS).state is DrainState.DRAINED
     admin.undo_drain()
+
+
+def plan_of_short_runs(session: hg.Session) -> hg.Plan:
+    graph = hg.Graph()
+    graph.output("y", graph.input("x", (2,), "f32") + 1.0)
+    return session.compile(graph)
+
+
+def test_a_session_of_short_runs_counts_as_at_work_and_its_interruption_is_said(
+    url: str, admin: Admin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hg.connect(url) as session, ThreadPoolExecutor(1) as threads:
+        plan = plan_of_short_runs(session)
+
+        def run_until_ended() -> None:
+            with pytest.raises(hg.DrainingError):
+                while True:
+                    plan.run(x=np.zeros(2, np.float32))
+
+        running = threads.submit(run_until_ended)
+        assert main(["drain", "--stay", "--wait", "--seconds", "1", "--server", url]) == 0
+        running.result(SECONDS)
+    said = capsys.readouterr().out
+    assert "draining: 1 session at work" in said
+    assert "drained, waiting for --undo; the work of 1 session did not end in time" in said
+    admin.undo_drain()
+    assert admin.snapshot().drain.interrupted_sessions == 0
+
+
+def test_a_stopped_daemon_says_that_it_interrupted_work_and_its_process_has_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with started() as (process, url), ready(url) as session:
+        future = running(session, products=2000)
+        assert main(["drain", "--wait", "--seconds", "0.2", "--server", url]) == 0
+        # Not waited for: it is a zombie by now, or gone.
+        assert process.poll() == 0
+        said = capsys.readouterr().out
+        assert "drained and stopped; the work of 1 session did not end in time and was interrupted" in said
+        with pytest.raises(hg.HeliographError):
+            future.result(timeout=SECONDS)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 100_000])
@@ -329,8 +369,8 @@ def test_a_drain_that_stops_the_daemon_is_waited_for(capsys: pytest.CaptureFixtu
     with started() as (process, url):
         ready(url).close()
         assert main(["drain", "--wait", "--server", url]) == 0
-        assert "drained and stopped" in capsys.readouterr().out
-        assert process.wait(SECONDS) == 0
+        assert capsys.readouterr().out.endswith("drained and stopped\n")
+        assert process.poll() == 0
 
 
 def test_the_level_of_the_log_is_set_on_the_command_line(

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from forked_daemons import running_daemon
 from pool_daemons import DEVICE, HANGS_UP, SECONDS, Daemon, daemons, head_of, liar, present, wait_for_devices
 
 import heliograph as hg
 from heliograph.head.members import await_arrival
 from heliograph_proto.devices import DeviceChange
 from heliograph_proto.errors import ConfigurationError, HeliographError, ProtocolError
+from heliograph_proto.types import tensor_type
 from heliograph_proto.v1 import session_pb2
+from heliograph_server.pool.backend import open_device
 from heliograph_server.pool.discovery import Changed, Failed, ListedMember, MembershipSource, open_source
 from heliograph_server.pool.joining import LAST_PAUSE_SECONDS, pause_seconds
 from heliograph_server.pool.pool import Pool
@@ -505,6 +508,14 @@ def test_what_a_member_says_of_an_op_is_kept_short_and_printable() -> None:
 
     said = one_answer([OpAnswer("no\x1b[2J" + "o" * 10**6)])
     assert said.why_not.isprintable() and len(said.why_not) <= 1000
+
+
+def test_the_answers_about_an_op_with_several_result_types_are_kept_apart() -> None:
+    four, five = tensor_type("f32", (4,)), tensor_type("f32", (5,))
+    with running_daemon("--device", "fake") as url, open_device(url) as device:
+        assert device.supports_op("exp", {}, [four], four) == ""
+        with pytest.raises(hg.InvalidArgumentError, match="gives"):
+            device.supports_op("exp", {}, [four], five)
 
 
 def test_devices_that_keep_coming_are_refused_at_last() -> None:

@@ -18,8 +18,11 @@ class BusyHost:
 
     def __init__(self) -> None:
         self.is_draining = False
-        self.busy_sessions = 1
+        self.sessions = ()
         self.is_waited_for = threading.Event()
+
+    def count_busy(self) -> int:
+        return 1
 
     def drain(self) -> None:
         self.is_draining = True
