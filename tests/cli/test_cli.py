@@ -69,7 +69,7 @@ def test_devices_as_a_table_and_as_json(url: str, capsys: pytest.CaptureFixture[
     assert device["name"] == "cpu0" and device["type"] == "cpu" and device["memory"]["total_bytes"] > 0
     assert set(device) == {
         "name", "type", "backend", "description", "id", "memory", "capabilities", "buffer_types", "features",
-        "missing",
+        "missing", "lost",
     }  # fmt: skip
     assert device["buffer_types"][0] == {
         "name": "cpu0", "role": "default", "alignment_bytes": 64, "max_size_bytes": 2**63 - 1,

@@ -12,6 +12,8 @@ from typing import Any
 import heliograph as hg
 from heliograph.cli.common.arguments import add_json_argument, add_server_argument
 from heliograph.cli.common.tables import print_table
+from heliograph_proto.devices import Memory
+from heliograph_proto.errors import DeviceLostError, MemberLostError
 from heliograph_proto.types import size_text
 
 #: The timeout of each call.
@@ -49,10 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _described(session: hg.Session) -> Iterator[dict[str, Any]]:
-    """The devices, without those of members that are lost or get lost meanwhile."""
+    """The devices, without those of members that are lost, whose member has the reason."""
     for device in session.devices:
-        with suppress(hg.MemberLostError):
-            if not device.lost:
+        with suppress(MemberLostError):
+            if not (device.lost and device.backend == "remote"):
                 yield describe(device)
 
 
@@ -69,7 +71,7 @@ def print_tables(tables: Sequence[Sequence[Sequence[str]]]) -> None:
 
 def describe(device: hg.Device) -> dict[str, Any]:
     """The JSON of a device; memory in bytes."""
-    memory = device.memory(timeout=SECONDS)
+    memory = _memory(device)
     can = device.capabilities
     return {
         "name": device.name,
@@ -87,7 +89,18 @@ def describe(device: hg.Device) -> dict[str, Any]:
         "buffer_types": [asdict(one) | {"role": one.role.name.lower()} for one in device.buffer_types],
         "features": dict(sorted(device.features.items())),
         "missing": dict(sorted(device.missing.items())),
+        "lost": device.lost,
     }
+
+
+def _memory(device: hg.Device) -> Memory:
+    """The memory of a device; none of a lost one, or one that gets lost meanwhile."""
+    try:
+        return Memory() if device.lost else device.memory(timeout=SECONDS)
+    except MemberLostError:
+        raise
+    except DeviceLostError:
+        return Memory()
 
 
 # For people
@@ -104,6 +117,8 @@ def _device_row(one: dict[str, Any]) -> Sequence[str]:
     sizes = [size_text(memory[name]) for name in ("free_bytes", "total_bytes")]
     if not memory["total_bytes"]:
         sizes = ["unknown", "unknown"]
+    if one["lost"]:
+        return [one["name"], one["type"], one["backend"], "-", "-", "-", f"lost: {one['lost']}"]
     threads_or_id = one["id"] or one["features"].get("threads", "-")
     return [one["name"], one["type"], one["backend"], *sizes, threads_or_id, one["description"]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from heliograph_proto.sessions import Limits
@@ -32,3 +32,5 @@ class SessionServices:
     times: TenantTimes
     #: The session's share of its tenant's account.
     holding: Holding
+    #: Called when work found a device of this host lost.
+    found_lost: Callable[[], None] = lambda: None

@@ -150,6 +150,8 @@ class Host:
         self._numbers = itertools.count(1)
         self._draining = False
         self._activity = SessionActivity()
+        #: Lost devices of this host that sessions know of. They stay listed, with the reason.
+        self._known_lost: set[Device] = set()
         self._closed = False
         #: Totals of sessions that have ended.
         self._past = SessionCounts()
@@ -265,6 +267,19 @@ class Host:
             session.tell_devices(device_change)
         if change.lost:
             self.store.forget_lost()
+
+    def _found_lost(self) -> None:
+        """Tell all sessions of the devices of this host that are lost, once each."""
+        with self._changed:
+            found = [one for one in self._registry.devices if one.lost is not None]
+            news = [one for one in found if one not in self._known_lost]
+            self._known_lost.update(news)
+        for device in news:
+            why = device.lost.message if device.lost is not None else ""
+            logger.error("%s; it stays listed until the daemon restarts", why)
+            change = DeviceChange("", (), (device.name,), why, self._daemons, self._draining)
+            for session in self._all_sessions():
+                session.tell_devices(change)
 
     @property
     def _daemons(self) -> tuple[bytes, ...]:
@@ -392,6 +407,7 @@ class Host:
                 ),
                 times=self.measurements.of_tenant(tenant),
                 holding=holding,
+                found_lost=self._found_lost,
             )
             session = Session(
                 SessionIdentity(next(self._numbers), _printable(client), principal, watches),

@@ -24,7 +24,13 @@ from heliograph_backends.host_memory.sealed import SealedMemory
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
 from heliograph_proto.commands import Command, CompletionBatch, RunCommand
 from heliograph_proto.devices import DeviceChange
-from heliograph_proto.errors import HandleExistsError, HeliographError, LimitExceededError
+from heliograph_proto.errors import (
+    DeviceLostError,
+    HandleExistsError,
+    HeliographError,
+    LimitExceededError,
+    MemberLostError,
+)
 from heliograph_proto.trace_context import handing_on
 from heliograph_server.compile.plan_cache import KnownPlans
 from heliograph_server.compile.services import SessionServices
@@ -93,6 +99,7 @@ class Executor:
         self._devices = services.devices
         self._device_locks = services.device_locks
         self._deadlines = services.deadlines
+        self._found_lost = services.found_lost
         #: The session's share of its tenant's account.
         self._holding = services.holding
         #: Guards the core.
@@ -592,6 +599,9 @@ class Executor:
         fields = run_fields(self._log_fields, sequence, self._book.trace_of(sequence))
         if isinstance(error, HeliographError):
             logger.debug("command %d failed: %s", sequence, error.message, extra=fields)
+        if isinstance(error, DeviceLostError) and not isinstance(error, MemberLostError):
+            with self.lock:
+                self._calls.append(self._found_lost)
         return typed(error, f"command {sequence}", computing=computing, fields=fields)
 
     # Releases
