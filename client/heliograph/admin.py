@@ -12,9 +12,12 @@ PermissionDeniedError.
 
 from __future__ import annotations
 
+import os
+import select
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,6 +28,7 @@ from heliograph.transport import handshake
 from heliograph.transport.channels import credentials_of, open_channel
 from heliograph_proto.addresses import Address, Credentials
 from heliograph_proto.codec import decode, decode_all
+from heliograph_proto.devices import BackendInfo, BackendUse
 from heliograph_proto.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -32,7 +36,7 @@ from heliograph_proto.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from heliograph_proto.process_end import wait_for_end
+from heliograph_proto.process_facts import process_started
 from heliograph_proto.sessions import (
     DeviceStatus,
     DrainState,
@@ -46,6 +50,8 @@ from heliograph_proto.v1 import admin_pb2
 
 __all__ = [
     "Admin",
+    "BackendInfo",
+    "BackendUse",
     "DeviceStatus",
     "DrainState",
     "DrainStatus",
@@ -181,9 +187,38 @@ class Admin:
                 raise
         if end is None:
             end = time.monotonic() + END_SECONDS
-        if not wait_for_end(found.process, found.process_started, max(0.0, end - time.monotonic())):
+        if not _wait_for_end(found.process, found.process_started, max(0.0, end - time.monotonic())):
             raise DeadlineExceededError("the daemon's process did not end in time")
         return replace(found, state=DrainState.STOPPING, remaining_seconds=0.0)
+
+    def backends(self) -> tuple[BackendUse, ...]:
+        """Return all backends of the daemon, and the number of sessions that use each."""
+        answer = self._ask("ListBackends", admin_pb2.ListBackendsRequest(), "list its backends")
+        return decode_all(admin_pb2.ListBackendsResponse.FromString(answer).backends, BackendUse)
+
+    def unload_backend(self, name: str) -> BackendInfo:
+        """Unload a backend: close its devices, and remove its code. Native libraries stay.
+
+        Returns the backend as it was. Raises ConfigurationError if it is unknown or in use; the
+        error names the sessions.
+        """
+        answer = self._ask("UnloadBackend", admin_pb2.UnloadBackendRequest(name=name), "unload a backend")
+        return decode(admin_pb2.UnloadBackendResponse.FromString(answer).backend, BackendInfo)
+
+    def load_backend(self, source: str, devices: Sequence[str] = ()) -> BackendInfo:
+        """Load a backend of Heliograph, of an installed package or of the daemon's setting
+        `backends`, and start its devices.
+
+        Args:
+            source: Its name, or its source in that setting.
+            devices: The specifications of its devices, such as "fake:memory=1GiB". By default one
+                device without parameters.
+
+        Raises ConfigurationError.
+        """
+        request = admin_pb2.LoadBackendRequest(source=source, devices=devices)
+        answer = self._ask("LoadBackend", request, "load a backend")
+        return decode(admin_pb2.LoadBackendResponse.FromString(answer).backend, BackendInfo)
 
     def set_log_level(self, level: str) -> str:
         """Log events from this level on: "debug", "info", "warning" or "error".
@@ -242,3 +277,29 @@ class Admin:
         if not is_there and isinstance(found, UnavailableError) and not handshake.is_typed(error):
             return handshake.open_error(error, self.address, self._timeout, self._credentials)
         return found
+
+
+def _wait_for_end(process: int, started: int, seconds: float) -> bool:
+    """Wait until a process has ended. Return False if it has not, after so many seconds.
+
+    Returns True at once for a process that is not on this host, or in another PID namespace.
+    """
+    try:
+        descriptor = os.pidfd_open(process)
+    except (OSError, OverflowError, AttributeError):
+        return True
+    try:
+        if not started or _started(process) != started:
+            return True
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1e3))
+    finally:
+        os.close(descriptor)
+
+
+def _started(process: int) -> int:
+    try:
+        return process_started(Path(f"/proc/{process}/stat").read_text(errors="replace"))
+    except OSError:
+        return 0

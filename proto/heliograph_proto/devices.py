@@ -116,6 +116,16 @@ class BackendInfo:
     #: The reason why it has none.
     why: str = ""
     features: Mapping[str, str] = field(default_factory=dict)
+    #: The version of its package, or of its module; empty if it has none.
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendUse:
+    """A backend, and the number of sessions that use its devices."""
+
+    backend: BackendInfo
+    sessions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

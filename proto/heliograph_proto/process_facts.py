@@ -46,6 +46,16 @@ def process_facts(environment: Mapping[str, str], told: str = "") -> dict[str, s
     return {name: value for name, value in found.items() if value}
 
 
+def process_started(stat: str) -> int:
+    """Return the start of a process, in clock ticks since the start of the system, from the text of
+    /proc/PID/stat; 0 if it has none."""
+    try:
+        # The name of the process, in parentheses, may contain anything.
+        return int(stat.rpartition(")")[2].split()[19])
+    except (ValueError, IndexError):
+        return 0
+
+
 def allocator(environment: Mapping[str, str], libc: str) -> str:
     """Return the memory allocator: a preloaded library, else the C library; empty if unknown."""
     preloaded = environment.get("LD_PRELOAD", "").replace(":", " ").split()

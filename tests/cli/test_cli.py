@@ -78,7 +78,7 @@ def test_devices_as_a_table_and_as_json(url: str, capsys: pytest.CaptureFixture[
     assert int(device["features"]["threads"]) > 0
     cpu = next(one for one in found["backends"] if one["name"] == "cpu")
     assert cpu["devices"] == ["cpu0"] and cpu["why"] == "" and cpu["origin"] == "built in"
-    assert set(cpu) == {"name", "origin", "contract_version", "devices", "why", "features"}
+    assert set(cpu) == {"name", "origin", "contract_version", "devices", "why", "features", "version"}
     assert found["server"].startswith("heliograph/")
 
 

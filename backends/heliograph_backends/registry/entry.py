@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,13 @@ class BackendEntry:
         """A description of the backend."""
         version = CONTRACT_VERSION if self._kind is not None or self.devices else 0
         names = tuple(device.name for device in self.devices)
-        return BackendInfo(self.name, self.origin, version, names, self.why, self._features)
+        own = self.source.version or self._module_version
+        return BackendInfo(self.name, self.origin, version, names, self.why, self._features, own)
+
+    @property
+    def _module_version(self) -> str:
+        module = sys.modules.get(self._kind.__module__) if self._kind is not None else None
+        return one_line(str(getattr(module, "__version__", "")))
 
     @property
     def parameters(self) -> Sequence[Parameter]:

@@ -27,6 +27,7 @@ from typing import TypeAlias
 
 from heliograph_backends.contract import Backend
 from heliograph_backends.registry.specification import BUILT_IN
+from heliograph_proto import __version__
 from heliograph_proto.errors import ConfigurationError
 
 _numbers = itertools.count(1)
@@ -136,11 +137,16 @@ class BackendSource:
     load: Callable[[], Loaded]
     #: True if its class must have this name.
     is_named: bool = True
+    #: The version of its package; empty for a plugin, whose module may have one.
+    version: str = ""
 
 
 def built_in() -> tuple[BackendSource, ...]:
     """Return the backends of this package."""
-    return tuple(BackendSource(kind.name, "built in", partial(_already, kind)) for kind in BUILT_IN)
+    return tuple(
+        BackendSource(kind.name, "built in", partial(_already, kind), version=__version__)
+        for kind in BUILT_IN
+    )
 
 
 def origin_of_package(name: str) -> str:
@@ -167,7 +173,8 @@ def _of_entry_point(point: metadata.EntryPoint) -> BackendSource:
         _, modules = import_module(point.module)
         return point.load(), modules
 
-    return BackendSource(point.name, origin_of_package(package), load)
+    version = point.dist.version if point.dist is not None else ""
+    return BackendSource(point.name, origin_of_package(package), load, version=version)
 
 
 def sources_of(text: str) -> tuple[BackendSource, ...]:

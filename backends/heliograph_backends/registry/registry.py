@@ -45,6 +45,7 @@ class Registry:
         self._entries: list[BackendEntry] = []
         #: By priority.
         self._started: tuple[BackendEntry, ...] = ()
+        self._plugins = tuple(plugins)
         for source in built_in():
             self._add(source)
         for plugin in plugins:
@@ -147,12 +148,49 @@ class Registry:
             found.setdefault(entry, []).append(parameters)
         return found
 
-    def unload(self, name: str) -> None:
-        """Close a backend's devices and remove its code. Raises ConfigurationError while in use."""
+    def load_again(self, text: str) -> BackendInfo:
+        """Load a backend by its name: one of this package, of an installed one, or of the plugins
+        that this registry was opened with, also by their source. No other code runs.
+
+        Raises ConfigurationError.
+        """
+        with self._changing:
+            entry = self._entry(text)
+            if entry is None or entry.why:
+                source = self._source(text)
+                if entry is not None:
+                    self._entries.remove(entry)
+                entry = self._add(source)
+            if not entry.load():
+                entry.require()
+            return entry.info
+
+    def _source(self, text: str) -> BackendSource:
+        plugins = {plugin: sources_of(plugin) for plugin in self._plugins}
+        if text in plugins:
+            return plugins[text][0]
+        known = [*built_in(), *(one for several in plugins.values() for one in several), *installed()]
+        wanted = text.casefold()
+        found = next((one for one in known if wanted in (one.name.casefold(), one.origin.casefold())), None)
+        if found is None:
+            advice = suggest(text, list(dict.fromkeys(one.name for one in known)))
+            raise ConfigurationError(f"there is no backend {text[:64]!r} to load", advice=advice)
+        return found
+
+    def devices_of(self, name: str) -> tuple[Device, ...]:
+        """Return the devices of a backend. Raises ConfigurationError for an unknown one."""
+        with self._changing:
+            return self._known(name).devices
+
+    def unload(self, name: str, *, checked: bool = False) -> None:
+        """Close a backend's devices and remove its code.
+
+        Raises ConfigurationError while in use, unless the caller has `checked` that it is not.
+        """
         with self._changing:
             entry = self._known(name)
             with self._lock:
-                if entry.users:
+                if entry.users and not checked:
                     users = f"{entry.users} session{'s' if entry.users > 1 else ''}"
                     raise ConfigurationError(
                         f"backend {entry.name!r} is in use by {users}", advice="close them first"

@@ -45,6 +45,7 @@ GROUPS = {
         "pool": "start, show and stop daemons on the nodes of a cluster",
         "top": "show the load of a daemon: devices, sessions, tenants, members",
         "sessions": "list the sessions of a daemon, or end one",
+        "backends": "list, unload and load the backends of a daemon",
         "drain": "end the work of a daemon, then stop it",
         "log-level": "set the log level of a daemon",
         "token": "create, list and revoke the tokens of a daemon",

@@ -53,7 +53,17 @@ _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
     # daemon hold, send and measure values, so they must belong to the pool.
     Right.POOL: {"PeerService": ("Exchange", "Pull", "Push", "Echo", "Probe")},
     Right.ADMIN: {
-        "AdminService": ("ListSessions", "EndSession", "Drain", "UndoDrain", "SetLogLevel", "Watch"),
+        "AdminService": (
+            "ListSessions",
+            "EndSession",
+            "Drain",
+            "UndoDrain",
+            "SetLogLevel",
+            "Watch",
+            "ListBackends",
+            "UnloadBackend",
+            "LoadBackend",
+        ),
     },
 }
 

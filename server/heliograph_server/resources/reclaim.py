@@ -28,9 +28,9 @@ class MemoryReclaim:
     """The idle memory of all sessions of a host, which must not make an allocation fail.
     Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *owners: Reclaimable | None) -> None:
         self._lock = threading.Lock()
-        self._owners: dict[Reclaimable, None] = {}
+        self._owners: dict[Reclaimable, None] = {one: None for one in owners if one is not None}
         #: Held until reclaimed memory is free. Reclaiming may itself need memory, hence reentrant.
         self._making = threading.RLock()
         #: The number of times that memory was reclaimed.

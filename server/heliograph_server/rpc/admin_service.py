@@ -20,7 +20,7 @@ from heliograph_proto.errors import (
     SessionClosedError,
 )
 from heliograph_proto.sessions import Snapshot
-from heliograph_proto.v1 import admin_pb2, admin_pb2_grpc
+from heliograph_proto.v1 import admin_pb2, admin_pb2_grpc, device_pb2
 from heliograph_server.resources.principals import Principal, current_principal
 from heliograph_server.rpc.errors import refusals
 from heliograph_server.runtime.draining import Draining
@@ -125,6 +125,37 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         logger.warning("the log level is now %s; it was %s", request.level, previous)
         return admin_pb2.SetLogLevelResponse(previous=previous)
 
+    @refusals
+    async def ListBackends(
+        self,
+        request: admin_pb2.ListBackendsRequest,
+        context: Context[admin_pb2.ListBackendsRequest, admin_pb2.ListBackendsResponse],
+    ) -> admin_pb2.ListBackendsResponse:
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._askers, self._slot.host.backends.list)
+        return admin_pb2.ListBackendsResponse(backends=encode_all(found, admin_pb2.BackendUse))
+
+    @refusals
+    async def UnloadBackend(
+        self,
+        request: admin_pb2.UnloadBackendRequest,
+        context: Context[admin_pb2.UnloadBackendRequest, admin_pb2.UnloadBackendResponse],
+    ) -> admin_pb2.UnloadBackendResponse:
+        # Goes on even if the operator hangs up.
+        unloading = self._closers.submit(self._slot.host.backends.unload, request.name)
+        found = await asyncio.shield(asyncio.wrap_future(unloading))
+        return admin_pb2.UnloadBackendResponse(backend=encode(found, device_pb2.Backend))
+
+    @refusals
+    async def LoadBackend(
+        self,
+        request: admin_pb2.LoadBackendRequest,
+        context: Context[admin_pb2.LoadBackendRequest, admin_pb2.LoadBackendResponse],
+    ) -> admin_pb2.LoadBackendResponse:
+        loading = self._closers.submit(self._slot.host.backends.load, request.source, tuple(request.devices))
+        found = await asyncio.shield(asyncio.wrap_future(loading))
+        return admin_pb2.LoadBackendResponse(backend=encode(found, device_pb2.Backend))
+
     # gRPC accepts a coroutine that writes in place of an asynchronous generator.
     @refusals
     async def Watch(  # type: ignore[override]
@@ -160,6 +191,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, began + seconds - loop.time())):
                     await self._draining.hung_up.wait()
-        if before is not None:
+        if before is not None and self._draining.is_stopping and not context.done():
             # How the drain has ended.
             await context.write(encode(replace(before, drain=self._draining.status), admin_pb2.Snapshot))

@@ -18,8 +18,8 @@ class SessionActivity:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By session: its number of commands, and the time of the count that found more of them.
-        self._seen: dict[Session, tuple[int, float]] = {}
+        #: By the session's number: its commands, and the time of the count that found more of them.
+        self._seen: dict[int, tuple[int, float]] = {}
 
     def __repr__(self) -> str:
         return f"<SessionActivity of {len(self._seen)} sessions>"
@@ -28,10 +28,10 @@ class SessionActivity:
         """Return how many of the open sessions are at work."""
         now = time.monotonic()
         with self._lock:
-            self._seen = {one: self._look(one, now) for one in sessions}
-            return sum(not one.is_quiet or now - sent < BUSY_SECONDS for one, (_, sent) in self._seen.items())
+            self._seen = {one.number: self._look(one, now) for one in sessions}
+            return sum(not one.is_quiet or now - self._seen[one.number][1] < BUSY_SECONDS for one in sessions)
 
     def _look(self, session: Session, now: float) -> tuple[int, float]:
         commands = session.commands
-        before, sent = self._seen.get(session, (commands, float("-inf")))
+        before, sent = self._seen.get(session.number, (commands, float("-inf")))
         return commands, now if commands != before else sent

@@ -13,9 +13,10 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 from heliograph_proto.errors import DrainingError, InvalidArgumentError
-from heliograph_proto.process_end import process_started
+from heliograph_proto.process_facts import process_started
 from heliograph_proto.sessions import LONGEST_DRAIN_SECONDS, DrainState, DrainStatus
 from heliograph_server.runtime.host import GONE
 from heliograph_server.runtime.host_slot import HostSlot
@@ -69,12 +70,17 @@ class Draining:
             busy_sessions=self._slot.host.count_busy(),
             interrupted_sessions=self._interrupted,
             process=os.getpid(),
-            process_started=process_started(os.getpid()),
+            process_started=_own_start(),
         )
         if self._state is not DrainState.DRAINING:
             return found
         left = max(0.0, self._until - asyncio.get_running_loop().time())
         return replace(found, remaining_seconds=left, stay=self._stay)
+
+    @property
+    def is_stopping(self) -> bool:
+        """True if the daemon stops after a drain."""
+        return self._state is DrainState.STOPPING
 
     async def begin(self, seconds: float = 0.0, *, stay: bool = False) -> DrainStatus:
         """Begin to drain, for at most so many seconds; 0 is the configured default. Returns within
@@ -156,3 +162,10 @@ class Draining:
         if waiting is not None:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
+
+
+def _own_start() -> int:
+    try:
+        return process_started(Path("/proc/self/stat").read_text(errors="replace"))
+    except OSError:
+        return 0

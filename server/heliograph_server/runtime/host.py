@@ -56,6 +56,7 @@ from heliograph_server.resources.quotas import Holding, QuotaKind, QuotaShare, T
 from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.resources.timers import Deadlines, Timer
 from heliograph_server.runtime.activity import SessionActivity
+from heliograph_server.runtime.backends import HostBackends
 from heliograph_server.runtime.listing import describe, memory_of, status_of
 from heliograph_server.runtime.upload_tickets import Admissions
 from heliograph_server.session.run_timeline import RunObserver, Tracing
@@ -140,10 +141,7 @@ class Host:
         #: The quota that all tenants without a name share.
         self._quota = Quota()
         self._deadlines = Deadlines()
-        self._room = MemoryReclaim()
-        for owner in (self.store, self.cache_writer):
-            if owner is not None:
-                self._room.join(owner)
+        self._room = MemoryReclaim(self.store, self.cache_writer)
         self._changed = threading.Condition()
         self._sessions: dict[bytes, Session] = {}
         self._reapers: dict[bytes, Timer] = {}
@@ -158,6 +156,10 @@ class Host:
         #: The number of losses of ready members.
         self.lost_members = 0
         self._started = time.monotonic()
+        #: Lists, unloads and loads backends.
+        self.backends = HostBackends(
+            registry, self._changed, self._all_sessions, self._devices_changed, self._room.make
+        )
         if pool is not None:
             pool.start(self.incarnation, self._devices_changed, self.measurements)
 
@@ -247,10 +249,10 @@ class Host:
         return query_placement(self._device(device), buffer_type, tensors)
 
     def _devices_changed(self, change: MembershipChange) -> None:
-        """Apply a change of members' devices. Called from the pool's threads, one change at a
-        time."""
+        """Apply a change of members' devices, or of a backend's. Called from the pool's threads,
+        one change of a member at a time."""
         with self._changed:
-            self.lost_members += bool(change.lost)
+            self.lost_members += bool(change.lost and change.member)
             for device in change.appeared:
                 self._device_locks.setdefault(device.name, DeviceLock())
         device_change = DeviceChange(
@@ -261,7 +263,9 @@ class Host:
             self._daemons,
             self._draining,
         )
-        changed = [one for one in self._all_sessions() if one.change_devices(change)]
+        sessions = self._all_sessions()
+        # Sessions have lost the devices of an unloaded backend already.
+        changed = [one for one in sessions if one.change_devices(change) or not change.member]
         change.applied()
         for session in changed:
             session.tell_devices(device_change)
@@ -381,7 +385,8 @@ class Host:
             if not principal.tenant:
                 principal = replace(principal, quota=self._quota)
             account = self._tenants.account(principal)
-            found = (*own, *(self._pool.devices if self._pool is not None else ()))
+            # A backend may have been unloaded or loaded meanwhile.
+            found = self.devices
             # The first one is the default.
             found = tuple(sorted(found, key=lambda one: one.is_draining))
             if not found:

@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -181,6 +182,28 @@ class Session:
         if message.lost:
             self._executor.lose_devices()
         self._executor.deliver()
+
+    def uses(self, devices: Collection[str]) -> bool:
+        """True if it has tensors, plans, streams or reservations on one of the devices, or may make
+        some now: it compiles."""
+        if not self._compiler.busy.acquire(blocking=False):
+            return True
+        try:
+            with self._lock:
+                resources, plans = self._core.resources, self._core.plans.loaded
+                found = {one.device for one in resources.storages}
+                found.update(one.device for one in resources.queues)
+                found.update(name for one in plans if one is not None for name in one.device_names)
+                reserves = self._core.handles.count(ReservationHandle) > 0
+        finally:
+            self._compiler.busy.release()
+        return reserves or not found.isdisjoint(devices)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """A context in which it begins no command, and no compile that has not begun already."""
+        with self._lock:
+            yield
 
     # Plans and contents
 

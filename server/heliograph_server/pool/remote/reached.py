@@ -1,4 +1,4 @@
-"""What one member knows of its link to another: whether it works, and when to probe it again. Pure.
+"""The link from one member to another: whether it works, and when to probe it again. Pure.
 
 direct ──(a probe or a run finds no link)──▸ relayed ──(a probe finds it)──▸ direct
 """
