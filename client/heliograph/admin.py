@@ -103,8 +103,8 @@ class Admin:
         self.address = address
         self._timeout = timeout
         self._credentials = credentials
-        #: True if the daemon was asked to stop: it may be gone before the next look.
-        self._is_stopping = False
+        #: The answer of a daemon that was asked to stop: it may be gone before the next look.
+        self._stopping: DrainStatus | None = None
         self._channel = open_channel(address, OPTIONS, credentials)
 
     def __repr__(self) -> str:
@@ -155,13 +155,14 @@ class Admin:
         deadline_ms = 0 if seconds is None else max(1, round(seconds * 1e3))
         request = admin_pb2.DrainRequest(deadline_ms=deadline_ms, stay=stay)
         answer = self._ask("Drain", request, "drain")
-        self._is_stopping = not stay
-        return decode(admin_pb2.DrainResponse.FromString(answer).drain, DrainStatus)
+        found = decode(admin_pb2.DrainResponse.FromString(answer).drain, DrainStatus)
+        self._stopping = None if stay else found
+        return found
 
     def undo_drain(self) -> DrainStatus:
         """Accept new sessions again. Raises DrainingError if the daemon is already stopping."""
         answer = self._ask("UndoDrain", admin_pb2.UndoDrainRequest(), "undo its drain")
-        self._is_stopping = False
+        self._stopping = None
         return decode(admin_pb2.UndoDrainResponse.FromString(answer).drain, DrainStatus)
 
     def wait_drained(self, timeout: float | None = None) -> DrainStatus:
@@ -172,7 +173,7 @@ class Admin:
         `timeout` is the drain's deadline and a minute. Raises DeadlineExceededError.
         """
         end: float | None = None if timeout is None else time.monotonic() + timeout
-        found = DrainStatus(DrainState.DRAINING if self._is_stopping else DrainState.SERVING)
+        found = self._stopping or DrainStatus()
         try:
             for snapshot in self.watch(0.2):
                 found = snapshot.drain
