@@ -25,7 +25,8 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates, which it writes into a folder. Keys are of ECDSA, which are quickly made."""
+    """Signs certificates, which it writes into a folder. Keys are of ECDSA, which are quickly
+    made."""
 
     def __init__(self, folder: Path, name: str = "Test authority") -> None:
         self._folder = folder
@@ -55,10 +56,16 @@ class Authority:
         return self._issue(file, "server", found, ExtendedKeyUsageOID.SERVER_AUTH, begins_days, ends_days)
 
     def client(
-        self, name: str, *, file: str = "", begins_days: float = -1.0, ends_days: float = 30.0
+        self,
+        name: str,
+        *names: str,
+        file: str = "",
+        begins_days: float = -1.0,
+        ends_days: float = 30.0,
     ) -> Pair:
-        """Of a client of this name."""
-        return self._issue(file or name, name, [], ExtendedKeyUsageOID.CLIENT_AUTH, begins_days, ends_days)
+        """Of a client of this name, and alternative ones such as "DNS:ops.example"."""
+        found = [_alternative(one) for one in names]
+        return self._issue(file or name, name, found, ExtendedKeyUsageOID.CLIENT_AUTH, begins_days, ends_days)
 
     def _issue(
         self,
@@ -89,7 +96,15 @@ def serial_of(pem: bytes | str) -> int:
 
 
 def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if name else [])
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    kind, _, text = name.partition(":")
+    if kind == "IP":
+        return x509.IPAddress(ipaddress.ip_address(text))
+    kinds = {"DNS": x509.DNSName, "URI": x509.UniformResourceIdentifier, "email": x509.RFC822Name}
+    return kinds[kind](text)
 
 
 def _general(name: str) -> x509.GeneralName:

@@ -17,8 +17,10 @@ from paths import DEPLOY
 
 from heliograph.cli import parse
 from heliograph_proto.types import parse_size
+from heliograph_server.auth.clients import parse_clients
 from heliograph_server.config.config import ServerConfig, load_config
 from heliograph_server.pool.discovery import DnsSource, open_source
+from heliograph_server.resources.principals import Right
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this platform")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -279,6 +281,20 @@ def test_the_daemon_is_told_what_the_values_say(tmp_path: Path) -> None:
     assert members.log_format == "human" and members.log_level == "debug"
     assert head.traces == "http://collector.tracing:4317"
     assert not members.insecure and members.tls_client_ca and members.pool_key and members.tokens
+
+
+def test_without_tokens_the_daemons_own_certificate_has_the_right_of_a_pool(tmp_path: Path) -> None:
+    more = '[[client]]\nmatch = "CN:ops"\ntenant = "operators"\nrights = ["admin"]\n'
+    tls = {"enabled": True, "existingSecret": "ours", "clientCertificates": True, "clients": more}
+    documents = documents_of({"insecure": False, "tls": tls})
+    host = "demo-heliograph-members.compute.svc"
+    assert len(found := of_kind(documents, "ConfigMap")) == 2
+    for one in found:
+        own, operators = parse_clients(one["data"]["clients.toml"], "clients.toml")
+        assert own.matches([("DNS", host)]) and own.rights == {Right.USE, Right.POOL}
+        assert operators.matches([("CN", "ops")]) and operators.rights == {Right.ADMIN}
+    for config in configurations(documents, tmp_path).values():
+        assert Path(config.tls_clients).name == "clients.toml" and config.tls_client_ca
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "minimal"])

@@ -18,13 +18,14 @@ from heliograph_proto.addresses import Address
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.sessions import Quota
 from heliograph_server.auth.certificates import CertificateFiles, ServerCertificates
+from heliograph_server.auth.clients import ClientCertificates
+from heliograph_server.auth.files import may_be_read_by_all
 from heliograph_server.auth.interceptor import AuthInterceptor
 from heliograph_server.auth.tokens import (
     Token,
     TokenFile,
     add_token,
     hash_of,
-    may_be_read_by_all,
     new_token,
     read_tokens,
 )
@@ -58,8 +59,11 @@ class Access:
         if config.tokens and may_be_read_by_all(config.tokens):
             logger.warning("%s is readable by all users; it holds names and hashes only", config.tokens)
         self.certificates = _certificates(config)
-        asks = self.tokens is not None or bool(config.tls_client_ca)
-        self.gate = AuthInterceptor(self.tokens, config.quota, refused) if asks else None
+        self.clients = (
+            None if self.tokens or not config.tls_client_ca else ClientCertificates(config.tls_clients)
+        )
+        callers = self.tokens or self.clients
+        self.gate = AuthInterceptor(callers, config.quota, refused) if callers is not None else None
         self._quota = config.quota
         #: The quotas of tokens by hash, as the host has them.
         self._quotas: dict[str, Quota] = {}
@@ -91,7 +95,8 @@ class Access:
 
     def why_not(self, principal: Principal) -> HeliographError | None:
         """The reason why a principal has lost its access, or None; for long calls."""
-        return self.tokens.why_not(principal) if self.tokens is not None else None
+        callers = self.tokens or self.clients
+        return callers.why_not(principal) if callers is not None else None
 
     def use_quota(self, quota: Quota, host: Host | None) -> None:
         """Set the quota of tenants whose tokens have none of their own."""
@@ -103,10 +108,13 @@ class Access:
 
     def _update_quotas(self, host: Host) -> None:
         """Pass changed quotas to the host. If a tenant has several tokens, the last one counts."""
+        if self.clients is not None:
+            for session in host.sessions:
+                principal = session.principal
+                host.set_quota(principal.tenant, self.clients.quota_of(principal, self._quota))
+            return
         if self.tokens is None:
-            # The empty tenant of all callers, or the tenants of certificates.
-            for tenant in {"", *(one.tenant for one in host.tenants())}:
-                host.set_quota(tenant, self._quota)
+            host.set_quota("", self._quota)  # of all callers
             return
         for one in self.tokens.all:
             quota = one.principal(self._quota).quota
@@ -115,23 +123,24 @@ class Access:
                 host.set_quota(one.tenant, quota)
 
     def watch(self, host: Host) -> None:
-        """Start to end sessions whose tokens are revoked or expire."""
-        if self.tokens is not None:
-            self._sweeper = asyncio.get_running_loop().create_task(self._sweep(host, self.tokens))
+        """Start to end sessions whose tokens are revoked or expire, or whose certificates have
+        other rights."""
+        if (callers := self.tokens or self.clients) is not None:
+            self._sweeper = asyncio.get_running_loop().create_task(self._sweep(host, callers))
 
-    async def _sweep(self, host: Host, tokens: TokenFile) -> None:
+    async def _sweep(self, host: Host, callers: TokenFile | ClientCertificates) -> None:
         # Principals of the last check: a file may be written in several steps, and a session must
         # not end at the first.
         doubted: set[str] = set()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
-                tokens.refresh(in_doubt=True)
+                callers.refresh(in_doubt=True)
                 self._update_quotas(host)
                 before, doubted = doubted, set()
-                host.end_sessions(partial(_why_ended, tokens, before, doubted))
+                host.end_sessions(partial(_why_ended, callers, before, doubted))
             except Exception:
-                logger.exception("cannot end the sessions of invalid tokens")
+                logger.exception("cannot end the sessions of callers without access")
 
     async def close(self) -> None:
         """End the checks, and remove a token file whose first token was never printed.
@@ -146,10 +155,10 @@ class Access:
 
 
 def _why_ended(
-    tokens: TokenFile, before: set[str], doubted: set[str], principal: Principal
+    callers: TokenFile | ClientCertificates, before: set[str], doubted: set[str], principal: Principal
 ) -> HeliographError | None:
     """The reason to end the sessions of a principal, once this check and the one before agree."""
-    if (error := tokens.why_not(principal)) is None:
+    if (error := callers.why_not(principal)) is None:
         return None
     doubted.add(principal.key)
     return error if principal.key in before else None

@@ -10,7 +10,7 @@ import inspect
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,6 +20,7 @@ from heliograph_proto.addresses import BEARER, MAX_TOKEN, TOKEN_KEY
 from heliograph_proto.codec.status import code_for, error_to_metadata
 from heliograph_proto.errors import HeliographError, PermissionDeniedError, UnauthenticatedError
 from heliograph_proto.sessions import Quota
+from heliograph_server.auth.clients import ClientCertificates
 from heliograph_server.auth.tokens import TokenFile
 from heliograph_server.resources.principals import Principal, Right, called_by
 
@@ -81,8 +82,6 @@ logger = logging.getLogger(__name__)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], "Awaitable[Handler | None]"]
 
-#: The rights of a caller that is identified by its certificate only.
-CERTIFICATE_RIGHTS = frozenset((Right.USE, Right.POOL))
 #: The least time between two log lines about refused calls.
 REFUSALS_SECONDS = 10.0
 _SHOW = "pass a token: hg.connect(url, token=...), $HELIOGRAPH_TOKEN, or the URL that heliograph serve prints"
@@ -92,11 +91,12 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 class AuthInterceptor(aio.ServerInterceptor):
     """Identifies the caller of each call and checks its right.
 
-    `tokens` is None if only certificates identify callers. `refused` counts calls by reason.
+    Certificates identify callers only where `callers` is not a file of tokens. `refused` counts
+    calls by reason.
     """
 
-    def __init__(self, tokens: TokenFile | None, quota: Quota, refused: Counter[int]) -> None:
-        self._tokens, self.quota, self._refused = tokens, quota, refused
+    def __init__(self, callers: TokenFile | ClientCertificates, quota: Quota, refused: Counter[int]) -> None:
+        self._callers, self.quota, self._refused = callers, quota, refused
         self._logged_at = float("-inf")
         #: Refused calls since the last line of the log.
         self._unlogged = 0
@@ -109,11 +109,13 @@ class AuthInterceptor(aio.ServerInterceptor):
         if method.startswith(OPEN_PREFIX):
             return await continuation(handler_call_details)
         try:
-            if self._tokens is None:
+            if isinstance(self._callers, ClientCertificates):
                 handler = await continuation(handler_call_details)
-                return by_certificate(handler, method, self) if handler is not None else None
+                if handler is None:
+                    return None
+                return by_certificate(handler, method, self, self._callers)
             token = token_of(handler_call_details.invocation_metadata)
-            self.admit(self._tokens.identify(token, self.quota), method)
+            self.admit(self._callers.identify(token, self.quota), method)
         except HeliographError as error:
             return self._refusing(error, method)
         return await continuation(handler_call_details)
@@ -130,11 +132,6 @@ class AuthInterceptor(aio.ServerInterceptor):
                 else "no right allows it",
             )
         called_by(principal)
-
-    def admit_certificate(self, context: aio.ServicerContext[Any, Any], method: str) -> None:
-        """Like `admit`, for a caller with a certificate. Raises UnauthenticatedError without
-        one."""
-        self.admit(principal_of(context.auth_context(), self.quota), method)
 
     async def refuse(
         self, error: HeliographError, method: str, context: aio.ServicerContext[Any, Any]
@@ -176,24 +173,14 @@ def token_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return token
 
 
-def principal_of(found: Mapping[str, Iterable[bytes]], quota: Quota) -> Principal:
-    """Return the principal of a client certificate in gRPC's auth context. Raises
-    UnauthenticatedError."""
-    names = [one.decode("utf-8", "replace") for one in found.get("x509_common_name", ())]
-    if len(names) != 1 or not names[0].strip() or not names[0].isprintable():
-        raise UnauthenticatedError(
-            "the server requires a certificate with a common name, and none was given",
-            advice="connect with grpcs://, certificate=FILE and key=FILE",
-        )
-    return Principal(names[0], CERTIFICATE_RIGHTS, quota, names[0])
-
-
-def by_certificate(handler: Handler, method: str, gate: AuthInterceptor) -> Handler:
+def by_certificate(
+    handler: Handler, method: str, gate: AuthInterceptor, callers: ClientCertificates
+) -> Handler:
     """A handler of the same kind that first checks the certificate of the connection."""
 
     async def check(context: aio.ServicerContext[Any, Any]) -> None:
         try:
-            gate.admit_certificate(context, method)
+            gate.admit(callers.identify(context.auth_context(), gate.quota), method)
         except HeliographError as error:
             await gate.refuse(error, method, context)
 

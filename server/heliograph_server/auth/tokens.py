@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import os
 import re
 import secrets
 import stat
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
@@ -34,11 +33,10 @@ from typing import Any
 
 from heliograph_proto.errors import ConfigurationError, UnauthenticatedError
 from heliograph_proto.sessions import Quota
+from heliograph_server.auth.files import AccessFile, read_text
 from heliograph_server.config.schema import entries
 from heliograph_server.config.values import checked
 from heliograph_server.resources.principals import Principal, Right
-
-logger = logging.getLogger(__name__)
 
 #: The prefix of a token, by which people and secret scanners recognize it.
 PREFIX = "hgt_"
@@ -46,8 +44,8 @@ TOKEN_BYTES = 32
 SCHEME = "sha256:"
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 MAX_NAME = 100
-#: The longest file: some 30,000 tokens.
-MAX_BYTES = 8 * 2**20
+#: The content of the file, in errors.
+WHAT = "tokens"
 #: The first lines of a file.
 HEADING = (
     "# Clients that may connect, with hashes of their tokens: heliograph token new|ls|rm --file FILE\n\n"
@@ -99,30 +97,43 @@ def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
 
 
 def _entries(text: str, where: str) -> tuple[Token, ...]:
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{where} is not TOML: {error}", advice=_ADVICE) from None
-    entries = table.pop("token", [])
-    if table or not isinstance(entries, list):
-        raise ConfigurationError(
-            f"{where} has entries that are not tokens: {', '.join(table) or 'token'}",
-            advice="write each token as a table: [[token]]",
-        )
-    found = tuple(_parsed(one, f"{where}: token {number}") for number, one in enumerate(entries, 1))
+    found = tuple(_parsed(one, place) for one, place in tables(text, where, "token", _ADVICE))
     for what, values in (("name", [one.name for one in found]), ("hash", [one.hash for one in found])):
         if len(set(values)) != len(values):
             raise ConfigurationError(f"{where}: two tokens have the same {what}", advice="remove one of them")
     return found
 
 
-def _parsed(entry: Any, where: str) -> Token:
-    if not isinstance(entry, dict):
-        raise ConfigurationError(f"{where} is not a table", advice="write each as [[token]]")
-    if unknown := sorted(set(entry) - set(_KEYS)):
+def tables(text: str, where: str, key: str, advice: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The tables of a file that has nothing but `[[key]]`, each with its place for errors. Raises
+    ConfigurationError."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{where} is not TOML: {error}", advice=advice) from None
+    found = table.pop(key, [])
+    if table or not isinstance(found, list):
         raise ConfigurationError(
-            f"{where} has the unknown key {unknown[0]!r}", advice=f"known: {', '.join(_KEYS)}"
+            f"{where} has entries that are not {key}s: {', '.join(table) or key}",
+            advice=f"write each {key} as a table: [[{key}]]",
         )
+    for number, one in enumerate(found, 1):
+        place = f"{where}: {key} {number}"
+        if not isinstance(one, dict):
+            raise ConfigurationError(f"{place} is not a table", advice=f"write each as [[{key}]]")
+        yield one, place
+
+
+def check_keys(entry: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Check that an entry has known keys only. Raises ConfigurationError."""
+    if unknown := sorted(set(entry) - set(known)):
+        raise ConfigurationError(
+            f"{where} has the unknown key {unknown[0]!r}", advice=f"known: {', '.join(known)}"
+        )
+
+
+def _parsed(entry: dict[str, Any], where: str) -> Token:
+    check_keys(entry, _KEYS, where)
     name = check_name(entry.get("name"), f"{where}: its name")
     where = f"{where} ({name})"
     hashed = entry.get("hash")
@@ -134,7 +145,7 @@ def _parsed(entry: Any, where: str) -> Token:
         check_name(entry.get("tenant", "default"), f"{where}: its tenant"),
         parse_rights(entry.get("rights", ["use"]), where),
         _moment(entry.get("expires"), where),
-        _quota(entry.get("quota", {}), where),
+        parse_quota(entry.get("quota", {}), where, "token"),
     )
 
 
@@ -166,9 +177,10 @@ def _moment(found: Any, where: str) -> float | None:
     )
 
 
-def _quota(table: Any, where: str) -> dict[str, float]:
+def parse_quota(table: Any, where: str, key: str) -> dict[str, float]:
+    """Parse the fields of a quota that an entry of `[[key]]` has. Raises ConfigurationError."""
     if not isinstance(table, dict):
-        raise ConfigurationError(f"{where}: its quota is not a table", advice="write [token.quota]")
+        raise ConfigurationError(f"{where}: its quota is not a table", advice=f"write [{key}.quota]")
     known = {one.name: one for one in entries(Quota)}
     found: dict[str, float] = {}
     for key, value in table.items():
@@ -186,41 +198,21 @@ class TokenFile:
     def __init__(self, path: str) -> None:
         """Read the file. Raises ConfigurationError."""
         self.path = path
-        self._seen = _signature(path)
-        self._text = read_text(path)
-        self._tokens = parse_tokens(self._text, path)
-        self._problem = ""
+        self.file = AccessFile(path, WHAT, parse_tokens, _ADVICE)
 
     def __repr__(self) -> str:
-        return f"<TokenFile {self.path}: {len(self._tokens)} tokens>"
+        return f"<TokenFile {self.path}: {len(self.all)} tokens>"
 
     def refresh(self, *, in_doubt: bool = False) -> None:
-        """Read the file again if its metadata has changed, or in any case if `in_doubt`: two
-        changes in quick succession may leave the metadata the same. A problem is logged."""
-        seen = _signature(self.path)
-        if seen == self._seen and not in_doubt:
-            return
-        self._seen = seen
-        try:
-            text = read_text(self.path)
-            if text == self._text and not self._problem:
-                return
-            self._tokens, self._text = parse_tokens(text, self.path), text
-        except ConfigurationError as error:
-            # The text, as the error's traceback would keep the call alive.
-            before, self._problem = self._problem, error.in_a_line()
-            if before != self._problem:
-                logger.error("the previous tokens stay valid: %s", self._problem)
-            return
-        self._problem = ""
-        logger.info("reloaded %s: %d tokens", self.path, len(self._tokens))
+        """As `AccessFile.refresh`."""
+        self.file.refresh(in_doubt=in_doubt)
 
     def find(self, secret: str) -> Token | None:
         """Return the entry of a token, if there is one. The time it takes depends on neither."""
         self.refresh()
         hashed = hash_of(secret).encode()
         found: Token | None = None
-        for one in self._tokens:
+        for one in self.all:
             if hmac.compare_digest(one.hash.encode(), hashed):
                 found = one
         return found
@@ -228,7 +220,7 @@ class TokenFile:
     @property
     def all(self) -> Sequence[Token]:
         """All tokens, expired ones too."""
-        return self._tokens
+        return self.file.value
 
     def identify(self, secret: str, quota: Quota) -> Principal:
         """Return the principal of a token. Raises UnauthenticatedError."""
@@ -248,7 +240,7 @@ class TokenFile:
         """Return an error if a principal that was identified before has lost its token, else
         None."""
         now = time.time()
-        kept = next((one for one in self._tokens if one.hash == principal.key), None)
+        kept = next((one for one in self.all if one.hash == principal.key), None)
         if kept is None or kept.tenant != principal.tenant or not principal.rights <= kept.rights:
             cause = "was revoked"
         elif kept.is_expired(now):
@@ -263,60 +255,7 @@ class TokenFile:
 
 def read_tokens(path: str) -> tuple[Token, ...]:
     """Read the tokens of a file. Raises ConfigurationError."""
-    return parse_tokens(read_text(path), path)
-
-
-def read_text(path: str) -> str:
-    """Read the text of a file of tokens. Raises ConfigurationError, also if other users may write
-    it."""
-    try:
-        text, mode = _content(path)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read the tokens in {path}: {error.strerror}", advice=_ADVICE
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path} is not a text file", advice=_ADVICE) from None
-    if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigurationError(
-            f"{path} may be written by users other than its owner, who could grant access",
-            advice=f"chmod 600 {path}",
-        )
-    if not text.strip():
-        # A file without tokens has its heading; an empty one is still being written.
-        raise ConfigurationError(f"{path} is empty", advice=_ADVICE)
-    return text
-
-
-def _content(path: str) -> tuple[str, int]:
-    """Return the text and the mode of a file. Raises ConfigurationError, OSError,
-    UnicodeDecodeError."""
-    # Without O_NONBLOCK, opening a pipe blocks.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with open(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise ConfigurationError(
-                f"cannot read the tokens in {path}: it is not a regular file", advice=_ADVICE
-            )
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ConfigurationError(f"{path} is longer than {MAX_BYTES:,} bytes", advice=_ADVICE)
-    return content.decode("utf-8"), mode
-
-
-def may_be_read_by_all(path: str) -> bool:
-    """True if all users of the host may read a file."""
-    return bool(os.stat(path).st_mode & stat.S_IROTH)
-
-
-def _signature(path: str) -> tuple[int, ...]:
-    """Metadata that changes with the file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+    return parse_tokens(read_text(path, WHAT, _ADVICE), path)
 
 
 # Writing
@@ -325,7 +264,7 @@ def _signature(path: str) -> tuple[int, ...]:
 def add_token(path: Path, token: Token) -> None:
     """Append a token to a file, which is created with mode 0600 if it is missing. Raises
     ConfigurationError."""
-    before = read_text(str(path)) if path.exists() and path.stat().st_size else HEADING
+    before = read_text(str(path), WHAT, _ADVICE) if path.exists() and path.stat().st_size else HEADING
     if any(one.name == token.name for one in parse_tokens(before, str(path))):
         raise ConfigurationError(
             f"{path} already has a token {token.name!r}", advice="choose another name, or remove that one"

@@ -101,6 +101,17 @@ class ServerConfig:
             shown="FILE",
         ),
     ] = ""
+    tls_clients: Annotated[
+        str,
+        Setting(
+            "File that gives names in client certificates a tenant, rights and a quota, where there are no "
+            "tokens.",
+            'It is read again when it changes. Other certificates, and all with "", have the right `use`, '
+            "and their common name is the tenant.",
+            kind="path",
+            shown="FILE",
+        ),
+    ] = ""
     tokens: Annotated[
         str,
         Setting(
@@ -235,6 +246,19 @@ class ServerConfig:
             section="pool",
         ),
     ] = ""
+    pool_peers: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Daemons that this one connects to when the head of a pool names them: HOST, HOST:PORT, a "
+            "network such as 10.0.0.0/24, loopback, or * for all.",
+            "Others are refused. Without any, callers with the right `pool` may name all. A daemon without "
+            "tokens and client certificates then connects to loopback addresses if it listens at such alone, "
+            "and otherwise to all but those. The members of its own pool need no entry.",
+            shown="PEER",
+            flag="--pool-peer",
+            live=True,
+        ),
+    ] = ()
     pool_silence_seconds: Annotated[
         float,
         Setting(

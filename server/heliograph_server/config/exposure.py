@@ -22,6 +22,8 @@ class AccessSettings(Protocol):
     @property
     def tls_client_ca(self) -> str: ...
     @property
+    def tls_clients(self) -> str: ...
+    @property
     def tokens(self) -> str: ...
 
 
@@ -42,6 +44,12 @@ def check_together(config: AccessSettings) -> None:
         raise ConfigurationError(
             "tls_client_ca requires certificates of clients, which need TLS",
             advice="listen at grpcs://HOST:PORT",
+        )
+    if config.tls_clients and (config.tokens or not config.tls_client_ca):
+        cause = "tokens identify all callers" if config.tokens else "no certificates of clients are required"
+        raise ConfigurationError(
+            f"tls_clients has no effect: {cause}",
+            advice="set tls_client_ca, and no tokens; or give rights to tokens: heliograph token new --right",
         )
     if config.tls_client_ca and not config.tokens:
         for address in config.addresses:

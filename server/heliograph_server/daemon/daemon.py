@@ -53,6 +53,7 @@ from heliograph_server.daemon.systemd import ServiceManager
 from heliograph_server.links.aio import LoopPeers
 from heliograph_server.links.links import PoolCredentials
 from heliograph_server.resources.membership import Membership
+from heliograph_server.resources.peer_rules import PeerRules, rules_of
 from heliograph_server.rpc.admin_service import AdminService
 from heliograph_server.rpc.bulk_service import BulkService
 from heliograph_server.rpc.command_service import CommandService
@@ -174,6 +175,7 @@ class Daemon:
     async def start(self) -> None:
         """Bind, serve, and start the devices. Raises ConfigurationError; `stop` cleans up."""
         self._shown = pool_credentials(self._config)
+        _peer_rules(self._config)  # mistakes show at once
         self.access = Access(self._config, self._slot.refused)
         self.telemetry.facts.certificate_expiry = self.access.certificate_expiry
         self.watch.start()
@@ -208,6 +210,8 @@ class Daemon:
         """Apply the live settings. There may be no devices yet."""
         if self.host is not None and self.host.store.cache is not None:
             self.host.store.cache.quota_bytes = config.cache_size
+        if self.host is not None:
+            self.host.exchange.rules = _peer_rules(config)
         if self.access is not None:
             self.access.use_quota(config.quota, self.host)
 
@@ -288,6 +292,12 @@ def open_host_of(config: ServerConfig) -> Host:
     pool = _pool_of(config) if config.pool else None
     registry = open_registry(config.devices, config.backends, probe=True)
     return Host(registry, config.limits, ContentStore(cache, models), pool)
+
+
+def _peer_rules(config: ServerConfig) -> PeerRules:
+    """The daemons that sessions may name. Raises ConfigurationError."""
+    is_local = all(one.is_loopback for one in config.addresses)
+    return rules_of(config.pool_peers, asks=bool(config.tokens or config.tls_client_ca), is_local=is_local)
 
 
 def _pool_of(config: ServerConfig) -> Membership:

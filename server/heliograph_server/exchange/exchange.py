@@ -46,6 +46,7 @@ from heliograph_server.exchange.outgoing import (
 )
 from heliograph_server.exchange.prefetch import PrefetchedValue, Prefetches, claimed
 from heliograph_server.exchange.relay import RelayedValue, no_link
+from heliograph_server.resources.peer_rules import ANY, PeerRules
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class LiveExchange:
         self.chunk_bytes = limits.chunk_bytes
         self.budget = OutgoingBudget(limits.in_flight_bytes)
         self._peers = peers
+        #: The daemons that sessions may name.
+        self.rules: PeerRules = ANY
         self._lock = threading.Lock()
         self._departures: dict[bytes, Ledger[OutgoingValue, PullCallback]] = {}
         self._arrivals: dict[bytes, Ledger[IncomingValue, PushCallback]] = {}

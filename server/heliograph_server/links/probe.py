@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any, TypeAlias
 
@@ -11,11 +12,14 @@ from grpc import aio
 
 from heliograph.transport.channels import NO_CREDENTIALS, open_aio_channel
 from heliograph_proto.addresses import Credentials
+from heliograph_proto.codec.status import error_from_metadata
 from heliograph_proto.devices import ProbeResult
-from heliograph_proto.errors import InvalidArgumentError
-from heliograph_proto.plans import PeerSource
+from heliograph_proto.errors import HeliographError, InvalidArgumentError
+from heliograph_proto.plans import PeerSource, lost
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.links import links
+
+logger = logging.getLogger(__name__)
 
 #: The most bytes that one probe may send each way.
 MAX_BYTES = 64 * 2**20
@@ -51,9 +55,20 @@ async def probe(
         try:
             incarnation, shortest = await _round_trip(echo, until)
         except grpc.RpcError as broken:
-            return ProbeResult(error=links.error_of(broken, PeerSource(address, b"")))
+            return ProbeResult(error=_failure(broken, PeerSource(address, b"")))
         speed = await _bandwidth(echo, bandwidth_bytes, until) if bandwidth_bytes else 0.0
     return ProbeResult(None, incarnation, shortest, speed)
+
+
+def _failure(broken: grpc.RpcError, source: PeerSource) -> HeliographError:
+    """The error of a daemon, or one for all other causes: the caller must not learn what else is at
+    an address."""
+    found = links.error_of(broken, source)
+    trailing: Any = broken.trailing_metadata() if hasattr(broken, "trailing_metadata") else None
+    if error_from_metadata(tuple(trailing or ())) is not None:
+        return found
+    logger.info("a probe of %s failed: %s", source.address, found.message)
+    return lost(source, "no daemon answers there; the log of the daemon that asked has the cause")
 
 
 async def _round_trip(echo: _Echo, until: float) -> tuple[bytes, float]:

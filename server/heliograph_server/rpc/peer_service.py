@@ -38,7 +38,6 @@ from heliograph_server.links.aio import taken
 from heliograph_server.links.links import SERVICE, wrong_size
 from heliograph_server.links.probe import check_probe, probe
 from heliograph_server.resources.failures import typed
-from heliograph_server.resources.principals import no_exchange
 from heliograph_server.rpc.errors import refusals, register
 from heliograph_server.rpc.receiving import first_of
 from heliograph_server.runtime.host_slot import HostSlot
@@ -54,6 +53,7 @@ ECHO_BYTES = 2**20
 MESSAGE_BYTES = 2**20
 #: The most links measured at once, for all clients.
 MOST_PROBES = 16
+_MEASURING = "have the link to another daemon measured"
 #: While a stream has more unwritten answers than this, it is not read.
 UNREAD_ANSWERS = 10_000
 
@@ -181,9 +181,10 @@ class PeerService:
 
     @refusals
     async def Probe(self, request: peer_pb2.ProbeRequest, context: Context) -> peer_pb2.ProbeResponse:
-        if not self._slot.session(request.session).may_exchange:
-            raise no_exchange("have the link to another daemon measured")
+        session = self._slot.session(request.session)
+        session.check_peer("", _MEASURING)
         check_probe(request.address, request.bandwidth_bytes, request.timeout_ms)
+        session.check_peer(request.address, _MEASURING)
         if not self._probes.take(1):
             raise LimitExceededError(
                 f"{MOST_PROBES} links are being measured, which is the most", advice="try again later"

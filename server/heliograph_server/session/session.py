@@ -112,12 +112,13 @@ class Session:
         self._watches = identity.watches
         self._on_closed = on_closed
         self._devices = services.devices
+        self._exchange = services.exchange
         self._holding = services.holding
         self._contents = services.contents
         self._book = RunBook(self.number, self.principal, observers, tracing)
         self._executor = Executor(services, self._book, str(self), self.log_fields)
         self._core, self._lock = self._executor.core, self._executor.lock
-        self._core.may_exchange(self.may_exchange)
+        self._core.use_peer_check(partial(self.check_peer, what="fetch a tensor from another daemon"))
         self._compiler = Compiler(self._core.plans, self._lock, services, self._executor.plans)
         #: Bytes of graphs that wait to be compiled. One message may always wait, even above the
         #: limit.
@@ -209,8 +210,10 @@ class Session:
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compile an unchecked graph. Blocks. Raises the errors of PlanService.Compile."""
-        if request.options.partition is not None and not self.may_exchange:
-            raise no_exchange("run a partition of a graph, whose edges other daemons feed")
+        if (partition := request.options.partition) is not None:
+            named = [one.source.address for one in partition.arrivals if one.source is not None]
+            for address in named or [""]:
+                self.check_peer(address, "run a partition of a graph, whose edges other daemons feed")
         began = time.monotonic()
         try:
             info = self._compiler.compile(request)
@@ -462,10 +465,13 @@ class Session:
                 tensor_bytes=self._core.resources.storage_bytes,
             )
 
-    @property
-    def may_exchange(self) -> bool:
-        """True if the session may name other daemons, for an exchange of values with this one."""
-        return self.principal.may(Right.POOL)
+    def check_peer(self, address: str, what: str) -> None:
+        """Raise PermissionDeniedError unless the session may make this daemon connect to an
+        address; "" is none yet. `what` is the use, for the error."""
+        if not self.principal.may(Right.POOL):
+            raise no_exchange(what)
+        if address:
+            self._exchange.rules.check(address)
 
     @property
     def is_attached(self) -> bool:

@@ -193,7 +193,7 @@ def test_a_client_that_shows_a_certificate_is_a_tenant(authority: Authority) -> 
             assert (session.put(array).get() == array).all()
             principal = made.host.session(session.info.session).principal
         assert principal.tenant == principal.shown == "bob"
-        assert principal.rights == {Right.USE, Right.POOL}
+        assert principal.rights == {Right.USE}
 
 
 def test_a_quota_that_changes_is_in_force_for_whoever_shows_a_certificate(authority: Authority) -> None:

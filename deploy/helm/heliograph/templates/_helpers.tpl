@@ -134,6 +134,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- $_ := merge $settings (dict "tls_certificate" (printf "%s/tls.crt" $tls) "tls_key" (printf "%s/tls.key" $tls) "pool_ca" (printf "%s/ca.crt" $tls)) -}}
 {{- if $v.tls.clientCertificates -}}
 {{- $_ := merge $settings (dict "tls_client_ca" (printf "%s/ca.crt" $tls) "pool_certificate" (printf "%s/tls.crt" $tls) "pool_key" (printf "%s/tls.key" $tls)) -}}
+{{- if not $v.tokens.enabled -}}
+{{- $_ := set $settings "tls_clients" "clients.toml" -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if $v.tokens.enabled -}}

@@ -19,7 +19,8 @@ from heliograph.head.handoff import probe
 from heliograph_backends.contract import Site, SitePlan, SiteRun, SiteWork, Tensor
 from heliograph_proto import EXCHANGE
 from heliograph_proto.addresses import parse_address
-from heliograph_proto.errors import HeliographError, UnknownHandleError
+from heliograph_proto.devices import ProbeResult
+from heliograph_proto.errors import HeliographError, PermissionDeniedError, UnknownHandleError
 from heliograph_proto.plans import PlanOptions, PlanReport
 from heliograph_server.pool.remote.answers import printable
 from heliograph_server.pool.remote.device import check_compiled
@@ -128,6 +129,8 @@ class RemoteSite(Site):
             link.probed = time.monotonic()
         try:
             found = probe(self.member.session, other.address, bandwidth_bytes, PROBE_SECONDS)
+        except PermissionDeniedError as error:
+            found = ProbeResult(error=error)
         except HeliographError as error:
             logger.debug("%s cannot probe %s: %s", self.name, other.name, error)
             return None

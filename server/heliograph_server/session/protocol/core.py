@@ -527,9 +527,9 @@ class SessionCore:
         waiting.waiter = self._waiters
         return waiting.waiter
 
-    def may_exchange(self, may: bool) -> None:
-        """Set whether commands may name other daemons."""
-        self._context.may_exchange = may
+    def use_peer_check(self, check: Callable[[str], None]) -> None:
+        """Set the check of the addresses of other daemons that commands name."""
+        self._context.check_peer = check
 
     # Shared memory
 

@@ -36,7 +36,6 @@ from heliograph_server.resources.handles import (
     TensorHandle,
     layout,
 )
-from heliograph_server.resources.principals import no_exchange
 from heliograph_server.session.protocol.buffer_validation import BufferValidator
 from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import (
@@ -257,8 +256,7 @@ class CommandValidator:
         state.uses = (tensor,)
 
     def _fetch_tensor(self, state: CommandState, kind: c.FetchTensor) -> None:
-        if not self._context.may_exchange:
-            raise no_exchange("fetch a tensor from another daemon")
+        self._context.check_peer(kind.source.address)
         tensor = self._handles.get(kind.tensor, TensorHandle)
         self._write(state, FetchTask(tensor, kind), tensor, 0, tensor.type.nbytes)
 

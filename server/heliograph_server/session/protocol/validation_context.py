@@ -51,8 +51,8 @@ class ValidationContext:
         self.inline_bytes = 0
         #: The size of the memory shared with the client; 0: none.
         self.shared_bytes = 0
-        #: True if commands may name other daemons.
-        self.may_exchange = True
+        #: Raises PermissionDeniedError for the address of a daemon that commands may not name.
+        self.check_peer: Callable[[str], None] = lambda _address: None
 
     def hold(self, state: CommandState, inline_bytes: int) -> None:
         """Count the memory held for the command. Raises LimitExceededError."""
