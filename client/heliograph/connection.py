@@ -55,6 +55,11 @@ def _pool_of(urls: Sequence[str]) -> Address:
             raise InvalidArgumentError(
                 f"{one} cannot be a member of a pool", advice="a member is a whole daemon: grpc://host:port"
             )
+        if one.pin:
+            raise InvalidArgumentError(
+                f"{one} cannot be a member of a pool by its fingerprint",
+                advice="members connect to one another by certificates of an authority: ca=FILE",
+            )
         if one.token:
             raise InvalidArgumentError(
                 f"all members of a pool get the same token, not one for {one} alone",

@@ -4,7 +4,9 @@ The forms are `local:`, `unix:///path` (or gRPC's `unix:/path`), `grpc://host:po
 `host:port`), and `grpcs://host:port` with TLS.
 
 `grpcs://host:port?tls_name=NAME` expects a certificate for NAME instead of the host's name.
-`?token=TOKEN` gives the token to present, as `heliograph serve` prints it; the token is never
+`?pin=FINGERPRINT` expects the one certificate with this SHA-256 fingerprint, whoever vouches for it
+and whatever names it has. `grpc://host:port?insecure=yes` lets a token go to another host in the
+clear. `?token=TOKEN` gives the token to present, as `heliograph serve` prints it; the token is never
 printed, compared or logged with the address.
 
 `URL#cpu0` names a device. `local:#cpu:threads=2` starts one, and `local:#fake` one without
@@ -43,6 +45,8 @@ class Credentials:
     ca: str = ""
     certificate: str = ""
     key: str = ""
+    #: True if the token may go to other hosts unencrypted.
+    in_clear: bool = False
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -80,6 +84,7 @@ DEFAULT_URL = f"grpc://127.0.0.1:{DEFAULT_PORT}"
 MAX_SOCKET_PATH = 107
 _NOT_IN_HOSTS = frozenset(" ,@=\\\"'<>")
 ADVICE = "use local:, unix:///path/to/socket, grpc://host:port, or grpcs://host:port"
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
 #: A token anywhere in a text that may be a URL: it must not be repeated in an error.
 _TOKEN = re.compile(r"(token=)[^&#]*|(hgt_)[\w-]*|(://)[^/?#]*(?=@)", re.IGNORECASE)
 
@@ -100,6 +105,11 @@ class Address:
     members: tuple[str, ...] = ()
     #: The name that the certificate of a grpcs:// daemon must have; empty: the host's.
     tls_name: str = ""
+    #: The SHA-256 fingerprint of the one certificate that a grpcs:// daemon may have, in hexadecimal
+    #: digits; empty: any that the authorities vouch for.
+    pin: str = ""
+    #: True if a token may be sent to a grpc:// daemon on another host.
+    insecure: bool = False
     #: The token that the URL gave; empty if none.
     token: str = field(default="", repr=False, compare=False)
 
@@ -113,8 +123,13 @@ class Address:
                 return f"local:{device}"
             case "unix":
                 return f"unix://{self.path}{device}"
-        query = f"?tls_name={quote(self.tls_name)}" if self.tls_name else ""
-        return f"{self.scheme}://{self.host_port}{query}{device}"
+        parameters = (
+            f"tls_name={quote(self.tls_name)}" if self.tls_name else "",
+            f"pin={self.pin}" if self.pin else "",
+            "insecure=yes" if self.insecure else "",
+        )
+        query = "&".join(filter(None, parameters))
+        return f"{self.scheme}://{self.host_port}{query and '?'}{query}{device}"
 
     @property
     def is_tls(self) -> bool:
@@ -236,10 +251,11 @@ def _parameters(query: str) -> dict[str, str]:
     """Parse the query of a URL. Raises InvalidArgumentError, which does not repeat a token."""
     found: dict[str, str] = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
-        if key not in ("tls_name", "token"):
+        if key not in ("tls_name", "token", "pin", "insecure"):
             raise InvalidArgumentError(
                 f"unknown parameter {without_token(key)[:80]!r} in an address",
-                advice="the parameters after ? are tls_name=NAME, for grpcs://, and token=TOKEN",
+                advice="the parameters after ? are token=TOKEN, tls_name=NAME and pin=FINGERPRINT for "
+                "grpcs://, and insecure=yes for grpc://",
             )
         if key in found or not value:
             raise InvalidArgumentError(
@@ -248,7 +264,25 @@ def _parameters(query: str) -> dict[str, str]:
         found[key] = value
     if "token" in found:
         check_token(found["token"], "the token in the address")
+    if "pin" in found:
+        found["pin"] = _fingerprint(found["pin"])
+    if found.get("insecure", "yes") != "yes":
+        raise InvalidArgumentError(
+            "insecure is not yes in the address", advice="write insecure=yes, or nothing"
+        )
     return found
+
+
+def _fingerprint(text: str) -> str:
+    """Return the digits of a fingerprint, as `openssl x509 -fingerprint -sha256` prints it too.
+    Raises InvalidArgumentError."""
+    digits = text.lower().removeprefix("sha256:").replace(":", "")
+    if not _FINGERPRINT.fullmatch(digits):
+        raise InvalidArgumentError(
+            "the pin in the address is no fingerprint",
+            advice="a SHA-256 fingerprint has 64 hexadecimal digits",
+        )
+    return digits
 
 
 def _grpc(url: str, scheme: Literal["grpc", "grpcs"], device: str) -> Address:
@@ -275,17 +309,22 @@ def _grpc(url: str, scheme: Literal["grpc", "grpcs"], device: str) -> Address:
     tls_name = parameters.get("tls_name", "")
     if tls_name:
         _check_host(tls_name, is_bracketed=False, shown=shown)
-    if tls_name and scheme != "grpcs":
-        raise InvalidArgumentError(
-            f"bad address {shown!r}: tls_name needs grpcs://",
-            advice=f"use grpcs://{host}:{port or DEFAULT_PORT}",
-        )
+    for name in ("tls_name", "pin"):
+        if name in parameters and scheme != "grpcs":
+            raise InvalidArgumentError(
+                f"bad address {shown!r}: {name} needs grpcs://",
+                advice=f"use grpcs://{host}:{port or DEFAULT_PORT}",
+            )
+    if "insecure" in parameters and scheme != "grpc":
+        raise InvalidArgumentError(f"bad address {shown!r}: insecure is for grpc://", advice="leave it out")
     return Address(
         scheme,
         host=host,
         port=DEFAULT_PORT if port is None else port,
         device=device,
         tls_name=tls_name,
+        pin=parameters.get("pin", ""),
+        insecure="insecure" in parameters,
         token=parameters.get("token", ""),
     )
 

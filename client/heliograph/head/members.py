@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ def connect_as_head(
     """
     address = parse_address(url)
     shown = credentials_of(address) if credentials is None else credentials
+    shown = replace(shown, in_clear=shown.in_clear or address.insecure)
     return Session(GrpcShell(address, timeout, "auto", silence_seconds, shown))
 
 

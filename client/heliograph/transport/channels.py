@@ -6,7 +6,6 @@ take longer than a small run. Channels without a token are gRPC's own.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,6 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 
-from heliograph.core.future import logger
 from heliograph_proto.addresses import Address, Credentials, check_token
 from heliograph_proto.errors import InvalidArgumentError
 
@@ -58,7 +56,7 @@ def credentials_of(
         name: str(given[name] if given[name] is not None else os.environ.get(VARIABLES[name], ""))
         for name in _FILES
     }
-    found = Credentials(token=_token_of(address, token), **files)
+    found = Credentials(token=_token_of(address, token), in_clear=address.insecure, **files)
     if bool(found.certificate) != bool(found.key):
         raise InvalidArgumentError(
             "a certificate and its key go together",
@@ -106,7 +104,7 @@ def credentials_elsewhere(credentials: Credentials, own: Address, other: Address
 
     A token that is encrypted on the session's connection is not sent unencrypted elsewhere.
     """
-    if other.is_tls or other.is_loopback or not own.is_tls:
+    if other.is_tls or other.is_loopback or (credentials.in_clear and not own.is_tls):
         return credentials
     return replace(credentials, token="")
 
@@ -121,7 +119,7 @@ def open_channel(
             address.grpc_target, _secured(credentials), tuple(_options_of(address, options))
         )
     else:
-        _warn(address, credentials)
+        _check_clear(address, credentials)
         made = grpc.insecure_channel(address.grpc_target, tuple(options))
     return cast(grpc.Channel, _Channel(made, credentials.metadata)) if credentials.token else made
 
@@ -136,7 +134,7 @@ def open_aio_channel(
             address.grpc_target, _secured(credentials), tuple(_options_of(address, options))
         )
     else:
-        _warn(address, credentials)
+        _check_clear(address, credentials)
         made = grpc.aio.insecure_channel(address.grpc_target, tuple(options))
     return cast(grpc.aio.Channel, _AioChannel(made, credentials.metadata)) if credentials.token else made
 
@@ -154,15 +152,13 @@ def _secured(credentials: Credentials) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
-@functools.lru_cache(maxsize=64)
-def _warn_once(address: Address) -> None:
-    """Log a warning, once for each address."""
-    logger.warning("a token goes to %s unencrypted, where others may read it; use grpcs://", address)
-
-
-def _warn(address: Address, credentials: Credentials) -> None:
-    if credentials.token and not address.is_loopback:
-        _warn_once(replace(address, device="", token=""))
+def _check_clear(address: Address, credentials: Credentials) -> None:
+    """Raise InvalidArgumentError for a token that others could read on its way."""
+    if credentials.token and not (address.is_loopback or credentials.in_clear):
+        raise InvalidArgumentError(
+            f"the token would go to {address} unencrypted, where others may read it",
+            advice="use grpcs://; or write grpc://HOST:PORT?insecure=yes if the network is trusted",
+        )
 
 
 def _method(made: Any, own: tuple[tuple[str, str], ...]) -> Any:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc import aio
@@ -19,7 +20,7 @@ from heliograph_proto.errors import HeliographError
 from heliograph_proto.sessions import Quota
 from heliograph_server.auth.certificates import CertificateFiles, ServerCertificates
 from heliograph_server.auth.clients import ClientCertificates
-from heliograph_server.auth.files import may_be_read_by_all
+from heliograph_server.auth.files import AccessFile, may_be_read_by_all
 from heliograph_server.auth.interceptor import AuthInterceptor
 from heliograph_server.auth.tokens import (
     Token,
@@ -68,7 +69,6 @@ class Access:
         #: The quotas of tokens by hash, as the host has them.
         self._quotas: dict[str, Quota] = {}
         self._sweeper: asyncio.Task[None] | None = None
-        _warn(config)
 
     @property
     def interceptors(self) -> Sequence[aio.ServerInterceptor]:
@@ -88,6 +88,16 @@ class Access:
             return str(address)
         self._was_shown = True
         return f"{address}?token={self.first_token}"
+
+    @property
+    def files(self) -> Iterator[tuple[str, ServerCertificates | AccessFile[Any]]]:
+        """The files that are read again, each with its kind for `FileWatch`."""
+        if self.tokens is not None:
+            yield "tokens", self.tokens.file
+        if self.clients is not None and self.clients.file is not None:
+            yield "certificates", self.clients.file
+        if self.certificates is not None:
+            yield "certificates", self.certificates
 
     def certificate_expiry(self) -> float | None:
         """The expiry of the certificate, in seconds since 1970; None without one."""
@@ -192,12 +202,3 @@ def _log(loop: asyncio.AbstractEventLoop, level: int, text: str) -> None:
     """Log on the loop's thread: gRPC requests certificates on threads that Python did not start."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(logger.log, level, "%s", text)
-
-
-def _warn(config: ServerConfig) -> None:
-    for address in config.addresses:
-        if not address.is_loopback and not address.is_tls and config.tokens:
-            logger.warning(
-                "tokens are sent to %s in plain text, and can be intercepted; use grpcs://",
-                address,
-            )

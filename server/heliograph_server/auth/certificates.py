@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -172,8 +174,14 @@ class ServerCertificates:
     def __init__(self, files: CertificateFiles, log: Callable[[int, str], None] = logger.log) -> None:
         """Load the files. `log` is called on gRPC's threads too. Raises ConfigurationError."""
         self._files, self._log = files, log
-        self._seen = self._signature()
-        self.loaded = load(files)
+        #: How often a new certificate came into use ("ok"), or was rejected ("failed").
+        self.outcomes = Counter(ok=0, failed=0)
+        #: Why the latest certificate is not in use; empty if it is.
+        self.problem = ""
+        self._lock = threading.Lock()
+        self._seen = self._found = self._signature()
+        #: The certificate that gRPC has.
+        self._given = self.loaded = load(files)
         self._warn()
 
     def credentials(self) -> grpc.ServerCredentials:
@@ -191,26 +199,42 @@ class ServerCertificates:
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return a new configuration for gRPC, or None if nothing changed. Never raises."""
         try:
-            return self.refresh()
+            self.refresh()
+            with self._lock:
+                if self._given is self.loaded:
+                    return None
+                self._given = self.loaded
+            return self.loaded.configuration()
         except Exception as error:
             self._log(logging.ERROR, f"the certificate in use stays in use: {error!r}")
             return None
 
-    def refresh(self) -> grpc.ServerCertificateConfiguration | None:
-        """Read the files again if they have changed. Returns None if not, or if they are
-        unusable."""
-        seen = self._signature()
-        if seen == self._seen:
-            return None
-        self._seen = seen
-        try:
-            self.loaded = load(self._files)
-        except ConfigurationError as error:
-            self._log(logging.ERROR, f"the certificate in use stays in use: {error.in_a_line()}")
-            return None
+    def look(self, at_once: bool = False) -> None:
+        """Read changed files without waiting for a connection. The files are replaced one after the
+        other, so a change counts once two checks agree, or `at_once`."""
+        found = self._signature()
+        settled, self._found = found == self._found, found
+        if settled or at_once:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Read the files again if they have changed. A problem is logged."""
+        with self._lock:
+            seen = self._signature()
+            if seen == self._seen:
+                return
+            self._seen = seen
+            try:
+                self.loaded = load(self._files)
+            except ConfigurationError as error:
+                self.problem = error.in_a_line()
+                self.outcomes["failed"] += 1
+                self._log(logging.ERROR, f"the certificate in use stays in use: {self.problem}")
+                return
+            self.problem = ""
+            self.outcomes["ok"] += 1
         self._log(logging.INFO, f"reloaded {self._files.certificate}")
         self._warn()
-        return self.loaded.configuration()
 
     def _warn(self) -> None:
         until = datetime.fromtimestamp(self.loaded.expires, UTC)

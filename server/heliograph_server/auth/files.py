@@ -40,6 +40,10 @@ class AccessFile(Generic[T]):
     def __repr__(self) -> str:
         return f"<AccessFile {self.path}{': ' if self.problem else ''}{self.problem}>"
 
+    def look(self, at_once: bool = False) -> None:
+        """Check for a change, for `FileWatch`."""
+        self.refresh(in_doubt=at_once)
+
     def refresh(self, *, in_doubt: bool = False) -> None:
         """Read the file again if its metadata has changed, or in any case if `in_doubt`: two
         changes in quick succession may leave the metadata the same. A problem is logged."""

@@ -77,7 +77,7 @@ class ServerConfig:
     ] = (DEFAULT_URL,)
     insecure: Annotated[
         bool,
-        Setting("Allow other hosts to connect in plain text, without a token or a certificate."),
+        Setting("Allow other hosts to connect without a token or a certificate, and tokens in plain text."),
     ] = False
     tls_certificate: Annotated[
         str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from heliograph_proto.addresses import Address
@@ -61,9 +62,10 @@ def check_together(config: AccessSettings) -> None:
 
 
 def _check_address(address: Address, config: AccessSettings) -> None:
-    if address.token or address.tls_name:
+    if address.token or address.tls_name or address.pin or address.insecure:
+        plain = replace(address, tls_name="", pin="", insecure=False)
         raise ConfigurationError(
-            f"cannot listen at {address} with a token or a tls_name, which are for clients",
+            f"cannot listen at {plain} with a token or other parameters, which are for clients",
             advice="set a file of tokens: tokens, --tokens FILE",
         )
     if address.is_tls and not (config.tls_certificate and config.tls_key):
@@ -71,11 +73,17 @@ def _check_address(address: Address, config: AccessSettings) -> None:
             f"{address} needs a certificate and its key",
             advice="set tls_certificate and tls_key to PEM files: --tls-certificate FILE --tls-key FILE",
         )
+    if config.tokens and not (address.is_loopback or address.is_tls or config.insecure):
+        raise ConfigurationError(
+            f"tokens of clients at {address} would be sent in plain text, and could be intercepted",
+            advice="listen at grpcs:// with a certificate: --tls-certificate FILE --tls-key FILE; or give "
+            "--insecure if the network is trusted",
+        )
     asks = config.tokens or config.tls_client_ca
     if not address.is_loopback and not asks and not config.insecure:
         how = "without authentication" if address.is_tls else "in plain text and without authentication"
         raise ConfigurationError(
             f"{address} can be reached from other hosts, {how}",
-            advice="require tokens: --tokens FILE; or listen at 127.0.0.1 and use an SSH tunnel; or give "
-            "--insecure if the network is trusted",
+            advice="require tokens, with TLS: --share, or --tokens FILE; or listen at 127.0.0.1 and use an "
+            "SSH tunnel; or give --insecure if the network is trusted",
         )

@@ -150,7 +150,8 @@ class Daemon:
         self.health = Health(SERVICES, config.health_listen)
         #: Files that are read again when they change, and on SIGHUP.
         self.watch = FileWatch()
-        self.telemetry.facts.reloads = lambda: self.watch.outcomes
+        self.telemetry.facts.reloads = self.watch.outcomes
+        self.telemetry.facts.failing = self.watch.failing
         self.configuration = Configuration(config, self._reconfigure)
         self.draining = Draining(self._slot, lambda: self._config.drain_seconds, self.health.update)
         #: The addresses that it listens at, with their actual ports.
@@ -178,6 +179,8 @@ class Daemon:
         _peer_rules(self._config)  # mistakes show at once
         self.access = Access(self._config, self._slot.refused)
         self.telemetry.facts.certificate_expiry = self.access.certificate_expiry
+        for kind, file in self.access.files:
+            self.watch.add(kind, file)
         self.watch.start()
         self._server = aio.server(
             interceptors=self.access.interceptors,
@@ -314,7 +317,8 @@ def pool_credentials(config: ServerConfig) -> PoolCredentials:
 
     Raises ConfigurationError.
     """
-    return PoolCredentials(config.pool_token, config.pool_ca, config.pool_certificate, config.pool_key)
+    files = config.pool_token, config.pool_ca, config.pool_certificate, config.pool_key
+    return PoolCredentials(*files, insecure=config.insecure)
 
 
 def _in_own_thread(open_host: Callable[[], Host]) -> Future[Host]:

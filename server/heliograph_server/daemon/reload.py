@@ -13,13 +13,14 @@ once.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import stat
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from heliograph_proto.errors import ConfigurationError, HeliographError
 from heliograph_server.config.config import ServerConfig, Sources
@@ -143,29 +144,53 @@ class ReloadedFile(Generic[T]):
         return ", ".join(map(str, self.paths))
 
 
+class Watched(Protocol):
+    """A file that may change, or several that belong together."""
+
+    #: How often a new content came into use ("ok"), or was rejected ("failed").
+    outcomes: Counter[str]
+    #: Why the latest content is not in use; empty if it is.
+    problem: str
+
+    def look(self, at_once: bool = False) -> object:
+        """Check for a change. `at_once`: also one that the previous check did not find."""
+
+
+#: The kinds of files, in metrics.
+KINDS = ("configuration", "tokens", "certificates")
+
+
 class FileWatch:
-    """The files that a daemon checks from time to time, on its event loop."""
+    """The files that a daemon checks from time to time, on its event loop, each with its kind."""
 
     def __init__(self, seconds: float = LOOK_SECONDS) -> None:
         self._seconds = seconds
-        self._files: list[ReloadedFile[Any]] = []
+        self._files: list[tuple[str, Watched]] = []
         self._looking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Watch of {self._files}>"
 
-    @property
-    def outcomes(self) -> Counter[str]:
-        """The sum over all files of `ReloadedFile.outcomes`. Callable from any thread."""
-        return sum((file.outcomes.copy() for file in tuple(self._files)), Counter())
+    def outcomes(self) -> dict[tuple[str, str], int]:
+        """The number of reloads by kind and outcome. Callable from any thread."""
+        found = dict.fromkeys(itertools.product(KINDS, ("ok", "failed")), 0)
+        for kind, file in tuple(self._files):
+            for outcome, count in file.outcomes.copy().items():
+                found[kind, outcome] += count
+        return found
 
-    def add(self, file: ReloadedFile[Any]) -> None:
+    def failing(self) -> dict[str, bool]:
+        """By kind, whether the latest content of a file is not in use. Callable from any thread."""
+        files = tuple(self._files)
+        return {kind: any(one.problem for its, one in files if its == kind) for kind in KINDS}
+
+    def add(self, kind: str, file: Watched) -> None:
         """Check a further file."""
-        self._files.append(file)
+        self._files.append((kind, file))
 
     def look(self, at_once: bool = False) -> None:
         """Check all files; see `ReloadedFile.look`."""
-        for file in self._files:
+        for _, file in self._files:
             try:
                 file.look(at_once)
             except Exception:  # of `on_problem`; the other files are still checked
@@ -206,7 +231,7 @@ class Configuration:
         # The file may have changed since the start of the daemon.
         if file.value != self.now:
             self.change(file.value)
-        watch.add(file)
+        watch.add("configuration", file)
 
     def change(self, new: ServerConfig) -> None:
         """Apply the live settings, and log the names of the others that changed."""

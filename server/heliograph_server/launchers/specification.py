@@ -48,8 +48,8 @@ class PoolSpecification:
 
     @property
     def may_be_reached(self) -> bool:
-        """True if the operator allows other hosts to connect: with tokens, or with --insecure."""
-        return any(one.partition("=")[0] in ("--insecure", "--tokens") for one in self.serve)
+        """True if the operator allows other hosts to connect in plain text."""
+        return any(one.partition("=")[0] == "--insecure" for one in self.serve)
 
     def difference(self, other: PoolSpecification) -> str:
         """The differences of another specification, for people; empty without any. 0 members match

@@ -90,6 +90,11 @@ def address_of(address: str) -> Address:
     found = parse_address(address)
     if found.scheme == "local":
         raise InvalidArgumentError(f"{address!r} is no address of a daemon", advice="use grpc://host:port")
+    if found.pin:
+        raise InvalidArgumentError(
+            f"{found} names a certificate by its fingerprint, which is for clients",
+            advice="use --pool-ca FILE",
+        )
     return found
 
 
@@ -165,12 +170,20 @@ class PoolCredentials:
     was read before stays in use.
     """
 
-    def __init__(self, token_file: str = "", ca: str = "", certificate: str = "", key: str = "") -> None:
+    def __init__(
+        self,
+        token_file: str = "",
+        ca: str = "",
+        certificate: str = "",
+        key: str = "",
+        *,
+        insecure: bool = False,
+    ) -> None:
         if bool(certificate) != bool(key):
             raise ConfigurationError(
                 "a certificate and its key go together", advice="--pool-certificate FILE --pool-key FILE"
             )
-        self._token_file = token_file
+        self._token_file, self._insecure = token_file, insecure
         self._files = Credentials(ca=ca, certificate=certificate, key=key)
         self._lock = threading.Lock()
         self._is_bad = False
@@ -184,13 +197,21 @@ class PoolCredentials:
         """The credentials to present at an address. Raises InvalidArgumentError.
 
         A pool that speaks TLS sends its token in the clear only over loopback. Otherwise a user who
-        may name other daemons could have the token sent to an address of their choice.
+        may name other daemons could have the token sent to an address of their choice. Without TLS,
+        it goes to other hosts only with `insecure`.
         """
         found = parse_address(address)
         with self._lock:
             self._refresh()
-            is_private = found.is_tls or found.is_loopback or not self._files.ca
-            return replace(self._files, token=self._token if is_private else "")
+            is_private = found.is_tls or found.is_loopback
+            if self._token and not (is_private or self._insecure or self._files.ca):
+                raise InvalidArgumentError(
+                    f"the pool's token would go to {found} in the clear",
+                    advice="use grpcs:// and --pool-ca FILE, or start this daemon with --insecure if the "
+                    "network is trusted",
+                )
+            token = self._token if is_private or not self._files.ca else ""
+            return replace(self._files, token=token, in_clear=self._insecure)
 
     def _refresh(self) -> None:
         try:

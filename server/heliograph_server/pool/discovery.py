@@ -156,6 +156,11 @@ def daemon_address(url: str) -> Address:
         raise ConfigurationError(
             f"{url[:200]!r} is not a daemon", advice="a member is a whole daemon: HOST:PORT or unix:///PATH"
         )
+    if address.pin:
+        raise ConfigurationError(
+            f"the address of {address} contains the fingerprint of a certificate, which is for clients",
+            advice="use --pool-ca FILE",
+        )
     if address.token:
         raise ConfigurationError(
             f"the address of {address} contains a token",

@@ -136,8 +136,14 @@ LINK_RELAYED = Metric(
 RELOADS = Metric(
     "heliograph_reloads",
     "counter",
-    "Reloads of the configuration: applied (ok), or rejected (failed).",
-    ("outcome",),
+    "Reloads of changed files (configuration, tokens, certificates): applied (ok), or rejected (failed).",
+    ("kind", "outcome"),
+)
+RELOAD_FAILING = Metric(
+    "heliograph_reload_failing",
+    "gauge",
+    "1 while a changed file is unusable and its previous content stays in use, else 0.",
+    ("kind",),
 )
 CERTIFICATE = Metric(
     "heliograph_certificate_expiry_timestamp_seconds",
@@ -154,8 +160,8 @@ MOST_RELAYED = 1000
 METRICS: tuple[Metric, ...] = (
     BUILD, SERVING, DRAINING, LAG, MEMORY, SILENT, SESSIONS, TENANT_MEMORY, TENANT_RUNS, TENANT_SECONDS,
     TENANT_REFUSED, PLANS, TENSORS, CONTENT, STAGED, COMMANDS, IN_FLIGHT, QUEUED, RUNS, RUN_SECONDS, BYTES,
-    RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS, LOST_MEMBERS, LINK_RELAYED, RELOADS, CERTIFICATE,
-    SCRAPES,
+    RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS, LOST_MEMBERS, LINK_RELAYED, RELOADS,
+    RELOAD_FAILING, CERTIFICATE, SCRAPES,
 )  # fmt: skip
 
 
@@ -205,7 +211,8 @@ class DaemonCollector(Collector):
         yield single(DRAINING, host is not None and host.is_draining)
         yield single(LAG, facts.lag_seconds())
         yield gauge(CALL_ERRORS, by_reason(facts.refused()))
-        yield gauge(RELOADS, by_label({"ok": 0, "failed": 0} | dict(facts.reloads())))
+        yield gauge(RELOADS, {(*labels,): count for labels, count in facts.reloads().items()})
+        yield gauge(RELOAD_FAILING, by_label(facts.failing()))
         yield gauge(SCRAPES, by_label(facts.scrapes))
         if (expiry := facts.certificate_expiry()) is not None:
             yield single(CERTIFICATE, expiry)

@@ -24,8 +24,10 @@ class DaemonFacts:
         self.lag_seconds: Callable[[], float] = lambda: 0.0
         #: The expiry of the daemon's certificate, in seconds since 1970; None without one.
         self.certificate_expiry: Callable[[], float | None] = lambda: None
-        #: The reloads of files: "ok" and "failed".
-        self.reloads: Callable[[], Mapping[str, int]] = dict
+        #: The reloads of files, by kind and outcome: "ok" and "failed".
+        self.reloads: Callable[[], Mapping[tuple[str, str], int]] = dict
+        #: By kind, whether the latest content of a file is not in use.
+        self.failing: Callable[[], Mapping[str, bool]] = dict
         self.scrapes: Counter[str] = Counter(ok=0, refused=0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,18 +161,45 @@ def test_a_token_that_came_encrypted_does_not_go_on_in_the_clear() -> None:
     assert credentials_elsewhere(shown, own, parse_address("grpc://other.example")) == replace(
         shown, token=""
     )
-    in_the_clear = parse_address("grpc://head.example")
-    assert credentials_elsewhere(shown, in_the_clear, parse_address("grpc://other.example")) == shown
+    clear, other = parse_address("grpc://head.example?insecure=yes"), parse_address("grpc://other.example")
+    assert credentials_elsewhere(shown, clear, other) == replace(shown, token="")
+    allowed = replace(shown, in_clear=True)
+    assert credentials_elsewhere(allowed, clear, other) == allowed
 
 
-def test_a_token_in_the_clear_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    address = parse_address("grpc://192.0.2.1:7070")
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            open_channel(address, (), Credentials(TOKEN)).close()
-        open_channel(parse_address("grpc://127.0.0.1:1"), (), Credentials(TOKEN)).close()
-    assert sum("unencrypted" in one.message for one in caplog.records) == 1
-    assert TOKEN not in caplog.text
+def test_a_token_is_not_sent_in_the_clear_unless_the_url_says_so() -> None:
+    with pytest.raises(InvalidArgumentError, match="unencrypted") as caught:
+        hg.connect("grpc://192.0.2.1:7070", token=TOKEN)
+    assert "insecure=yes" in caught.value.advice and TOKEN not in str(caught.value)
+
+    async def connected() -> None:
+        await hg.aio.connect(f"grpc://192.0.2.1:7070?token={TOKEN}")
+
+    with pytest.raises(InvalidArgumentError, match="unencrypted"):
+        asyncio.run(connected())
+    for url in (
+        "grpc://192.0.2.1:7070?insecure=yes",
+        "grpc://127.0.0.1:1",
+        "unix:///a",
+        "grpc://localhost:1",
+    ):
+        address = parse_address(url)
+        assert str(parse_address(str(address))) == url
+        open_channel(address, (), credentials_of(address, TOKEN)).close()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("grpc://h:1?insecure=no", "insecure is not yes"),
+        ("grpcs://h:1?insecure=yes", "insecure is for grpc://"),
+        ("grpc://h:1?pin=" + "a" * 64, "pin needs grpcs://"),
+        ("grpcs://h:1?pin=abc", "no fingerprint"),
+    ],
+)
+def test_parameters_that_mean_nothing_are_said(url: str, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        parse_address(url)
 
 
 def test_members_of_a_pool_have_no_tokens_of_their_own() -> None:

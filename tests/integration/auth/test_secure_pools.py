@@ -226,7 +226,9 @@ def test_a_pool_with_tls_shows_its_token_in_the_clear_to_nobody_elsewhere(
     shown = PoolCredentials(str(file), daemons.ca)
     assert shown("grpcs://10.0.0.2:7070").token == shown(HERE).token == "hgt_one"
     assert shown("grpc://10.0.0.2:7070").token == ""
-    assert PoolCredentials(str(file))("grpc://10.0.0.2:7070").token == "hgt_one"
+    with pytest.raises(hg.InvalidArgumentError, match="in the clear"):
+        PoolCredentials(str(file))("grpc://10.0.0.2:7070")
+    assert PoolCredentials(str(file), insecure=True)("grpc://10.0.0.2:7070").token == "hgt_one"
 
 
 def test_a_daemon_does_not_start_with_secrets_that_it_cannot_read(tmp_path: Path) -> None:

@@ -374,6 +374,7 @@ def test_files_that_cannot_be_used_are_named_at_the_start(authority: Authority, 
             "cannot present a certificate",
         ),
         ({"listen": ("grpc://127.0.0.1:0?token=hidden",), "tokens": "t"}, "which are for clients"),
+        ({"listen": ("grpc://0.0.0.0:0",), "tokens": "t"}, "would be sent in plain text"),
     ],
 )
 def test_settings_that_let_in_more_than_they_say_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -386,7 +387,7 @@ def test_settings_that_let_in_more_than_they_say_are_refused(settings: dict[str,
     "settings",
     [
         {"listen": ("grpc://0.0.0.0:0",), "insecure": True},
-        {"listen": ("grpc://0.0.0.0:0",), "tokens": "t"},
+        {"listen": ("grpc://0.0.0.0:0",), "tokens": "t", "insecure": True},
         {
             "listen": ("grpcs://0.0.0.0:0",),
             "tls_certificate": "a.pem",

@@ -195,13 +195,13 @@ def test_a_file_that_could_not_be_read_again_is_counted(daemon: ThreadDaemon, tm
     path = tmp_path / "settings"
     path.write_text("1")
     assert daemon._daemon is not None
-    daemon._daemon.watch.add(ReloadedFile(int, path))
+    daemon._daemon.watch.add("configuration", ReloadedFile(int, path))
     for content in ("2", "nonsense", "3"):
         path.write_text(content)
         daemon._daemon.watch.look(at_once=True)
     found = values(scrape(url_of(daemon)))
-    assert found['heliograph_reloads_total{outcome="ok"}'] == 2
-    assert found['heliograph_reloads_total{outcome="failed"}'] == 1
+    assert found['heliograph_reloads_total{kind="configuration",outcome="ok"}'] == 2
+    assert found['heliograph_reloads_total{kind="configuration",outcome="failed"}'] == 1
 
 
 def test_openmetrics_is_given_to_who_asks_for_it(daemon: ThreadDaemon) -> None:

@@ -173,7 +173,7 @@ def test_a_daemon_uses_what_changed(tmp_path: Path) -> None:
 def test_every_setting_that_may_change_is_one_of_these() -> None:
     """The daemon has to do something about each: Daemon._reconfigure, Configuration.change."""
     live = {one.table or one.name for one in entries(ServerConfig) if one.setting.live}
-    assert live == {"cache_size", "drain_seconds", "log_level", "quota"}
+    assert live == {"cache_size", "drain_seconds", "log_level", "pool_peers", "quota"}
 
 
 @contextmanager

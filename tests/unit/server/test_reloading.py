@@ -197,10 +197,12 @@ def test_a_watch_looks_at_all_of_its_files_and_complains_in_the_log(
     for path in paths:
         path.write_text("1")
         files.append(ReloadedFile(number, path))
-        watch.add(files[-1])
+        watch.add("configuration", files[-1])
     paths[0].write_text("2")
     paths[1].write_text("many")
     with caplog.at_level(logging.ERROR):
         watch.look(at_once=True)
     assert [file.value for file in files] == [2, 1]
+    assert watch.outcomes()["configuration", "ok"] == watch.outcomes()["configuration", "failed"] == 1
+    assert watch.failing() == {"configuration": True, "tokens": False, "certificates": False}
     assert str(paths[1]) in caplog.text and "stays in use" in caplog.text

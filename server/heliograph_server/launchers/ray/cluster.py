@@ -105,9 +105,9 @@ def _check_reach(pool: PoolSpecification) -> None:
     if reachable and not pool.may_be_reached:
         raise ConfigurationError(
             f"members at {', '.join(sorted(set(reachable)))} could be reached from other hosts, in plain "
-            "text and without authentication",
-            advice="give --serve --tokens FILE, a file on every node; or --serve --insecure if the network "
-            "is trusted",
+            "text",
+            advice="give --serve --insecure if the network is trusted, and --serve --tokens FILE, a file on "
+            "every node, if clients need tokens",
         )
 
 
