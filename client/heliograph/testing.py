@@ -74,6 +74,6 @@ def wait_until_serving(url: str, seconds: float = START_SECONDS) -> None:
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
         except grpc.RpcError as error:
-            raise UnavailableError(f"the daemon at {url} did not become ready: {error}") from None
+            raise UnavailableError(f"the daemon at {address} did not become ready: {error}") from None
         finally:
             answers.cancel()

@@ -4,9 +4,9 @@ The forms are `local:`, `unix:///path` (or gRPC's `unix:/path`), `grpc://host:po
 `host:port`), and `grpcs://host:port` with TLS.
 
 `grpcs://host:port?tls_name=NAME` expects a certificate for NAME instead of the host's name.
-`?pin=FINGERPRINT` expects the one certificate with this SHA-256 fingerprint, whoever vouches for it
-and whatever names it has. `grpc://host:port?insecure=yes` lets a token go to another host in the
-clear. `?token=TOKEN` gives the token to present, as `heliograph serve` prints it; the token is never
+`?pin=FINGERPRINT` expects the one certificate with this SHA-256 fingerprint, of any authority and
+for any name. `grpc://host:port?insecure=yes` lets a token go to another host in the clear.
+`?token=TOKEN` gives the token to present, as `heliograph serve` prints it; the token is never
 printed, compared or logged with the address.
 
 `URL#cpu0` names a device. `local:#cpu:threads=2` starts one, and `local:#fake` one without
@@ -105,8 +105,8 @@ class Address:
     members: tuple[str, ...] = ()
     #: The name that the certificate of a grpcs:// daemon must have; empty: the host's.
     tls_name: str = ""
-    #: The SHA-256 fingerprint of the one certificate that a grpcs:// daemon may have, in hexadecimal
-    #: digits; empty: any that the authorities vouch for.
+    #: The SHA-256 fingerprint of the one certificate that a grpcs:// daemon may have, in
+    #: hexadecimal digits; empty: any that the authorities vouch for.
     pin: str = ""
     #: True if a token may be sent to a grpc:// daemon on another host.
     insecure: bool = False

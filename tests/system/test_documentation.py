@@ -27,6 +27,7 @@ from paths import ROOT
 from sample_shell import SampleShell, check_output, commands_of, sample_shell
 
 import heliograph as hg
+from heliograph_server.auth.clients import parse_clients
 from heliograph_server.auth.tokens import parse_tokens
 from heliograph_server.config.config import load_config
 
@@ -129,6 +130,8 @@ def run_sample(sample: Sample, namespace: dict[str, Any], shell: SampleShell, se
             check_output(expected, shell.run(command))
     elif "token" in tomllib.loads(sample.code):
         assert parse_tokens(sample.code, sample.where)
+    elif "client" in tomllib.loads(sample.code):
+        assert parse_clients(sample.code, sample.where)
     else:
         Path("sample.toml").write_text(sample.code)
         load_config(Path("sample.toml"))

@@ -39,7 +39,7 @@ from heliograph.core.watching import Watchers
 from heliograph.transport import handshake
 from heliograph.transport.aio_bulk import AioBulk, moved
 from heliograph.transport.calls import unary
-from heliograph.transport.channels import NO_CREDENTIALS, open_aio_channel
+from heliograph.transport.channels import NO_CREDENTIALS, fetch_pinned, open_aio_channel
 from heliograph.transport.log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
 from heliograph.transport.shared_memory import (
     SharedMemoryArgument,
@@ -328,8 +328,10 @@ class AioGrpcShell(AioShell):
         credentials: Credentials = NO_CREDENTIALS,
     ) -> AioGrpcShell:
         """Connect and perform the handshake. Raises the errors of `hg.connect`."""
-        channel = open_aio_channel(address, handshake.CHANNEL_OPTIONS, credentials)
         end = time.monotonic() + timeout
+        if address.pin:
+            await moved(partial(fetch_pinned, address, credentials, timeout))
+        channel = open_aio_channel(address, handshake.CHANNEL_OPTIONS, credentials)
         try:
             while True:
                 with as_current(CONNECT_SPAN):

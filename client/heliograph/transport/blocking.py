@@ -46,7 +46,7 @@ from heliograph.core.watching import Watchers
 from heliograph.transport import handshake
 from heliograph.transport.blocking_bulk import BlockingBulk
 from heliograph.transport.calls import unary
-from heliograph.transport.channels import NO_CREDENTIALS, open_channel
+from heliograph.transport.channels import NO_CREDENTIALS, fetch_pinned, open_channel
 from heliograph.transport.direct_upload import Announcement, Tell, TicketUpload
 from heliograph.transport.log_lines import LogSource, RemoteLog
 from heliograph.transport.shared_memory import (
@@ -300,8 +300,9 @@ class GrpcShell(BlockingShell):
     ) -> None:
         self.channel_options = handshake.channel_options(silence_seconds)
         self.credentials = credentials
-        self._channel = open_channel(address, self.channel_options, credentials)
         end = time.monotonic() + timeout
+        fetch_pinned(address, credentials, timeout)
+        self._channel = open_channel(address, self.channel_options, credentials)
         try:
             with as_current(CONNECT_SPAN):
                 info = self._open(address, timeout)

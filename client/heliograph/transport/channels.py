@@ -115,9 +115,8 @@ def open_channel(
     """Open a channel for blocking code. Raises InvalidArgumentError for unusable files."""
     made: grpc.Channel
     if address.is_tls:
-        made = grpc.secure_channel(
-            address.grpc_target, _secured(credentials), tuple(_options_of(address, options))
-        )
+        secured, more = _secured(address, credentials)
+        made = grpc.secure_channel(address.grpc_target, secured, (*options, *more))
     else:
         _check_clear(address, credentials)
         made = grpc.insecure_channel(address.grpc_target, tuple(options))
@@ -130,26 +129,40 @@ def open_aio_channel(
     """Open a channel for asyncio. Raises InvalidArgumentError for unusable files."""
     made: grpc.aio.Channel
     if address.is_tls:
-        made = grpc.aio.secure_channel(
-            address.grpc_target, _secured(credentials), tuple(_options_of(address, options))
-        )
+        secured, more = _secured(address, credentials)
+        made = grpc.aio.secure_channel(address.grpc_target, secured, (*options, *more))
     else:
         _check_clear(address, credentials)
         made = grpc.aio.insecure_channel(address.grpc_target, tuple(options))
     return cast(grpc.aio.Channel, _AioChannel(made, credentials.metadata)) if credentials.token else made
 
 
-def _options_of(address: Address, options: Options) -> Options:
-    if not address.tls_name:
-        return options
-    return (*options, ("grpc.ssl_target_name_override", address.tls_name))
+def fetch_pinned(address: Address, credentials: Credentials, seconds: float) -> None:
+    """Fetch the certificate of an address with a pin, which channels to it need. Blocks.
+
+    Raises UnavailableError; for other addresses it does nothing.
+    """
+    if address.pin:
+        from heliograph._probe.pins import pinned
+        from heliograph.transport.tls import read_pem
+
+        read_pem(credentials)  # which says what is wrong with files
+        pinned(address, credentials, seconds)
 
 
-def _secured(credentials: Credentials) -> grpc.ChannelCredentials:
+def _secured(address: Address, credentials: Credentials) -> tuple[grpc.ChannelCredentials, Options]:
+    """Return the credentials of a channel, and its further options."""
     from heliograph.transport.tls import read_pem
 
     ca, certificate, key = read_pem(credentials)
-    return grpc.ssl_channel_credentials(ca, key, certificate)
+    name = address.tls_name
+    if address.pin:
+        from heliograph._probe.pins import pinned
+
+        found = pinned(address, credentials)
+        ca, name = found.pem, found.name
+    options = (("grpc.ssl_target_name_override", name),) if name else ()
+    return grpc.ssl_channel_credentials(ca, key, certificate), options
 
 
 def _check_clear(address: Address, credentials: Credentials) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heliograph_proto.addresses import Address, Credentials
-from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.errors import InvalidArgumentError, UnavailableError
 
 #: The time for a daemon's answer to a diagnosis.
 PROBE_SECONDS = 1.0
@@ -104,6 +104,8 @@ def _no_password() -> str:
 
 def why_no_tls(address: Address, credentials: Credentials) -> TlsDiagnosis | None:
     """Diagnose a grpcs:// daemon that accepts connections; None if nothing is found."""
+    if address.pin:
+        return _why_not_pinned(address, credentials)
     tls = context(credentials)
     try:
         with (
@@ -116,6 +118,19 @@ def why_no_tls(address: Address, credentials: Credentials) -> TlsDiagnosis | Non
         return _diagnosis(error, address, credentials)
     except ValueError:
         pass  # not a valid name
+    return None
+
+
+def _why_not_pinned(address: Address, credentials: Credentials) -> TlsDiagnosis | None:
+    """Diagnose a daemon whose certificate the URL names by its fingerprint."""
+    from heliograph._probe.pins import check_pin
+
+    try:
+        check_pin(address, credentials, PROBE_SECONDS)
+    except UnavailableError as error:
+        return TlsDiagnosis(error.message, error.advice)
+    except OSError as error:
+        return _diagnosis(error, address, credentials)
     return None
 
 

@@ -27,4 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from heliograph_server.daemon.main import run as serve
 
-    return serve(config, sources)
+    if not config.share:
+        return serve(config, sources)
+    from heliograph_server.auth.sharing import sharing
+
+    with sharing(config, sources) as (share, shared):
+        return serve(shared.load(), shared, share)

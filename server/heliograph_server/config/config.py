@@ -79,6 +79,24 @@ class ServerConfig:
         bool,
         Setting("Allow other hosts to connect without a token or a certificate, and tokens in plain text."),
     ] = False
+    share: Annotated[
+        bool,
+        Setting(
+            "Open the daemon to other hosts with a certificate and a token of its own, and print a URL with "
+            "both.",
+            "It listens at all addresses, unless `listen` says otherwise. Clients with the URL have the "
+            "right `use`.",
+        ),
+    ] = False
+    share_folder: Annotated[
+        str,
+        Setting(
+            "Folder that keeps the certificate and the token of --share, so that the URL stays the same.",
+            'It is created if it is missing. "" makes new ones at each start.',
+            kind="path",
+            shown="DIR",
+        ),
+    ] = ""
     tls_certificate: Annotated[
         str,
         Setting(

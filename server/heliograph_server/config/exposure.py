@@ -17,6 +17,8 @@ class AccessSettings(Protocol):
     @property
     def insecure(self) -> bool: ...
     @property
+    def share(self) -> bool: ...
+    @property
     def tls_certificate(self) -> str: ...
     @property
     def tls_key(self) -> str: ...
@@ -68,18 +70,18 @@ def _check_address(address: Address, config: AccessSettings) -> None:
             f"cannot listen at {plain} with a token or other parameters, which are for clients",
             advice="set a file of tokens: tokens, --tokens FILE",
         )
-    if address.is_tls and not (config.tls_certificate and config.tls_key):
+    if address.is_tls and not (config.tls_certificate and config.tls_key) and not config.share:
         raise ConfigurationError(
             f"{address} needs a certificate and its key",
             advice="set tls_certificate and tls_key to PEM files: --tls-certificate FILE --tls-key FILE",
         )
-    if config.tokens and not (address.is_loopback or address.is_tls or config.insecure):
+    asks = config.tokens or config.tls_client_ca or config.share
+    if (config.tokens or config.share) and not (address.is_loopback or address.is_tls or config.insecure):
         raise ConfigurationError(
             f"tokens of clients at {address} would be sent in plain text, and could be intercepted",
             advice="listen at grpcs:// with a certificate: --tls-certificate FILE --tls-key FILE; or give "
             "--insecure if the network is trusted",
         )
-    asks = config.tokens or config.tls_client_ca
     if not address.is_loopback and not asks and not config.insecure:
         how = "without authentication" if address.is_tls else "in plain text and without authentication"
         raise ConfigurationError(

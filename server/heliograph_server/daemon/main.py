@@ -8,11 +8,13 @@ import platform
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from heliograph.transport.allocator import tune_allocator
 from heliograph_backends.registry.plugins import origin_of_package
 from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
+from heliograph_server.auth.sharing import Share
 from heliograph_server.config.config import ServerConfig, Sources
 from heliograph_server.daemon.daemon import Daemon, is_starting, leave, serve
 from heliograph_server.telemetry import logs
@@ -26,11 +28,12 @@ OWN = origin_of_package("heliograph")
 MOST_DESCRIPTORS = 2**20
 
 
-def run(config: ServerConfig, sources: Sources | None = None) -> int:
+def run(config: ServerConfig, sources: Sources | None = None, share: Share | None = None) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit status: 0, or 1 if the daemon could not
     start.
 
-    `sources`: the sources of the configuration, if it may change meanwhile.
+    `sources`: the sources of the configuration, if it may change meanwhile. `share`: the URL to
+    print for clients on other hosts.
     """
     logs.configure(config.log_level, config.log_format)
     if not tune_allocator():
@@ -40,7 +43,7 @@ def run(config: ServerConfig, sources: Sources | None = None) -> int:
     logger.info("heliograph %s on Python %s, %s", __version__, platform.python_version(), loop_name)
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(serve(config, _announce, sources))
+            runner.run(serve(config, partial(_announce, share=share), sources))
     except HeliographError as error:
         # One line, as all of the log.
         logger.error("%s", error.in_a_line())
@@ -74,7 +77,7 @@ def _loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str
     return uvloop.new_event_loop, "uvloop"
 
 
-def _announce(daemon: Daemon) -> None:
+def _announce(daemon: Daemon, share: Share | None = None) -> None:
     """Report the devices and addresses: to people on stderr, to programs on stdout."""
     assert daemon.host is not None
     found = daemon.host.device_list()
@@ -96,4 +99,7 @@ def _announce(daemon: Daemon) -> None:
     for address in daemon.addresses:
         logger.info("listening on %s", address)
         # A first token is printed here, once, and never logged.
-        print(f"listening on {daemon.access.shown(address)}", flush=True)
+        url = share.url(address) if share is not None else daemon.access.shown(address)
+        print(f"listening on {url}", flush=True)
+    if share is not None:
+        print(share.notice(daemon.addresses), flush=True)

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
@@ -55,6 +55,8 @@ class ProbeTarget:
     is_tls: bool = False
     #: The name in the daemon's certificate, if it is not the host's.
     tls_name: str = ""
+    #: The URL, if it names the daemon's certificate by its fingerprint.
+    pinned_url: str = field(default="", repr=False)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,8 +139,9 @@ def target_of(url: str) -> ProbeTarget:
     if parts.scheme not in ("grpc", "grpcs") or not host:
         raise NoAnswerError("bad address: use grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH")
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    tls_name = parse_qs(parts.query).get("tls_name", [""])[0]
-    return ProbeTarget(f"{parts.scheme}://{where}", f"dns:{where}", parts.scheme == "grpcs", tls_name)
+    parameters = parse_qs(parts.query)
+    tls_name, pinned = parameters.get("tls_name", [""])[0], url if "pin" in parameters else ""
+    return ProbeTarget(f"{parts.scheme}://{where}", f"dns:{where}", parts.scheme == "grpcs", tls_name, pinned)
 
 
 def _channel(target: ProbeTarget) -> grpc.Channel:
@@ -150,9 +153,34 @@ def _channel(target: ProbeTarget) -> grpc.Channel:
 
     if not target.is_tls:
         return grpc.insecure_channel(target.target, _OPTIONS)
+    if target.pinned_url:
+        return _pinned_channel(target.pinned_url)
     credentials = grpc.ssl_channel_credentials(*map(_content, _FILES))
     name = (("grpc.ssl_target_name_override", target.tls_name),) if target.tls_name else ()
     return grpc.secure_channel(target.target, credentials, (*_OPTIONS, *name))
+
+
+def _pinned_channel(url: str) -> grpc.Channel:
+    """Open a channel to a daemon with a pin. Raises NoAnswerError."""
+    # Imported only when needed, as it takes longer than all else.
+    import grpc
+
+    from heliograph._probe.pins import pinned
+    from heliograph_proto.addresses import Credentials, parse_address
+    from heliograph_proto.errors import HeliographError
+
+    _, key, certificate = map(_content, _FILES)
+    own = Credentials(
+        certificate=os.environ.get("HELIOGRAPH_CERTIFICATE", ""), key=os.environ.get("HELIOGRAPH_KEY", "")
+    )
+    try:
+        address = parse_address(url)
+        found = pinned(address, own, ATTEMPT_SECONDS)
+    except HeliographError as error:
+        raise NoAnswerError(error.message) from None
+    credentials = grpc.ssl_channel_credentials(found.pem, key, certificate)
+    name = ("grpc.ssl_target_name_override", found.name)
+    return grpc.secure_channel(address.grpc_target, credentials, (*_OPTIONS, name))
 
 
 def _content(variable: str) -> bytes | None:
