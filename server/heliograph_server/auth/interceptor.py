@@ -22,7 +22,7 @@ from heliograph_proto.errors import HeliographError, PermissionDeniedError, Unau
 from heliograph_proto.sessions import Quota
 from heliograph_server.auth.clients import ClientCertificates
 from heliograph_server.auth.tokens import TokenFile
-from heliograph_server.resources.principals import Principal, Right, called_by
+from heliograph_server.resources.principals import Principal, Right, called_by, current_principal
 
 #: Methods that need no right, as orchestrators and load balancers have no credentials.
 OPEN_PREFIX = "/grpc.health.v1.Health/"
@@ -97,6 +97,8 @@ class AuthInterceptor(aio.ServerInterceptor):
 
     def __init__(self, callers: TokenFile | ClientCertificates, quota: Quota, refused: Counter[int]) -> None:
         self._callers, self.quota, self._refused = callers, quota, refused
+        #: Called for each refused call with its method, caller, peer and error.
+        self.on_refused: Callable[[str, Principal, str, HeliographError], None] = lambda *_: None
         self._logged_at = float("-inf")
         #: Refused calls since the last line of the log.
         self._unlogged = 0
@@ -123,6 +125,7 @@ class AuthInterceptor(aio.ServerInterceptor):
     def admit(self, principal: Principal, method: str) -> None:
         """Set the principal of a call of this task. Raises PermissionDeniedError if it lacks the
         right."""
+        called_by(principal)
         needed = NEEDED.get(method)
         if needed is None or not principal.may(needed):
             raise PermissionDeniedError(
@@ -131,13 +134,13 @@ class AuthInterceptor(aio.ServerInterceptor):
                 if needed
                 else "no right allows it",
             )
-        called_by(principal)
 
     async def refuse(
         self, error: HeliographError, method: str, context: aio.ServicerContext[Any, Any]
     ) -> None:
         """Count and log a refused call, and end it."""
         self._refused[error.reason] += 1
+        self.on_refused(method, current_principal(), context.peer(), error)
         now = time.monotonic()
         if now - self._logged_at > REFUSALS_SECONDS:
             others = f"; {self._unlogged} others since the last line" if self._unlogged else ""

@@ -324,6 +324,17 @@ class ServerConfig:
         Setting("Format of the log: for people, or one JSON object a line.", words=("human", "json")),
     ] = "human"
 
+    audit_log: Annotated[
+        str,
+        Setting(
+            "File of the audit log: one JSON line for each action of an operator.",
+            "It is opened again on SIGHUP, and renamed at 16 MiB; four older ones are kept. "
+            '"" writes the lines to the log.',
+            kind="path",
+            shown="FILE",
+        ),
+    ] = ""
+
     def __post_init__(self) -> None:
         check_all(self)
         check_access(self)

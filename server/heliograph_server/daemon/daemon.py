@@ -18,7 +18,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,6 +54,7 @@ from heliograph_server.links.links import PoolCredentials
 from heliograph_server.resources.membership import Membership
 from heliograph_server.resources.peer_rules import PeerRules, rules_of
 from heliograph_server.rpc.admin_service import AdminService
+from heliograph_server.rpc.audit import AuditedService, Refusals
 from heliograph_server.rpc.bulk_service import BulkService
 from heliograph_server.rpc.command_service import CommandService
 from heliograph_server.rpc.device_service import DeviceService, ModelService
@@ -65,6 +65,7 @@ from heliograph_server.rpc.shared_memory_service import MemoryService
 from heliograph_server.runtime.draining import Draining
 from heliograph_server.runtime.host import Host, shut_down
 from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.telemetry.audit import AuditLog, reloaded
 from heliograph_server.telemetry.process_facts import server_facts
 from heliograph_server.telemetry.telemetry import Telemetry
 from heliograph_server.telemetry.traces import Traces
@@ -149,7 +150,7 @@ class Daemon:
         self._memory = MemoryService(self._slot)
         self.health = Health(SERVICES, config.health_listen)
         #: Files that are read again when they change, and on SIGHUP.
-        self.watch = FileWatch()
+        self.watch = FileWatch(on_reload=lambda *found: self.audit.record(reloaded(*found)))
         self.telemetry.facts.reloads = self.watch.outcomes
         self.telemetry.facts.failing = self.watch.failing
         self.configuration = Configuration(config, self._reconfigure)
@@ -162,6 +163,8 @@ class Daemon:
         self._peers: LoopPeers | None = None
         self._trimming: asyncio.Task[None] | None = None
         self.host: Host | None = None
+        #: The actions of operators; in its file, if there is one, once it starts.
+        self.audit = AuditLog()
         #: Tokens, certificates and quotas, once it starts.
         self.access: Access | None = None
         self._traces = Traces(config.traces)
@@ -178,6 +181,9 @@ class Daemon:
         self._shown = pool_credentials(self._config)
         _peer_rules(self._config)  # mistakes show at once
         self.access = Access(self._config, self._slot.refused)
+        self.audit = AuditLog(self._config.audit_log)
+        if self.access.gate is not None:
+            self.access.gate.on_refused = Refusals(self.audit).record
         self.telemetry.facts.certificate_expiry = self.access.certificate_expiry
         for kind, file in self.access.files:
             self.watch.add(kind, file)
@@ -235,9 +241,9 @@ class Daemon:
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
         PeerService(self._slot, movers, lambda address: self._shown(address)).add_to(server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminService(self._slot, self.draining, askers, closers, self.access.why_not), server
-        )
+        operations = AdminService(self._slot, self.draining, askers, closers, self.access.why_not)
+        audited: Any = AuditedService(operations, self.audit)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(audited, server)
         self.health.add_to(server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -252,6 +258,11 @@ class Daemon:
         if not is_quiet:
             self.draining.interrupt()
         return is_quiet
+
+    def hang_up(self) -> None:
+        """Read the files again, and open the audit log again."""
+        self.audit.reopen()
+        self.watch.look(at_once=True)
 
     def hurry(self) -> None:
         """End `drain` at once."""
@@ -277,6 +288,7 @@ class Daemon:
         if self.host is not None:
             await asyncio.to_thread(self.host.close)
         await asyncio.to_thread(self._traces.close)
+        self.audit.close()
         for address in self.addresses:
             unbind(address)
         for pool in self._pools:
@@ -426,7 +438,7 @@ async def serve(
     daemon = Daemon(config)
     signals.on_second(daemon.hurry)
     manager = ServiceManager(os.environ)
-    signals.on_hang_up(lambda: manager.reload(partial(daemon.watch.look, at_once=True)))
+    signals.on_hang_up(lambda: manager.reload(daemon.hang_up))
     try:
         if sources is not None:
             daemon.configuration.follow(sources, daemon.watch)

@@ -163,8 +163,15 @@ KINDS = ("configuration", "tokens", "certificates")
 class FileWatch:
     """The files that a daemon checks from time to time, on its event loop, each with its kind."""
 
-    def __init__(self, seconds: float = LOOK_SECONDS) -> None:
-        self._seconds = seconds
+    def __init__(
+        self,
+        seconds: float = LOOK_SECONDS,
+        on_reload: Callable[[str, str, str], None] = lambda *_: None,
+    ) -> None:
+        """`on_reload` is called after each reload, with the kind, the outcome and the problem."""
+        self._seconds, self._on_reload = seconds, on_reload
+        #: The outcomes that were reported.
+        self._reported: list[Counter[str]] = []
         self._files: list[tuple[str, Watched]] = []
         self._looking: asyncio.Task[None] | None = None
 
@@ -186,6 +193,7 @@ class FileWatch:
 
     def add(self, kind: str, file: Watched) -> None:
         """Check a further file."""
+        self._reported.append(file.outcomes.copy())
         self._files.append((kind, file))
 
     def look(self, at_once: bool = False) -> None:
@@ -195,6 +203,11 @@ class FileWatch:
                 file.look(at_once)
             except Exception:  # of `on_problem`; the other files are still checked
                 logger.exception("cannot check %s", file)
+        for number, (kind, file) in enumerate(self._files):
+            now, before = file.outcomes.copy(), self._reported[number]
+            self._reported[number] = now
+            for outcome in (now - before).elements():
+                self._on_reload(kind, outcome, file.problem if outcome == "failed" else "")
 
     def start(self) -> None:
         """Start the checks on the running event loop."""

@@ -78,7 +78,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         found: dict[str, Any] = {
-            "time": _utc(record.created),
+            "time": utc(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
         }
@@ -95,7 +95,8 @@ def _traceback(text: str) -> str:
     return _without_secrets(text)[-TRACEBACK_CHARACTERS:]
 
 
-def _utc(seconds: float) -> str:
+def utc(seconds: float) -> str:
+    """The time in ISO 8601, with milliseconds."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{int(seconds % 1 * 1000):03}Z"
 
