@@ -83,7 +83,9 @@ def connect(
 
     Args:
         url: `local:` for this process, `unix:///path`, `grpc://host:port`, or `grpcs://host:port`
-            with TLS. URL#device selects a device. `local:#cpu:threads=2` gives the session devices
+            with TLS (`?pin=FINGERPRINT` accepts one certificate alone, as `heliograph serve
+            --share` prints it; `grpc://host:port?insecure=yes` lets a token go to another host in
+            the clear). URL#device selects a device. `local:#cpu:threads=2` gives the session devices
             of its own, as `serve --device` does. A list of daemons' URLs makes this process the
             head of a pool: one list of their devices, named HOST/DEVICE, for graphs that run on
             several of them. At least one daemon must answer within `timeout`; the others join

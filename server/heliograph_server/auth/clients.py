@@ -57,6 +57,8 @@ _BEFORE = {
 }
 #: The longest pattern.
 MAX_PATTERN = 500
+#: The most certificates whose entries are remembered.
+MOST_KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ class ClientCertificates:
     def __init__(self, path: str) -> None:
         """Read the file. Raises ConfigurationError."""
         self.file = AccessFile(path, "clients", parse_clients, _ADVICE) if path else None
+        #: The entry of each certificate that was seen, for these entries.
+        self._known: tuple[tuple[ClientEntry, ...], dict[str, ClientEntry | None]] = (), {}
 
     def __repr__(self) -> str:
         return f"<ClientCertificates {self.file or 'without a file'}>"
@@ -138,14 +142,22 @@ class ClientCertificates:
         self.refresh()
         return self._principal(names_of(found), quota)
 
+    def _entry(self, names: list[tuple[str, str]], key: str) -> ClientEntry | None:
+        """The first entry that matches, if any. Remembered, as sessions are checked every second."""
+        entries, known = self._known
+        if entries is not self.entries or len(known) >= MOST_KNOWN:
+            entries, known = self._known = self.entries, {}
+        if key not in known:
+            known[key] = next((one for one in entries if one.matches(names)), None)
+        return known[key]
+
     def _principal(self, names: list[tuple[str, str]], quota: Quota) -> Principal:
         common = next((name for kind, name in names if kind == "CN"), "")
         shown = common or next((name for _, name in names), "")
         key = json.dumps(names)
-        for one in self.entries:
-            if one.matches(names):
-                changed: dict[str, Any] = dict(one.quota)
-                return Principal(one.tenant, one.rights, replace(quota, **changed), shown, key)
+        if (entry := self._entry(names, key)) is not None:
+            changed: dict[str, Any] = dict(entry.quota)
+            return Principal(entry.tenant, entry.rights, replace(quota, **changed), shown, key)
         if not common:
             raise UnauthenticatedError(
                 "the server requires a certificate with a common name, and none was given", advice=_UNKNOWN

@@ -14,8 +14,10 @@ from access_daemons import Tokens, daemon_with_tokens
 from daemon_threads import thread_daemon
 
 import heliograph as hg
-from heliograph.head.handoff import hand_over, probe
+from heliograph.head.handoff import hand_over, new_edge, probe
+from heliograph.head.members import compile_frozen
 from heliograph_proto.errors import MemberLostError, PermissionDeniedError
+from heliograph_proto.plans import Arrival, Partition, PeerSource, PlanOptions
 
 
 @contextmanager
@@ -102,3 +104,28 @@ def test_a_probe_does_not_tell_what_else_is_at_an_address() -> None:
             assert isinstance(found.error, MemberLostError)
             said.add(str(found.error).replace(url, "URL"))
         assert len(said) == 1
+
+
+def test_entries_restrict_the_sources_of_a_partition_and_of_a_tensor(tmp_path: Path) -> None:
+    """Also for callers with the right `pool`."""
+    tokens = Tokens(tmp_path / "tokens")
+    with (
+        daemon_with_tokens(tokens, pool_peers=("10.0.0.0/8",)) as made,
+        listener(b"") as (url, reached),
+        hg.connect(made.url, token=tokens.of["head"]) as session,
+    ):
+        g = hg.Graph()
+        x = g.input("x", (4,), "f32")
+        g.output("y", x + 1.0)
+        arrival = Arrival(0, new_edge(), PeerSource(url, bytes(16)))
+        options = PlanOptions(partition=Partition((arrival,)))
+        with pytest.raises(PermissionDeniedError, match="does not connect to"):
+            compile_frozen(session, g._outline(), options, bindings={}, timeout=10)
+        target = session.put(np.zeros(4, np.float32))
+        with (
+            thread_daemon() as other,
+            hg.connect(other.url) as elsewhere,
+            pytest.raises(PermissionDeniedError, match="does not connect to"),
+        ):
+            hand_over(elsewhere.put(np.ones(4, np.float32)), target, url, timeout=10)
+        assert not reached.is_set()
