@@ -85,9 +85,9 @@ def connect(
         url: `local:` for this process, `unix:///path`, `grpc://host:port`, or `grpcs://host:port`
             with TLS (`?pin=FINGERPRINT` accepts one certificate alone, as `heliograph serve
             --share` prints it; `grpc://host:port?insecure=yes` lets a token go to another host in
-            the clear). URL#device selects a device. `local:#cpu:threads=2` gives the session devices
-            of its own, as `serve --device` does. A list of daemons' URLs makes this process the
-            head of a pool: one list of their devices, named HOST/DEVICE, for graphs that run on
+            the clear). URL#device selects a device. `local:#cpu:threads=2` gives the session
+            devices of its own, as `serve --device` does. A list of daemons' URLs makes this process
+            the head of a pool: one list of their devices, named HOST/DEVICE, for graphs that run on
             several of them. At least one daemon must answer within `timeout`; the others join
             later, and devices come and go (`session.watch()`). Default: $HELIOGRAPH_SERVER, else
             grpc://127.0.0.1:7070.
