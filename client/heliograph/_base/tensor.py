@@ -102,11 +102,18 @@ class TensorBase(Handle, Typed):
     # Views
 
     def __getitem__(self, key: Any) -> Self:
-        """Return a view, by basic indexing: integers, slices with a positive step, None, Ellipsis.
+        """Return a view, by basic indexing: integers, slices, None, Ellipsis.
+
+        A slice with a negative step needs a copy, and is refused.
 
         Raises IndexError and InvalidArgumentError.
         """
         found = basic_index(self.shape, key)
+        if found.backwards:
+            raise InvalidArgumentError(
+                f"index {key!r:.80} reverses dimension {found.backwards[0]}, which no view does",
+                advice="reverse it in a graph, x[::-1] or hg.flip, or read it: tensor.get()[::-1]",
+            )
         if self.dtype.kind == "quantized" and found.sizes[-1:] != self.shape[-1:]:
             raise InvalidArgumentError(f"rows of {self.dtype} cannot be cut: they are blocks")
         shape = found.shape

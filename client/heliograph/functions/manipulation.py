@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from operator import index
 from typing import Any
@@ -13,6 +12,7 @@ from heliograph.graph import lowering as lowering
 from heliograph.graph.lowering import Operand
 from heliograph.graph.source_lines import invalid
 from heliograph.graph.value import Value
+from heliograph_proto.errors import OutOfRangeError
 from heliograph_proto.types import I64
 
 __all__ = [
@@ -175,10 +175,7 @@ def broadcast_arrays(*arrays: Operand) -> list[Value]:
 def flip(x: Operand, /, *, axis: int | Sequence[int] | None = None) -> Value:
     """The elements in the opposite order along axes; None: along all."""
     value = lowering.one_value(x)
-    for place in lowering.axes_of(value, axis):
-        if value.shape[place] > 1:
-            value = take(value, np.arange(value.shape[place], dtype=np.int32)[::-1].copy(), axis=place)
-    return value
+    return lowering.reverse(value, lowering.axes_of(value, axis))
 
 
 def roll(x: Operand, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None) -> Value:
@@ -239,42 +236,52 @@ def _repeated(value: Value, place: int, times: int) -> Value:
     )
 
 
-def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Value:
+def take(
+    x: Operand, indices: Operand | Sequence[int] | Sequence[Any], /, *, axis: int | None = None
+) -> Value:
     """The elements of x at the indices (integers) along an axis.
 
-    The result has the indices' shape in place of that dimension. An index outside x is an error of
-    the run, which includes negative ones; those of an array, known before, count from the end.
-    `axis` may be left out when x has one dimension.
+    The result has the indices' shape in place of that dimension. Indices are an int, a list, an
+    array, or a value of the graph. Those below 0 count from the end, unless a run computes them: an
+    index of a value that is outside x, which includes those below 0, is an error of the run. `axis`
+    may be left out when x has one dimension.
     """
+    if isinstance(indices, (int, list, tuple)) and not isinstance(indices, bool):
+        indices = _listed(indices)
     graph = lowering.graph_of(x, indices)
     value = lowering.lift(graph, x)
     if axis is None and value.ndim != 1:
         raise invalid(f"take from {value.type} needs an axis")
     place = lowering.axis_of(value, 0 if axis is None else axis)
-    places = lowering.lift(graph, _from_the_end(indices, value.shape[place]))
+    places = lowering.lift(graph, _from_the_end(indices, value, place))
     if not places.dtype.is_integer:
         raise invalid(f"take: the indices are {places.type}", "convert them first: hg.astype(i, 'i64')")
     if places.dtype.name not in ("i32", "i64"):
         places = lowering.cast(places, I64)
-    return _take(value, places, place)
+    return lowering.gather(value, places, place)
 
 
-def _from_the_end(indices: Operand, size: int) -> Operand:
-    """Indices that are known without those below 0."""
-    if not isinstance(indices, (np.ndarray, np.generic)) or indices.dtype.kind != "i":
+def _listed(indices: int | Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Return the array of listed indices. Raises InvalidGraphError unless they are ints."""
+    try:
+        found = np.asarray(indices)
+    except ValueError:
+        found = np.empty((), object)
+    if found.size and found.dtype.kind not in "iu":
+        raise invalid(f"take: {indices!r:.80} is no list of indices", "indices are ints: [0, 2, -1]")
+    return found if found.size else found.astype(np.int64)
+
+
+def _from_the_end(indices: Any, x: Value, axis: int) -> Any:
+    """Return indices that are known, all from 0 on. Raises OutOfRangeError."""
+    if not isinstance(indices, (np.ndarray, np.generic)) or indices.dtype.kind not in "iu":
         return indices
     places: np.ndarray[Any, Any] = np.asarray(indices)
+    size = x.shape[axis]
+    if (outside := places[(places < -size) | (places >= size)]).size:
+        raise invalid(
+            f"take: index {outside.flat[0]} is outside dimension {axis} of {x.type}",
+            f"indices go from {-size} to {size - 1}" if size else "the dimension is empty",
+            OutOfRangeError,
+        )
     return np.where(places < 0, places.astype(np.int64) + size, places) if (places < 0).any() else places
-
-
-def _take(x: Value, places: Value, axis: int) -> Value:
-    """By rows: the axis goes first, the others become the row."""
-    before, after = x.shape[:axis], x.shape[axis + 1 :]
-    first = lowering.permute(x, [axis, *range(axis), *range(axis + 1, x.ndim)])
-    rows = lowering.reshape(first, (x.shape[axis], math.prod(before + after)))
-    found = lowering.apply("get_rows", rows, lowering.reshape(places, (places.size,)))
-    # Rows of blocks come out as f32, and stay so.
-    kept = found if x.dtype.kind == "quantized" else lowering.cast(found, x.dtype)
-    wide = lowering.reshape(kept, (*places.shape, *before, *after))
-    new, old = range(places.ndim), range(places.ndim, wide.ndim)
-    return lowering.permute(wide, [*old[:axis], *new, *old[axis:]])

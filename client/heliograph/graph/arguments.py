@@ -13,6 +13,8 @@ from heliograph_proto.errors import InvalidArgumentError
 
 #: Longer timeouts count as none. Python's own waits cannot take much more.
 _FOR_EVER_SECONDS = 1e8
+#: Advice for a shape with an open size, None or -1.
+FIXED_SHAPES = "shapes are fixed: build a graph for each shape that you need, and compile each once"
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:
@@ -29,8 +31,7 @@ def sizes_of(shape: Sequence[int] | int) -> tuple[int, ...]:
         unknown = isinstance(given, tuple | list) and any(size is None for size in given)
         message = f"{given!r:.80} is no shape"
         if unknown:
-            advice = "shapes are fixed: build a graph for each shape that you need, and compile each once"
-            raise InvalidArgumentError(f"{message}: a size is not known", advice=advice) from None
+            raise InvalidArgumentError(f"{message}: a size is not known", advice=FIXED_SHAPES) from None
         raise InvalidArgumentError(
             message, advice="a shape is ints: (4, 3), or 4 for one dimension"
         ) from None

@@ -7,25 +7,51 @@ the contract requires. Each node keeps the line of user code that built it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from heliograph.graph.arguments import counted, sizes_of
+from heliograph.graph.arguments import FIXED_SHAPES, counted, sizes_of
 from heliograph.graph.digests import digest_of
 from heliograph.graph.promotion import Scalar, weak_scalar
 from heliograph.graph.server_weights import ServerWeight
 from heliograph.graph.source_lines import Source, caller, describe, invalid
-from heliograph.graph.symbol import Symbol
+from heliograph.graph.symbol import Symbol, Typed
 from heliograph.graph.value import Value
 from heliograph_proto import graph as contract
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, Origin
 from heliograph_proto.graph import MAX_NAME, Leaf, LeafKind, Node, Output
 from heliograph_proto.ops.table import infer
 from heliograph_proto.types import F32, DType, DTypeArgument, TensorType, tensor_type
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _leaf_of_a_type(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Answer a call that lacks the name, the shape or the dtype with the right form."""
+    form, what = signature(method), method.__name__
+
+    @wraps(method)
+    def checked(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        try:
+            given = form.bind(*arguments, **named).arguments
+        except TypeError as error:
+            raise invalid(f"g.{what}: {error}", _leaf_form(what)) from None
+        if not isinstance(given["name"], str):
+            raise invalid(f"g.{what}: {given['name']!r:.40} is no name", _leaf_form(what))
+        return method(*arguments, **named)
+
+    return checked
+
+
+def _leaf_form(what: str) -> str:
+    return f"name, shape and dtype: g.{what}('x', (8, 3), 'f32'); {FIXED_SHAPES}"
 
 
 class Graph:
@@ -59,8 +85,13 @@ class Graph:
             f"<Graph {leaves}, {counted(len(self._nodes), 'node')}, {counted(len(self._outputs), 'output')}>"
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a pickle or a copy, in which source lines are text."""
+        return {**self.__dict__, "_sources": [describe(source) for source in self._sources]}
+
     # Leaves
 
+    @_leaf_of_a_type
     def input(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
         """Add an input: a tensor that every run takes."""
         return self._leaf(LeafKind.INPUT, name, _type(dtype, shape))
@@ -79,6 +110,12 @@ class Graph:
         """
         if isinstance(array, ServerWeight):
             return self._server_weight(name, array, dtype)
+        if isinstance(array, Typed):
+            raise invalid(
+                f"weight {name!r:.40}: {array!r:.80} is no array",
+                "a tensor of a session is named when the graph is compiled: w = g.bound_weight(name, shape, "
+                "dtype), then session.compile(g, weights={name: tensor})",
+            )
         found = np.asarray(array)
         if dtype is not None and isinstance(array, tuple) and found.ndim == 1 and found.dtype.kind == "i":
             advice = (
@@ -97,11 +134,13 @@ class Graph:
         self._server_files[found.digest] = found.file
         return value
 
+    @_leaf_of_a_type
     def bound_weight(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
         """Add a weight whose bytes are a tensor of the session, named when the graph is compiled:
         `session.compile(g, weights={name: tensor})`."""
         return self._leaf(LeafKind.WEIGHT, name, _type(dtype, shape))
 
+    @_leaf_of_a_type
     def variable(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
         """Add a variable: a tensor that the session keeps under this name for all of its plans.
 
@@ -354,7 +393,10 @@ def _renumber(references: tuple[int, ...], leaves: int) -> tuple[int, ...]:
 
 def _type(dtype: DTypeArgument, shape: Sequence[int] | int) -> TensorType:
     try:
-        return tensor_type(dtype, sizes_of(shape))
+        sizes = sizes_of(shape)
+        if any(size < 0 for size in sizes):
+            raise invalid(f"shape {sizes}: a dimension cannot be negative", FIXED_SHAPES)
+        return tensor_type(dtype, sizes)
     except InvalidArgumentError as error:
         raise invalid(error.message, error.advice) from None
     except (TypeError, ValueError) as error:

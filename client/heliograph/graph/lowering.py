@@ -213,6 +213,31 @@ def swap_axes(x: Value, first: int, second: int) -> Value:
     return permute(x, order)
 
 
+def gather(x: Value, places: Value, axis: int) -> Value:
+    """Return the elements at the places (i32 or i64) along an axis.
+
+    By rows: the axis goes first, the others become the row.
+    """
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    first = permute(x, [axis, *range(axis), *range(axis + 1, x.ndim)])
+    rows = reshape(first, (x.shape[axis], math.prod(before + after)))
+    found = apply("get_rows", rows, reshape(places, (places.size,)))
+    # Rows of blocks come out as f32, and stay so.
+    kept = found if x.dtype.kind == "quantized" else cast(found, x.dtype)
+    wide = reshape(kept, (*places.shape, *before, *after))
+    new, old = range(places.ndim), range(places.ndim, wide.ndim)
+    return permute(wide, [*old[:axis], *new, *old[axis:]])
+
+
+def reverse(x: Value, axes: Sequence[int]) -> Value:
+    """Return the elements in the opposite order along axes."""
+    for axis in axes:
+        if x.shape[axis] > 1:
+            places = np.arange(x.shape[axis], dtype=np.int32)[::-1].copy()
+            x = gather(x, x.graph.constant(places), axis)
+    return x
+
+
 def on_last_axis(x: Value, axis: int, function: Callable[[Value], Value]) -> Value:
     """A function of rows, applied along another axis."""
     place = axis_of(x, axis)

@@ -14,8 +14,10 @@ from typing import TypeAlias
 
 from heliograph_proto.errors import HeliographError, InvalidGraphError, Origin
 
-#: The code object and the line that built a node.
-Source: TypeAlias = tuple[CodeType, int]
+#: The code object and the line that built a node; their text in a copy or a loaded pickle.
+Source: TypeAlias = tuple[CodeType, int] | str
+#: The most characters of a quoted line.
+_LINE = 160
 
 #: Frames of these modules are ours; the models that ship with Heliograph count as user code.
 _OWN = ("heliograph._", "heliograph.functions", "heliograph.graph", "heliograph.ops")
@@ -33,10 +35,12 @@ def caller() -> Source | None:
 
 def describe(source: Source | None) -> str:
     """ "file.py:12 in function: source text"; empty when nothing is known."""
-    if source is None:
-        return ""
+    if source is None or isinstance(source, str):
+        return source or ""
     code, line = source
     text = linecache.getline(code.co_filename, line).strip()
+    if len(text) > _LINE:
+        text = f"{text[:_LINE]}..."
     return f"{code.co_filename}:{line} in {code.co_qualname}" + (f": {text}" if text else "")
 
 

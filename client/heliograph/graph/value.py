@@ -2,10 +2,10 @@
 
 A value has a shape and a data type but no elements; operators add nodes to its graph.
 
-Basic indexing, x[...]: integers, slices with a positive step, None and Ellipsis.
+Basic indexing, x[...]: integers, slices, None and Ellipsis.
 
 The same normal form serves values of a graph (a slice, then a reshape) and tensors on a server (an
-offset and strides).
+offset and strides). A slice with a negative step is one with a positive step, read backwards.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from heliograph.graph.symbol import Symbol
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, OutOfRangeError
 from heliograph_proto.types import DTypeArgument, dtype
 
-_ADVICE = "an index is made of ints, slices with a positive step, None and ...; to gather, use hg.take"
+_ADVICE = "an index is made of ints, slices, None and ...; to gather, use hg.take(x, [2, 0], axis=0)"
 
 
 @dataclass(frozen=True, slots=True)
 class BasicIndex:
-    """A start, stop and step for every dimension, and the shape without the dropped ones."""
+    """A start, stop and positive step for every dimension, and the shape without the dropped
+    ones."""
 
     start: tuple[int, ...]
     stop: tuple[int, ...]
     step: tuple[int, ...]
     #: For each dimension of the result: the source's dimension, or None for a new one of size 1.
     kept: tuple[int | None, ...]
+    #: The source's dimensions whose chosen elements come in the opposite order.
+    backwards: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -55,19 +58,24 @@ def basic_index(shape: tuple[int, ...], key: Any) -> BasicIndex:
     parts = _spread(shape, key if isinstance(key, tuple) else (key,))
     ranges: list[tuple[int, int, int]] = []
     kept: list[int | None] = []
+    backwards: list[int] = []
     for part in parts:
         if part is None:
             kept.append(None)
             continue
         dimension = len(ranges)
         if isinstance(part, slice):
-            ranges.append(_slice(part, shape[dimension]))
+            chosen = _slice(part, shape[dimension])
+            if chosen.step < 0:
+                backwards += [dimension] if len(chosen) > 1 else []
+                chosen = range(chosen[-1], chosen[0] + 1, -chosen.step)
+            ranges.append((chosen.start, max(chosen.start, chosen.stop), chosen.step))
             kept.append(dimension)
         else:
             place = _integer(part, shape[dimension], dimension)
             ranges.append((place, place + 1, 1))
     start, stop, step = zip(*ranges, strict=True) if ranges else ((), (), ())
-    return BasicIndex(start, stop, step, tuple(kept))
+    return BasicIndex(start, stop, step, tuple(kept), tuple(backwards))
 
 
 def _spread(shape: tuple[int, ...], key: tuple[Any, ...]) -> list[Any]:
@@ -85,14 +93,13 @@ def _spread(shape: tuple[int, ...], key: tuple[Any, ...]) -> list[Any]:
     return [*key[:place], *rest, *key[place + 1 :]]
 
 
-def _slice(part: slice, size: int) -> tuple[int, int, int]:
+def _slice(part: slice, size: int) -> range:
     try:
-        start, stop, step = part.indices(size)
+        found = range(size)[part]
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"slice {part}: {error}", advice=_ADVICE) from None
-    if step < 1:
-        raise InvalidArgumentError(f"slice {part}: the step must be positive", advice=_ADVICE)
-    return start, max(start, stop), step
+    # An empty range may begin below 0.
+    return found if len(found) else range(0)
 
 
 def _integer(part: Any, size: int, dimension: int) -> int:
@@ -250,13 +257,12 @@ class Value(Symbol):
     __hash__ = None  # type: ignore[assignment]
 
     def __getitem__(self, key: Any) -> Value:
-        """Basic indexing: ints, slices with a positive step, None, Ellipsis. To gather, use
-        hg.take."""
+        """Basic indexing: ints, slices, None, Ellipsis. To gather, use hg.take."""
         found = with_origin(self.shape, key, invalid)
         part = self
         if found.sizes != self.shape:
             part = lowering.apply("slice", self, start=found.start, stop=found.stop, step=found.step)
-        return lowering.reshape(part, found.shape)
+        return lowering.reshape(lowering.reverse(part, found.backwards), found.shape)
 
     def __bool__(self) -> NoReturn:
         self._refuse("truth value", "use hg.where, or & | ~ instead of and, or, not")
