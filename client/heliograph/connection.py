@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from heliograph.core.future import ALONE
 from heliograph.core.progress import ProgressArgument, checked_progress
-from heliograph.graph.arguments import timeout_ms
+from heliograph.graph.arguments import connect_seconds
 from heliograph.session import Session
 from heliograph.transport.blocking import BlockingShell, GrpcShell
 from heliograph.transport.channels import credentials_of
@@ -71,7 +71,7 @@ def _pool_of(urls: Sequence[str]) -> Address:
 def connect(
     url: Servers = None,
     *,
-    timeout: float = 10.0,
+    timeout: float | None = 10.0,
     progress: ProgressArgument = "auto",
     shared_memory: SharedMemoryArgument = "auto",
     token: str | None = None,
@@ -91,7 +91,7 @@ def connect(
             several of them. At least one daemon must answer within `timeout`; the others join
             later, and devices come and go (`session.watch()`). Default: $HELIOGRAPH_SERVER, else
             grpc://127.0.0.1:7070.
-        timeout: Seconds to wait for the server.
+        timeout: Seconds to wait for the server, or None for no limit.
         progress: A function of (bytes done, total bytes), called from any thread while weights are
             uploaded. "auto" shows bars on stderr for uploads, also of tensors, that take more than
             a second, if stderr is a terminal and rich is installed. None is silent.
@@ -115,16 +115,16 @@ def connect(
     DrainingError and LimitExceededError.
     """
     address = address_of(url)
-    timeout_ms(timeout)
+    seconds = connect_seconds(timeout)
     shown, sharing = checked_progress(progress), checked_shared_memory(shared_memory)
     credentials = credentials_of(address, token, ca, certificate, key)
     shell: BlockingShell
     if address.scheme == "local":
         if sharing is True:
             raise insisted(address, ALONE)
-        shell = transport("local")(address, timeout, credentials)
+        shell = transport("local")(address, seconds, credentials)
     else:
-        shell = GrpcShell(address, timeout, sharing, None, credentials)
+        shell = GrpcShell(address, seconds, sharing, None, credentials)
     try:
         return Session(shell, shown)
     except BaseException:

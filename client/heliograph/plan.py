@@ -130,10 +130,10 @@ class Plan(PlanBase):
         server.
 
         Args:
-            taps: Nodes to observe, by patterns of their names as in fnmatch, or by functions of a
-                node (`number`, `name`, `op`, `shape`, `dtype`). `future.taps()` yields their values
-                while the run goes on. A new set of nodes compiles the plan once more first; the
-                last few of these plans are kept.
+            taps: Nodes to observe, by patterns of their names as in fnmatch, by values of the graph
+                that was compiled, or by functions of a node (`number`, `name`, `op`, `shape`,
+                `dtype`). `future.taps()` yields their values while the run goes on. A new set of
+                nodes compiles the plan once more first; the last few of these plans are kept.
             pause: Whether the run waits after each observed node until the next value is requested.
                 Work sent later on its stream waits as well. Without it a run never waits for its
                 reader.

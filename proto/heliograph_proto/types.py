@@ -258,9 +258,9 @@ def parse_size(text: str, units: Mapping[str, int] = UNITS) -> int | None:
     return number if number <= MOST else None
 
 
-def size_text(size_bytes: int) -> str:
-    """Format a number of bytes in the largest unit that fits, such as "1.5 GiB"."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:.1f} {name}"
-    return f"{size_bytes} B"
+def size_text(size_bytes: float) -> str:
+    """Format a number of bytes for people, in the largest unit that fits, such as "1.5 GiB"."""
+    for name in ("TiB", "GiB", "MiB", "KiB"):
+        if size_bytes >= UNITS[name]:
+            return f"{size_bytes / UNITS[name]:.1f} {name}"
+    return f"{size_bytes:.0f} B"

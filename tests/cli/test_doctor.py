@@ -138,8 +138,8 @@ def test_a_rate_is_that_of_a_usual_network_or_none(rate: float, network: str) ->
 
 def test_a_network_s_rate_is_named() -> None:
     found = only(replace(FAR, transports=(transport(TransportKind.GRPC, 110e6),)))
-    assert found.seen == "the connection gives 110 MB/s: that is a 1 Gbit/s network"
-    assert "9.09 s" in found.cost and "quantized" in found.advice
+    assert found.seen == "the connection gives 104.9 MiB/s: that is a 1 Gbit/s network"
+    assert "9.76 s" in found.cost and "quantized" in found.advice
 
 
 def test_a_network_is_known_behind_a_long_way() -> None:
@@ -148,7 +148,7 @@ def test_a_network_is_known_behind_a_long_way() -> None:
     far = replace(
         FAR, empty=RoundTrip(0.1, 0.1, 5), transports=(PathMeasurement(TransportKind.GRPC, way, way),)
     )
-    assert only(far).seen == "the connection gives 9.03 MB/s: that is a 100 Mbit/s network"
+    assert only(far).seen == "the connection gives 8.6 MiB/s: that is a 100 Mbit/s network"
 
 
 def test_a_rate_that_no_network_has_asks_what_is_in_between() -> None:
@@ -201,7 +201,7 @@ def test_small_chunks_and_too_many_copies_are_told() -> None:
 
 def test_a_full_device_is_told() -> None:
     found = only(replace(WELL, devices=(replace(DEVICE, free_bytes=10**8),)))
-    assert found.name == "memory" and "100 MB free of 16 GB" in found.seen
+    assert found.name == "memory" and "95.4 MiB free of 14.9 GiB" in found.seen
     assert find(replace(WELL, devices=(replace(DEVICE, free_bytes=0, total_bytes=0),))) == ()
 
 

@@ -207,6 +207,23 @@ def test_a_file_that_is_no_graph_is_refused(folder: Path, capsys: pytest.Capture
     assert "not a graph file" in capsys.readouterr().err
 
 
+def test_a_file_of_weights_says_that_it_holds_no_graph(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "tiny.gguf").write_bytes(b"GGUF" + bytes(64))
+    assert main(["explain", str(folder / "tiny.gguf")]) == 1
+    told = capsys.readouterr().err
+    assert "not a graph file" in told and "session.server_weights" in told and "hg.save" in told
+
+
+def test_a_device_without_its_server_says_how_one_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "cpu0.invalid"
+    assert main(["compare", str(folder / "model.hgraph"), "--a", name, "--b", "local:"]) == 1
+    assert f"local:#{name}" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_made_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--output", str(folder / "x.npy")) == 1
     assert "cannot make the folder" in capsys.readouterr().err

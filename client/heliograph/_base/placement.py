@@ -12,6 +12,7 @@ from heliograph._base.device import DeviceBase, DevicesArgument, buffer_type_nam
 from heliograph._base.pins import MemoryLimits, Pins, among, memory_limits, pinned_nodes
 from heliograph._base.split_buffer_type import Splits, row_splits
 from heliograph._base.tensor import TensorBase
+from heliograph._base.type_advice import type_advice
 from heliograph.core.shell import Shell
 from heliograph.graph.builder import Graph
 from heliograph_proto.devices import BufferTypeInfo
@@ -206,7 +207,9 @@ def _check_bound(what: str, type_: TensorType, tensor: TensorBase) -> None:
             f"{what} is {type(tensor).__name__}", advice="a tensor of the session: session.put(array)"
         )
     if tensor.type != type_:
-        raise InvalidArgumentError(f"{what} is {tensor.type}; the graph says {type_}")
+        raise InvalidArgumentError(
+            f"{what} is {tensor.type}; the graph says {type_}", advice=type_advice(type_, tensor.type)
+        )
     if not tensor.is_contiguous:
         raise InvalidArgumentError(f"{what} is a view with gaps", advice="copy it: tensor.copy_to(another)")
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from heliograph._base.streams import StreamBase, stream_handle
 from heliograph._base.tensor import TensorBase, as_elements
+from heliograph._base.type_advice import new_tensor, shape_advice, type_advice
 from heliograph.core.arrays import empty_array
 from heliograph.core.credit import OrderGate
 from heliograph.core.effects import Compute, Procedure, ask
@@ -535,6 +536,10 @@ class PlanBase(Handle):
         known = list(self.inputs)
         for name in given:
             if name not in known:
+                others = [other for other, options in _OPTIONS.items() if name in options]
+                if others:
+                    message = f"the plan has no input {name!r}, and plan.{method} has no such option"
+                    raise InvalidInputError(message, advice=f"plan.{others[0]}(..., {name}=...) has it")
                 near = get_close_matches(str(name), known, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
                 raise InvalidInputError(f"the plan has no input {name!r}", advice=hint)
@@ -545,7 +550,10 @@ class PlanBase(Handle):
     def _bound(self, port: Port, value: Any) -> Bound:
         if isinstance(value, TensorBase):
             if value.type != port.type:
-                raise InvalidInputError(f"input {port.name!r} is {port.type}, not {value.type}")
+                raise InvalidInputError(
+                    f"input {port.name!r} is {port.type}, not {value.type}",
+                    advice=type_advice(port.type, value.type),
+                )
             return value._used_in(self._shell)
         try:
             array = as_elements(value, port.type.dtype)
@@ -555,7 +563,7 @@ class PlanBase(Handle):
         if array.shape != expected:
             raise InvalidInputError(
                 f"input {port.name!r} has shape {array.shape}; the plan needs {expected}",
-                advice="shapes are fixed: build and compile a graph with that shape as well",
+                advice=shape_advice(array.shape, expected),
             )
         return np.ascontiguousarray(array).reshape(array.shape)
 
@@ -607,7 +615,10 @@ class PlanBase(Handle):
                     advice="a tensor of the session: session.empty(shape, dtype)",
                 )
             if tensor.type != types[name]:
-                raise InvalidArgumentError(f"output {name!r} is {types[name]}, not {tensor.type}")
+                raise InvalidArgumentError(
+                    f"output {name!r} is {types[name]}, not {tensor.type}",
+                    advice=f"write to a tensor of its type: {new_tensor(types[name])}",
+                )
             handles[name] = tensor._used_in(self._shell)
         return handles
 

@@ -11,7 +11,7 @@ from heliograph.aio.session import Session
 from heliograph.connection import Servers, address_of
 from heliograph.core.future import ALONE
 from heliograph.core.progress import ProgressArgument, checked_progress
-from heliograph.graph.arguments import timeout_ms
+from heliograph.graph.arguments import connect_seconds
 from heliograph.transport.aio import AioGrpcShell, AioShell
 from heliograph.transport.channels import NO_CREDENTIALS, credentials_of
 from heliograph.transport.plugins import transport
@@ -30,7 +30,7 @@ class connect:
         self,
         url: Servers = None,
         *,
-        timeout: float = 10.0,
+        timeout: float | None = 10.0,
         progress: ProgressArgument = "auto",
         shared_memory: SharedMemoryArgument = "auto",
         token: str | None = None,
@@ -40,8 +40,7 @@ class connect:
     ) -> None:
         self._address = address_of(url)
         self._credentials = credentials_of(self._address, token, ca, certificate, key)
-        timeout_ms(timeout)
-        self._timeout, self._progress = timeout, checked_progress(progress)
+        self._timeout, self._progress = connect_seconds(timeout), checked_progress(progress)
         self._shared_memory = checked_shared_memory(shared_memory)
         self._session: Session | None = None
 

@@ -132,7 +132,7 @@ def link_table(links: Sequence[LinkReport]) -> Table:
             one.source or _OWN,
             one.destination or _OWN,
             time_text(one.round_trip_us),
-            f"{size_text(int(one.bytes_per_s))}/s",
+            f"{size_text(one.bytes_per_s)}/s",
             "measured" if one.is_measured else "partly assumed",
         ]
         for one in links

@@ -57,6 +57,13 @@ def checked_timeout(timeout: float | None) -> float | None:
     return None if timeout > _FOR_EVER_SECONDS else float(timeout)
 
 
+def connect_seconds(timeout: float | None) -> float:
+    """Return the seconds to wait for a server, of which None is years. Raises
+    InvalidArgumentError."""
+    seconds = checked_timeout(timeout)
+    return _FOR_EVER_SECONDS if seconds is None else seconds
+
+
 def timeout_ms(timeout: float | None) -> int:
     """Return seconds as the contract's milliseconds, where 0 is no limit. Raises
     InvalidArgumentError."""

@@ -24,6 +24,10 @@ from heliograph_proto.errors import HeliographError, InvalidArgumentError, Inval
 #: The usual suffix of a graph file, and that of its weights.
 SUFFIX = ".hgraph"
 WEIGHTS_SUFFIX = ".safetensors"
+_OF_WEIGHTS = (
+    "it holds weights and no graph: build the graph in Python, with session.server_weights(FILE) or arrays "
+    "for its weights, write it by hg.save(graph, 'model.hgraph'), and name that file"
+)
 
 
 def save(graph: Graph, path: str | os.PathLike[str]) -> None:
@@ -65,11 +69,19 @@ def load(path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None
     """
     source = Path(path)
     beside = weights_path(source) if weights is None else Path(weights)
+    data = b""
     try:
-        frozen = decode_graph_file(_read(source))
+        data = _read(source)
+        frozen = decode_graph_file(data)
     except HeliographError as error:
-        raise error_of(error, f"{source}: {error.message}", error.advice) from None
+        advice = _OF_WEIGHTS if _has_weights(source, data) else error.advice
+        raise error_of(error, f"{source}: {error.message}", advice) from None
     return thaw(frozen, read_weights(beside, frozen) if contents(frozen) else {})
+
+
+def _has_weights(path: Path, data: bytes) -> bool:
+    """Return whether a file that is no graph file seems to hold a model's weights."""
+    return path.exists() and (data.startswith(b"GGUF") or path.suffix in (".gguf", WEIGHTS_SUFFIX))
 
 
 def weights_path(path: Path) -> Path:

@@ -13,7 +13,7 @@ from heliograph.core.effects import Procedure, WaitFor
 from heliograph.core.future import Outcome
 from heliograph.core.protocol import ClientCore
 from heliograph.graph.arguments import near_names, pattern_words
-from heliograph.graph.symbol import Typed
+from heliograph.graph.symbol import Symbol, Typed
 from heliograph.procedures.run import PlanSpec, SentRun
 from heliograph_proto.errors import InvalidArgumentError, UnknownHandleError
 from heliograph_proto.graph import Graph
@@ -52,8 +52,9 @@ class Tap(TappedNode):
     is_output: bool = False
 
 
-#: Names of nodes as in fnmatch, or a function that is True for the nodes to observe.
-TapPattern: TypeAlias = str | Callable[[TappedNode], bool]
+#: Names of nodes as in fnmatch, a value of the graph, or a function that is True for the nodes to
+#: observe.
+TapPattern: TypeAlias = str | Symbol | Callable[[TappedNode], bool]
 #: The nodes to observe.
 Taps: TypeAlias = TapPattern | Collection[TapPattern] | None
 
@@ -92,7 +93,7 @@ def tapped_in_loop(
 
 
 def _patterns(taps: TapPattern | Collection[TapPattern]) -> Collection[TapPattern]:
-    patterns = [taps] if isinstance(taps, str) or callable(taps) else taps
+    patterns = [taps] if isinstance(taps, str | Symbol) or callable(taps) else taps
     if not isinstance(patterns, Collection) or isinstance(patterns, Mapping):
         raise InvalidArgumentError(
             f"taps is {type(taps).__name__}", advice="names as in fnmatch: taps=['layer0/*', 'logits']"
@@ -100,7 +101,24 @@ def _patterns(taps: TapPattern | Collection[TapPattern]) -> Collection[TapPatter
     return patterns
 
 
+def _number_of(value: Symbol, nodes: list[TappedNode]) -> int:
+    """Return the number of the node that a value of the plan's graph stands for."""
+    number = value.reference
+    if number < 0:
+        raise InvalidArgumentError(
+            f"{value!r:.200} is a leaf, and taps observe nodes",
+            advice="its elements are known already",
+        )
+    if number >= len(nodes) or (nodes[number].name, nodes[number].type) != (value.name, value.type):
+        raise InvalidArgumentError(
+            f"{value!r:.200} is no node of the plan's graph", advice="a value of the graph that was compiled"
+        )
+    return number
+
+
 def _matching(graph: Graph, nodes: list[TappedNode], pattern: TapPattern) -> list[int]:
+    if isinstance(pattern, Symbol):
+        return [_number_of(pattern, nodes)]
     if isinstance(pattern, str):
         found = [one.number for one in nodes if fnmatchcase(one.name, pattern)]
     elif callable(pattern):

@@ -250,7 +250,10 @@ def _why_no_host(address: Address, error: Exception) -> tuple[str, str]:
     port = f"is it the right port? is the daemon running? start one with: heliograph serve --listen {address}"
     match error:
         case socket.gaierror() | UnicodeError():
-            return f"the name {address.host!r} does not resolve", "check how the host's name is written"
+            return f"the name {address.host!r} does not resolve", (
+                "check how the host's name is written; a device goes behind its server: "
+                f"local:#{address.host} or grpc://HOST:PORT#{address.host}"
+            )
         case ConnectionRefusedError():
             return "connection refused", port
         case TimeoutError():

@@ -25,6 +25,7 @@ from grpc import aio
 from heliograph.transport.allocator import give_back
 from heliograph_proto.addresses import Address
 from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.types import size_text
 from heliograph_server.config.config import ServerConfig
 from heliograph_server.config.sockets import check_folder, private_files, remove_stale, why_not_bound
 
@@ -90,7 +91,7 @@ async def trim_memory() -> None:
     while True:
         await asyncio.sleep(TRIM_SECONDS)
         if returned := await asyncio.to_thread(give_back):
-            logger.debug("returned %.0f MiB of free memory", returned / 2**20)
+            logger.debug("returned %s of free memory", size_text(returned))
 
 
 def connection_options(config: ServerConfig) -> list[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from heliograph.transport.allocator import tune_allocator
 from heliograph_backends.registry.plugins import origin_of_package
 from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
+from heliograph_proto.types import size_text
 from heliograph_server.auth.sharing import Share
 from heliograph_server.config.config import ServerConfig, Sources
 from heliograph_server.daemon.daemon import Daemon, is_starting, leave, serve
@@ -82,8 +83,8 @@ def _announce(daemon: Daemon, share: Share | None = None) -> None:
     assert daemon.host is not None
     found = daemon.host.device_list()
     for device in found.devices:
-        gibibytes = device.memory.total_bytes / 2**30
-        logger.info("device %s: %s, %.1f GiB", device.name, device.description, gibibytes)
+        size = size_text(device.memory.total_bytes)
+        logger.info("device %s: %s, %s", device.name, device.description, size)
     for backend in found.backends:
         if backend.why:
             # A missing device of `devices` ends the daemon, so this backend was not requested.

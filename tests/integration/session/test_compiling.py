@@ -102,7 +102,15 @@ def test_names_of_bound_weights_have_their_scopes(session: hg.Session) -> None:
         (lambda s: {"weights": {"v": s.put(W)}}, r"no weight 'v'(.|\n)*there are: w"),
         (lambda s: {"weights": {"ww": s.put(W)}}, "did you mean 'w'"),
         (lambda s: {"weights": {"w": W}}, r"weights\['w'\] is ndarray(.|\n)*session\.put"),
-        (lambda s: {"weights": {"w": s.put(X)}}, r"f32\[4, 3\]; the graph says f32\[3, 5\]"),
+        (
+            lambda s: {"weights": {"w": s.put(X)}},
+            r"f32\[4, 3\]; the graph says f32\[3, 5\](.|\n)*shapes are fixed",
+        ),
+        (lambda s: {"weights": {"w": s.put(W.T.copy())}}, r"'w'(.|\n)*x\.reshape\(\(3, 5\)\)"),
+        (
+            lambda s: {"weights": {"w": s.put(W.astype(np.float64))}},
+            r"f64\[3, 5\](.|\n)*session\.empty\(\(3, 5\), 'f32'\)",
+        ),
         (lambda s: {"weights": {"w": s.empty((3, 10), "f32")[:, ::2]}}, "view with gaps"),
         (lambda s: {"weights": [s.put(W)]}, "weights is list"),
         (lambda s: {"variables": {"w": s.put(W)}}, "no variable 'w'"),
@@ -115,6 +123,25 @@ def test_bindings_that_do_not_fit(
 ) -> None:
     with pytest.raises(hg.InvalidArgumentError, match=words):
         session.compile(product(), **bindings(session))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (np.zeros((2, 3), np.float32), r"'x' is f32\[4, 3\], not f32\[2, 3\](.|\n)*shapes are fixed"),
+        (np.zeros((3, 4), np.float32), r"'x'(.|\n)*x\.reshape\(\(4, 3\)\)"),
+        (np.zeros((4, 3), np.float64), r"'x'(.|\n)*session\.empty\(\(4, 3\), 'f32'\)"),
+    ],
+)
+def test_an_input_tensor_of_another_type_says_what_the_plan_takes(
+    session: hg.Session, given: np.ndarray, words: str
+) -> None:
+    plan = session.compile(product(W))
+    with pytest.raises(hg.InvalidInputError, match=words):
+        plan.run(x=session.put(given))
+    if given.dtype == np.float32:
+        with pytest.raises(hg.InvalidInputError, match="'x' has shape"):
+            plan.run(x=given)
 
 
 def test_tensors_of_others_and_freed_ones_are_no_weights(session: hg.Session, url: str) -> None:

@@ -196,6 +196,19 @@ def test_why_nobody_answers_is_said(tmp_path: Path) -> None:
         assert caught.value.advice
 
 
+@pytest.mark.parametrize("kind", ["grpc", "local"])
+def test_a_timeout_of_none_waits_without_limit(url: str, kind: str) -> None:
+    where = url if kind == "grpc" else "local:"
+    with hg.connect(where, timeout=None) as session:
+        assert session.put(X).get().shape == X.shape
+
+    async def connected() -> None:
+        async with hg.aio.connect(where, timeout=None) as other:
+            await other.put(X)
+
+    asyncio.run(connected())
+
+
 @pytest.mark.parametrize("url", ["", "  ", 3, ["local:"]])
 def test_an_empty_url_is_not_quietly_the_default(url: str) -> None:
     with pytest.raises(hg.InvalidArgumentError) as caught:

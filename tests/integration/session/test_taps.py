@@ -69,6 +69,31 @@ def test_the_values_of_named_nodes_come_while_the_run_goes_on(session: hg.Sessio
     assert np.array_equal(run.result()["y"], plan.run(x=X)["y"])
 
 
+def test_values_of_the_compiled_graph_are_observed_as_their_names_are(session: hg.Session) -> None:
+    g = layered()
+    (node,) = g.find("layer2/gelu*")
+    run = session.compile(g).submit(x=X, taps=[node, "layer1/gelu*"])
+    assert [tap.name for tap in run.taps(SECONDS)] == [g.find("layer1/gelu*")[0].name, node.name]
+    assert [tap.name for tap in session.compile(g).submit(x=X, taps=node).taps(SECONDS)] == [node.name]
+
+
+def test_values_that_are_no_nodes_of_the_compiled_graph_cannot_be_observed(plan: hg.Plan) -> None:
+    with pytest.raises(hg.InvalidArgumentError, match="is a leaf"):
+        plan.submit(x=X, taps=layered().inputs["x"])
+    other = hg.Graph()
+    with pytest.raises(hg.InvalidArgumentError, match="no node of the plan's graph"):
+        plan.submit(x=X, taps=[other.input("x", (2,), "f32") + 1.0])
+
+
+@pytest.mark.parametrize(("option", "method"), [("taps", "submit"), ("pause", "submit"), ("steps", "loop")])
+def test_an_option_of_another_method_is_answered_with_that_method(
+    plan: hg.Plan, option: str, method: str
+) -> None:
+    with pytest.raises(hg.InvalidInputError) as caught:
+        plan.run(x=X, **{option: ["layer1/*"]})
+    assert f"plan.{method}(..., {option}=...)" in caught.value.advice
+
+
 def test_all_nodes_can_be_observed_and_change_nothing(session: hg.Session, plan: hg.Plan) -> None:
     expected, alone = plan.run(x=X)["y"], values_alone(session, layered(), X)
     run = plan.submit(x=X, taps="*")

@@ -364,6 +364,7 @@ def test_sizes_have_units() -> None:
 
 
 def test_sizes_are_shown_in_the_largest_unit_that_fits() -> None:
+    assert [size_text(size) for size in (2**40, 1.5 * 2**20, 12.6)] == ["1.0 TiB", "1.5 MiB", "13 B"]
     assert [size_text(size) for size in (0, 1023, 1024, 2**20, 3 * 2**29)] == [
         "0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.5 GiB"
     ]  # fmt: skip

@@ -182,8 +182,8 @@ def _session_row(one: SessionStatus) -> Row:
         f"{one.runs_in_flight:,}",
         f"{one.plans:,}",
         size_text(one.device_bytes),
-        size_text(round(one.received_bytes_per_second)),
-        size_text(round(one.sent_bytes_per_second)),
+        size_text(one.received_bytes_per_second),
+        size_text(one.sent_bytes_per_second),
     ]
 
 

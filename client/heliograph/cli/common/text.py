@@ -1,4 +1,4 @@
-"""Texts for people: times, rates, and untrusted text."""
+"""Texts for people: times, and untrusted text; `size_text` of the protocol formats bytes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,3 @@ def age_text(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
-
-
-def rate_text(number: float) -> str:
-    """Bytes in a decimal unit, as is usual for networks."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number:.3g} B"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from heliograph.cli.common.text import age_text, plain, rate_text, time_text, usable
+from heliograph.cli.common.text import age_text, plain, time_text, usable
 from heliograph.cli.doctor.measurements import (
     Direction,
     MemberSeen,
@@ -22,6 +22,7 @@ from heliograph.cli.doctor.measurements import (
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.devices import Link
 from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.types import size_text
 
 #: A round trip above which clients must not wait for each answer; and the limit for sockets of one
 #: host.
@@ -41,7 +42,7 @@ NETWORK_PART = (0.75, 1.05)
 #: The rate that gRPC reaches on any processor, in bytes a second: a lower rate on one host is a
 #: problem; at a higher one the processors are the limit, not the network.
 FAST_GRPC = 150e6
-#: Below this rate, uploading a model of a gigabyte takes minutes.
+#: Below this rate, uploading a model of 1 GiB takes minutes.
 SLOW_TRANSPORT = 10e6
 #: The smallest chunk for which the cost of a message is small beside its bytes.
 SMALL_CHUNK = 256 * 2**10
@@ -79,7 +80,7 @@ class Finding:
 _WAITING = "a client that waits for each answer gets {runs:.3g} runs a second"
 _REFERENCE = "it computes with NumPy alone, which is several times slower"
 _SLOW_TENSORS = "tensors above some hundred kilobytes take long, or fail"
-_GIGABYTE = "a gigabyte takes {gigabyte}"
+_GIBIBYTE = "1 GiB takes {gibibyte}"
 _RELAYED = "values from {member} go through the head, over two links instead of one"
 _TRIMMED = "the memory of messages goes back to the system each time: up to {part} of the processor time"
 _UNUSED = "features that only one side supports are not used"
@@ -113,15 +114,15 @@ _HINTS = {
         "install NumPy from PyPI or conda-forge, which include a BLAS",
     ),
     "network": (
-        _GIGABYTE,
+        _GIBIBYTE,
         "use a faster network, or send less: weights once (they are kept by content; `serve --cache`, "
         "`serve --models`), f16, bf16 or quantized types, values that stay on the server",
     ),
     "slow_transport": (
-        _GIGABYTE,
+        _GIBIBYTE,
         "look for Wi-Fi, a VPN, a proxy or other traffic between the two, and for busy processors",
     ),
-    "slow_transport:local": (_GIGABYTE, f"{_BUSY}; a tunnel is as fast as its network"),
+    "slow_transport:local": (_GIBIBYTE, f"{_BUSY}; a tunnel is as fast as its network"),
     "allocator:client": (
         _TRIMMED.format(part="a third") + " of downloads",
         f"call hg.tune_allocator() in it, or start it with {MALLOC_ADVICE} in its environment",
@@ -186,7 +187,7 @@ _WARNINGS = {
     ),
     "unreachable:old": (_RELAYED, "upgrade the older daemon of these"),
     "slow_link:bandwidth": (
-        "a value of a megabyte takes {megabyte}",
+        "a value of 1 MiB takes {mebibyte}",
         "look for Wi-Fi, a VPN or other traffic there, and for busy processors; keep consecutive splits on "
         "one of them (devices=, pins=)",
     ),
@@ -285,7 +286,7 @@ def _memory(found: TransportMeasurements) -> Iterator[Finding]:
     for device in found.devices:
         free, total = device.free_bytes, device.total_bytes
         if usable(total) and free < LITTLE_FREE * total:
-            sizes = f"{rate_text(max(0, free))} free of {rate_text(total)}"
+            sizes = f"{size_text(max(0, free))} free of {size_text(total)}"
             yield _finding("memory", f"{plain(device.name)} has {sizes}")
 
 
@@ -315,20 +316,20 @@ def _transport(found: TransportMeasurements) -> Iterator[Finding]:
     best = transport.best if transport is not None else 0.0
     if transport is None or not usable(best):
         return
-    rate, gigabyte = f"{rate_text(best)}/s", time_text(1e9 / best)
+    rate, gibibyte = f"{size_text(best)}/s", time_text(2**30 / best)
     trip = found.empty.median_seconds
     name = network_of(max(_without_trip(transport.up, trip), _without_trip(transport.down, trip)))
     if found.local_address:
         # Where shared memory is in use, gRPC carries commands alone.
         if best < FAST_GRPC and not found.shared_memory:
-            yield _finding("slow_transport:local", f"gRPC gives {rate} on this host", gigabyte=gigabyte)
+            yield _finding("slow_transport:local", f"gRPC gives {rate} on this host", gibibyte=gibibyte)
     elif name:
         seen = f"the connection gives {rate}: that is a {name} network"
-        yield _finding("network", seen, gigabyte=gigabyte)
+        yield _finding("network", seen, gibibyte=gibibyte)
     elif best < FAST_GRPC:
         seen = f"the connection gives {rate}, which is no common network's full rate"
         level = Level.WARNING if best < SLOW_TRANSPORT else Level.HINT
-        yield _finding("slow_transport", seen, level, gigabyte=gigabyte)
+        yield _finding("slow_transport", seen, level, gibibyte=gibibyte)
 
 
 def network_of(bytes_per_second: float) -> str:
@@ -369,7 +370,7 @@ def is_untuned(facts: Mapping[str, str]) -> bool:
 
 def _chunks(found: TransportMeasurements) -> Iterator[Finding]:
     if found.transport(TransportKind.GRPC) is not None and 0 < found.chunk_bytes < SMALL_CHUNK:
-        yield _finding("chunks", f"a message of a transfer has at most {found.chunk_bytes:,} bytes")
+        yield _finding("chunks", f"a message of a transfer has at most {size_text(found.chunk_bytes)}")
 
 
 def _copies(found: TransportMeasurements) -> Iterator[Finding]:
@@ -464,8 +465,8 @@ def _slow(pool: PoolSeen) -> Iterator[Finding]:
         if link.round_trip_measured and usable(trip) and trip > SLOW_ROUND_TRIP:
             yield _finding("slow_link:round_trip", f"a round trip {ends} takes {time_text(trip)}")
         if link.bandwidth_measured and usable(speed) and speed < SLOW_TRANSPORT:
-            seen = f"the link {ends} gives {rate_text(speed)}/s"
-            yield _finding("slow_link:bandwidth", seen, megabyte=time_text(1e6 / speed))
+            seen = f"the link {ends} gives {size_text(speed)}/s"
+            yield _finding("slow_link:bandwidth", seen, mebibyte=time_text(2**20 / speed))
 
 
 def _others(pool: PoolSeen, head: str) -> Iterator[Finding]:

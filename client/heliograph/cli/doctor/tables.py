@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from heliograph.cli.common.tables import print_table
-from heliograph.cli.common.text import MOST, plain, rate_text, time_text
+from heliograph.cli.common.text import MOST, plain, time_text
 from heliograph.cli.doctor.findings import Finding, said
 from heliograph.cli.doctor.measurements import (
     Direction,
@@ -90,9 +90,9 @@ def _show_pool(pool: PoolSeen) -> None:
 
 def _transport(one: PathMeasurement) -> list[str]:
     directions = (one.up, one.down)
-    rates = ["-" if way is None else f"{rate_text(way.rate.bytes_per_second)}/s" for way in directions]
+    rates = ["-" if way is None else f"{size_text(way.rate.bytes_per_second)}/s" for way in directions]
     sizes = [way.rate.size_bytes for way in directions if way is not None]
-    largest = rate_text(max(sizes)) if sizes else "-"
+    largest = size_text(max(sizes)) if sizes else "-"
     note = "only the caller copies" if one.kind is TransportKind.MAPPED and sizes else plain(one.why_not)
     return [one.kind.value, *rates, largest, *map(_copies, directions), note]
 
@@ -125,7 +125,7 @@ def _absent(name: str) -> str:
 
 def _devices(found: TransportMeasurements) -> Iterator[list[str]]:
     for one in found.devices:
-        sizes = [rate_text(size) for size in (one.free_bytes, one.total_bytes)]
+        sizes = [size_text(size) for size in (one.free_bytes, one.total_bytes)]
         if not one.total_bytes:
             sizes = [NOT_TOLD, NOT_TOLD]
         kernels = one.features.get("native_kernels") or ("none" if "native_kernels" in one.missing else "-")
@@ -194,7 +194,7 @@ def _is_well(pair: tuple[Link, Link | None]) -> bool:
 
 
 def _link(one: Link, back: Link | None) -> Sequence[str]:
-    trip, speed = time_text(one.round_trip_seconds), f"{rate_text(one.bytes_per_second)}/s"
+    trip, speed = time_text(one.round_trip_seconds), f"{size_text(one.bytes_per_second)}/s"
     cells = [
         one.a or "(head)",
         one.b,
