@@ -16,7 +16,7 @@ from heliograph.core.watching import Watchers
 from heliograph.graph.arguments import refuse_pickle
 from heliograph_proto.addresses import Address
 from heliograph_proto.codec.inline_forms import InlineRun
-from heliograph_proto.errors import UnknownHandleError
+from heliograph_proto.errors import SessionClosedError, UnknownHandleError
 from heliograph_proto.sessions import SessionInfo
 
 T = TypeVar("T")
@@ -44,6 +44,14 @@ class Shell(Protocol):
 
     def let_go(self, pending: Pending) -> None:
         """Let a run go on at observed nodes without waiting any more; safe in destructors."""
+
+
+def forked() -> SessionClosedError:
+    """Return the error of a session in the child of a fork."""
+    return SessionClosedError(
+        "the session belongs to the process that forked",
+        advice="spawn the process instead, multiprocessing.get_context('spawn'), and connect there",
+    )
 
 
 class Handle:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -34,12 +35,13 @@ from heliograph.core.effects import (
 from heliograph.core.future import ANSWER, Deadline, Outcome, Pending, Transfer, What, logger
 from heliograph.core.inline_run import InlinePlan
 from heliograph.core.protocol import ClientCore
+from heliograph.core.shell import forked
 from heliograph.core.tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph.core.watching import Watchers
 from heliograph.transport import handshake
 from heliograph.transport.aio_bulk import AioBulk, moved
 from heliograph.transport.calls import unary
-from heliograph.transport.channels import NO_CREDENTIALS, fetch_pinned, open_aio_channel
+from heliograph.transport.channels import FORKED, NO_CREDENTIALS, fetch_pinned, open_aio_channel
 from heliograph.transport.log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
 from heliograph.transport.shared_memory import (
     SharedMemoryArgument,
@@ -106,7 +108,9 @@ class AioShell(ABC):
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._process = os.getpid()
         self.watchers = Watchers()
+        FORKED.add(self)
 
     async def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
         """Run a procedure to its end. Raises DeadlineExceededError, with the words of `what`."""
@@ -253,6 +257,11 @@ class AioShell(ABC):
         self.advance(lambda: self.core.connection_lost(error))
         self.watchers.end()
         return True
+
+    def abandon(self) -> None:
+        """Give up the session in the child of a fork. It stays with the parent."""
+        self._closed = True
+        self._lose(forked())
 
     def upload_ended(self, upload: StartUpload, transfer: Transfer, error: HeliographError | None) -> None:
         """Record that an upload has ended, complete or not."""
@@ -491,6 +500,8 @@ class AioGrpcShell(AioShell):
                 self._stream.cancel()
 
     async def close(self) -> None:
+        if self._process != os.getpid():
+            return
         try:
             await super().close()
         finally:

@@ -41,12 +41,13 @@ from heliograph.core.effects import (
 from heliograph.core.future import ANSWER, Deadline, Outcome, Pending, Transfer, What, logger
 from heliograph.core.inline_run import InlinePlan
 from heliograph.core.protocol import ClientCore
+from heliograph.core.shell import forked
 from heliograph.core.tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph.core.watching import Watchers
 from heliograph.transport import handshake
 from heliograph.transport.blocking_bulk import BlockingBulk
 from heliograph.transport.calls import unary
-from heliograph.transport.channels import NO_CREDENTIALS, fetch_pinned, open_channel
+from heliograph.transport.channels import FORKED, NO_CREDENTIALS, fetch_pinned, open_channel
 from heliograph.transport.direct_upload import Announcement, Tell, TicketUpload
 from heliograph.transport.log_lines import LogSource, RemoteLog
 from heliograph.transport.shared_memory import (
@@ -83,6 +84,7 @@ class BlockingShell(ABC):
         self.watchers = Watchers()
         self._when_lost: list[Callable[[HeliographError], None]] = []
         _SHELLS.add(self)
+        FORKED.add(self)
 
     def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
         """Run a procedure to its end. Raises DeadlineExceededError, with the words of `what`."""
@@ -189,9 +191,7 @@ class BlockingShell(ABC):
         It stays with the parent; nothing may wait.
         """
         self._lock = threading.RLock()
-        self._lose(
-            SessionClosedError("the session belongs to the process that forked", advice="connect again")
-        )
+        self._lose(forked())
 
     def apply(self, batch: CompletionBatch) -> None:
         """Apply completions that arrived."""
@@ -458,7 +458,7 @@ class GrpcShell(BlockingShell):
             handshake.forget_traceback(error)
 
 
-#: Sessions to close when the interpreter ends, and to abandon in the child of a fork.
+#: Sessions to close when the interpreter ends.
 _SHELLS: weakref.WeakSet[BlockingShell] = weakref.WeakSet()
 
 
@@ -469,11 +469,4 @@ def _close_all() -> None:
         shell.close()
 
 
-def _abandon_all() -> None:
-    for shell in list(_SHELLS):
-        shell.abandon()
-
-
 atexit.register(_close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)

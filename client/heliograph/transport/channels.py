@@ -2,20 +2,24 @@
 
 A token is passed to gRPC with each call, as metadata: interceptors, and gRPC's own plugins for it,
 take longer than a small run. Channels without a token are gRPC's own.
+
+A process that forks keeps its sessions; the child's copies are abandoned. gRPC's core does not
+survive a fork once it was used: its threads are not there, so the child opens no connection.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import grpc
 
 from heliograph_proto.addresses import Address, Credentials, check_token
-from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 
 Options: TypeAlias = "Sequence[tuple[str, Any]]"
 
@@ -30,6 +34,39 @@ VARIABLES = {
 TOKEN_FILE_VARIABLE = "HELIOGRAPH_TOKEN_FILE"
 NO_CREDENTIALS = Credentials()
 _FILES = {"ca": "the authorities", "certificate": "the certificate", "key": "the key"}
+
+
+class Forked(Protocol):
+    """A session, as the child of a fork finds it."""
+
+    def abandon(self) -> None: ...
+
+
+#: The sessions of this process.
+FORKED: weakref.WeakSet[Forked] = weakref.WeakSet()
+#: The process that used gRPC first: this one, or one that forked it.
+_user: list[int] = []
+
+
+def _abandon_all() -> None:
+    for session in list(FORKED):
+        session.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
+
+
+def _check_fork(address: Address) -> None:
+    """Raise UnsupportedError in the child of a fork of a process that used gRPC."""
+    if not _user:
+        _user.append(os.getpid())
+    if _user[0] != os.getpid():
+        raise UnsupportedError(
+            f"cannot connect to {address}: this process was forked from one that had connected already, and "
+            "gRPC does not work in such a child",
+            advice="spawn it, multiprocessing.get_context('spawn'), or fork before the first hg.connect",
+        )
 
 
 def credentials_of(
@@ -113,6 +150,7 @@ def open_channel(
     address: Address, options: Options, credentials: Credentials = NO_CREDENTIALS
 ) -> grpc.Channel:
     """Open a channel for blocking code. Raises InvalidArgumentError for unusable files."""
+    _check_fork(address)
     made: grpc.Channel
     if address.is_tls:
         secured, more = _secured(address, credentials)
@@ -127,6 +165,7 @@ def open_aio_channel(
     address: Address, options: Options, credentials: Credentials = NO_CREDENTIALS
 ) -> grpc.aio.Channel:
     """Open a channel for asyncio. Raises InvalidArgumentError for unusable files."""
+    _check_fork(address)
     made: grpc.aio.Channel
     if address.is_tls:
         secured, more = _secured(address, credentials)

@@ -601,24 +601,3 @@ def test_a_session_leaves_no_call_of_grpc_behind(daemon: Any, broken: bool) -> N
         assert call() is None
     finally:
         gc.enable()
-
-
-def test_a_forked_child_gets_errors_and_does_not_hang(daemon: Any) -> None:
-    code = """
-import heliograph as hg, os, sys, numpy as np
-session = hg.connect(sys.argv[1])
-t = session.put(np.zeros(9))
-child = os.fork()
-if child == 0:
-    try:
-        t.get()
-    except hg.SessionClosedError:
-        os._exit(7)
-    os._exit(1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert t.get().shape == (9,)
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", code, daemon.tcp], capture_output=True, text=True, timeout=30
-    )
-    assert ended.returncode == 0, ended.stderr
