@@ -79,7 +79,7 @@ def _loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str
 
 
 def _announce(daemon: Daemon, share: Share | None = None) -> None:
-    """Report the devices and addresses: to people on stderr, to programs on stdout."""
+    """Log the devices, and print the addresses on stdout, where programs read them."""
     assert daemon.host is not None
     found = daemon.host.device_list()
     for device in found.devices:
@@ -98,8 +98,7 @@ def _announce(daemon: Daemon, share: Share | None = None) -> None:
     if daemon.telemetry.url:
         logger.info("metrics at %s", daemon.telemetry.url)
     for address in daemon.addresses:
-        logger.info("listening on %s", address)
-        # A first token is printed here, once, and never logged.
+        # Not logged: both go to one place in many setups, and a first token is printed here, once.
         url = share.url(address) if share is not None else daemon.access.shown(address)
         print(f"listening on {url}", flush=True)
     if share is not None:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -69,8 +68,6 @@ class CommandService:
         session = self._slot.session(command_pb2.CommandBatch.FromString(first).session)
         outbox = CompletionWriter(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
-        peer = unquote(context.peer())
-        logger.info("%s began, from %s", session, peer, extra=session.log_fields)
         began = time.monotonic()
         try:
             await _converse(session, outbox, first, context)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 from grpc import aio
 
@@ -22,6 +24,8 @@ from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
 from heliograph_server.telemetry.log_followers import LogFollower
+
+logger = logging.getLogger(__name__)
 
 #: The log lines of one message.
 LINES_A_MESSAGE = 64
@@ -60,6 +64,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             current_principal(),
         )
         info = await asyncio.wrap_future(opening)
+        # Before any call that names the session, so that the log has its lines in order.
+        session = self._slot.session(info.session)
+        logger.info("%s began, from %s", session, unquote(context.peer()), extra=session.log_fields)
         if SHARED_MEMORY in info.features:
             info = replace(info, shared_memory=self._offer(context.peer()))
         return codec.encode(info, session_pb2.OpenResponse)

@@ -1,6 +1,6 @@
 """Lines of the log: one for each event, for people or as JSON, with its session and tenant.
 
-    2026-01-31 12:00:00,123 INFO    heliograph_server.rpc.command_service: session 3 of ... began
+    2026-01-31 12:00:00,123 INFO    heliograph_server.rpc.session_service: session 3 of ... began
     {"time": "2026-01-31T12:00:00.123Z", "level": "info", "session": 3, "message": "session 3 ..."}
 
 Line ends and other control characters are escaped, so that text of clients, such as their names,
@@ -57,15 +57,29 @@ def _without_secrets(text: str) -> str:
     return _TOKEN.sub("hgt_***", _SECRETS.sub(lambda found: f"{found[1]} ***", text))
 
 
+class OrderedHandler(logging.StreamHandler[TextIO]):
+    """Writes lines with rising times: a line has the time at which it is written.
+
+    Threads make their records before they get the handler's lock, perhaps in another order.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record.created = time.time()
+        record.msecs = record.created % 1 * 1000
+        super().emit(record)
+
+
 class HumanFormatter(logging.Formatter):
-    """The format for people. Lines of a traceback are indented, so that none looks like an
-    event."""
+    """The format for people: lines that concern a session end with its tenant. Lines of a traceback
+    are indented, so that none looks like an event."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = one_line(record.message)
+        tenant = getattr(record, "tenant", "")
+        whose = f" (tenant {one_line(str(tenant))})" if tenant else ""
+        record.message = one_line(record.message) + whose
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
@@ -105,7 +119,7 @@ def configure(level: str = "info", format: str = "human", stream: TextIO | None 
     """Log to a stream, by default stderr. Raises ConfigurationError."""
     if format not in FORMATS:
         raise ConfigurationError(f"log_format is {format!r}", advice=f"it is {' or '.join(FORMATS)}")
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = OrderedHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())
     logging.basicConfig(handlers=[handler])
     set_log_level(level)

@@ -59,6 +59,40 @@ def test_a_json_line_has_whose_it_is() -> None:
     assert found["time"].endswith("Z") and "ValueError" in found["traceback"] and "owner" not in found
 
 
+def test_a_line_for_people_names_the_tenant_of_its_session() -> None:
+    fields = session_fields(LogOwner(), 3, "team a")
+    assert formatted(HumanFormatter(), "it came", **fields).endswith("it came (tenant team a)\n")
+    assert formatted(HumanFormatter(), "it came", **session_fields(LogOwner(), 3, "")).endswith("it came\n")
+
+
+@pytest.mark.parametrize("kind", ["human", "json"])
+def test_times_of_lines_rise_in_whatever_order_threads_made_them(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    handler = logging_handler(kind, stream, monkeypatch)
+    records = [logging.makeLogRecord({"msg": f"line {number}", "levelno": 20}) for number in range(3)]
+    for number, record in enumerate(reversed(records)):
+        record.created = 1e9 - number
+        handler.handle(record)
+    length = len("2026-01-31 12:00:00,123")
+    times = [
+        json.loads(line)["time"] if kind == "json" else line[:length]
+        for line in stream.getvalue().splitlines()
+    ]
+    assert len(times) == 3 and times == sorted(times)
+
+
+def logging_handler(kind: str, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> logging.Handler:
+    """Return the handler that a daemon's log has."""
+    made: list[logging.Handler] = []
+    monkeypatch.setattr(logging, "basicConfig", lambda handlers: made.extend(handlers))
+    before = logging.getLogger().level
+    configure("info", kind, stream)
+    logging.getLogger().setLevel(before)
+    return made[0]
+
+
 def test_what_others_chose_begins_no_line() -> None:
     said = "x\n2026-01-01 00:00:00,000 ERROR forged\r\x1b[2J\u2028y"
     for formatter in (HumanFormatter(), JsonFormatter()):
