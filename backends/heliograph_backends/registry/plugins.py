@@ -178,12 +178,12 @@ def _of_entry_point(point: metadata.EntryPoint) -> BackendSource:
 
 
 def sources_of(text: str) -> tuple[BackendSource, ...]:
-    """Return the plugins of a module's name, a file ending in .py, or a directory (with a / in it).
+    """Return the plugins of a module's name, a file ending in .py, or a directory.
 
     For a directory: every plugin directly inside, by name, except files that begin with _ or `.`.
     Raises ConfigurationError if there is none, or if others can write there.
     """
-    if "/" not in text and not text.endswith(".py"):
+    if "/" not in text and not text.endswith(".py") and not is_folder(text):
         return (_of_module(text),)
     path = Path(text).absolute()
     try:
@@ -198,21 +198,25 @@ def sources_of(text: str) -> tuple[BackendSource, ...]:
     raise ConfigurationError(f"there is no plugin at {path}", advice=advice)
 
 
+def is_folder(text: str, where: Path = Path()) -> bool:
+    """Return whether a name without a / means the folder of that name rather than a module."""
+    if not text or not (where / text).is_dir():
+        return False
+    try:
+        found = importlib.util.find_spec(text) if text.isidentifier() else None
+    except (ImportError, ValueError):
+        found = None
+    # A folder without __init__.py on the path is a namespace, which defines no backend.
+    return found is None or found.origin is None
+
+
 def _of_module(name: str) -> BackendSource:
     if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) is None:
-        advice = "use a name such as my_package.my_backend, ./my_backend.py or ./backends/"
+        advice = "use a name such as my_package.my_backend, my_backend.py or backends/"
         raise ConfigurationError(f"{name!r} is neither a module nor a file", advice=advice)
 
     def load() -> Loaded:
-        try:
-            module, modules = import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name == name and Path(name).is_dir():
-                raise ConfigurationError(
-                    f"no module is named {name!r}; for the directory write ./{name}"
-                ) from None
-            raise
-        return _plugin(module, modules)
+        return _plugin(*import_module(name))
 
     return BackendSource(name.rpartition(".")[2], f"module {name}", load, is_named=False)
 

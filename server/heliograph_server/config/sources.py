@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from heliograph_backends.registry.plugins import is_folder
 from heliograph_proto.errors import ConfigurationError
 from heliograph_server.config.schema import PREFIX, SettingEntry, entries, inner_entries, suggest, top_entries
 from heliograph_server.config.values import checked, from_text, size_as_written
@@ -160,9 +161,13 @@ def _resolved(entry: SettingEntry, value: Any, folder: Path) -> Any:
     if entry.setting.kind == "path" and value:
         return str(here / value)
     if entry.setting.kind == "plugin":
-        # Other plugins are modules.
-        return tuple(str(here / one) if "/" in one or one.endswith(".py") else one for one in value)
+        return tuple(str(here / one) if _is_path(one, here) else one for one in value)
     return value
+
+
+def _is_path(plugin: str, folder: Path) -> bool:
+    """Return whether a plugin is a file or folder; others are modules."""
+    return "/" in plugin or plugin.endswith(".py") or is_folder(plugin, folder)
 
 
 def _argument(entry: SettingEntry) -> dict[str, Any]:

@@ -9,8 +9,10 @@ Files are read, not mapped: a mapped file that is truncated would kill the daemo
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +22,14 @@ from heliograph_proto.models import ModelInfo, ModelTensor
 from heliograph_server.weights.disk_cache import FileSource, read_at
 from heliograph_server.weights.model_formats import FORMATS, Extent, read_header
 
+logger = logging.getLogger(__name__)
+
 #: The size of one read.
 PIECE_BYTES = 2**20
 #: The most files in a listing.
 MAX_FILES = 10_000
+#: The most folders that a listing looks into; links may lead to one on several paths.
+MAX_FOLDERS = 10_000
 #: The longest file name, in characters.
 MAX_NAME = 1024
 
@@ -57,6 +63,8 @@ class ModelFiles:
         self._known: dict[str, _Known] = {}
         #: By digest: the file, and the extent in it.
         self._places: dict[bytes, tuple[str, Extent]] = {}
+        #: The findings of the last listing: the stamp of each file, and why it is no model.
+        self._looked_at: dict[str, tuple[_Stamp, str]] = {}
         try:
             self.folder = folder.resolve(strict=True)
             os.listdir(self.folder)
@@ -69,12 +77,51 @@ class ModelFiles:
         return f"<ModelFiles {self.folder}, {len(self._known)} known>"
 
     def names(self) -> tuple[str, ...]:
-        """The paths of the files in the folder, sorted; at most MAX_FILES."""
-        found = []
-        for inner, _, names in os.walk(self.folder):
-            found += [Path(inner, name) for name in names if Path(name).suffix in FORMATS]
-        inside = sorted(path.relative_to(self.folder).as_posix() for path in found)
-        return tuple(inside[:MAX_FILES])
+        """Return the names of the models that `describe` takes, sorted; at most MAX_FILES.
+
+        A file whose header is malformed is left out, and logged once. Blocks.
+        """
+        inside = sorted(self._files())
+        found: dict[str, tuple[_Stamp, str]] = {}
+        for name in inside[:MAX_FILES]:
+            try:
+                path = self._path(name)
+                found[name] = self._looked(name, path, _stamp(path, name))
+            except (InvalidArgumentError, InvalidModelError) as error:
+                logger.debug("%s is not listed: %s", name, error.message)
+        self._looked_at = found
+        return tuple(name for name, (_, why_not) in found.items() if not why_not)
+
+    def _files(self) -> Iterator[str]:
+        """Yield the paths of files with the suffix of a model, also in linked folders inside."""
+        waiting: list[tuple[Path, tuple[Path, ...]]] = [(self.folder, (self.folder,))]
+        seen = 0
+        while waiting and seen < MAX_FOLDERS:
+            folder, above = waiting.pop()
+            seen += 1
+            try:
+                entries = list(os.scandir(folder))
+            except OSError:
+                continue
+            for entry in entries:
+                path = folder / entry.name
+                if path.suffix in FORMATS and not path.is_dir():
+                    yield path.relative_to(self.folder).as_posix()
+                elif path.is_dir():
+                    real = path.resolve()
+                    if real.is_relative_to(self.folder) and real not in above:
+                        waiting.append((path, (*above, real)))
+
+    def _looked(self, name: str, path: Path, stamp: _Stamp) -> tuple[_Stamp, str]:
+        known = self._looked_at.get(name)
+        if known is not None and known[0] == stamp:
+            return known
+        try:
+            read_header(path, name)
+        except InvalidModelError as error:
+            logger.warning("a model is not listed: %s", error.message)
+            return stamp, error.message
+        return stamp, ""
 
     def describe(self, name: str) -> ModelInfo:
         """The tensors of a file, with their digests. Reads the whole file the first time. Blocks.

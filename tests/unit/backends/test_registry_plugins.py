@@ -233,13 +233,24 @@ def test_a_source_that_names_nothing_is_refused(
         open_registry(backends=[source])
 
 
-def test_a_directory_without_a_slash_is_taken_for_a_module_and_the_advice_says_so(
+def test_a_directory_needs_no_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my_plugins", "my-plugins"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "simulator.py").write_text(GOOD.replace("NAME", "simulator"))
+        (found,) = Registry().load(name)
+        assert (found.name, found.origin, found.why) == (
+            "simulator", str(tmp_path / name / "simulator.py"), ""
+        )  # fmt: skip
+
+
+def test_a_module_goes_before_a_directory_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_plugins").mkdir()
-    (found,) = Registry().load("my_plugins")
-    assert found.why.endswith("for the directory write ./my_plugins")
+    (tmp_path / "json").mkdir()
+    (found,) = Registry().load("json")
+    assert "it defines no BACKEND" in found.why
 
 
 # Loading and unloading

@@ -143,6 +143,52 @@ def test_links_inside_the_folder_are_followed(models: ModelFiles) -> None:
     assert models.describe("deep/alias.safetensors").tensors[0].digest == digest_of(ELEMENTS.tobytes())
 
 
+def test_the_listing_has_exactly_what_can_be_described(models: ModelFiles, tmp_path: Path) -> None:
+    folder = models.folder
+    save_file({"w": ELEMENTS}, tmp_path / "outside.safetensors")
+    (folder / "out.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    (folder / "broken.gguf").symlink_to("nothing.gguf")
+    (folder / "round.safetensors").symlink_to("round.safetensors")
+    (folder / "blob").write_bytes((folder / "plain.safetensors").read_bytes())
+    (folder / "named.safetensors").symlink_to("blob")
+    (folder / "linked").symlink_to("deep", target_is_directory=True)
+    (folder / "deep" / "up").symlink_to("..", target_is_directory=True)
+    save_file({"w": ELEMENTS}, folder / "deep" / "inner.safetensors")
+    save_file({"w": ELEMENTS}, folder / "line\nbreak.safetensors")
+    save_file({"w": ELEMENTS}, folder / "back\\slash.safetensors")
+    (folder / "cut.safetensors").write_bytes(b"nonsense")
+    (folder / "folder.gguf").mkdir()
+    os.mkfifo(folder / "pipe.gguf")
+    listed = models.names()
+    assert listed == (
+        "deep/inner.safetensors",
+        "linked/inner.safetensors",
+        "named.safetensors",
+        "plain.safetensors",
+    )
+    for name in listed:
+        assert models.describe(name).tensors[0].name == "w"
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if name not in listed:
+            with pytest.raises(HeliographError):
+                models.describe(name)
+
+
+def test_a_malformed_file_is_logged_once_and_listed_once_it_is_mended(
+    models: ModelFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = models.folder / "model.safetensors"
+    path.write_bytes(b"nonsense")
+    for _ in range(3):
+        assert models.names() == ("plain.safetensors",)
+    assert [one.getMessage() for one in caplog.records if "model.safetensors" in one.getMessage()] == [
+        one for one in caplog.messages if "is not listed" in one
+    ] and caplog.text.count("is not listed") == 1
+    save_file({"w": ELEMENTS}, path)
+    assert models.names() == ("model.safetensors", "plain.safetensors")
+
+
 def test_a_file_that_is_missing_or_no_file_says_so(models: ModelFiles) -> None:
     (models.folder / "folder.gguf").mkdir()
     os.mkfifo(models.folder / "pipe.gguf")
