@@ -93,7 +93,7 @@ if TYPE_CHECKING:
         OpQuery,
         Usage,
     )
-    from heliograph_proto.plans import Cause, PlanEstimate
+    from heliograph_proto.plans import Cause, PlanEstimate, SplitEstimate
     from heliograph_proto.quantization.blocks import dequantize, quantize
     from heliograph_proto.sessions import LogLine
 
@@ -122,7 +122,7 @@ _LAZY = {
     "heliograph_proto.devices": (
         "CopyPath DeviceType Link MemberInfo MemberState OpAnswer OpPath OpQuery Usage"
     ),
-    "heliograph_proto.plans": "Cause PlanEstimate",
+    "heliograph_proto.plans": "Cause PlanEstimate SplitEstimate",
     "heliograph_proto.quantization.blocks": "dequantize quantize",
     "heliograph_proto.sessions": "LogLine",
 }
@@ -152,6 +152,7 @@ __all__ += [
     "Explanation",
     "Plan",
     "PlanEstimate",
+    "SplitEstimate",
     "Rebuild",
     "Reservation",
     "RunFuture",

@@ -24,11 +24,11 @@ from heliograph._base.plan import Fetch, Inputs, Outputs
 from heliograph._base.plan_copy import Carrying, recompiling
 from heliograph._base.reservation import Reservation
 from heliograph._base.session import OnLoss, SessionBase, check_on_loss
-from heliograph._base.streams import make_stream
+from heliograph._base.streams import make_event, make_stream
 from heliograph.core.effects import ask
 from heliograph.core.future import Deadline
 from heliograph.core.methods import GET_STATISTICS, LIST_DEVICES, LIST_LINKS
-from heliograph.device import Device, Stream
+from heliograph.device import Device, Event, Stream
 from heliograph.graph.builder import Graph
 from heliograph.plan import Plan
 from heliograph.procedures.journal import JOURNAL_BYTES
@@ -176,6 +176,10 @@ class Session(SessionBase):
         Raises UnknownDeviceError.
         """
         return make_stream(self._shell, device_name(self._shell, device), Stream)
+
+    def event(self) -> Event:
+        """Create an event, for `stream.record(event)`. It counts as reached until then."""
+        return make_event(self._shell, Event)
 
     # Plans
 

@@ -26,6 +26,7 @@ class Capabilities:
 
     async_: bool = True
     host_buffer: bool = False
+    #: True if `session.wrap` works: the device uses this process's memory in place.
     buffer_from_host: bool = False
     events: bool = True
 

@@ -202,8 +202,19 @@ class DeviceEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitEstimate:
+    """Consecutive nodes of a graph that would run on one device."""
+
+    device: str
+    #: The numbers of its nodes, in order.
+    nodes: tuple[int, ...]
+    #: The bytes that would be copied to it in each run before it begins.
+    copied_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PlanEstimate:
-    """The bytes that a graph would take of devices: in total, and of each."""
+    """The bytes that a graph would take of devices, in total and of each, and its splits."""
 
     #: The device of the last split.
     device: str
@@ -217,6 +228,8 @@ class PlanEstimate:
     arena_bytes: tuple[int, ...] = ()
     #: The devices that take part, by priority.
     devices: tuple[DeviceEstimate, ...] = ()
+    #: The splits, in the order of their runs.
+    splits: tuple[SplitEstimate, ...] = ()
 
     @property
     def total_bytes(self) -> int:

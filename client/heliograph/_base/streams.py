@@ -11,20 +11,25 @@ from heliograph_proto.errors import InvalidArgumentError
 
 
 class EventBase(Handle):
-    """A mark in a stream's order."""
+    """A mark in a stream's order. An event that was never recorded counts as reached."""
 
     _kind = "event"
 
-    def __init__(self, shell: Shell, handle: int, pending: Pending) -> None:
-        super().__init__(shell, handle)
-        self._pending = pending
+    def __init__(self, shell: Shell, handle: int) -> None:
+        # The server knows it from its first record on.
+        super().__init__(shell, handle, owned=False)
+        self._pending: Pending | None = None
 
     def done(self) -> bool:
         """True if everything before it on its stream is done, or has failed."""
-        return self._pending.done
+        return self._pending is None or self._pending.done
+
+    def _recorded(self, pending: Pending) -> None:
+        self._pending, self._owned = pending, True
 
     def __repr__(self) -> str:
-        state = "pending" if not self.done() else "failed" if self._pending.error else "reached"
+        error = self._pending.error if self._pending is not None else None
+        state = "pending" if not self.done() else "failed" if error else "reached"
         return f"<Event {state}>"
 
 
@@ -53,14 +58,19 @@ class StreamBase(Handle):
         number, stream = event._used_in(self._shell), self._live_handle
         self._shell.advance(lambda: self._shell.core.send(c.WaitCommand(number), stream=stream))
 
-    def _record(self, kind: type[EventT]) -> EventT:
-        stream, core = self._live_handle, self._shell.core
-
-        def send() -> tuple[int, Pending]:
-            handle = core.handle()
-            return handle, core.send(c.Record(handle), stream=stream, observed=True)
-
-        return kind(self._shell, *self._shell.advance(send))
+    def _record(self, kind: type[EventT], event: EventT | None) -> EventT:
+        """Record a new event, or move the mark of an existing one."""
+        if event is None:
+            event = make_event(self._shell, kind)
+        elif not isinstance(event, kind):
+            raise InvalidArgumentError(
+                f"a stream records events, not {event!r:.80}", advice="make one: session.event()"
+            )
+        number, stream, core = event._used_in(self._shell), self._live_handle, self._shell.core
+        event._recorded(
+            self._shell.advance(lambda: core.send(c.Record(number), stream=stream, observed=True))
+        )
+        return event
 
     def free(self) -> None:
         """End the stream once its work is done. Idempotent."""
@@ -73,6 +83,11 @@ class StreamBase(Handle):
 
     def __repr__(self) -> str:
         return f"<Stream on {self.device} {self._state}>"
+
+
+def make_event(shell: Shell, kind: type[EventT]) -> EventT:
+    """Create an event that was never recorded."""
+    return kind(shell, shell.advance(shell.core.handle))
 
 
 StreamT = TypeVar("StreamT", bound=StreamBase)

@@ -21,15 +21,20 @@ if TYPE_CHECKING:
 
 
 class Event(EventBase):
-    """A mark in a stream's order, made by `Stream.record`; awaitable."""
+    """A mark in a stream's order, made by `stream.record()` or `session.event()`; awaitable.
+
+    `stream.record(event)` moves the mark. An event that was never recorded counts as reached.
+    """
 
     _shell: AioShell
 
     async def result(self, timeout: float | None = None) -> None:
-        """Wait until everything before the event has been computed.
+        """Wait until everything before the event's last mark has been computed.
 
-        Raises the first error of the stream since its last mark, or DeadlineExceededError.
+        Raises the first error of the stream since the mark before, or DeadlineExceededError.
         """
+        if self._pending is None:
+            return
         await self._shell.drive(wait_for(self._shell.core, self._pending), timeout, "the event")
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -44,9 +49,13 @@ class Stream(StreamBase):
 
     _shell: AioShell
 
-    def record(self) -> Event:
-        """Record an event at the current end of the stream."""
-        return self._record(Event)
+    def record(self, event: Event | None = None) -> Event:
+        """Record an event at the current end of the stream: a new one, or again an existing one.
+
+        Work that waits for an earlier mark of the event still waits for that one. Raises
+        InvalidArgumentError, and UnknownHandleError for an event of another session.
+        """
+        return self._record(Event, event)
 
     async def synchronize(self, timeout: float | None = None) -> None:
         """Wait until everything sent to the stream has been computed.

@@ -25,8 +25,8 @@ from heliograph._base.plan import Fetch, Inputs, Outputs
 from heliograph._base.plan_copy import Carrying, recompiling
 from heliograph._base.reservation import Reservation
 from heliograph._base.session import OnLoss, SessionBase, check_on_loss
-from heliograph._base.streams import make_stream
-from heliograph.aio.device import Device, Stream
+from heliograph._base.streams import make_event, make_stream
+from heliograph.aio.device import Device, Event, Stream
 from heliograph.aio.plan import Plan
 from heliograph.aio.tensor import Buffer, Tensor
 from heliograph.aio.watching import DeviceWatch, LogLines
@@ -182,6 +182,10 @@ class Session(SessionBase):
         Raises UnknownDeviceError.
         """
         return make_stream(self._shell, device_name(self._shell, device), Stream)
+
+    def event(self) -> Event:
+        """Create an event, for `stream.record(event)`. It counts as reached until then."""
+        return make_event(self._shell, Event)
 
     # Plans
 

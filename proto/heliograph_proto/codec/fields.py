@@ -57,7 +57,11 @@ _REACHABILITY = {
 }
 _REACHABLE = {number: reachable for reachable, number in _REACHABILITY.items()}
 DIFFERENT: dict[type, dict[str, Different]] = {
-    Capabilities: {"async_": Different("async")},  # a keyword in Python
+    Capabilities: {
+        "async_": Different("async"),  # a keyword in Python
+        # Host memory is of one process: a session over a connection cannot wrap it.
+        "buffer_from_host": Different(""),
+    },
     DrainStatus: {
         "remaining_seconds": Different("remaining_ms", lambda it: round(it * 1e3), lambda it: it / 1e3)
     },

@@ -8,7 +8,14 @@ from dataclasses import replace
 from heliograph_backends.contract import Device, DeviceCompileOptions
 from heliograph_proto.errors import LimitExceededError
 from heliograph_proto.graph import Graph, Leaf, LeafKind, validate
-from heliograph_proto.plans import DeviceEstimate, EstimateRequest, PlanEstimate, PlanOptions, ReserveRequest
+from heliograph_proto.plans import (
+    DeviceEstimate,
+    EstimateRequest,
+    PlanEstimate,
+    PlanOptions,
+    ReserveRequest,
+    SplitEstimate,
+)
 from heliograph_proto.types import MAX_BYTES
 from heliograph_server.compile.placement import Placement, Placer, device_options
 from heliograph_server.compile.plan_cache import KnownGraph
@@ -60,6 +67,14 @@ class Estimator:
             variables_bytes=_checked(sum(one.variables_bytes for one in found)),
             extra_bytes=sum(one.extra_bytes for one in found),
             devices=found,
+            splits=tuple(
+                SplitEstimate(
+                    placement.devices[one.device].name,
+                    one.nodes,
+                    sum(copy.size_bytes for copy in one.copies),
+                )
+                for one in placement.schedule.splits
+            ),
         )
 
     def _find(self, graph: Graph, options: PlanOptions) -> tuple[Graph, Placement]:
@@ -125,6 +140,7 @@ def _alone(graph: Graph, placement: Placement, options: DeviceCompileOptions) ->
         extra_bytes=found.extra_bytes,
         arena_bytes=found.arena_bytes,
         devices=(share,),
+        splits=(SplitEstimate(placement.main.name, tuple(range(len(graph.nodes)))),),
     )
 
 

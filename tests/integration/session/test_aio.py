@@ -152,6 +152,20 @@ def test_events_are_awaitable(url: str) -> None:
     run(url, test)
 
 
+def test_events_are_recorded_again(url: str) -> None:
+    async def test(session: hg.aio.Session) -> None:
+        event, stream = session.event(), session.stream()
+        await event
+        stream.wait(event)
+        for _ in range(2):
+            assert stream.record(event) is event
+            await event.result(timeout=10)
+        event.free()
+        await session.synchronize(timeout=10)
+
+    run(url, test)
+
+
 def test_errors_are_the_same(url: str) -> None:
     async def test(session: hg.aio.Session) -> None:
         plan = await session.compile(plus_one())

@@ -18,6 +18,48 @@ def test_a_device_says_what_it_is(session: hg.Session) -> None:
     assert int(device.features["threads"]) >= 1 and all(device.missing.values())
 
 
+def test_a_device_offers_host_memory_exactly_where_an_array_can_be_wrapped(session: hg.Session) -> None:
+    for device in session.devices:
+        array = hg.aligned_empty((16,), "f32")
+        array[:] = 3.0
+        if device.capabilities.buffer_from_host:
+            assert session.wrap(array, device).get().tolist() == [3.0] * 16
+        else:
+            with pytest.raises(hg.UnsupportedError):
+                session.wrap(array, device)
+    assert session.devices[0].capabilities.buffer_from_host == session.address.startswith("local:")
+
+
+def test_an_event_that_was_never_recorded_counts_as_reached(session: hg.Session) -> None:
+    event, stream = session.event(), session.stream()
+    stream.wait(event)
+    event.result(timeout=10)
+    stream.synchronize(timeout=10)
+    assert event.done() and "reached" in repr(event)
+    event.free()
+    session.synchronize(timeout=10)
+
+
+def test_recording_an_event_again_moves_its_mark(session: hg.Session) -> None:
+    first, second = session.stream(), session.stream()
+    event = session.event()
+    x = session.empty((64,), "f32")
+    for value in (1, 2):
+        x.set(np.full(64, value, np.float32), stream=first)
+        assert first.record(event) is event
+        second.wait(event)
+        event.result(timeout=10)
+        assert event.done() and x.get()[0] == value
+    assert second.record(event) is event
+    event.result(timeout=10)
+    event.free()
+    with pytest.raises(hg.UnknownHandleError, match="freed"):
+        first.record(event)
+    with pytest.raises(hg.InvalidArgumentError, match=r"session\.event\(\)"):
+        first.record("event")  # type: ignore[arg-type]
+    session.synchronize(timeout=10)
+
+
 def test_devices_are_found_by_name_and_kind(session: hg.Session) -> None:
     first = session.devices[0]
     assert session.device(first.name.upper()).name == session.device(first.name).name == first.name

@@ -60,6 +60,20 @@ def test_a_limit_of_memory_spreads_a_graph_and_the_results_are_the_same(session:
     assert plan.copied_bytes == 0, "processors read each other's memory"
 
 
+def test_an_estimate_tells_the_splits_that_a_plan_would_have(session: hg.Session) -> None:
+    pins = {"layer0/*": "cpu2", "layer2/*": "cpu1"}
+    found = session.estimate(layered(), CPUS, pins=pins).splits
+    plan = session.compile(layered(), CPUS, pins=pins)
+    explained = plan.explain(10)
+    assert [one.device for one in found] == [one.device for one in explained.splits]
+    numbers = [tuple(node.number for node in one.nodes) for one in explained.splits]
+    assert [one.nodes for one in found] == numbers
+    assert sum(one.copied_bytes for one in found) == plan.copied_bytes
+    assert len(found) == plan.splits > 1
+    (alone,) = session.estimate(layered(), "cpu0").splits
+    assert (alone.device, len(alone.nodes)) == ("cpu0", 2 * LAYERS)
+
+
 def test_pins_are_by_patterns_of_names_or_by_functions_of_nodes(session: hg.Session) -> None:
     def is_last(node: hg.Value) -> bool:
         return node.name.startswith(f"layer{LAYERS - 1}/") and node.op == "matmul"
