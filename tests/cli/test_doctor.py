@@ -19,14 +19,17 @@ from doctor_measurements import DEVICE, FAR, MIB, ONCE, TUNED, WELL, transport
 from forked_daemons import running_daemon
 
 import heliograph as hg
+import heliograph.admin
 from heliograph.cli import doctor, main
 from heliograph.cli.common.text import time_text
 from heliograph.cli.doctor.findings import Finding, Level, find, is_untuned, network_of, said
 from heliograph.cli.doctor.growth import FIRST_BYTES, LARGEST_BYTES, Growth, grow
+from heliograph.cli.doctor.machine import measure_machine
 from heliograph.cli.doctor.measurements import (
     Copies,
     DeviceSeen,
     Direction,
+    MachineRates,
     PathMeasurement,
     Rate,
     RoundTrip,
@@ -53,7 +56,7 @@ def only(found: TransportMeasurements) -> Finding:
 
 def test_where_all_is_well_nothing_is_found() -> None:
     assert find(WELL) == find(FAR) == ()
-    assert said(()) == ["nothing to change: the connection is as good as it can be"]
+    assert said(()) == ["nothing to change: the rates are usual for these transports"]
 
 
 def test_a_long_way_is_a_hint_to_send_runs_ahead() -> None:
@@ -168,6 +171,62 @@ def test_a_slow_grpc_on_one_host_matters_where_tensors_go_by_it() -> None:
         transports=(transport(TransportKind.GRPC, 50e6),),
     )
     assert [one.name for one in find(alone)] == ["shared_memory", "slow_transport"]
+
+
+MACHINE = MachineRates(copy=8e9, tcp=2e9, unix=6e9)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "rate", "words"),
+    [
+        ("grpc://127.0.0.1:7070", TransportKind.GRPC, 42e6, "TCP on the loopback interface gives 1.9 GiB/s"),
+        ("grpcs://127.0.0.1:7070", TransportKind.GRPC, 42e6, "TCP on the loopback interface"),
+        ("unix:///run/x.sock", TransportKind.GRPC, 200e6, "a unix socket gives 5.6 GiB/s"),
+        ("unix:///run/x.sock", TransportKind.SHARED, 100e6, "a copy in memory gives 7.5 GiB/s"),
+        ("unix:///run/x.sock", TransportKind.MAPPED, 500e6, "a copy in memory"),
+        ("local:", TransportKind.LOCAL, 100e6, "a copy in memory"),
+    ],
+)
+def test_a_rate_is_compared_with_that_of_the_machine_itself(
+    url: str, kind: TransportKind, rate: float, words: str
+) -> None:
+    here = replace(WELL, url=url, shared_memory=kind is not TransportKind.GRPC, why_not_shared="")
+    server = SideFacts("heliograph/0.1.0", {"event_loop": "uvloop", "allocator": "jemalloc"})
+    well = replace(here, server=server, machine=MACHINE, transports=(transport(kind, 30 * rate),))
+    assert not [one for one in find(well) if one.name == "slow_transport"]
+    found = [
+        one
+        for one in find(replace(well, transports=(transport(kind, rate),)))
+        if one.name == "slow_transport"
+    ]
+    assert len(found) == 2 and {one.level for one in found} == {Level.WARNING}
+    assert words in found[0].seen and "is usual" in found[0].seen and "up" in found[0].seen
+    assert "1 GiB takes" in found[0].cost and "processor" in found[0].advice
+
+
+def test_a_slow_grpc_beside_shared_memory_is_a_hint() -> None:
+    slow = (transport(TransportKind.SHARED, 3e9), transport(TransportKind.GRPC, 42e6))
+    found = find(replace(WELL, machine=MACHINE, transports=slow))
+    assert {(one.name, one.level) for one in found} == {("slow_transport", Level.HINT)}
+    assert "shared memory is on" in found[0].cost
+
+
+def test_the_machine_s_own_rates_are_measured_in_bounded_time() -> None:
+    found = measure_machine()
+    assert min(found.copy, found.tcp, found.unix) > 0
+
+
+def test_a_small_quota_is_measured_within_and_refuses_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with running_daemon("--quota", "device_memory_bytes=16MiB") as url:
+        assert main(["doctor", url, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        with heliograph.admin.connect(url) as admin:
+            (usage,) = admin.snapshot().tenants
+    assert [one["why_not"] for one in found["measurements"]["transports"]] == ["", "", ""]
+    assert found["measurements"]["devices"][0]["free_bytes"] <= 16 * MIB
+    assert usage.refused == 0
 
 
 def test_an_allocator_with_its_defaults_is_told_on_either_side_where_grpc_is_fast() -> None:
@@ -504,7 +563,7 @@ def test_a_transfer_that_takes_too_long_is_a_finding_and_no_failure(monkeypatch:
 
     monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: Registry.of(device))
     found = measure("local:", 0.3, tell)
-    assert steps == ["connecting", "round trips", "this process, up", "mapped tensor"]
+    assert steps == ["connecting", "round trips", "this process, up", "mapped tensor", "this machine"]
     assert found.transports[0].up is None and "0.3 s" in found.transports[0].why_not
     assert "broken_transport" in [one.name for one in find(found)]
 

@@ -108,6 +108,11 @@ class Account:
         limit = getattr(self.quota, kind)
         return not limit or self._used[kind] + amount <= limit
 
+    def left(self, kind: QuotaKind) -> int | None:
+        """Return the amount that the quota leaves; None: it has no limit."""
+        limit = getattr(self.quota, kind)
+        return max(0, limit - self._used[kind]) if limit else None
+
     def take(self, kind: QuotaKind, amount: int = 1, *, by_force: bool = False) -> None:
         """Take an amount; `by_force` for what exists already, without a check.
 

@@ -12,6 +12,7 @@ from grpc import aio
 
 from heliograph_proto import codec
 from heliograph_proto.v1 import device_pb2, device_pb2_grpc, model_pb2, model_pb2_grpc
+from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.errors import refusals
 from heliograph_server.rpc.message_limits import check_placement, check_queries
 from heliograph_server.runtime.host import Host
@@ -52,7 +53,8 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         request: device_pb2.GetMemoryRequest,
         context: aio.ServicerContext[device_pb2.GetMemoryRequest, device_pb2.GetMemoryResponse],
     ) -> device_pb2.GetMemoryResponse:
-        memory = await asyncio.wrap_future(self._askers.submit(self._slot.host.memory, request.device))
+        asking = self._askers.submit(self._slot.host.memory_for, request.device, current_principal())
+        memory = await asyncio.wrap_future(asking)
         return device_pb2.GetMemoryResponse(memory=codec.encode(memory, device_pb2.Memory))
 
     @refusals

@@ -52,7 +52,7 @@ from heliograph_server.resources.membership import (
 )
 from heliograph_server.resources.memories import query_ops, query_placement
 from heliograph_server.resources.principals import ANYBODY, Principal
-from heliograph_server.resources.quotas import Holding, QuotaKind, QuotaShare, Tenants
+from heliograph_server.resources.quotas import Account, Holding, QuotaKind, QuotaShare, Tenants
 from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.resources.timers import Deadlines, Timer
 from heliograph_server.runtime.activity import SessionActivity
@@ -240,6 +240,19 @@ class Host:
         """A device's memory now. Raises UnknownDeviceError, MemberLostError."""
         return memory_of(self._device(name), self._room)
 
+    def memory_for(self, name: str, principal: Principal) -> Memory:
+        """Return a device's memory now, of which the caller's quota may leave less. Raises as
+        `memory`."""
+        found = self.memory(name)
+        left = self._account(principal).left(QuotaKind.MEMORY)
+        return found if left is None else replace(found, free_bytes=min(found.free_bytes, left))
+
+    def _account(self, principal: Principal) -> Account:
+        """Return a caller's account; all callers without a tenant share one."""
+        if not principal.tenant:
+            principal = replace(principal, quota=self._quota)
+        return self._tenants.account(principal)
+
     def query_ops(self, device: str, queries: Sequence[OpQuery]) -> tuple[OpAnswer, ...]:
         """The device's support of each of these nodes. Raises UnknownDeviceError."""
         return query_ops(self._device(device), queries)
@@ -382,13 +395,9 @@ class Host:
                 )
             if len(self._sessions) >= MAX_SESSIONS:
                 raise LimitExceededError(f"{MAX_SESSIONS} sessions are open", advice="try later")
-            if not principal.tenant:
-                principal = replace(principal, quota=self._quota)
-            account = self._tenants.account(principal)
-            # A backend may have been unloaded or loaded meanwhile.
-            found = self.devices
-            # The first one is the default.
-            found = tuple(sorted(found, key=lambda one: one.is_draining))
+            account = self._account(principal)
+            # A backend may have been unloaded or loaded meanwhile. The first one is the default.
+            found = tuple(sorted(self.devices, key=lambda one: one.is_draining))
             if not found:
                 raise UnavailableError(
                     "the server has no devices left",

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 10.0
 _EPILOG = (
     "Takes about five seconds, and at most a second in each direction of each transport: gRPC, shared memory "
-    "if both are on one host, and a mapped tensor. For the head of a pool, or several URLs, measures the "
-    "members and the links between them too. Exit status: 0 measured, whatever was found; 1 the server could "
-    "not be reached."
+    "if both are on one host, and a mapped tensor. On one host it compares them with copies and sockets of "
+    "the machine itself. For the head of a pool, or several URLs, measures the members and the links between "
+    "them too. Exit status: 0 measured, whatever was found; 1 the server could not be reached."
 )
 #: The most steps that the progress bar shows.
-STEPS = 8
+STEPS = 9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from heliograph.cli.common.text import age_text, plain, time_text, usable
+from heliograph.cli.doctor.expectations import expected_rate
 from heliograph.cli.doctor.measurements import (
     Direction,
     MemberSeen,
@@ -122,7 +123,20 @@ _HINTS = {
         _GIBIBYTE,
         "look for Wi-Fi, a VPN, a proxy or other traffic between the two, and for busy processors",
     ),
-    "slow_transport:local": (_GIBIBYTE, f"{_BUSY}; a tunnel is as fast as its network"),
+    "slow_transport:local": (
+        _GIBIBYTE,
+        f"{_BUSY}, and whether a tunnel, a proxy or the network of a container lies between; connect by "
+        "unix:///PATH, which also allows shared memory, or by grpc:// where TLS is not needed",
+    ),
+    "slow_transport:beside": (
+        "nothing as long as shared memory is on; without it, 1 GiB takes {gibibyte}",
+        f"{_BUSY}, and whether a tunnel, a proxy or the network of a container lies between",
+    ),
+    "slow_transport:memory": (
+        _GIBIBYTE,
+        f"{_BUSY}; look for swapping, for a container's limits of memory and processors, and for processes "
+        "on different NUMA nodes (numactl --hardware)",
+    ),
     "allocator:client": (
         _TRIMMED.format(part="a third") + " of downloads",
         f"call hg.tune_allocator() in it, or start it with {MALLOC_ADVICE} in its environment",
@@ -205,7 +219,8 @@ def _finding(key: str, seen: str, level: Level | None = None, **facts: object) -
 def find(found: TransportMeasurements) -> tuple[Finding, ...]:
     """All findings on the connection and the devices, most important first; none if all is well."""
     parts = (
-        _round_trip, _jitter, _connecting, _event_loop, _kernels, _shared, _broken, _transport, _allocator,
+        _round_trip, _jitter, _connecting, _event_loop, _kernels, _shared, _broken, _transport, _below_usual,
+        _allocator,
         _chunks, _copies, _memory, _versions, _blas, _rich,
     )  # fmt: skip
     return by_weight(one for part in parts for one in part(found))
@@ -321,7 +336,7 @@ def _transport(found: TransportMeasurements) -> Iterator[Finding]:
     name = network_of(max(_without_trip(transport.up, trip), _without_trip(transport.down, trip)))
     if found.local_address:
         # Where shared memory is in use, gRPC carries commands alone.
-        if best < FAST_GRPC and not found.shared_memory:
+        if found.machine is None and best < FAST_GRPC and not found.shared_memory:
             yield _finding("slow_transport:local", f"gRPC gives {rate} on this host", gibibyte=gibibyte)
     elif name:
         seen = f"the connection gives {rate}: that is a {name} network"
@@ -330,6 +345,27 @@ def _transport(found: TransportMeasurements) -> Iterator[Finding]:
         seen = f"the connection gives {rate}, which is no common network's full rate"
         level = Level.WARNING if best < SLOW_TRANSPORT else Level.HINT
         yield _finding("slow_transport", seen, level, gibibyte=gibibyte)
+
+
+def _below_usual(found: TransportMeasurements) -> Iterator[Finding]:
+    """Findings on transports of this host that are slow for this machine."""
+    for one in found.transports:
+        expected = expected_rate(found, one.kind)
+        if expected is None or not found.local_address:
+            continue
+        for way, direction in (("up", one.up), ("down", one.down)):
+            rate = direction.rate.bytes_per_second if direction is not None else 0.0
+            if not usable(rate) or rate >= expected.least:
+                continue
+            seen = (
+                f"{one.kind.value} gives {size_text(rate)}/s {way}; {expected.raw_way} gives "
+                f"{size_text(expected.raw)}/s on this machine, so {size_text(expected.least)}/s and more "
+                "is usual"
+            )
+            is_beside = one.kind is TransportKind.GRPC and found.shared_memory
+            key = "beside" if is_beside else "local" if one.kind is TransportKind.GRPC else "memory"
+            level = Level.HINT if is_beside else Level.WARNING
+            yield _finding(f"slow_transport:{key}", seen, level, gibibyte=time_text(2**30 / rate))
 
 
 def network_of(bytes_per_second: float) -> str:
@@ -518,4 +554,4 @@ def said(findings: Iterable[Finding]) -> list[str]:
             f"   costs: {one.cost}",
             f"   to do: {one.advice}",
         ]
-    return lines or ["nothing to change: the connection is as good as it can be"]
+    return lines or ["nothing to change: the rates are usual for these transports"]

@@ -133,6 +133,17 @@ class PoolSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineRates:
+    """The rates of the client's machine itself, in bytes a second; 0: not measured."""
+
+    #: A copy in memory, by one thread.
+    copy: float = 0.0
+    #: TCP on the loopback interface, and a unix socket, without gRPC.
+    tcp: float = 0.0
+    unix: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TransportMeasurements:
     """All measurements of a connection."""
 
@@ -161,6 +172,8 @@ class TransportMeasurements:
     devices: tuple[DeviceSeen, ...]
     #: None: the server is not the head of a pool.
     pool: PoolSeen | None = None
+    #: None: the server is on another host, where these rates say nothing.
+    machine: MachineRates | None = None
 
     def transport(self, kind: TransportKind) -> PathMeasurement | None:
         """The transport of this kind, if at least one direction was measured."""

@@ -19,10 +19,12 @@ import numpy as np
 
 import heliograph as hg
 from heliograph.cli.doctor.growth import FIRST_BYTES, LARGEST_BYTES, Growth, grow
+from heliograph.cli.doctor.machine import measure_machine
 from heliograph.cli.doctor.measurements import (
     Copies,
     DeviceSeen,
     Direction,
+    MachineRates,
     MemberSeen,
     PathMeasurement,
     PoolSeen,
@@ -95,7 +97,15 @@ def measure(url: Servers, timeout: float, report: Report) -> TransportMeasuremen
             missing_features=tuple(one for one in COMMON_FEATURES if one not in session.info.features),
             devices=seen,
             pool=pool,
+            machine=_machine(address, report),
         )
+
+
+def _machine(address: Address, report: Report) -> MachineRates | None:
+    if address.members or not address.is_loopback:
+        return None
+    report("this machine")
+    return measure_machine()
 
 
 def _all_seen(session: hg.Session, timeout: float) -> Iterator[DeviceSeen]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from heliograph.cli.common.tables import print_table
 from heliograph.cli.common.text import MOST, plain, time_text
+from heliograph.cli.doctor.expectations import expected_rate
 from heliograph.cli.doctor.findings import Finding, said
 from heliograph.cli.doctor.measurements import (
     Direction,
@@ -57,8 +58,12 @@ def show(found: TransportMeasurements, findings: Sequence[Finding]) -> None:
     if found.pool is not None:
         _show_pool(found.pool)
     if found.transports:
-        header = ["transport", "up", "down", "largest", "copies up", "copies down", "note"]
-        print_table(header, [_transport(one) for one in found.transports])
+        header = ["transport", "up", "down", "usual here", "largest", "copies up", "copies down", "note"]
+        print_table(header, [_transport(found, one) for one in found.transports])
+        if (machine := found.machine) is not None:
+            rates = {"memory": machine.copy, "TCP": machine.tcp, "unix socket": machine.unix}
+            shown = ", ".join(f"{name} {_rate(rate)}" for name, rate in rates.items())
+            print(f"this machine without gRPC: {shown}")
         print("copies: of each byte, by the code of client, server; gRPC and the kernel copy too")
         if any(one.kind is TransportKind.GRPC for one in found.transports):
             print(f"gRPC carries {size_text(found.chunk_bytes)} a message")
@@ -88,13 +93,19 @@ def _show_pool(pool: PoolSeen) -> None:
         print(f"{more}\n")
 
 
-def _transport(one: PathMeasurement) -> list[str]:
+def _rate(bytes_per_second: float) -> str:
+    return f"{size_text(bytes_per_second)}/s" if bytes_per_second else "not measured"
+
+
+def _transport(found: TransportMeasurements, one: PathMeasurement) -> list[str]:
     directions = (one.up, one.down)
     rates = ["-" if way is None else f"{size_text(way.rate.bytes_per_second)}/s" for way in directions]
     sizes = [way.rate.size_bytes for way in directions if way is not None]
     largest = size_text(max(sizes)) if sizes else "-"
     note = "only the caller copies" if one.kind is TransportKind.MAPPED and sizes else plain(one.why_not)
-    return [one.kind.value, *rates, largest, *map(_copies, directions), note]
+    expected = expected_rate(found, one.kind)
+    usual = "-" if expected is None else f"{size_text(expected.least)}/s or more"
+    return [one.kind.value, *rates, usual, largest, *map(_copies, directions), note]
 
 
 def _copies(way: Direction | None) -> str:
