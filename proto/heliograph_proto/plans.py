@@ -50,6 +50,9 @@ class NodePlacement:
     operand: int = 0
     #: The number, from 1, of its set of nodes in the split that run concurrently; 0: it runs alone.
     concurrent: int = 0
+    #: The number, from 1, of its step in the split: nodes of one step are computed together. 0:
+    #: before the first run, or the device does not tell.
+    step: int = 0
 
     @property
     def names_operand(self) -> bool:

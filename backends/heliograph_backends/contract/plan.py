@@ -130,6 +130,11 @@ class Plan(ABC):
         alone."""
         return (0,) * len(self.graph.nodes)
 
+    def steps_of_nodes(self) -> Sequence[int]:
+        """Return the number, from 1, of the step that computes each node. Default: all 0, not
+        told."""
+        return (0,) * len(self.graph.nodes)
+
     def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
         """Return a plan for another graph that takes over this one's memory where it suffices; free
         this one.

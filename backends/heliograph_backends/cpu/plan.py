@@ -33,7 +33,7 @@ from heliograph_backends.cpu.lowering.lowering import CpuLowering
 from heliograph_backends.host_memory.buffers import HostBuffer
 from heliograph_backends.planning.concurrency import concurrent_nodes, side_by_side
 from heliograph_backends.planning.fusion import group_nodes
-from heliograph_backends.planning.groups import Group
+from heliograph_backends.planning.groups import Group, steps_of_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.storage import StorageLayout, plan_storage
 from heliograph_backends.reference import define_node
@@ -146,6 +146,9 @@ class CpuPlan(Plan):
 
     def concurrency(self) -> Sequence[int]:
         return concurrent_nodes(len(self.graph.nodes), self._groups, self.storage.sets)
+
+    def steps_of_nodes(self) -> Sequence[int]:
+        return steps_of_nodes(self.graph, self._groups)
 
     def free(self) -> None:
         with self._lock:

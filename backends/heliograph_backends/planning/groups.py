@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
+
+from heliograph_proto.graph import Graph
+from heliograph_proto.ops.table import OPS
 
 #: The role of a node in a group; "other": a node that is always a step by itself.
 Role: TypeAlias = Literal["elementwise", "matmul", "norm", "other"]
@@ -18,3 +22,16 @@ class Group(NamedTuple):
     def last(self) -> int:
         """The number of the node whose value is the result."""
         return self.nodes[-1]
+
+
+def steps_of_nodes(graph: Graph, groups: Sequence[Group]) -> tuple[int, ...]:
+    """Return the number, from 1, of the group of each node; 0 for a constant, which is computed
+    before."""
+    found, number = [0] * len(graph.nodes), 0
+    for group in groups:
+        if OPS[graph.nodes[group.last].op].group == "source":
+            continue
+        number += 1
+        for node in group.nodes:
+            found[node] = number
+    return tuple(found)

@@ -351,4 +351,5 @@ def _node_as_json(one: ExplainedNode) -> dict[str, Any]:
         "cause": str(one.cause),
         "why": one.why,
         "concurrent": one.concurrent,
+        "step": one.step,
     }

@@ -33,6 +33,9 @@ class ExplainedNode:
     #: The number, from 1, of the set of its split's nodes that run at the same time; 0: it runs
     #: alone.
     concurrent: int = 0
+    #: The number, from 1, of its step in the split: nodes of one step are computed together. 0:
+    #: before the first run, or the device does not tell.
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

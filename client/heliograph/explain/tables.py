@@ -160,7 +160,11 @@ def device_table(devices: Sequence[DeviceShare]) -> Table:
 
 
 def node_table(nodes: Sequence[ExplainedNode]) -> Table:
-    """A line for each node; nodes of a split with one number under "together" run concurrently."""
+    """A line for each node.
+
+    Nodes of a split with one number under "step" are computed together, and those with one under
+    "together" run concurrently.
+    """
     rows = [
         [
             str(one.number),
@@ -168,13 +172,14 @@ def node_table(nodes: Sequence[ExplainedNode]) -> Table:
             one.op,
             str(one.type),
             str(one.split),
+            str(one.step or "-"),
             str(one.concurrent or "-"),
             one.device,
             one.why,
         ]
         for one in nodes
     ]
-    return [["node", "name", "op", "type", "split", "together", "device", "why"], *rows]
+    return [["node", "name", "op", "type", "split", "step", "together", "device", "why"], *rows]
 
 
 def time_text(microseconds: float) -> str:

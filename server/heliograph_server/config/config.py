@@ -397,7 +397,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = f"configuration file; options override it (default: ${CONFIG_VARIABLE})"
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help=help_text)
     parser.add_argument(
-        "--print-config", action="store_true", help="print the configuration as a commented file, and exit"
+        "--print-config",
+        action="store_true",
+        help="print the settings of the file, the variables and these options as a commented file, and exit; "
+        "checks names and values, and reads no file that a setting names",
     )
     sources.add_flags(ServerConfig, parser)
 

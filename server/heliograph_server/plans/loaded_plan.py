@@ -319,8 +319,9 @@ class LoadedPlan:
         plan, graph = self.plan, self.plan.graph
         sizes = {kind: sum(leaf.type.nbytes for leaf in graph.of_kind(kind)) for kind in LeafKind}
         nodes = [NodePlacement(0, Cause.FIRST_THAT_CAN)] * len(graph.nodes)
-        for node, concurrent in zip(self._order or range(len(nodes)), plan.concurrency(), strict=True):
-            nodes[node] = replace(nodes[node], concurrent=concurrent)
+        order = self._order or range(len(nodes))
+        for node, concurrent, step in zip(order, plan.concurrency(), plan.steps_of_nodes(), strict=True):
+            nodes[node] = replace(nodes[node], concurrent=concurrent, step=step)
         split = SplitReport(
             0,
             (),

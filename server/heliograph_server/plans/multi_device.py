@@ -120,10 +120,13 @@ class MultiDevicePlan(Plan):
         return sum(self.held_by_device().values())
 
     def _report(
-        self, splits: Sequence[SplitReport], concurrent: Mapping[int, int], between: Mapping[str, int]
+        self,
+        splits: Sequence[SplitReport],
+        turns: Mapping[int, tuple[int, int]],
+        between: Mapping[str, int],
     ) -> PlanReport:
-        """Return the report of a plan, given the set that each node runs in and the bytes between
-        splits by device, which the reports of splits lack."""
+        """Return the report of a plan, given the set and the step that each node runs in and the
+        bytes between splits by device, which the reports of splits lack."""
         split_of = self.schedule.split_of
         leaves: Counter[tuple[int, LeafKind]] = Counter()
         for leaf, home in zip(self.graph.leaves, self.schedule.homes, strict=True):
@@ -136,7 +139,7 @@ class MultiDevicePlan(Plan):
             computing[split.device] += split.compute_bytes
         return PlanReport(
             nodes=tuple(
-                NodePlacement(split_of[node], one.cause, max(0, one.operand), concurrent.get(node, 0))
+                NodePlacement(split_of[node], one.cause, max(0, one.operand), *turns.get(node, (0, 0)))
                 for node, one in enumerate(self.schedule.assignments)
             ),
             splits=tuple(splits),
@@ -381,13 +384,15 @@ class LocalMultiPlan(MultiDevicePlan):
         ]
 
     def report(self) -> PlanReport:
-        concurrent = {
-            node: found
+        turns = {
+            node: (concurrent, step)
             for part, plan in zip(self._parts, self._plans, strict=True)
-            for node, found in zip(part.nodes, plan.concurrency(), strict=True)
+            for node, concurrent, step in zip(
+                part.nodes, plan.concurrency(), plan.steps_of_nodes(), strict=True
+            )
         }
         between = {name: own + self._between.lent[name] for name, own in self._between.own_bytes.items()}
-        return self._report([self._report_split(n) for n in range(len(self._parts))], concurrent, between)
+        return self._report([self._report_split(n) for n in range(len(self._parts))], turns, between)
 
     def _report_split(self, number: int) -> SplitReport:
         split, plan = self.schedule.splits[number], self._plans[number]

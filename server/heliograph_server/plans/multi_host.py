@@ -66,19 +66,19 @@ logger = logging.getLogger(__name__)
 
 def _by_split(
     partitions: Partitions, reports: Mapping[int, PlanReport], split_of: Mapping[int, int]
-) -> tuple[dict[int, int], dict[int, list[SplitReport]]]:
-    """Return the set that each node runs in, and the reports of the splits that each split
-    became."""
-    concurrent: dict[int, int] = {}
+) -> tuple[dict[int, tuple[int, int]], dict[int, list[SplitReport]]]:
+    """Return the set and the step that each node runs in, and the reports of the splits that each
+    split became."""
+    turns: dict[int, tuple[int, int]] = {}
     found: dict[int, dict[tuple[int, int], SplitReport]] = {}
     for place, report in reports.items():
         piece = partitions.pieces[place]
         for node, one in enumerate(report.nodes):
             if node not in piece.inserted:
-                concurrent[piece.nodes[node]] = one.concurrent
+                turns[piece.nodes[node]] = one.concurrent, one.step
                 whole = found.setdefault(split_of[piece.nodes[node]], {})
                 whole[place, one.split] = report.splits[one.split]
-    return concurrent, {number: list(one.values()) for number, one in found.items()}
+    return turns, {number: list(one.values()) for number, one in found.items()}
 
 
 def _split(device: int, copies: tuple[CopyReport, ...], parts: Sequence[SplitReport]) -> SplitReport:
@@ -352,7 +352,7 @@ class DistributedPlan(MultiDevicePlan):
         reports |= {place: plans[self._copy].report() for place, plans in layout.own.items()}
         # Splits that a partition made of one split are reported as one; its times count from the
         # partition's start.
-        concurrent, parts = _by_split(layout.partitions, reports, self.schedule.split_of)
+        turns, parts = _by_split(layout.partitions, reports, self.schedule.split_of)
         crossings = zip(layout.partitions.crossings, layout.wires.routes, strict=True)
         routes = {(one.value, one.target): route for one, route in crossings}
         places = {one.site: place for place, one in enumerate(layout.partitions.pieces)}
@@ -361,7 +361,7 @@ class DistributedPlan(MultiDevicePlan):
             _split(one.device, tuple(_copy(copy, site_of, routes) for copy in one.copies), parts.get(n, []))
             for n, one in enumerate(self.schedule.splits)
         ]
-        return self._report(splits, concurrent, {})
+        return self._report(splits, turns, {})
 
     def forget_times(self) -> None:
         for plans in self._pooled.now.own.values():

@@ -49,6 +49,21 @@ def test_what_needs_nothing_of_the_others_runs_beside_them(
     assert "together" in found.table(nodes=True)
 
 
+def test_each_node_has_the_step_that_computes_it(session: hg.Session) -> None:
+    g = hg.Graph()
+    x = g.input("x", (4, 8), "f32")
+    y = hg.relu(x @ g.weight("w", np.ones((8, 8), np.float32)) + 0.5)
+    g.output("y", hg.softmax(y))
+    together = session.compile(g).explain()
+    steps = [(node.op, node.step) for node in together.nodes]
+    assert ("matmul", 1) in steps and ("add", 1) in steps and ("fill", 0) in steps and steps[-1][1] == 2
+    assert " step " in together.table(nodes=True)
+    alone = [node.step for node in session.compile(g, fusion=False).explain().nodes if node.step]
+    assert alone == sorted(set(alone)) and len(alone) == 4
+    several = session.compile(g, ["cpu0", "cpu1"], pins={lambda node: node.op == "soft_max": "cpu1"})
+    assert [node.step for node in several.explain().nodes if node.op in ("matmul", "soft_max")] == [1, 1]
+
+
 def test_results_do_not_depend_on_how_many_run_at_the_same_time(session: hg.Session) -> None:
     results = [session.compute(heads(), x=X, devices=f"cpu{place}")["y"] for place in range(3)]
     assert all(result.tobytes() == results[0].tobytes() for result in results)

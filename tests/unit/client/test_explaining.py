@@ -275,6 +275,7 @@ def test_json_is_for_programs(explained: Explanation) -> None:
         "cause": "weight",
         "why": f"weight of operand 1, {ODD}/w",
         "concurrent": 0,
+        "step": 0,
     }
 
 
