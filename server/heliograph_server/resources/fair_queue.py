@@ -73,6 +73,8 @@ class FairQueue:
         self._states: dict[FairFlow, _State] = {}
         #: The tag at the start of the last run.
         self._virtual = 0.0
+        #: Forgotten flows that are ahead of it. They return at their own tags, and gain nothing.
+        self._ahead: dict[FairFlow, float] = {}
         self._running = 0
         self._waiting = 0
         #: Device time is charged to the running flows up to this time.
@@ -165,17 +167,20 @@ class FairQueue:
         self._forget(flow, now)
         found = self._states.get(flow)
         if found is None:
-            found = self._states[flow] = _State(self._reached())
+            found = self._states[flow] = _State(max(self._ahead.pop(flow, 0.0), self._reached(now)))
         elif not found.is_here:
-            found.tag = max(found.tag, self._reached())
+            found.tag = max(found.tag, self._reached(now))
         found.seen = now
         return found
 
-    def _reached(self) -> float:
-        """The virtual time: a flow that waited for nothing meanwhile starts here."""
-        running = [state.tag for state in self._states.values() if state.running]
-        if running:
-            self._virtual = max(self._virtual, min(running))
+    def _reached(self, now: float) -> float:
+        """The virtual time: a flow that waited for nothing meanwhile starts here.
+
+        It never passes a flow that waits, however long the run of another one has become.
+        """
+        present = [one.tag for one in self._states.values() if one.is_here or one.expected > now]
+        if present:
+            self._virtual = max(self._virtual, min(present))
         return self._virtual
 
     def _forget(self, flow: FairFlow, now: float) -> None:
@@ -185,8 +190,9 @@ class FairQueue:
         since = now - self._linger_seconds
         gone = [one for one, it in self._states.items() if not it.is_here and it.seen < since and one != flow]
         for one in gone:
-            # A later flow starts at this tag, so that returning gains nothing.
-            self._virtual = max(self._virtual, self._states.pop(one).tag)
+            self._ahead[one] = self._states.pop(one).tag
+        if gone:
+            self._ahead = {one: tag for one, tag in self._ahead.items() if tag > self._virtual}
 
     # Turns
 

@@ -84,6 +84,39 @@ def test_a_run_that_gives_up_waiting_leaves_its_turn_to_the_next() -> None:
     assert queue.end(running, 0.4) == [next_one]
 
 
+def test_a_tenant_that_comes_during_a_long_run_moves_none_that_waits() -> None:
+    queue, long, short, late = FairQueue(), Tenant(1.0), Tenant(RUN), Tenant(RUN)
+    running, waiting, arrival = Ticket(long), Ticket(short), Ticket(late)
+    queue.arrive(running, 0.0)
+    queue.arrive(waiting, 0.0)
+    queue.arrive(arrival, 1.0)
+    again = Ticket(long)
+    assert queue.end(running, 1.0) == [waiting]
+    queue.arrive(again, 1.0)
+    # The short one is between two runs for a moment, and keeps its place before the long one.
+    assert queue.end(waiting, 1.0 + RUN, has_more=True) == [arrival]
+    queue.arrive(Ticket(short), 1.0 + RUN)
+    assert [one.flow for one in queue.end(arrival, 1.0 + 2 * RUN)] == [short]
+
+
+def test_a_tenant_that_leaves_ahead_of_the_others_moves_none_of_them() -> None:
+    queue, long, short, other = FairQueue(), Tenant(1.0), Tenant(RUN), Tenant(RUN)
+    first, one, two, three = Ticket(long), Ticket(short), Ticket(other), Ticket(other)
+    queue.arrive(first, 0.0)
+    for waiting in (one, two, three):
+        queue.arrive(waiting, 0.0)
+    assert queue.end(first, 1.0) == [one]
+    # The long one is forgotten here; the short one is between two runs.
+    now = 1.0 + 2 * LINGER_SECONDS
+    assert queue.end(one, now, has_more=True) == [two]
+    back, again = Ticket(long), Ticket(short)
+    queue.arrive(back, now)
+    queue.arrive(again, now)
+    assert queue.end(two, now + RUN) == [three]
+    assert queue.end(three, now + 10 * RUN) == [again]
+    assert queue.end(again, now + 11 * RUN) == [back]
+
+
 tenants = st.builds(
     Tenant,
     run_seconds=st.floats(0.001, 0.02),
