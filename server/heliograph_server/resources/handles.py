@@ -24,6 +24,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from math import inf
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -74,6 +75,8 @@ class Poison:
     end: int
     error: HeliographError
     tensor: TensorHandle
+    #: The sequence number of the command.
+    sequence: int
 
 
 @dataclass(slots=True, eq=False)
@@ -134,17 +137,19 @@ class HandleStorage:
         place = bisect_right(self.frozen_ranges, start, key=itemgetter(1))
         return place < len(self.frozen_ranges) and self.frozen_ranges[place][0] < end
 
-    def poison(self, start: int, end: int, error: HeliographError, tensor: TensorHandle) -> None:
+    def poison(
+        self, start: int, end: int, error: HeliographError, tensor: TensorHandle, sequence: int
+    ) -> None:
         """Poison the bytes of a range that are not poisoned yet; the first error stays."""
         first, last = self._overlapping(start, end)
         made: list[Poison] = []
         for old in self.poisons[first:last]:
             if start < old.start:
-                made.append(Poison(start, old.start, error, tensor))
+                made.append(Poison(start, old.start, error, tensor, sequence))
             made.append(old)
             start = old.end
         if start < end:
-            made.append(Poison(start, end, error, tensor))
+            made.append(Poison(start, end, error, tensor, sequence))
         self.poisons[first:last] = made
 
     def heal(self, start: int, end: int) -> None:
@@ -200,8 +205,12 @@ class TensorHandle:
         layout = self.layout
         return Tensor(layout.type, self.storage.buffer, layout.offset_bytes, layout.strides)
 
-    def problem(self) -> HeliographError | None:
-        """The error for a command that uses these bytes now, or None."""
+    def problem(self, sequence: float = inf) -> HeliographError | None:
+        """The error for the command of this number that uses these bytes now, or None.
+
+        Later commands may have failed before this one is done, such as those that were cancelled in
+        a queue. Their poison does not count.
+        """
         if self.storage is None or self.error is not None:
             return self.error
         if self.failure is not None:
@@ -209,19 +218,23 @@ class TensorHandle:
         if self.storage.error is not None or not self.storage.poisons:
             return self.storage.error
         (start, end), poisons = self.span, self.storage.poisons
-        # The first one that ends after our start, if it begins before our end.
-        place = bisect_right(poisons, start, key=_END)
-        return poisons[place].error if place < len(poisons) and poisons[place].start < end else None
+        for place in range(bisect_right(poisons, start, key=_END), len(poisons)):
+            if poisons[place].start >= end:
+                break
+            if poisons[place].sequence < sequence:
+                return poisons[place].error
+        return None
 
     def part(self, offset_bytes: int, size_bytes: int) -> tuple[int, int]:
         """Bytes of a contiguous tensor as a range of its storage."""
         start = self.layout.offset_bytes + offset_bytes
         return start, start + size_bytes
 
-    def poison(self, error: HeliographError, part: tuple[int, int] | None = None) -> None:
-        """Mark the bytes, or a part of them, as never written. The first error stays."""
+    def poison(self, error: HeliographError, sequence: int, part: tuple[int, int] | None = None) -> None:
+        """Mark the bytes, or a part of them, as never written by a command. The first error
+        stays."""
         if self.storage is not None:
-            self.storage.poison(*(part or self.span), error, self)
+            self.storage.poison(*(part or self.span), error, self, sequence)
 
     def heal(self, part: tuple[int, int] | None = None) -> None:
         """Heal the bytes, or a part of them, which were rewritten."""

@@ -114,7 +114,7 @@ def test_poison_is_the_same_as_byte_by_byte(events: list[tuple[str, int, int]]) 
             tensor.heal()
             bad -= set(span)
         else:
-            tensor.poison(ComputeFailedError("x"))
+            tensor.poison(ComputeFailedError("x"), 1)
             bad |= set(span)
         found = [byte for one in storage.poisons for byte in range(one.start, one.end)]
         assert found == sorted(bad)

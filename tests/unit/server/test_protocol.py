@@ -104,6 +104,13 @@ class Script:
         self.follow()
         return state.sequence
 
+    def end_begun(self, sequence: int) -> None:
+        """The first of its queue, which the test has begun, is done."""
+        state = self.submitted[self.queue_of(sequence)].pop(0)
+        assert state.sequence == sequence
+        self.core.finish(sequence, None, c.Completion(sequence))
+        self.follow()
+
     def run_all(self) -> None:
         """Lets all queues work until nothing is queued."""
         while busy := [queue for queue, work in self.submitted.items() if work]:
@@ -901,6 +908,34 @@ def test_plans_are_limited() -> None:
     script.plan()
     with pytest.raises(LimitExceededError):
         script.plan(101)
+
+
+def test_a_later_command_that_was_cancelled_fails_none_before_it(script: Script) -> None:
+    """A device that computes asynchronously begins the next command before it has reported this one."""
+    script.tensor(1)
+    script.run_all()
+    first, later = script.run(1), script.write(1)
+    script.core.begin(first)
+    script.send(c.Cancel(later))
+    assert not script.core.begin(later)
+    script.end_begun(first)
+    script.end_begun(later)
+    assert script.done[first] is None and isinstance(script.done[later], CancelledError)
+
+
+def test_a_view_does_not_fail_for_a_later_write(script: Script) -> None:
+    script.tensor(1)
+    script.send(c.CreateStream(STREAM))
+    script.send(c.CreateStream(OTHER))
+    script.run_all()
+    script.send(c.Allocate(5, T), OTHER)
+    script.send(c.Record(300), OTHER)
+    script.send(c.WaitCommand(300), STREAM)
+    view, write = script.send(c.View(2, 1, 0, T), STREAM), script.write(1)
+    script.end(script.queue_of(write), ComputeFailedError("burnt"))
+    assert view not in script.done
+    script.run_all()
+    assert script.done[view] is None
 
 
 # The end

@@ -422,7 +422,7 @@ class SessionCore:
     def _problem(self, state: CommandState) -> HeliographError | None:
         """The error of the first tensor that the command cannot use or write."""
         for used in state.uses:
-            if (problem := used.problem()) is not None:
+            if (problem := used.problem(state.sequence)) is not None:
                 return problem
         for target in state.targets:
             # A tensor that is written may be poisoned, but its storage must exist.
@@ -468,7 +468,7 @@ class SessionCore:
             state.task.tensor.failure = state.error
         for target in state.targets if state.writes else ():
             if target.failure is None:
-                target.poison(state.error, state.part)
+                target.poison(state.error, state.sequence, state.part)
             if target.storage is not None and target.storage.maker == state.sequence:
                 target.storage.error = target.storage.error or state.error
 
