@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool lint types unit generate proto bench
+.PHONY: help docs demo demo-pool test test-fast simulate test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool lint types unit generate proto bench
 .PHONY: peers constraints clean
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make test          lint, types and tests"
 	@echo "make test-fast     the tests that start no daemon, in about a minute"
 	@echo "make test-deploy   the image and the compose file, built and run by an engine that the tests start"
+	@echo "make simulate      the pure parts under 10,000 random schedules and losses (SEED, COUNT, ONLY=session)"
 	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make test-peer-types  which data types ggml computes and we do not"
@@ -81,6 +82,11 @@ unit: $(VENV)/.dev $(VENV)/.model
 test-fast: $(VENV)/.dev
 	$(COMPILE)
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "$(APART) and not slow" tests/unit/proto tests/unit/client tests/unit/server
+
+# About a minute. A violation is printed with the command that replays it.
+simulate: $(VENV)/.dev
+	PYTHONPATH=tests/support $(BIN)/python -m simulation --count $(or $(COUNT),10000) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 # Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev

@@ -1,0 +1,128 @@
+"""Simulated sessions, turns and edges: invariants hold whatever the schedule, and planted bugs are found."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from simulation.edges import SimulatedEdge
+from simulation.session import SimulatedSession
+from simulation.turns import SimulatedTurns
+from simulation.world import Violation
+
+from heliograph.core import credit
+from heliograph_server.exchange import ledger
+from heliograph_server.resources import fair_queue, handles
+from heliograph_server.session.protocol import core, dependencies, transfer_state
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [(SimulatedSession, 150), (SimulatedTurns, 200), (SimulatedEdge, 100)]
+)
+def test_whatever_the_schedule_the_invariants_hold(kind: Any, count: int) -> None:
+    first = secrets.randbits(40)
+    print(f"seed {first}")
+    for seed in range(first, first + count):
+        try:
+            kind(seed).run()
+        except Exception as error:
+            raise AssertionError(f"{kind.__name__}({seed}).run()") from error
+
+
+def test_a_seed_replays_its_schedule() -> None:
+    one, again = SimulatedSession(20_250_314), SimulatedSession(20_250_314)
+    assert one.run() == again.run()
+    assert repr(one.server.reports) == repr(again.server.reports)
+
+
+def _without_readers(patch: pytest.MonkeyPatch) -> None:
+    """A writer does not wait for earlier readers."""
+    real = dependencies.enter_storages
+
+    def enter(state: dependencies.CommandState) -> None:
+        for target in state.targets:
+            if target.storage is not None:
+                target.storage.readers.clear()
+        real(state)
+
+    patch.setattr(core, "enter_storages", enter)
+
+
+def _without_poison(patch: pytest.MonkeyPatch) -> None:
+    """A failed command leaves its bytes as if they were good."""
+    patch.setattr(handles.TensorHandle, "poison", lambda *_: None)
+
+
+def _poison_by_later_commands(patch: pytest.MonkeyPatch) -> None:
+    """A command fails for a later one that was cancelled."""
+    real = handles.TensorHandle.problem
+    patch.setattr(handles.TensorHandle, "problem", lambda self, _=0: real(self))
+
+
+def _credit_twice(patch: pytest.MonkeyPatch) -> None:
+    """A client counts returned credit twice."""
+    real = credit.Credit.give_back
+
+    def give_back(self: credit.Credit, size_bytes: int) -> None:
+        real(self, size_bytes + 64 if size_bytes == 1024 else size_bytes)
+
+    patch.setattr(credit.Credit, "give_back", give_back)
+
+
+def _uploads_stay(patch: pytest.MonkeyPatch) -> None:
+    """The bytes of a command that has ended stay staged."""
+    patch.setattr(transfer_state.TransferState, "release", lambda *_: None)
+
+
+def _turns_by_arrival(patch: pytest.MonkeyPatch) -> None:
+    """Device time is not charged, so turns go to whoever is first in the table."""
+    patch.setattr(fair_queue.FairQueue, "_give", staticmethod(lambda flow, _, seconds: flow.had(seconds)))
+
+
+def _forgotten_tags(patch: pytest.MonkeyPatch) -> None:
+    """A tenant between two runs loses its place when another one is forgotten."""
+    real = fair_queue.FairQueue._forget
+
+    def forget(self: fair_queue.FairQueue, flow: fair_queue.FairFlow, now: float) -> None:
+        real(self, flow, now)
+        self._virtual = max([self._virtual, *self._ahead.values()])
+        self._ahead.clear()
+
+    patch.setattr(fair_queue.FairQueue, "_forget", forget)
+
+
+def _value_twice(patch: pytest.MonkeyPatch) -> None:
+    """A value that was given away can be requested again after its stream broke."""
+    real = ledger.Ledger.give
+
+    def give(self: Any, run: int, payload: Any) -> Any:
+        found = real(self, run, payload)
+        if not isinstance(found, ledger.Disposition):
+            self._states[run] = ledger._Given(payload)
+        return found
+
+    patch.setattr(ledger.Ledger, "give", give)
+
+
+@pytest.mark.parametrize(
+    ("kind", "plant"),
+    [
+        (SimulatedSession, _without_readers),
+        (SimulatedSession, _without_poison),
+        (SimulatedSession, _poison_by_later_commands),
+        (SimulatedSession, _credit_twice),
+        (SimulatedSession, _uploads_stay),
+        (SimulatedTurns, _turns_by_arrival),
+        (SimulatedTurns, _forgotten_tags),
+        (SimulatedEdge, _value_twice),
+    ],
+)
+def test_a_planted_bug_is_found(kind: Any, plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Violation):
+        for seed in range(2000):
+            kind(seed).run()
