@@ -15,6 +15,7 @@ from fuzzing.recording import recorder
 from heliograph import admin
 from heliograph_proto.errors import HeliographError
 
+#: The bound of each call.
 SECONDS = 30.0
 DEVICE = "cpu:threads=1,memory=256MiB"
 X = np.ones((4, 8), np.float32)
@@ -32,19 +33,19 @@ def small_graph(columns: int = 8) -> hg.Graph:
 
 
 def _run(session: hg.Session) -> None:
-    plan = session.compile(small_graph())
+    plan = session.compile(small_graph(), timeout=SECONDS)
     plan.run(x=X, timeout=SECONDS)
-    plan.submit(x=session.put(X)).result(SECONDS)
-    plan.run(x=session.put(X), fetch=False, timeout=SECONDS)["y"].get(timeout=SECONDS)
+    plan.submit(x=session.put(X, timeout=SECONDS)).result(SECONDS)
+    plan.run(x=session.put(X, timeout=SECONDS), fetch=False, timeout=SECONDS)["y"].get(timeout=SECONDS)
 
 
 def _loop(session: hg.Session) -> None:
-    plan = session.compile(small_graph())
+    plan = session.compile(small_graph(), timeout=SECONDS)
     looping = plan.loop(x=X, steps=5, carry={"next": "x"}, taps=["y"], timeout=SECONDS)
     for _ in looping.taps():
         pass
     looping.result(SECONDS)
-    observed = plan.submit(x=X, taps=["*"], pause=True)
+    observed = plan.submit(x=X, taps=["*"], pause=True, timeout=SECONDS)
     for _ in observed.taps():
         pass
     observed.result(SECONDS)
@@ -53,7 +54,7 @@ def _loop(session: hg.Session) -> None:
 def _bytes(session: hg.Session) -> None:
     tensor = session.empty((300, 300), "f32")
     tensor.set(np.ones((300, 300), np.float32), timeout=SECONDS)
-    other = session.put(np.zeros((300, 300), np.float32))
+    other = session.put(np.zeros((300, 300), np.float32), timeout=SECONDS)
     tensor.copy_to(other)
     other.get(timeout=SECONDS)
     other.memset(7)
@@ -62,8 +63,8 @@ def _bytes(session: hg.Session) -> None:
 
 def _order(session: hg.Session) -> None:
     stream, other = session.stream(), session.stream()
-    tensor = session.put(np.arange(12, dtype=np.float32).reshape(3, 4))
-    tensor.set(np.zeros((3, 4), np.float32), stream=stream)
+    tensor = session.put(np.arange(12, dtype=np.float32).reshape(3, 4), timeout=SECONDS)
+    tensor.set(np.zeros((3, 4), np.float32), stream=stream, timeout=SECONDS)
     event = stream.record()
     other.wait(event)
     tensor.get(stream=other, timeout=SECONDS)
@@ -72,17 +73,17 @@ def _order(session: hg.Session) -> None:
 
 
 def _contents(session: hg.Session) -> None:
-    session.compile(small_graph(40_000)).run(x=X, timeout=SECONDS)
+    session.compile(small_graph(40_000), timeout=SECONDS).run(x=X, timeout=SECONDS)
 
 
 def _plans(session: hg.Session) -> None:
     graph = small_graph()
-    session.estimate(graph)
+    session.estimate(graph, timeout=SECONDS)
     with suppress(HeliographError):
-        reservation = session.reserve(graph)
+        reservation = session.reserve(graph, timeout=SECONDS)
         reservation.reset()
-    plan = session.compile(graph)
-    plan.explain()
+    plan = session.compile(graph, timeout=SECONDS)
+    plan.explain(SECONDS)
     plan.free()
 
 
@@ -90,7 +91,7 @@ def _buffers(session: hg.Session) -> None:
     buffer = session.buffer(4096)
     buffer.clear(3)
     placed = buffer.place((4, 4), "f32", 128)
-    placed.set(np.ones((4, 4), np.float32))
+    placed.set(np.ones((4, 4), np.float32), timeout=SECONDS)
     placed.get(timeout=SECONDS)
     session.empty_many([((4,), "f32"), ((5, 6), "i32")])
     session.synchronize(SECONDS)
@@ -98,17 +99,17 @@ def _buffers(session: hg.Session) -> None:
 
 def _facts(session: hg.Session) -> None:
     device = session.devices[0]
-    device.memory()
-    device.unsupported(small_graph())
-    device.placement([((100, 100), "f32")])
-    session.members()
-    session.links()
-    session.backends()
-    session.server_facts()
-    session.server_traffic()
-    session.models()
+    device.memory(SECONDS)
+    device.unsupported(small_graph(), SECONDS)
+    device.placement([((100, 100), "f32")], timeout=SECONDS)
+    session.members(SECONDS)
+    session.links(SECONDS)
+    session.backends(SECONDS)
+    session.server_facts(SECONDS)
+    session.server_traffic(SECONDS)
+    session.models(SECONDS)
     with suppress(HeliographError):
-        session.server_weights("no.safetensors")
+        session.server_weights("no.safetensors", SECONDS)
     with session.log("debug"):
         session.synchronize(SECONDS)
 
@@ -164,7 +165,7 @@ def record_pool() -> list[Conversation]:
         ):
             head.begin("head")
             with hg.connect(front, shared_memory=False) as session:
-                _spread(session)
+                spread(session)
         return [head.conversation, member.conversation]
 
 
@@ -172,7 +173,7 @@ def _target(url: str) -> str:
     return url.removeprefix("grpc://")
 
 
-def _spread(session: hg.Session) -> None:
+def spread(session: hg.Session) -> None:
     """Run chains that alternate between two members, and copy a tensor from one to the other."""
     devices = ["m0/cpu0", "m1/cpu0"]
     wait_for_devices(session, "cpu0", *devices)
@@ -184,9 +185,10 @@ def _spread(session: hg.Session) -> None:
                 x = x @ g.weight(f"w{number}", np.full((width, width), 0.01, np.float32))
         g.output("y", x)
         pins = {f"step{number}/*": devices[number % 2] for number in range(4)}
-        plan = session.compile(g, devices=devices, pins=pins)
+        plan = session.compile(g, devices=devices, pins=pins, timeout=SECONDS)
         plan.run(x=np.ones((width, width), np.float32), timeout=SECONDS)
-    one, other = (session.put(np.ones((300, 300), np.float32), name) for name in devices)
+    ones = np.ones((300, 300), np.float32)
+    one, other = (session.put(ones, name, timeout=SECONDS) for name in devices)
     one.copy_to(other)
     other.get(timeout=SECONDS)
-    session.links()
+    session.links(SECONDS)
