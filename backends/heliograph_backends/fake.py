@@ -311,7 +311,6 @@ class _FakeBuffer(HostBuffer):
             self.script.pass_("copy")
             self.script.copied.append(source.type.nbytes)
             return super().copy_from(source, destination)
-        self.reset()
         np.copyto(access.elements(destination), access.elements(source))
         return True
 

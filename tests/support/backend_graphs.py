@@ -17,6 +17,7 @@ from heliograph_backends.contract import (
     LeafBindings,
     Plan,
     Tensor,
+    Usage,
     access,
     host_bytes,
 )
@@ -102,12 +103,20 @@ def place(device: Device, array: Array, type: TensorType | None = None) -> Tenso
     return tensor
 
 
+def place_weight(device: Device, array: Array, type: TensorType | None = None) -> Tensor:
+    """A tensor with the array's elements that fills a buffer for weights."""
+    type = type or type_of(array)
+    tensor = Tensor(type, device.buffer_type.allocate(type.nbytes, Usage.WEIGHTS))
+    tensor.buffer.set(0, host_bytes(np.ascontiguousarray(array, type.dtype.storage)))
+    return tensor
+
+
 def remove(tensor: Tensor) -> Array:
-    """A copy of a tensor's elements; checks its guard bytes and frees its memory."""
+    """A copy of a tensor's elements; checks its guard bytes, if any, and frees its memory."""
     type = tensor.type
     found = np.frombuffer(access.read_whole(tensor), type.dtype.storage).reshape(type.storage_shape)
     size = tensor.buffer.size_bytes
-    for offset in (0, size - GUARD_BYTES):
+    for offset in (0, size - GUARD_BYTES) if tensor.offset_bytes else ():
         guard = bytearray(GUARD_BYTES)
         tensor.buffer.get(offset, memoryview(guard))
         assert guard == bytes([GUARD]) * GUARD_BYTES, "somebody wrote outside of a tensor"
@@ -119,12 +128,24 @@ class Loaded:
     """A graph compiled on a device with its leaves in memory."""
 
     def __init__(
-        self, device: Device, made: Maker, *, fusion: bool = True, arena: Arena | None = None
+        self,
+        device: Device,
+        made: Maker,
+        *,
+        fusion: bool = True,
+        arena: Arena | None = None,
+        weights: Mapping[int, Tensor] | None = None,
     ) -> None:
+        """Compile a graph; `weights` are those that lie in memory already."""
         self.device = device
         self.graph = made.graph()
-        types = [leaf.type for leaf in made.leaves]
-        self.tensors = [place(device, *pair) for pair in zip(made.arrays, types, strict=True)]
+        weights = weights or {}
+        self.tensors = [
+            weights[value]
+            if value in weights
+            else (place_weight if leaf.kind is LeafKind.WEIGHT else place)(device, array, leaf.type)
+            for value, (array, leaf) in enumerate(zip(made.arrays, made.leaves, strict=True))
+        ]
         bindings = LeafBindings(self._of(LeafKind.WEIGHT), self._of(LeafKind.VARIABLE))
         options = DeviceCompileOptions(fusion=fusion)
         self.plan: Plan = (

@@ -35,8 +35,8 @@ from virtual_hosts import Network, Wire, rights
 
 HOSTS = ("left", "middle", "right")
 PORT = 7070
-#: The model takes 87 MiB of weights, and 41 MiB more for those that are packed: more than one host has.
-MEMORY = "112MiB"
+#: The model takes 87 MiB of weights: more than one host has.
+MEMORY = "80MiB"
 #: What each host is to run as long as it is there: the table of words, layers 0 to 2, and 3 to 5.
 PATTERNS = (["get_rows_*"], [f"layer{n}/*" for n in range(3)], [f"layer{n}/*" for n in range(3, 6)])
 WIRE = Wire(delay_seconds=0.0001, rate_bits_per_second=1e9)

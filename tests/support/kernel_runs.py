@@ -15,13 +15,14 @@ from heliograph_backends.cpu.kernels import (
     Instruction,
     Operand,
     Operation,
+    PackedForm,
     PackedOperand,
     ProgramBuilder,
     Register,
     Status,
     WorkerPool,
-    pack_weight,
 )
+from heliograph_backends.host_memory.buffers import aligned_bytes
 
 Array = NDArray[np.float32]
 
@@ -35,8 +36,16 @@ def over(slot: int, array: Array) -> Operand:
     return Operand(slot, 0, array.strides)
 
 
+def pack_weight(matrix: Array) -> NDArray[np.uint8]:
+    """Return the bytes of a matrix packed for the product."""
+    bytes_ = aligned_bytes(matrix.nbytes)
+    bytes_[:] = np.frombuffer(matrix.tobytes(), np.uint8)
+    PackedForm(*matrix.shape, by_columns=False).pack(bytes_)
+    return bytes_
+
+
 def addresses(arrays: Sequence[Any]) -> list[int]:
-    return [each.address if hasattr(each, "address") else each.ctypes.data for each in arrays]
+    return [each.ctypes.data for each in arrays]
 
 
 def run(builder: ProgramBuilder, arrays: Sequence[Any], pool: WorkerPool | None = None) -> None:

@@ -114,10 +114,10 @@ def copy(source: Tensor, destination: Tensor) -> CopyPath:
 def _reachable(tensor: Tensor, *, writes: bool) -> Iterator[Any]:
     """Yield the elements of a tensor with gaps as an array.
 
-    On a device without host access, the bytes from the first to the last are fetched, and stored
+    If the bytes are not plain host memory, those from the first to the last are fetched, and stored
     again if `writes`.
     """
-    if tensor.buffer.buffer_type.is_host:
+    if tensor.buffer.buffer_type.is_host and tensor.buffer.is_plain:
         yield elements(tensor)
         return
     fetched = np.empty(tensor.extent_bytes, np.uint8)
@@ -145,10 +145,11 @@ def _element_range(tensor: Tensor, offset_bytes: int, size_bytes: int) -> tuple[
     return offset_bytes // item, (offset_bytes + size_bytes) // item
 
 
+def raw_type(type: TensorType) -> TensorType:
+    """Return the type with unsigned integers as elements; a quantized type as it is."""
+    return type if type.dtype.block_size > 1 else TensorType(_RAW[type.dtype.block_bytes], type.shape)
+
+
 def elements(tensor: Tensor) -> Any:
     """Return the tensor's elements as unsigned integers; for quantized types, its bytes."""
-    dtype = tensor.type.dtype
-    if dtype.block_size > 1:
-        return tensor.array
-    type = TensorType(_RAW[dtype.block_bytes], tensor.type.shape)
-    return tensor.buffer.array(type, tensor.offset_bytes, tensor.byte_strides)
+    return tensor.buffer.array(raw_type(tensor.type), tensor.offset_bytes, tensor.byte_strides)

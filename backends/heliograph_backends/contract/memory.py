@@ -102,6 +102,15 @@ class Buffer(ABC):
     #: Its use: weights, results of a plan, or anything. A hint, which never changes results.
     usage: Usage
 
+    @property
+    def is_plain(self) -> bool:
+        """False if the device may keep the bytes in another order while plans use them as a weight.
+
+        `get`, `set` and copies still have them in their own. `array` too, but perhaps as a copy that
+        takes device memory as long as the buffer: read with `get`. Default: True.
+        """
+        return True
+
     @abstractmethod
     def set(self, offset_bytes: int, data: memoryview) -> None:
         """Write bytes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from heliograph_backends.contract import LeafBindings, Tensor, Usage
 from heliograph_backends.contract.access import copy as copy_tensor
-from heliograph_backends.host_memory.buffers import HostBuffer
+from heliograph_backends.cpu.kernels import PackedForm
+from heliograph_backends.host_memory.buffers import HostBuffer, array_over
+from heliograph_backends.host_memory.order import Held
 from heliograph_backends.planning.storage import StorageLayout
 from heliograph_proto.errors import InvalidInputError
 from heliograph_proto.graph import Graph, LeafKind
@@ -45,13 +47,13 @@ class CpuPlanMemory:
         graph: Graph,
         storage: StorageLayout,
         bindings: LeafBindings,
-        packed: int,
+        forms: Mapping[int, PackedForm],
         lender: Lender | None = None,
     ) -> None:
         """Bind the leaves and the plan's own memory.
 
-        `packed`: the most packed weights that will be added. A lender's blocks are used where they
-        suffice; they belong to the lender at least until `take_over`.
+        `forms`: see `packed_forms`. A lender's blocks are used where they suffice; they belong to
+        the lender at least until `take_over`.
 
         Raises OutOfMemoryError, InvalidInputError.
         """
@@ -59,16 +61,17 @@ class CpuPlanMemory:
         self.graph = graph
         self.storage = storage
         count = storage.slots
+        #: The weights that lie in their packed form.
+        self.packed: frozenset[int] = frozenset()
         #: The tensor of each slot; None while it is unbound.
-        self.tensors: list[Tensor | None] = [None] * count
-        #: Base addresses by slot, followed by those of packed weights.
-        self.addresses = np.zeros(count + packed, np.int64)
+        self._tensors: list[Tensor | None] = [None] * count
+        #: Base addresses by slot.
+        self.addresses = np.zeros(count, np.int64)
         #: NumPy views by value, for the values in `use`.
         self.arrays: list[Any] = [None] * (len(graph.leaves) + len(graph.nodes))
-        #: The memory behind the addresses, kept alive: freeing a buffer does not free memory in use
-        #: here.
-        self._kept: dict[int, Any] = {}
-        self._packed = count
+        #: The memory behind the addresses, kept alive and in its order: freeing a buffer does not
+        #: free memory in use here.
+        self._held: dict[int, Held] = {}
         #: Values in `use` that lie in other memory in each run.
         self._changing: dict[int, None] = {}
         self._own: list[HostBuffer] = []
@@ -90,7 +93,7 @@ class CpuPlanMemory:
         self._copied = frozenset(storage.copied_outputs)
         self.run_slots = frozenset((*self._input_slots, *storage.output_slots))
         try:
-            self._bind_lasting(bindings)
+            self._bind_lasting(bindings, forms)
         except BaseException:
             self.free()
             raise
@@ -128,17 +131,11 @@ class CpuPlanMemory:
     def array(self, value: int) -> Any:
         """Return the NumPy view of a value, in the memory that is bound now."""
         slot, offset, strides = self.storage.locate(value)
-        base = self.tensors[slot]
+        base = self._tensors[slot]
         assert base is not None, "a step reads an unbound slot"
-        return base.buffer.array(self.graph.type_of(value), base.offset_bytes + offset, strides)
-
-    def add_packed(self, packed: Any) -> int:
-        """Return a slot for a packed weight, which is kept alive."""
-        slot = self._packed
-        self._packed += 1
-        self.addresses[slot] = packed.address
-        self._kept[slot] = packed
-        return slot
+        assert value not in self.packed, "a packed weight is no array"
+        type, memory = self.graph.type_of(value), self._held[slot].memory
+        return array_over(memory, type, base.offset_bytes + offset, strides)
 
     def take_over(self) -> None:
         """Take ownership of the borrowed blocks that the lender gives away.
@@ -159,7 +156,9 @@ class CpuPlanMemory:
         self._own.clear()
         self._arena.clear()
         self._spares.clear()
-        self._kept.clear()
+        for held in self._held.values():
+            held.release()
+        self._held.clear()
         self.arrays.clear()
 
     # Bound in each run
@@ -191,7 +190,8 @@ class CpuPlanMemory:
 
         The caller keeps the tensors alive.
         """
-        if self._written or not all(map(_can_use, (*inputs, *outputs))):
+        tensors = (*inputs, *outputs)
+        if self._written or not all(_can_use(each) and each.buffer.is_plain for each in tensors):
             return None
         self.bind_run(inputs, outputs)
         try:
@@ -208,8 +208,9 @@ class CpuPlanMemory:
     def unbind_run(self) -> None:
         """Drop the references to the run's tensors, so that they can be freed."""
         for slot in self.run_slots:
-            self.tensors[slot] = None
-            self._kept.pop(slot, None)
+            self._tensors[slot] = None
+            if (held := self._held.pop(slot, None)) is not None:
+                held.release()
         for value in self._changing:
             self.arrays[value] = None
         self._late.clear()
@@ -219,12 +220,15 @@ class CpuPlanMemory:
 
     def output_array(self, place: int) -> Any:
         """Return the NumPy view of an output's own memory, or None for a skipped output."""
-        base = self.tensors[self.storage.output_slots[place]]
-        return None if base is None else base.array
+        slot = self.storage.output_slots[place]
+        base = self._tensors[slot]
+        if base is None:
+            return None
+        return array_over(self._held[slot].memory, base.type, base.offset_bytes, base.byte_strides)
 
     # Parts
 
-    def _bind_lasting(self, bindings: LeafBindings) -> None:
+    def _bind_lasting(self, bindings: LeafBindings, forms: Mapping[int, PackedForm]) -> None:
         self._make_arena()
         for number, size in enumerate(self.storage.own_bytes):
             type = TensorType(DTYPES["u8"], (size,))
@@ -234,7 +238,9 @@ class CpuPlanMemory:
         for value, tensor in {**bindings.weights, **bindings.variables}.items():
             if not _can_use(tensor):
                 raise InvalidInputError(f"leaf {value} has gaps or is unaligned, and so cannot be bound")
-            self._bind(self.storage.leaf_slots[value], tensor, self.graph.type_of(value))
+            self._bind(self.storage.leaf_slots[value], tensor, self.graph.type_of(value), forms.get(value))
+        slots = self.storage.leaf_slots
+        self.packed = frozenset(value for value in forms if self._held[slots[value]].form is not None)
         if self.storage.written:
             self._written = Spans([bindings.variables[value] for value in self.storage.written])
 
@@ -251,18 +257,21 @@ class CpuPlanMemory:
             else:
                 self._arena.append(self._allocate(size))
 
-    def _bind(self, slot: int, tensor: Tensor, expected: TensorType) -> None:
-        """Bind a slot. Native code trusts addresses, so types and bounds are checked here."""
+    def _bind(self, slot: int, tensor: Tensor, expected: TensorType, form: PackedForm | None = None) -> None:
+        """Bind a slot, in this form if the buffer allows it.
+
+        Native code trusts addresses, so types and bounds are checked here.
+        """
         if tensor.type != expected:
             raise InvalidInputError(f"a tensor of {tensor.type} where the plan has {expected}")
         buffer = tensor.buffer
         assert isinstance(buffer, HostBuffer), "the CPU computes on host memory"
-        memory = buffer.memory
-        if tensor.offset_bytes + expected.nbytes > memory.nbytes:
+        if tensor.offset_bytes + expected.nbytes > buffer.memory.nbytes:
             raise InvalidInputError(f"a tensor of {expected} reaches outside {buffer!r}")
-        self.tensors[slot] = tensor
-        self.addresses[slot] = buffer.address + tensor.offset_bytes
-        self._kept[slot] = memory
+        held = buffer.hold(form)
+        self._tensors[slot] = tensor
+        self._held[slot] = held
+        self.addresses[slot] = held.address + tensor.offset_bytes
 
     def _allocate(self, size: int) -> HostBuffer:
         buffer = self.device.buffer_type.allocate(size, Usage.COMPUTE)

@@ -17,6 +17,7 @@ import numpy as np
 from heliograph_backends.contract import Device, Usage
 from heliograph_backends.host_memory.buffers import (
     ALIGNMENT,
+    READ_BEYOND_BYTES,
     HostBuffer,
     HostBufferType,
     MemoryBudget,
@@ -41,7 +42,10 @@ class HbmBufferType(HostBufferType):
         except OutOfMemoryError:
             self.budget.give(size_bytes)
             raise
-        return HostBuffer(self, memory, usage, on_free=lambda: self.budget.give(size_bytes))
+        reorders = usage is Usage.WEIGHTS
+        return HostBuffer(
+            self, memory, usage, on_free=lambda: self.budget.give(size_bytes), reorders=reorders
+        )
 
 
 def hbm_buffer_types(device: Device, budget: MemoryBudget) -> tuple[HbmBufferType, ...]:
@@ -72,7 +76,7 @@ def _library() -> Any:
 def _bytes(size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return aligned memory, freed with the last array over it. Raises OutOfMemoryError."""
     pointer = ctypes.c_void_p()
-    status = _library().hbw_posix_memalign(ctypes.byref(pointer), ALIGNMENT, size_bytes)
+    status = _library().hbw_posix_memalign(ctypes.byref(pointer), ALIGNMENT, size_bytes + READ_BEYOND_BYTES)
     if status or pointer.value is None:
         raise OutOfMemoryError(
             f"the host refused {size_bytes:,} bytes of high-bandwidth memory: {os.strerror(status)}",

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from heliograph_backends.contract import (
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.binding import CpuPlanMemory, Lender, are_separate
 from heliograph_backends.cpu.lowering.lowering import CpuLowering
-from heliograph_backends.host_memory.buffers import HostBuffer
+from heliograph_backends.cpu.lowering.packing import packed_forms
 from heliograph_backends.planning.concurrency import concurrent_nodes, side_by_side
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.groups import Group, steps_of_nodes
@@ -76,8 +75,7 @@ class CpuPlan(Plan):
         self._lock = threading.Lock()
         layout = plan_layout(device, graph, options, direct=are_separate(bindings))
         self.storage = layout.storage
-        products = sum(group.role == "matmul" for group in layout.groups)
-        self.memory = CpuPlanMemory(device, graph, self.storage, bindings, products, lender)
+        self.memory = CpuPlanMemory(device, graph, self.storage, bindings, layout.forms, lender)
         self.scratch = k.Scratch()
         self._freed = False
         try:
@@ -176,6 +174,7 @@ class CpuLayout:
     lowering: CpuLowering
     groups: tuple[Group, ...]
     storage: StorageLayout
+    forms: Mapping[int, k.PackedForm]
 
 
 def plan_layout(
@@ -192,30 +191,17 @@ def plan_layout(
     if device.native and device.concurrency > 1 and device.threads > 1:
         sets = side_by_side(graph, places, groups, lowering.may_join, device.concurrency)
     storage = plan_storage(graph, places, groups, device.buffer_type.max_size, sets)
-    return CpuLayout(lowering, groups, storage)
+    return CpuLayout(lowering, groups, storage, packed_forms(graph, places, groups))
 
 
 def estimate(device: CpuDevice, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
-    """Return the memory that compiling takes: the plan's own blocks and the packed weights of
-    products.
+    """Return the memory that compiling takes: the plan's own blocks, since weights are packed in
+    place.
 
-    Weights that another plan of the session has packed take none. Variables are assumed not to
-    overlap. Allocates nothing; raises the errors of `plan_layout`.
+    Variables are assumed not to overlap. Allocates nothing; raises the errors of `plan_layout`.
     """
-    layout = plan_layout(device, graph, options)
-    packed: dict[object, int] = {}
-
-    def note(value: int, transpose: bool) -> int:
-        root, offset, strides = layout.storage.places[value]
-        order = slice(None, None, -1 if transpose else 1)
-        shape = graph.type_of(value).shape[order]
-        packed[root, offset, strides[order], shape] = k.packed_bytes(*shape)
-        return 0
-
-    for group in layout.groups:
-        if group.role == "matmul":
-            layout.lowering.append(layout.lowering.builder(), group, layout.storage, note)
-    return MemoryEstimate(layout.storage.own_bytes, sum(packed.values()), layout.storage.arena)
+    storage = plan_layout(device, graph, options).storage
+    return MemoryEstimate(storage.own_bytes, arena_bytes=storage.arena)
 
 
 class _DefinitionOnly:
@@ -341,7 +327,6 @@ class _Compiler:
         self.plan = plan
         self.lowering = lowering
         self.steps: list[_Step] = []
-        self._packed: dict[tuple[int, bool], int] = {}
         self._builder: k.ProgramBuilder | None = None
         #: For each step of the builder, the node that it helps to compute.
         self._numbers: list[int] = []
@@ -359,7 +344,7 @@ class _Compiler:
             if self._builder is None:
                 self._builder = self.lowering.builder()
             with self._builder.member_of(number):
-                self.lowering.append(self._builder, group, self.plan.storage, self._pack)
+                self.lowering.append(self._builder, group, self.plan.storage, self.plan.memory.packed)
             self._numbers += [group.last] * (self._builder.steps - len(self._numbers))
         else:
             self._append(_DefinitionStep(self.plan, group.last))
@@ -384,20 +369,3 @@ class _Compiler:
         program = builder.build()
         if program.steps:
             self.steps.append(_NativeStep(self.plan, program, numbers))
-
-    def _pack(self, value: int, transpose: bool) -> int:
-        """Return the slot of a weight's packed form, which is kept with the weight for all
-        plans."""
-        if (value, transpose) not in self._packed:
-            matrix = self.plan.memory.array(value)
-            matrix = matrix.T if transpose else matrix
-            place = self.plan.storage.places[value]
-            weight = self.plan.memory.tensors[self.plan.storage.leaf_slots[place.root]]
-            assert weight is not None and isinstance(weight.buffer, HostBuffer)
-            # Offset, strides and shape identify the packed bytes, whatever views lead to them.
-            key = weight.offset_bytes + place.offset_bytes, matrix.strides, matrix.shape
-            span = weight.offset_bytes, weight.offset_bytes + weight.extent_bytes
-            make = partial(k.pack_weight, matrix)
-            packed = weight.buffer.extra(key, span, k.packed_bytes(*matrix.shape), make)
-            self._packed[value, transpose] = self.plan.memory.add_packed(packed)
-        return self._packed[value, transpose]

@@ -127,7 +127,7 @@ class CudaBuffer(Buffer):
         target = self.address + destination.offset_bytes
         if isinstance(buffer, CudaBuffer):
             self._copy_cards(buffer, source.offset_bytes, target, size)
-        elif isinstance(buffer, HostBuffer):
+        elif isinstance(buffer, HostBuffer) and buffer.is_plain:
             part = buffer.memory[source.offset_bytes : source.offset_bytes + size]
             self.set(destination.offset_bytes, part.data)
         else:
@@ -152,11 +152,12 @@ class CudaBuffer(Buffer):
     def copy_to(self, source: Tensor, destination: Tensor) -> bool:
         """Copy to host memory."""
         buffer = destination.buffer
-        if not (source.is_contiguous and destination.is_contiguous and isinstance(buffer, HostBuffer)):
+        if not (isinstance(buffer, HostBuffer) and buffer.is_plain):
             return False
-        start, end = destination.offset_bytes, destination.offset_bytes + source.type.nbytes
-        buffer.drop_extras(start, end)
-        part = buffer.memory[start:end]
+        if not (source.is_contiguous and destination.is_contiguous):
+            return False
+        start = destination.offset_bytes
+        part = buffer.memory[start : start + source.type.nbytes]
         self.get(source.offset_bytes, part.data)
         return True
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from heliograph_backends.contract import Buffer, BufferType, Chunks, Device, Tensor, Usage, access
+from heliograph_backends.host_memory.order import ByteOrder, Bytes, Form, Held
 from heliograph_proto.errors import OutOfMemoryError
 from heliograph_proto.types import TensorType
 
 ALIGNMENT = 64
+#: The most bytes that are copied through other memory at once.
+PIECE_BYTES = 2**20
+#: Bytes after a block that may be read: kernels read whole vectors of a weight's last, narrow panel.
+READ_BEYOND_BYTES = 128
 
 
 #: The files with a control group's memory limit, in version 2 and version 1.
@@ -73,9 +77,17 @@ class MemoryBudget:
         return self.total_bytes - self.used_bytes
 
 
-def aligned_bytes(size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def array_over(memory: Bytes, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
+    """Return an array over memory, see `Buffer.array`."""
+    if type.size == 0:
+        return np.empty(type.storage_shape, type.dtype.storage)
+    steps = strides if type.dtype.block_size == 1 else (*strides[:-1], 1)
+    return np.ndarray(type.storage_shape, type.dtype.storage, memory, offset_bytes, steps)
+
+
+def aligned_bytes(size_bytes: int) -> Bytes:
     """Return uninitialised bytes at a multiple of ALIGNMENT. Raises MemoryError."""
-    raw = np.empty(size_bytes + ALIGNMENT, np.uint8)
+    raw = np.empty(size_bytes + ALIGNMENT + READ_BEYOND_BYTES, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     # Two slices: NumPy does not keep the start of an empty slice.
     return raw[start:][:size_bytes]
@@ -101,7 +113,13 @@ class HostBufferType(BufferType):
             raise OutOfMemoryError(
                 f"the host refused {size_bytes:,} bytes", advice="use a smaller tensor"
             ) from None
-        return HostBuffer(self, memory, usage, on_free=lambda: self.budget.give(size_bytes))
+        return HostBuffer(
+            self,
+            memory,
+            usage,
+            on_free=lambda: self.budget.give(size_bytes),
+            reorders=usage is Usage.WEIGHTS,
+        )
 
     def wrap(self, memory: memoryview) -> HostBuffer:
         """Return a buffer over existing memory, which does not count against the budget."""
@@ -109,34 +127,28 @@ class HostBufferType(BufferType):
         return HostBuffer(self, array, Usage.ANY, on_free=lambda: None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Extra:
-    """Data that kernels keep beside a range of bytes."""
-
-    made: Any
-    size_bytes: int
-    start: int
-    end: int
-
-
 class HostBuffer(Buffer):
-    """A block of host memory, with data that kernels keep beside it, such as packed weights."""
+    """A block of host memory. With `reorders`, plans may change the order of its bytes."""
 
     buffer_type: HostBufferType
 
     def __init__(
         self,
         buffer_type: HostBufferType,
-        memory: np.ndarray[Any, np.dtype[np.uint8]],
+        memory: Bytes,
         usage: Usage,
         on_free: Callable[[], None],
+        *,
+        reorders: bool = False,
     ) -> None:
         self.buffer_type = buffer_type
         self.size_bytes = memory.nbytes
         self.usage = usage
+        #: The bytes. If the buffer is not plain, their order is known only while it is held.
         self.memory = memory
         self.address = int(memory.ctypes.data)
-        self._extras: dict[object, _Extra] = {}
+        self._held = Held(memory, self.address)
+        self._order = ByteOrder(memory, buffer_type.budget, aligned_bytes) if reorders else None
         self._lock = threading.Lock()
         self._on_free: Callable[[], None] | None = on_free
 
@@ -144,88 +156,81 @@ class HostBuffer(Buffer):
         state = "freed" if self._on_free is None else self.usage.name.lower()
         return f"<HostBuffer {self.size_bytes} bytes, {state}>"
 
+    @property
+    def is_plain(self) -> bool:
+        return self._order is None
+
+    def hold(self, form: Form | None = None) -> Held:
+        """As `ByteOrder.hold`."""
+        return self._held if self._order is None else self._order.hold(form)
+
     def set(self, offset_bytes: int, data: memoryview) -> None:
-        if data.nbytes:
-            self.drop_extras(offset_bytes, offset_bytes + data.nbytes)
+        if not data.nbytes:
+            return
+        if self._order is None:
             self.memory[offset_bytes : offset_bytes + data.nbytes] = np.frombuffer(data, np.uint8)
+        else:
+            self._order.write(offset_bytes, data)
 
     def get(self, offset_bytes: int, out: memoryview) -> None:
-        if out.nbytes:
+        if not out.nbytes:
+            return
+        if self._order is None:
             np.frombuffer(out, np.uint8)[:] = self.memory[offset_bytes : offset_bytes + out.nbytes]
+        else:
+            self._order.read(offset_bytes, out)
 
     def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
-        self.drop_extras(offset_bytes, offset_bytes + size_bytes)
-        self.memory[offset_bytes : offset_bytes + size_bytes] = value
+        if self._order is None:
+            self.memory[offset_bytes : offset_bytes + size_bytes] = value
+            return
+        piece = memoryview(bytes([value]) * min(size_bytes, PIECE_BYTES))
+        for offset in range(0, size_bytes, PIECE_BYTES):
+            self.set(offset_bytes + offset, piece[: size_bytes - offset])
 
     def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
-        if data.nbytes:
-            self.drop_extras(offset_bytes, offset_bytes + chunks.extent_bytes)
+        if self._order is not None:
+            super().set_2d(offset_bytes, data, chunks)
+        elif data.nbytes:
             self._strided(offset_bytes, chunks)[:] = np.frombuffer(data, np.uint8).reshape(chunks.count, -1)
 
     def get_2d(self, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
-        if out.nbytes:
+        if self._order is not None:
+            super().get_2d(offset_bytes, out, chunks)
+        elif out.nbytes:
             np.frombuffer(out, np.uint8).reshape(chunks.count, -1)[:] = self._strided(offset_bytes, chunks)
 
-    def _strided(self, offset_bytes: int, chunks: Chunks) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def _strided(self, offset_bytes: int, chunks: Chunks) -> Bytes:
         shape, strides = (chunks.count, chunks.size_bytes), (chunks.stride_bytes, 1)
         return np.ndarray(shape, np.uint8, self.memory, offset_bytes, strides)
 
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
         if not source.buffer.buffer_type.is_host:
             return False
-        self.drop_extras(destination.offset_bytes, destination.offset_bytes + destination.extent_bytes)
-        np.copyto(access.elements(destination), access.elements(source))
+        if self.is_plain and source.buffer.is_plain:
+            np.copyto(access.elements(destination), access.elements(source))
+            return True
+        if not (source.is_contiguous and destination.is_contiguous):
+            return False
+        for start in range(0, source.type.nbytes, PIECE_BYTES):
+            piece = memoryview(bytearray(min(PIECE_BYTES, source.type.nbytes - start)))
+            source.buffer.get(source.offset_bytes + start, piece)
+            self.set(destination.offset_bytes + start, piece)
         return True
 
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
-        """Return an array of `type.dtype.storage`: bf16 as bits, rows of blocks as bytes."""
-        if type.size == 0:
-            return np.empty(type.storage_shape, type.dtype.storage)
-        steps = strides if type.dtype.block_size == 1 else (*strides[:-1], 1)
-        return np.ndarray(type.storage_shape, type.dtype.storage, self.memory, offset_bytes, steps)
+        """Return an array of `type.dtype.storage`: bf16 as bits, rows of blocks as bytes.
 
-    def extra(self, key: object, span: tuple[int, int], size_bytes: int, make: Callable[[], Any]) -> Any:
-        """Return the result of `make` for this key, kept and counted as device memory until reset
-        or free.
-
-        It depends on the bytes of `span` (start, end), and is dropped when one of them is written.
-        Raises OutOfMemoryError.
+        The bytes of a buffer that is not plain stay in their own order from then on.
         """
-        with self._lock:
-            if key not in self._extras:
-                self.buffer_type.budget.take(
-                    size_bytes,
-                    "for the packed form of a weight",
-                    "use f16, bf16 or block weights with hg.ops.mul_mat, which are not packed",
-                )
-                try:
-                    self._extras[key] = _Extra(make(), size_bytes, *span)
-                except BaseException:
-                    self.buffer_type.budget.give(size_bytes)
-                    raise
-            return self._extras[key].made
-
-    def free_tensor(self, tensor: Tensor) -> None:
-        self.drop_extras(tensor.offset_bytes, tensor.offset_bytes + tensor.extent_bytes)
-
-    def drop_extras(self, start: int, end: int) -> None:
-        """Drop data that kernels keep beside these bytes, before they are written."""
-        if not self._extras:
-            return
-        with self._lock:
-            gone = [key for key, one in self._extras.items() if one.start < end and start < one.end]
-            for key in gone:
-                self.buffer_type.budget.give(self._extras.pop(key).size_bytes)
-
-    def reset(self) -> None:
-        with self._lock:
-            self.buffer_type.budget.give(sum(one.size_bytes for one in self._extras.values()))
-            self._extras.clear()
+        return array_over(self.hold().memory, type, offset_bytes, strides)
 
     def free(self) -> None:
         with self._lock:
             on_free, self._on_free = self._on_free, None
         if on_free is not None:
-            self.reset()
+            if self._order is not None:
+                self._order.free()
             self.memory = aligned_bytes(0)
+            self._held = Held(self.memory, self.address)
             on_free()

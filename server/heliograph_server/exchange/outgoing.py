@@ -235,7 +235,7 @@ def _host_view(tensor: Tensor) -> memoryview | None:
         whole = host_bytes(np.empty(tensor.type.nbytes, np.uint8))
         access.read(tensor, 0, whole)
         return whole
-    if not tensor.buffer.buffer_type.is_host:
+    if not (tensor.buffer.buffer_type.is_host and tensor.buffer.is_plain):
         return None
     row = TensorType(DTYPES["u8"], (tensor.type.nbytes,))
     return host_bytes(tensor.buffer.array(row, tensor.offset_bytes, (1,)))

@@ -271,7 +271,7 @@ def _contiguous(task: ReadTask, made: StagedMessages) -> memoryview | None:
         made.copied_bytes += task.command.size_bytes
         return whole
     tensor.check_range(task.command.offset_bytes, task.command.size_bytes)
-    if not tensor.buffer.buffer_type.is_host:
+    if not (tensor.buffer.buffer_type.is_host and tensor.buffer.is_plain):
         return None
     start = tensor.offset_bytes + task.command.offset_bytes
     type = TensorType(DTYPES["u8"], (task.command.size_bytes,))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from heliograph_backends.contract import Buffer, BufferType, Device, MultiBuffer, Tensor, Usage
+from heliograph_backends.contract import Buffer, BufferType, Device, Tensor, Usage
 from heliograph_proto.digests import hasher
 from heliograph_proto.errors import (
     ContentMismatchError,
@@ -27,7 +27,6 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Leaf
 from heliograph_proto.models import ModelInfo
-from heliograph_proto.types import tensor_type
 from heliograph_server.resources.checks import check_living
 from heliograph_server.resources.quotas import Account, Charge, QuotaKind
 from heliograph_server.resources.reclaim import MemoryReclaim
@@ -257,19 +256,16 @@ class SessionWeights:
 
         Return the reason if the content is wrong, else "". Raises the error of a session that ends.
         """
-        taken, offset, host = hasher(), 0, _host_view(buffer)
-        bounce = memoryview(bytearray(0 if host is not None else PIECE_BYTES))
+        taken, offset, space = hasher(), 0, memoryview(bytearray(min(PIECE_BYTES, buffer.size_bytes)))
         try:
             while offset < buffer.size_bytes:
                 if self._closed is not None:
                     raise self._closed
-                space = bounce if host is None else host[offset : offset + PIECE_BYTES]
                 count = source.read_into(offset, space[: buffer.size_bytes - offset])
                 if not count:
                     break  # the file was truncated: the digest differs
                 taken.update(space[:count])
-                if host is None:
-                    buffer.set(offset, space[:count])
+                buffer.set(offset, space[:count])
                 offset += count
         except OSError as error:
             return f"it cannot be read: {error.strerror or error}"
@@ -346,12 +342,3 @@ class SessionWeights:
         self._holdings.release(held, self)
         if is_first:
             self._store.leave(self._tenant)
-
-
-def _host_view(buffer: Buffer) -> memoryview | None:
-    """The bytes of a buffer in this process's memory, for reads without another copy. None
-    elsewhere."""
-    if isinstance(buffer, MultiBuffer) or not buffer.buffer_type.is_host or not buffer.size_bytes:
-        return None
-    found: memoryview = buffer.array(tensor_type("u8", (buffer.size_bytes,)), 0, (1,)).data
-    return found

@@ -10,6 +10,7 @@ from kernel_runs import (
     nmse,
     normal,
     over,
+    pack_weight,
     run,
     same_bits,
 )
@@ -22,7 +23,6 @@ from heliograph_backends.cpu.kernels import (
     ProgramBuilder,
     Register,
     available,
-    pack_weight,
 )
 from heliograph_backends.cpu.kernels import Operation as Op
 

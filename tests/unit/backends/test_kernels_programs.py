@@ -14,6 +14,7 @@ from kernel_runs import (
     addresses,
     normal,
     over,
+    pack_weight,
 )
 
 from heliograph_backends.cpu.kernels import (
@@ -31,7 +32,6 @@ from heliograph_backends.cpu.kernels import (
     Status,
     WorkerPool,
     available,
-    pack_weight,
 )
 from heliograph_backends.cpu.kernels import Operation as Op
 

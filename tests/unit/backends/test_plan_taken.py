@@ -9,15 +9,11 @@ from backend_graphs import (
     Loaded,
     Maker,
     nothing_left,
-    place,
     used_bytes,
 )
 from random_graphs import (
     RandomGraph,
-    floats,
-    interpret,
     long_graph,
-    product_with,
 )
 
 from heliograph_backends.contract import DeviceCompileOptions, LeafBindings
@@ -66,55 +62,3 @@ def test_a_constant_that_does_not_fit_is_refused_before_memory_is_taken() -> Non
         with pytest.raises(OutOfMemoryError):
             small.compile(made.graph(), LeafBindings({}, {}), DeviceCompileOptions())
         assert used_bytes(small) == 0
-
-
-@needs_native
-def test_a_packed_weight_is_counted_with_its_padding_and_freed_with_the_weight() -> None:
-    with nothing_left(CpuDevice(threads=1, memory_bytes=2**26)) as device:
-        it = Loaded(device, product_with(floats(1000, 1)))
-        others = it.plan.compute_bytes + sum(tensor.buffer.size_bytes for tensor in it.tensors)
-        assert used_bytes(device) - others >= 1000 * 32 * 4
-        it.free()
-        assert used_bytes(device) == 0
-
-
-@needs_native
-def test_plans_share_a_packed_weight() -> None:
-    with nothing_left(CpuDevice(threads=1, memory_bytes=2**26)) as device:
-        made = product_with(floats(64, 64))
-        it = Loaded(device, made)
-        one = used_bytes(device)
-        bindings = LeafBindings({1: it.tensors[1]}, {})
-        second = device.compile(it.graph, bindings, DeviceCompileOptions())
-        assert used_bytes(device) == one + second.compute_bytes
-        second.free()
-        it.free()
-
-
-@needs_native
-def test_a_packed_weight_that_does_not_fit_is_refused_and_nothing_stays() -> None:
-    weight = floats(512, 512)
-    with nothing_left(CpuDevice(threads=1, memory_bytes=weight.nbytes + 200_000)) as device:
-        tensor = place(device, weight)
-        before = used_bytes(device)
-        with pytest.raises(OutOfMemoryError):
-            device.compile(
-                product_with(weight).graph(), LeafBindings({1: tensor}, {}), DeviceCompileOptions()
-            )
-        assert used_bytes(device) == before
-        tensor.buffer.free()
-
-
-@needs_native
-def test_a_weight_that_is_written_is_packed_again_for_the_next_plan() -> None:
-    with nothing_left(CpuDevice(threads=1, memory_bytes=2**26)) as device:
-        made = product_with(floats(64, 64))
-        it = Loaded(device, made)
-        it.plan.free()
-        other = floats(64, 64, seed=9)
-        it.tensors[1].buffer.set(it.tensors[1].offset_bytes, memoryview(other.tobytes()))
-        it.plan = device.compile(it.graph, LeafBindings({1: it.tensors[1]}, {}), DeviceCompileOptions())
-        (found,) = it.run()
-        it.free()
-        made.arrays[1] = other
-        np.testing.assert_allclose(found, interpret(made)[0][0], rtol=1e-3, atol=1e-4)

@@ -409,21 +409,3 @@ def test_a_weight_is_no_variable_that_a_plan_assigns(client: CoreClient) -> None
     client.compile(102, COUNT, {1: W})
     given = c.InputBinding(0, bytes(16))
     assert "weight of a plan" in client.refused(c.RunCommand(102, (given,), ())).message
-
-
-def test_packed_weights_stay_counted_as_long_as_their_bytes_are_a_weight() -> None:
-    square = tensor_type("f32", (64, 64))
-    product = Graph(
-        (Leaf(LeafKind.INPUT, "x", square), Leaf(LeafKind.WEIGHT, "w", square)),
-        (Node("matmul", (0, 1), square),),
-        (Output("y", 2),),
-    )
-    with CoreClient(CpuDevice(threads=1, memory_bytes=2**20)) as client:
-        client.do(c.AllocateBuffer(50, 2 * square.nbytes))
-        client.do(c.PlaceTensor(W, 50, 0, square))
-        client.do(c.PlaceTensor(X, 50, square.nbytes, square))
-        client.compile(PLAN, product, {1: W})
-        free = client.host.memory().free_bytes
-        client.do(c.Memset(X, 0, 4, 1))
-        client.do(c.Free((W,)))
-        assert client.host.memory().free_bytes == free

@@ -2,7 +2,7 @@
 
     builder = ProgramBuilder()
     builder.gemm(16, 384, 384, left, PackedOperand(1), product)
-    bound = BoundProgram(builder.build(), [inputs_address, pack_weight(w).address, ...])
+    bound = BoundProgram(builder.build(), [inputs_address, weight_address, ...])
     status = bound.run(WorkerPool(2))
 
 Building is plain Python. Binding and packing compile the kernels at the first use, or load them
@@ -33,7 +33,7 @@ from heliograph_backends.cpu.kernels.program.program import (
 from heliograph_backends.cpu.kernels.program.stored_types import Stored
 from heliograph_backends.cpu.kernels.program.words import Operation, Status
 from heliograph_backends.cpu.kernels.runtime.bound import BoundProgram
-from heliograph_backends.cpu.kernels.runtime.memory import PackedWeight, Scratch, pack_weight, packed_bytes
+from heliograph_backends.cpu.kernels.runtime.memory import PackedForm, Scratch
 from heliograph_backends.cpu.kernels.runtime.native import (
     CacheState,
     Refusal,
@@ -59,7 +59,7 @@ __all__ = [
     "Operand",
     "Operation",
     "PackedOperand",
-    "PackedWeight",
+    "PackedForm",
     "Program",
     "ProgramBuilder",
     "Refusal",
@@ -73,7 +73,5 @@ __all__ = [
     "available",
     "cache_state",
     "find_cache",
-    "pack_weight",
-    "packed_bytes",
     "warmup",
 ]

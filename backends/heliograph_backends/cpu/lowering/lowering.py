@@ -7,7 +7,7 @@ definition.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Container
 from typing import TypeAlias
 
 from heliograph_backends.cpu import kernels as k
@@ -62,9 +62,6 @@ Stored: TypeAlias = tuple[k.Operand, int]
 
 #: Matrix products; mul_mat's first operand is the transposed right side.
 PRODUCTS = frozenset({"matmul", "mul_mat"})
-
-#: Registers a packed weight, or its transpose, and returns its slot.
-PackedSlot: TypeAlias = Callable[[int, bool], int]
 
 
 class CpuLowering:
@@ -198,9 +195,9 @@ class CpuLowering:
     # Steps
 
     def append(
-        self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout, packed: PackedSlot
+        self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout, packed: Container[int]
     ) -> None:
-        """Append the steps of one group."""
+        """Append the steps of one group. `packed`: the weights that lie in their packed form."""
         node = self.graph.nodes[group.last]
         if group.role == "elementwise":
             body = self._body(group.nodes, storage, product=None)
@@ -280,7 +277,7 @@ class CpuLowering:
         return len(operands) - 2, len(operands) - 1
 
     def _matmul(
-        self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout, packed: PackedSlot
+        self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout, packed: Container[int]
     ) -> None:
         product = next(n for n in group.nodes if self.graph.nodes[n].op in PRODUCTS)
         node = self.graph.nodes[product]
@@ -291,10 +288,10 @@ class CpuLowering:
         leading = batch if node.op == "matmul" else self.types[right].shape[:-2]
         cuts = repeats(leading, batch)
         right_operand: k.Operand | k.PackedOperand | k.StoredOperand
-        if self._is_stored_product(node):
+        if self.places[right].root in packed:
+            right_operand = k.PackedOperand(storage.locate(right)[0])
+        elif self._is_stored_product(node) or self._is_weight_of_rows(node):
             right_operand = stored_operand(self.operand(storage, right), self.types[right].dtype.name, cuts)
-        elif self.can_pack(right):
-            right_operand = k.PackedOperand(packed(right, node.op == "mul_mat"))
         else:
             right_operand = self.operand(storage, right)
             if node.op == "mul_mat":
@@ -305,9 +302,10 @@ class CpuLowering:
         sizes, body = cut_sizes(batch, cuts), cut_body(epilogue, cuts)
         builder.gemm(rows, columns, depth, left_operand, right_operand, result, sizes, body)
 
-    def can_pack(self, value: int) -> bool:
-        """True if a value is a matrix of a weight, which is packed once."""
-        return self.types[value].ndim == 2 and is_weight(self.graph, self.places[value].root)
+    def _is_weight_of_rows(self, node: Node) -> bool:
+        """True for a product with a weight that lies in its own order, row by row."""
+        place = self.places[node.operands[0]]
+        return node.op == "mul_mat" and is_weight(self.graph, place.root) and place.strides[-1] == 4
 
     def _norm(self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout) -> None:
         first = self.graph.nodes[group.nodes[0]]

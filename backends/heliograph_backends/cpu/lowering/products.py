@@ -23,7 +23,7 @@ def is_stored_product(op: str, types: Sequence[TensorType], weights: ValuePlace)
         return False
     found = types[0]
     adjacent = weights.strides[-1] == found.dtype.block_bytes or found.block_shape[-1] <= 1
-    # f32 weights are packed as whole matrices instead.
+    # f32 weights are packed in place if only products read them.
     return found.dtype is not F32 and adjacent and can_cut(*types)
 
 

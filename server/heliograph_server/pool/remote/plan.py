@@ -103,7 +103,7 @@ class BoundRun:
 
 def bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
     """The bytes of a tensor in host memory, in place if they are contiguous."""
-    if not tensor.is_contiguous:
+    if not (tensor.is_contiguous and tensor.buffer.is_plain):
         return np.frombuffer(access.read_whole(tensor), np.uint8)
     row = TensorType(DTYPES["u8"], (tensor.type.nbytes,))
     found: np.ndarray[Any, Any] = tensor.buffer.array(row, tensor.offset_bytes, (1,))

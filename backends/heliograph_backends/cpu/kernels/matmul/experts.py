@@ -192,7 +192,7 @@ def multiply_listed(
             panel_bytes = (size + 15) // 16 * 16 * PANEL_ROW_BYTES
             unpack_panels(form, panels, panel_bytes, source, column_step, size, columns)
             multiply_panels(
-                product, product_row, left, left_row, panels, panel_bytes, count, columns, size, first
+                product, product_row, left, left_row, panels, panel_bytes, count, columns, size, first, 0, 0
             )
     if not alone:
         for row in range(count):

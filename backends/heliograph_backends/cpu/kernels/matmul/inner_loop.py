@@ -5,12 +5,12 @@ Contract. Each element of the product is one chain `acc = fma(a[m, k], b[k, n], 
 rows, or the threads. If K is cut in blocks, the accumulators are stored in C in float32, which
 continues the same chain.
 
-Theory of operation. The right side is packed in panels of 32 columns, `[N/32][K][32]`, zero padded,
-so that the inner loop reads it in order. With AVX-512 a kernel call keeps 12 rows by 32 columns in
-24 registers; each step of k costs two loads of b, twelve broadcasts of a and 24 multiply-adds (the
-scheme of BLIS: Van Zee, van de Geijn, "BLIS: a framework for rapidly instantiating BLAS
-functionality", 2015). Elsewhere it keeps 6 by 16, and handles the panel in two halves. There is a
-kernel for each number of rows, so that short tiles waste no work.
+Theory of operation. The right side is packed in panels of 32 columns, `[N/32][K][32]`, so that the
+inner loop reads it in order; the last panel may be narrower. With AVX-512 a kernel call keeps 12
+rows by 32 columns in 24 registers; each step of k costs two loads of b, twelve broadcasts of a and
+24 multiply-adds (the scheme of BLIS: Van Zee, van de Geijn, "BLIS: a framework for rapidly
+instantiating BLAS functionality", 2015). Elsewhere it keeps 6 by 16, and handles the panel in two
+halves. There is a kernel for each number of rows, so that short tiles waste no work.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VECTORS = KERNEL_COLUMNS // LANES
 # With few rows the panels stream from memory. Measured on Zen 5: 16 rows gain a quarter from 8 KiB
 # on, and more than 12 KiB changes nothing. A prefetch after the last panel has no effect.
 PREFETCH_BYTES = 16 * 1024
-_ARGUMENTS = (I64,) * 8
+_ARGUMENTS = (I64,) * 9
 
 
 def _load_accumulators(builder: Any, cells: list[Any], rows: int, c: Any, c_row: Any, columns: Any) -> None:
@@ -79,6 +79,7 @@ def _kernel(rows: int) -> Callable[..., None]:
         a: Any,
         a_row: Any,
         b: Any,
+        b_row: Any,
         depth: Any,
         columns: Any,
         first: Any,
@@ -92,7 +93,7 @@ def _kernel(rows: int) -> Callable[..., None]:
         # instead of twelve.
         bases = [builder.add(a, builder.mul(a_row, integer(3 * group))) for group in range((rows + 2) // 3)]
         with loop(builder, integer(0), depth, 1) as index:
-            here = builder.add(b, builder.mul(index, integer(128)))
+            here = builder.add(b, builder.mul(index, b_row))
             right = [Lanes.load(builder, builder.add(here, integer(64 * v))) for v in range(VECTORS)]
             for vector in range(VECTORS):
                 prefetch(builder, builder.add(here, integer(PREFETCH_BYTES + 64 * vector)))
@@ -110,7 +111,7 @@ def _kernel(rows: int) -> Callable[..., None]:
     return body
 
 
-@emitted(types.void, *[types.int64] * 9)
+@emitted(types.void, *[types.int64] * 10)
 def multiply_strip(
     builder: Any,
     rows: Any,
@@ -119,17 +120,21 @@ def multiply_strip(
     a: Any,
     a_row: Any,
     b: Any,
+    b_row: Any,
     depth: Any,
     columns: Any,
     first: Any,
 ) -> None:
-    """Multiply up to KERNEL_ROWS rows of a by one panel (or half) of b; strides in bytes."""
+    """Multiply up to KERNEL_ROWS rows of a by one panel (or half) of b; strides in bytes.
+
+    Whole vectors of b are read, also beyond `columns`.
+    """
     done = builder.append_basic_block("strip.done")
     switch = builder.switch(rows, done)
     for count in range(1, KERNEL_ROWS + 1):
         with builder.goto_block(builder.append_basic_block(f"strip.{count}")):
             kernel = subroutine(builder, f"multiply_{count}_rows", _ARGUMENTS, _kernel(count))
-            builder.call(kernel, [c, c_row, a, a_row, b, depth, columns, first])
+            builder.call(kernel, [c, c_row, a, a_row, b, b_row, depth, columns, first])
             switch.add_case(integer(count), builder.block)
             builder.branch(done)
     builder.position_at_end(done)

@@ -14,6 +14,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     COLUMN_BLOCK,
     COLUMN_BLOCKS,
     COLUMN_STRIDE,
+    COLUMNS,
     DEPTH,
     DEPTH_BLOCK,
     EPILOGUE,
@@ -52,12 +53,21 @@ def multiply_panels(
     columns: int,
     depth: int,
     first: int,
+    start: int,
+    last_columns: int,
 ) -> None:
-    """Multiply rows of a by consecutive panels; a panel stays in cache for all rows."""
+    """Multiply rows of a by consecutive panels, from their row `start`; a panel stays in cache for
+    all rows.
+
+    The last panel has rows of `last_columns` if that is not 0, the others of PANEL_COLUMNS.
+    """
+    whole = columns - last_columns
     strips = (rows + KERNEL_ROWS - 1) // KERNEL_ROWS
     height = (rows + strips - 1) // strips
     for column in range(0, columns, KERNEL_COLUMNS):
-        panel = right + column // PANEL_COLUMNS * panel_bytes + column % PANEL_COLUMNS * 4
+        panel_row = PANEL_ROW_BYTES if column < whole else 4 * last_columns
+        panel = right + column // PANEL_COLUMNS * panel_bytes + start * panel_row
+        panel += column % PANEL_COLUMNS * 4
         for row in range(0, rows, height):
             multiply_strip(
                 min(height, rows - row),
@@ -66,6 +76,7 @@ def multiply_panels(
                 left + row * left_row,
                 left_row,
                 panel,
+                panel_row,
                 depth,
                 columns - column,
                 first,
@@ -101,7 +112,7 @@ def multiply_slice(
     product = operand_address(step + 8 * PRODUCT, slots, scratch, row, column)
     product_row = word(step + 8 * PRODUCT, ROW_STRIDE)
     first = 1 if start == 0 else 0
-    form = word(step, PACK_RIGHT)
+    form, begin, last_columns = word(step, PACK_RIGHT), 0, 0
     if form:
         right, panel_bytes = packed, (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
         place = start // word(step, RIGHT_BLOCK)
@@ -129,10 +140,24 @@ def multiply_slice(
         else:
             unpack_panels(form, right, panel_bytes, source, column_step, depth, columns)
     else:
-        panel_bytes = word(step, DEPTH) * PANEL_ROW_BYTES
-        right = operand_base(step + 8 * RIGHT, slots, scratch) + start * PANEL_ROW_BYTES
-        right += column // PANEL_COLUMNS * panel_bytes
-    multiply_panels(product, product_row, left, left_row, right, panel_bytes, rows, columns, depth, first)
+        panel_bytes, begin = word(step, DEPTH) * PANEL_ROW_BYTES, start
+        right = operand_base(step + 8 * RIGHT, slots, scratch) + column // PANEL_COLUMNS * panel_bytes
+        if column + columns == word(step, COLUMNS):
+            last_columns = columns % PANEL_COLUMNS
+    multiply_panels(
+        product,
+        product_row,
+        left,
+        left_row,
+        right,
+        panel_bytes,
+        rows,
+        columns,
+        depth,
+        first,
+        begin,
+        last_columns,
+    )
 
 
 @jit

@@ -1,4 +1,8 @@
-"""Packing the right side of a matrix product into panels `[N/32][K][32]`, zero padded."""
+"""Packing the right side of a matrix product into panels `[N/32][K][32]`.
+
+Panels in a worker's scratch are padded with zeros. A weight is packed in place instead: there the
+last panel has only the columns that are left, so that the weight has the bytes that it had.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from llvmlite import ir
 from numba import types
 
 from heliograph_backends.cpu.kernels.program.words import PANEL_COLUMNS
-from heliograph_backends.cpu.kernels.vector.atomics import load_f32, store_f32
+from heliograph_backends.cpu.kernels.vector.atomics import load_f32, set_word, store_f32, word
 from heliograph_backends.cpu.kernels.vector.lanes import (
     I32,
     I64,
@@ -21,6 +25,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     subroutine,
     tail_mask,
 )
+from heliograph_backends.cpu.kernels.vector.space import copy_row
 
 PANEL_ROW_BYTES = 4 * PANEL_COLUMNS
 
@@ -122,3 +127,36 @@ def pack_panels(
         else:
             pack_scattered(target, start, row_step, column_step, depth, present)
         target += panel_bytes
+
+
+@jit
+def pack_columns_in_place(matrix: int, depth: int, panels: int, scratch: int) -> None:
+    """Turn columns that are contiguous rows of `depth` float32 into panels, 32 at a time.
+
+    `scratch`: one panel, with `depth` rounded up to a multiple of sixteen.
+    """
+    for _ in range(panels):
+        pack_transposed(scratch, matrix, 4 * depth, depth, PANEL_COLUMNS)
+        copy_row(matrix, scratch, depth * PANEL_COLUMNS)
+        matrix += depth * PANEL_ROW_BYTES
+
+
+@jit
+def transpose_rows_in_place(matrix: int, rows: int, columns: int, visited: int, spare: int) -> None:
+    """Transpose a matrix of panels' rows, each of 32 float32, by its cycles.
+
+    `visited`: a bit for each element, initially 0. `spare`: room for one element.
+    """
+    for first in range(1, rows * columns - 1):
+        if word(visited, first >> 6) >> (first & 63) & 1:
+            continue
+        copy_row(spare, matrix + first * PANEL_ROW_BYTES, PANEL_COLUMNS)
+        place = source = first
+        while True:
+            set_word(visited, place >> 6, word(visited, place >> 6) | 1 << (place & 63))
+            source = place % rows * columns + place // rows
+            if source == first:
+                break
+            copy_row(matrix + place * PANEL_ROW_BYTES, matrix + source * PANEL_ROW_BYTES, PANEL_COLUMNS)
+            place = source
+        copy_row(matrix + place * PANEL_ROW_BYTES, spare, PANEL_COLUMNS)

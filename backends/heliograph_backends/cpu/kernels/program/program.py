@@ -23,7 +23,7 @@ class Operand(NamedTuple):
 
 
 class PackedOperand(NamedTuple):
-    """A packed right side of a matrix product, as `pack_weight` makes it."""
+    """A packed right side of a matrix product, see `PackedForm`."""
 
     slot: int
     offset: int = 0

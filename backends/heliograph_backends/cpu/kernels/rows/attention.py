@@ -157,7 +157,9 @@ def multiply_keys(
         pack_panels(panels, panel_bytes, keys, 4, key_row, depth, count)
     else:
         unpack_panels(form, panels, panel_bytes, keys, key_row, depth, count)
-    multiply_panels(scores, SCORE_ROW_BYTES, queries, query_row, panels, panel_bytes, rows, count, depth, 1)
+    multiply_panels(
+        scores, SCORE_ROW_BYTES, queries, query_row, panels, panel_bytes, rows, count, depth, 1, 0, 0
+    )
 
 
 @jit_inline
@@ -215,7 +217,7 @@ def add_block(
         panel = panels + column // PANEL_COLUMNS * panel_bytes
         pack_values(form, panel, values + size * column, value_row, count, columns - column)
     multiply_panels(
-        target, target_row, scores, SCORE_ROW_BYTES, panels, panel_bytes, rows, columns, count, first
+        target, target_row, scores, SCORE_ROW_BYTES, panels, panel_bytes, rows, columns, count, first, 0, 0
     )
 
 

@@ -23,7 +23,7 @@ from numba import types
 
 from heliograph_backends.cpu.kernels.elementwise.interpreter import elementwise_block
 from heliograph_backends.cpu.kernels.matmul.experts import names_no_expert
-from heliograph_backends.cpu.kernels.matmul.packing import pack_panels
+from heliograph_backends.cpu.kernels.matmul.packing import pack_columns_in_place, transpose_rows_in_place
 from heliograph_backends.cpu.kernels.program.words import (
     ABORT,
     BLOCKS,
@@ -313,17 +313,15 @@ def open_program(control: int, shared_steps: int, helpers: int) -> int:
 
 
 @jit_entry
-def pack_matrix(
-    target: int,
-    panel_bytes: int,
-    source: int,
-    row_step: int,
-    column_step: int,
-    depth: int,
-    columns: int,
-) -> None:
-    """Pack a whole matrix into panels, see `packing.pack_panels`."""
-    pack_panels(target, panel_bytes, source, row_step, column_step, depth, columns)
+def pack_columns(matrix: int, depth: int, panels: int, scratch: int) -> None:
+    """Pack columns in place, see `packing.pack_columns_in_place`."""
+    pack_columns_in_place(matrix, depth, panels, scratch)
+
+
+@jit_entry
+def transpose_rows(matrix: int, rows: int, columns: int, visited: int, spare: int) -> None:
+    """Transpose panels' rows in place, see `packing.transpose_rows_in_place`."""
+    transpose_rows_in_place(matrix, rows, columns, visited, spare)
 
 
 #: The functions that are called by their address, and those that Python calls.
@@ -332,5 +330,6 @@ ENTRIES = {
     run_program: (types.int64,) * 5,
     serve: (types.int64,),
     open_program: (types.int64,) * 3,
-    pack_matrix: (types.int64,) * 7,
+    pack_columns: (types.int64,) * 4,
+    transpose_rows: (types.int64,) * 5,
 }

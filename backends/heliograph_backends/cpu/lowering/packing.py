@@ -1,0 +1,53 @@
+"""The weights that a plan reads packed: f32 matrices that only products read, all in one form. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from heliograph_backends.cpu.kernels import PackedForm
+from heliograph_backends.planning.groups import Group
+from heliograph_backends.planning.layout import ValuePlace
+from heliograph_backends.planning.storage import is_weight
+from heliograph_proto.graph import Graph
+from heliograph_proto.types import F32
+
+#: The operand of each product that may be packed.
+RIGHT_SIDES = {"matmul": 1, "mul_mat": 0}
+
+
+def packed_forms(
+    graph: Graph, places: Sequence[ValuePlace], groups: Sequence[Group]
+) -> Mapping[int, PackedForm]:
+    """Return the form of each weight that lies packed. All others lie in their own order."""
+    forms: dict[int, set[PackedForm | None]] = {}
+    leaves = len(graph.leaves)
+    for group in groups:
+        for number in group.nodes:
+            node = graph.nodes[number]
+            right = RIGHT_SIDES.get(node.op, -1) if group.role == "matmul" else -1
+            for place, value in enumerate(node.operands):
+                root = places[value].root
+                # A view is no read.
+                if is_weight(graph, root) and places[leaves + number].root != root:
+                    form = form_of(graph, places, value, node.op) if place == right else None
+                    forms.setdefault(root, set()).add(form)
+    for output in graph.outputs:
+        forms[places[output.value].root] = {None}
+    chosen = {root: next(iter(found)) for root, found in forms.items() if len(found) == 1}
+    return {root: form for root, form in chosen.items() if form is not None}
+
+
+def form_of(graph: Graph, places: Sequence[ValuePlace], value: int, op: str) -> PackedForm | None:
+    """Return the form in which a product reads all of a weight; None if it cannot be packed."""
+    type, (root, offset, strides) = graph.type_of(value), places[value]
+    if type.dtype is not F32 or type.ndim != 2 or not 0 < type.size == graph.type_of(root).size or offset:
+        return None
+    shape = type.shape
+    if op == "mul_mat":
+        shape, strides = shape[::-1], strides[::-1]
+    depth, columns = shape
+    for by_columns, own in ((False, (4 * columns, 4)), (True, (4, 4 * depth))):
+        steps = zip(shape, strides, own, strict=True)
+        if all(size == 1 or step == expected for size, step, expected in steps):
+            return PackedForm(depth, columns, by_columns)
+    return None
