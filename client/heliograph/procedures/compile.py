@@ -125,9 +125,11 @@ def compile_frozen(
     """
     graph, contents, progress = source.graph, source.contents, source.progress
     request = how.request(core.handle(), graph)
-    place = partial(_place, core, request, gate)
-    yield from upload_missing(core, contents, progress, place)
+    # With several devices the server decides first, so that each content goes to its device at once.
+    places = core.places_contents or len(how.options.devices) > 1
+    place = partial(_place, core, request, gate) if places else None
     try:
+        yield from upload_missing(core, contents, progress, place)
         try:
             info = yield from _compile(core, request, how.doubt, gate)
         except MissingContentError:

@@ -33,15 +33,18 @@ Place: TypeAlias = Callable[[tuple[bytes, ...]], Procedure[tuple[ContentOffer, .
 
 
 def upload_missing(
-    core: ClientCore, contents: Contents, progress: Progress | None, place: Place
+    core: ClientCore, contents: Contents, progress: Progress | None, place: Place | None
 ) -> Procedure[None]:
-    """Send the contents that the session does not hold, a few at a time."""
+    """Send the contents that the session does not hold, a few at a time.
+
+    `place` is asked for their places first; None: they go to the server, which finds some.
+    """
     if not contents:
         return
     for tries_left in reversed(range(_TRIES)):
         missing = yield from ask(FIND_MISSING, FindMissing(tuple(contents)))
         offers: Sequence[ContentOffer] = ()
-        if missing and core.places_contents:
+        if missing and place is not None:
             offers = yield from place(tuple(digest for digest, _ in missing))
         try:
             yield from _upload(core, contents, missing, offers, progress)

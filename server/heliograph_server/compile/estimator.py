@@ -17,6 +17,7 @@ from heliograph_proto.plans import (
     SplitEstimate,
 )
 from heliograph_proto.types import MAX_BYTES
+from heliograph_server.compile.needs import lasting_needs, splits_needs
 from heliograph_server.compile.placement import Placement, Placer, device_options
 from heliograph_server.compile.plan_cache import KnownGraph
 from heliograph_server.compile.services import SessionServices
@@ -25,8 +26,6 @@ from heliograph_server.resources.checks import check_pipeline
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import NOTHING_BOUND, ReservationHandle
 from heliograph_server.scheduler.model import Schedule
-from heliograph_server.scheduler.split_memory import plan_between, values_between
-from heliograph_server.scheduler.splits import clocks, cut, in_order
 from heliograph_server.session.protocol.plan_state import PlanState
 
 
@@ -160,28 +159,17 @@ def _shares(
     graph: Graph, placement: Placement, schedule: Schedule, options: DeviceCompileOptions, copies: int
 ) -> tuple[DeviceEstimate, ...]:
     """The estimates of a plan over several devices, by priority, for devices that need memory."""
-    count = len(placement.devices)
-    sizes = {kind: [0] * count for kind in LeafKind}
-    for leaf, home in zip(graph.leaves, schedule.homes, strict=True):
-        if home >= 0:
-            sizes[leaf.kind][home] += placement.memories[home].alloc_size(leaf.type)
-    computing: list[list[int]] = [[] for _ in range(count)]
-    for place, spans in values_between(graph, schedule, clocks(graph, schedule)).items():
-        computing[place] += plan_between(graph, spans, placement.memories[place]).chunk_bytes
-    extra = [0] * count
-    for part, split in zip(cut(graph, schedule), schedule.splits, strict=True):
-        device = placement.devices[split.device]
-        found = device.estimate(in_order(part, device.optimize(part.graph)).graph, options)
-        computing[split.device] += found.compute_bytes
-        extra[split.device] += found.extra_bytes
-    return tuple(
+    places = range(len(placement.devices))
+    lasting = lasting_needs(graph, schedule, placement.memories, places)
+    computing = splits_needs(graph, schedule, placement.memories, options, places)
+    shares = (
         DeviceEstimate(
-            device.name,
-            tuple(computing[place]) * copies,
-            sizes[LeafKind.WEIGHT][place],
-            sizes[LeafKind.VARIABLE][place],
-            extra[place],
+            placement.devices[place].name,
+            (lasting[place].blocks + computing[place].blocks) * copies,
+            lasting[place].weights_bytes,
+            lasting[place].variables_bytes,
+            computing[place].extra_bytes,
         )
-        for place, device in enumerate(placement.devices)
-        if computing[place] or sizes[LeafKind.WEIGHT][place] or sizes[LeafKind.VARIABLE][place]
+        for place in places
     )
+    return tuple(one for one in shares if one.compute_bytes or one.weights_bytes or one.variables_bytes)

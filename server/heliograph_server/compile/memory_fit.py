@@ -7,16 +7,19 @@ memory, its budget shrinks, and the scheduler decides again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
 
 from heliograph_backends.contract import BufferType, Device, DeviceCompileOptions
 from heliograph_proto.errors import OutOfMemoryError, UnsupportedError
 from heliograph_proto.graph import Graph
+from heliograph_server.compile.needs import SplitsNeed, lasting_needs, splits_needs
 from heliograph_server.scheduler.model import Problem, Schedule
 from heliograph_server.scheduler.schedule import schedule
-from heliograph_server.scheduler.split_memory import ahead_of, plan_between, values_between
-from heliograph_server.scheduler.splits import SplitGraph, clocks, in_order, parts_on
+from heliograph_server.scheduler.split_memory import ahead_of
+from heliograph_server.scheduler.splits import clocks
 
 #: The most rounds in which budgets shrink. After these, compiling itself reports what does not fit.
 ROUNDS = 8
@@ -40,29 +43,43 @@ def spread(
     `copies` is the number of copies of a run's memory. `memories` are as in `candidates`.
     """
     budgets: Sequence[int] = [one.free_bytes for one in problem.devices]
-    needs = _Needs(problem, memories or [one.buffer_type for one in devices], options, copies)
+    memories = memories or [one.buffer_type for one in devices]
+    needs = _Needs(problem, memories, options, copies)
     found = schedule(problem)
     for _ in range(ROUNDS):
         over = needs.overshoot(found)
-        if any(over.values()) and ahead_of(problem.graph, found, clocks(problem.graph, found)):
+        if over and ahead_of(problem.graph, found, clocks(problem.graph, found)):
             # Copies between splits take less memory if they are not made ahead.
             found = replace(found, ahead_bytes=None)
             over = needs.overshoot(found)
-        if not any(over.values()):
+        if not over:
             break
         budgets, found = _again(problem, budgets, over)
     return found
 
 
+class _Excess(NamedTuple):
+    """The bytes of the leaves on a device where a schedule does not fit, and those of them that are
+    too many."""
+
+    leaf_bytes: int
+    size_bytes: int
+
+
 def _again(
-    problem: Problem, budgets: Sequence[int], over: Mapping[int, int]
+    problem: Problem, budgets: Sequence[int], over: Mapping[int, _Excess]
 ) -> tuple[Sequence[int], Schedule]:
     """Schedule again with budgets reduced by the excess, and by a margin if that fits.
 
-    The margin is for values that live longer across another cut.
+    A budget is for leaves alone, so it shrinks from the bytes of the leaves that are there. The
+    margin is for values that live longer across another cut.
     """
-    less = [max(0, size - over.get(place, 0)) for place, size in enumerate(budgets)]
-    spare = [size - min(over.get(place, 0) // 4, size // MARGIN) for place, size in enumerate(less)]
+    less = list(budgets)
+    for place, one in over.items():
+        less[place] = max(0, min(less[place], one.leaf_bytes) - one.size_bytes)
+    spare = list(less)
+    for place, one in over.items():
+        spare[place] -= min(one.size_bytes // 4, less[place] // MARGIN)
     try:
         return spare, _within(problem, spare)
     except OutOfMemoryError:
@@ -116,54 +133,44 @@ class _Needs:
         self._graph = problem.graph
         self._memories = memories
         self._options = options
-        #: By device: the nodes of its last estimate, and their bytes beside leaves.
-        self._known: dict[int, tuple[frozenset[int], int]] = {}
+        #: By device: the nodes of its last estimate, and their needs beside leaves.
+        self._known: dict[int, tuple[frozenset[int], SplitsNeed]] = {}
 
-    def overshoot(self, found: Schedule) -> dict[int, int]:
-        """The bytes by which a schedule exceeds the memory of each device without ample memory."""
-        tight = _tight(self._problem, found, self._copies)
+    def overshoot(self, found: Schedule) -> dict[int, _Excess]:
+        """The excess of each device where a schedule does not fit; none has ample memory."""
+        tight, over = _tight(self._problem, found, self._copies), dict[int, _Excess]()
         if not tight:
-            return {}
-        needs = self._in_memory(found, tight)
-        spare = {place: self._problem.devices[place].free_bytes - need for place, need in needs.items()}
-        asked = {place for place in tight if not self._is_known_to_fit(found, place, spare[place])}
-        for place, size_bytes in self._estimates(found, asked).items():
-            spare[place] -= size_bytes
-        return {place: max(0, -spare[place]) for place in asked}
+            return over
+        for place, lasting in lasting_needs(self._graph, found, self._memories, tight).items():
+            leaf_bytes = lasting.weights_bytes + lasting.variables_bytes
+            free_bytes = self._problem.devices[place].free_bytes
+            spare_bytes = free_bytes - leaf_bytes - self._copies * sum(lasting.blocks)
+            if self._is_known_to_fit(found, place, spare_bytes):
+                continue
+            need = self._estimated(found, place)
+            if (excess := self._size(need) - spare_bytes) > 0:
+                # With a weight goes what the device keeps beside it.
+                share = leaf_bytes / ((leaf_bytes + need.extra_bytes) or 1)
+                over[place] = _Excess(leaf_bytes, ceil(excess * share))
+        return over
 
-    def _in_memory(self, found: Schedule, places: Set[int]) -> dict[int, int]:
-        """The bytes of leaves and of values between splits, by device."""
-        needs = dict.fromkeys(places, 0)
-        for leaf, home in zip(self._graph.leaves, found.homes, strict=True):
-            if home in needs:
-                needs[home] += self._memories[home].alloc_size(leaf.type)
-        for place, spans in values_between(self._graph, found, clocks(self._graph, found)).items():
-            if place in needs:
-                arena = plan_between(self._graph, spans, self._memories[place])
-                needs[place] += self._copies * arena.size_bytes
-        return needs
+    def _size(self, need: SplitsNeed) -> int:
+        return self._copies * sum(need.blocks) + need.extra_bytes
 
     def _is_known_to_fit(self, found: Schedule, place: int, spare_bytes: int) -> bool:
         """True if an estimate of more nodes than these fits into the spare memory."""
-        nodes, size_bytes = self._known.get(place, (frozenset(), 0))
-        return size_bytes <= spare_bytes and nodes.issuperset(_nodes_on(found, place))
+        nodes, need = self._known.get(place, (frozenset(), SplitsNeed()))
+        return self._size(need) <= spare_bytes and nodes.issuperset(_nodes_on(found, place))
 
-    def _estimates(self, found: Schedule, asked: Set[int]) -> dict[int, int]:
-        sizes = dict.fromkeys(asked, 0)
-        for place, part in parts_on(self._graph, found, asked):
-            sizes[place] += _estimate(self._memories[place].device, part, self._options, self._copies)
-        self._known.update((place, (_nodes_on(found, place), sizes[place])) for place in asked)
-        return sizes
+    def _estimated(self, found: Schedule, place: int) -> SplitsNeed:
+        """What a device's splits need beside leaves; nothing if it cannot estimate."""
+        try:
+            need = splits_needs(self._graph, found, self._memories, self._options, [place])[place]
+        except UnsupportedError:
+            need = SplitsNeed()
+        self._known[place] = _nodes_on(found, place), need
+        return need
 
 
 def _nodes_on(found: Schedule, place: int) -> frozenset[int]:
     return frozenset(node for split in found.splits if split.device == place for node in split.nodes)
-
-
-def _estimate(device: Device, part: SplitGraph, options: DeviceCompileOptions, copies: int) -> int:
-    """The bytes that a part needs beside its leaves; 0 if the device cannot estimate."""
-    try:
-        estimate = device.estimate(in_order(part, device.optimize(part.graph)).graph, options)
-    except UnsupportedError:
-        return 0
-    return copies * sum(estimate.compute_bytes) + estimate.extra_bytes
