@@ -167,7 +167,7 @@ class DeviceShare:
     variables_bytes: int = 0
     #: Intermediate results, and values between splits.
     compute_bytes: int = 0
-    #: The bytes that those would take without sharing memory.
+    #: The bytes that those would take without sharing memory; a view takes none.
     results_bytes: int = 0
 
 
@@ -196,7 +196,7 @@ class DeviceEstimate:
     compute_bytes: tuple[int, ...]
     weights_bytes: int
     variables_bytes: int
-    #: Data kept beside weights, such as their packed form.
+    #: Data that devices keep beside weights.
     extra_bytes: int
 
     @property
@@ -225,7 +225,7 @@ class PlanEstimate:
     compute_bytes: tuple[int, ...]
     weights_bytes: int
     variables_bytes: int
-    #: Data kept beside weights, such as their packed form.
+    #: Data that devices keep beside weights.
     extra_bytes: int
     #: The sizes of blocks to reserve; empty: its plans take memory of their own.
     arena_bytes: tuple[int, ...] = ()

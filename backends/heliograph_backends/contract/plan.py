@@ -41,7 +41,7 @@ class MemoryEstimate:
 
     #: The size of each buffer for intermediate results.
     compute_bytes: tuple[int, ...]
-    #: Data kept beside weights, such as their packed form.
+    #: Data kept beside weights, such as another form of them.
     extra_bytes: int = 0
     #: Blocks of an arena that holds the plan except its constants; empty: it takes memory of its
     #: own.

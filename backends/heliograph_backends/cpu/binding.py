@@ -64,7 +64,7 @@ class CpuPlanMemory:
         #: The weights that lie in their packed form.
         self.packed: frozenset[int] = frozenset()
         #: The tensor of each slot; None while it is unbound.
-        self._tensors: list[Tensor | None] = [None] * count
+        self.tensors: list[Tensor | None] = [None] * count
         #: Base addresses by slot.
         self.addresses = np.zeros(count, np.int64)
         #: NumPy views by value, for the values in `use`.
@@ -131,7 +131,7 @@ class CpuPlanMemory:
     def array(self, value: int) -> Any:
         """Return the NumPy view of a value, in the memory that is bound now."""
         slot, offset, strides = self.storage.locate(value)
-        base = self._tensors[slot]
+        base = self.tensors[slot]
         assert base is not None, "a step reads an unbound slot"
         assert value not in self.packed, "a packed weight is no array"
         type, memory = self.graph.type_of(value), self._held[slot].memory
@@ -208,7 +208,7 @@ class CpuPlanMemory:
     def unbind_run(self) -> None:
         """Drop the references to the run's tensors, so that they can be freed."""
         for slot in self.run_slots:
-            self._tensors[slot] = None
+            self.tensors[slot] = None
             if (held := self._held.pop(slot, None)) is not None:
                 held.release()
         for value in self._changing:
@@ -221,7 +221,7 @@ class CpuPlanMemory:
     def output_array(self, place: int) -> Any:
         """Return the NumPy view of an output's own memory, or None for a skipped output."""
         slot = self.storage.output_slots[place]
-        base = self._tensors[slot]
+        base = self.tensors[slot]
         if base is None:
             return None
         return array_over(self._held[slot].memory, base.type, base.offset_bytes, base.byte_strides)
@@ -269,7 +269,7 @@ class CpuPlanMemory:
         if tensor.offset_bytes + expected.nbytes > buffer.memory.nbytes:
             raise InvalidInputError(f"a tensor of {expected} reaches outside {buffer!r}")
         held = buffer.hold(form)
-        self._tensors[slot] = tensor
+        self.tensors[slot] = tensor
         self._held[slot] = held
         self.addresses[slot] = held.address + tensor.offset_bytes
 

@@ -28,7 +28,12 @@ from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.plans import Cause, DeviceShare, NodePlacement, PlanReport, SplitReport
 from heliograph_proto.types import TensorType
 from heliograph_server.plans.divided import client_report, explain
-from heliograph_server.plans.multi_device import MultiDevicePlan, Observe, bytes_in_place
+from heliograph_server.plans.multi_device import (
+    MultiDevicePlan,
+    Observe,
+    bytes_in_place,
+    result_bytes,
+)
 from heliograph_server.plans.predicted import with_prediction
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.plans.taps import tapped_bytes
@@ -332,7 +337,7 @@ class LoadedPlan:
             predicted_compute_us=self.predicted_us,
         )
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
-        results = sum(node.type.nbytes for node in graph.nodes)
+        results = sum(map(result_bytes, graph.nodes))
         share = DeviceShare(self.device.name, weights, variables, plan.compute_bytes, results)
         return PlanReport(tuple(nodes), (split,), (share,), predicted_us=self.predicted_us)
 

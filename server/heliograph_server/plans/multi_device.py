@@ -37,7 +37,7 @@ from heliograph_backends.contract import (
 )
 from heliograph_proto.devices import DeviceType
 from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
-from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.graph import Graph, LeafKind, Node
 from heliograph_proto.plans import CopyReport, DeviceShare, NodePlacement, PlanReport, Route, SplitReport
 from heliograph_server.plans.late_values import NOT_LATE, LateRun, LateValues
 from heliograph_server.plans.partitions import Exchanging
@@ -51,7 +51,7 @@ from heliograph_server.resources.memories import host_memory
 from heliograph_server.scheduler.model import ALL_ROWS, Schedule
 from heliograph_server.scheduler.split_memory import Place, ahead_of, moves, returned_places, values_between
 from heliograph_server.scheduler.splits import SplitGraph, clocks, cut, in_order
-from heliograph_server.scheduler.weight_homes import NOWHERE
+from heliograph_server.scheduler.weight_homes import NOWHERE, VIEWS
 
 #: Called for each observed node of a run, with its value, when its split has run; may block the
 #: run. The value is valid until it returns. Called from several threads where splits overlap.
@@ -133,7 +133,7 @@ class MultiDevicePlan(Plan):
             leaves[home, leaf.kind] += leaf.type.nbytes
         results: Counter[int] = Counter()
         for node, assigned in zip(self.graph.nodes, self.schedule.assignments, strict=True):
-            results[assigned.device] += node.type.nbytes
+            results[assigned.device] += result_bytes(node)
         computing: Counter[int] = Counter()
         for split in splits:
             computing[split.device] += split.compute_bytes
@@ -430,6 +430,11 @@ class LocalMultiPlan(MultiDevicePlan):
         for plan in self._plans:
             plan.free()
         self._between.free()
+
+
+def result_bytes(node: Node) -> int:
+    """Return the bytes of a node's result; 0 if it lies where an operand lies."""
+    return 0 if node.op in VIEWS or node.op == "assign" else node.type.nbytes
 
 
 def bytes_in_place(tensor: Tensor) -> memoryview:

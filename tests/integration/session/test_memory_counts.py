@@ -192,6 +192,51 @@ def test_a_fit_that_fails_leaves_the_devices_as_they_were(give: Callable[..., No
         assert session.compile(chain(5), ["one", "two", "three"]).devices
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_explanation_counts_weights_once_and_views_as_no_results(
+    count: int, give: Callable[..., None]
+) -> None:
+    names = ["one", "two", "three"][:count]
+    give(*(CpuDevice(name, 1, 2**24) for name in names))
+    with hg.connect("local:") as session:
+        graph = transformer()
+        needed = session.estimate(graph, names)
+        explanation = session.compile(graph, names, pins={"*": names[-1]}).explain()
+    computed = sum(
+        one.type.nbytes for one in explanation.nodes if one.op not in ("permute", "reshape", "transpose")
+    )
+    assert sum(one.weights_bytes for one in explanation.devices) == needed.weights_bytes
+    assert needed.extra_bytes == 0
+    assert sum(one.results_bytes for one in explanation.devices) == computed
+
+
+def test_a_bound_tensor_for_weights_is_packed_in_place_and_read_in_its_own_order(
+    give: Callable[..., None],
+) -> None:
+    give(CpuDevice("one", 1, 2**24))
+    weight, given = normal(70, 100), normal(3, 70)
+    g = hg.Graph()
+    g.output("y", g.input("x", (3, 70), "f32") @ g.bound_weight("w", (70, 100), "f32"))
+    doubled = hg.Graph()
+    doubled.output("y", doubled.input("w", (70, 100), "f32") * 2.0)
+    with hg.connect("local:") as session:
+        tensor = session.buffer(weight.nbytes, usage="weights").place((70, 100), "f32")
+        tensor.set(weight)
+        np.testing.assert_array_equal(tensor.get(), weight)
+        before = used(session)["one"]
+        plan = session.compile(g, weights={"w": tensor})
+        assert used(session)["one"] == before
+        plain = session.empty((70, 100), "f32")
+        plain.set(weight)
+        expected = session.compile(g, weights={"w": plain}).run(x=given)["y"]
+        np.testing.assert_array_equal(plan.run(x=given)["y"], expected)
+        np.testing.assert_array_equal(tensor.get(), weight)
+        np.testing.assert_array_equal(tensor[10:20].get(), weight[10:20])
+        found = session.compile(doubled).run(w=tensor)["y"]
+        np.testing.assert_array_equal(found, weight * 2)
+        np.testing.assert_array_equal(plan.run(x=given)["y"], expected)
+
+
 class Keeps(FakeDevice):
     """It keeps a second copy of each weight beside it."""
 
