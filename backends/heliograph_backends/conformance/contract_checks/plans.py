@@ -22,6 +22,7 @@ from heliograph_backends.contract import (
     DeviceCompileOptions,
     LeafBindings,
     Tensor,
+    Usage,
     access,
     host_bytes,
 )
@@ -186,6 +187,29 @@ def other_memory(bench: Bench, random: np.random.Generator) -> None:
                     it.check()
             finally:
                 buffer.free()
+
+
+@CASES
+def weights_alone(bench: Bench, random: np.random.Generator) -> None:
+    """Weights that fill buffers for weights give the same bits, and are read as they were written."""
+    memory = bench.device.buffer_type
+    with loaded(bench, layer(random, rows=65)) as it, ExitStack() as stack:
+        it.run()
+        expected = bits(it)
+        weights = {value: one.content for value, one in enumerate(it.recipe.leaves) if one.leaf.digest}
+        placed: dict[int, Tensor] = {}
+        for value, content in weights.items():
+            buffer = memory.allocate(memory.alloc_size(content.type), Usage.WEIGHTS)
+            stack.callback(buffer.free)
+            placed[value] = Tensor(content.type, buffer)
+            bench.run(partial(access.write, placed[value], 0, host_bytes(content.raw)))
+        with it.replaced(bench.device.compile(it.graph, LeafBindings(placed, {}), DeviceCompileOptions())):
+            it.run()
+            require_same(bits(it), expected, "with weights in buffers of their own")
+            for value, content in weights.items():
+                found = np.empty(content.type.nbytes, np.uint8)
+                bench.run(partial(access.read, placed[value], 0, host_bytes(found)))
+                require(found.tobytes() == content.raw.tobytes(), f"weight {value} has other bytes")
 
 
 @CASES
