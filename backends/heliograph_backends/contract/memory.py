@@ -106,8 +106,8 @@ class Buffer(ABC):
     def is_plain(self) -> bool:
         """False if the device may keep the bytes in another order while plans use them as a weight.
 
-        `get`, `set` and copies still have them in their own. `array` too, but perhaps as a copy that
-        takes device memory as long as the buffer: read with `get`. Default: True.
+        `get`, `set` and copies still have them in their own. `array` too, but perhaps as a copy
+        that takes device memory as long as the buffer does: read with `get`. Default: True.
         """
         return True
 

@@ -1,8 +1,7 @@
 """The order of the bytes of a weight in host memory: their own, or the form that kernels read best.
 
 A form takes the bytes that the weight has, and is made in place. So a weight lies in memory once,
-also while plans read it in a form. Who reads the bytes by `Buffer.get` or copies them gets them in
-their own order.
+also while plans read it in a form. `Buffer.get` and copies give the bytes in their own order.
 
 A plan holds an order as long as it is bound to the weight. While one form is held, everyone else
 who reads the bytes in place gets a copy in their own order, which is counted as device memory and
@@ -45,7 +44,7 @@ class Form(Protocol):
 
 
 def _nothing() -> None:
-    """Release what nobody counts."""
+    """Release bytes whose holders are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class ByteOrder:
         self._copy: Bytes | None = None
 
     def hold(self, form: Form | None = None) -> Held:
-        """Hold the bytes in a form, if nobody holds another order in place; else in their own.
+        """Hold the bytes in a form if no other order is held in place, else in their own.
 
         Raises OutOfMemoryError if that takes a copy, and there is no memory for it.
         """
@@ -111,7 +110,7 @@ class ByteOrder:
                     memory[offset_bytes : offset_bytes + data.nbytes] = np.frombuffer(data, np.uint8)
 
     def free(self) -> None:
-        """Stop counting the copy. Who holds an order keeps its memory."""
+        """Stop counting the copy. Holders of an order keep its memory."""
         with self._lock:
             self._drop_copy()
 

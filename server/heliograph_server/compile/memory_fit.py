@@ -163,7 +163,7 @@ class _Needs:
         return self._size(need) <= spare_bytes and nodes.issuperset(_nodes_on(found, place))
 
     def _estimated(self, found: Schedule, place: int) -> SplitsNeed:
-        """What a device's splits need beside leaves; nothing if it cannot estimate."""
+        """The need of a device's splits beside leaves; nothing if it cannot estimate."""
         try:
             need = splits_needs(self._graph, found, self._memories, self._options, [place])[place]
         except UnsupportedError:

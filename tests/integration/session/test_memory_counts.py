@@ -1,4 +1,4 @@
-"""What a plan takes of devices: the estimate, the fit and the devices themselves give one number."""
+"""The memory of plans: the estimate, the fit and the devices themselves give one number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a packed weight: in place, without padding, read and written in the weight's own order."""
+"""The order of a packed weight: in place, without padding, read and written in its own order."""
 
 from __future__ import annotations
 

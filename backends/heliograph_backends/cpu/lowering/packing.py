@@ -1,4 +1,7 @@
-"""The weights that a plan reads packed: f32 matrices that only products read, all in one form. Pure."""
+"""The weights that a plan reads packed: f32 matrices that only products read, all in one form.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -96,10 +96,7 @@ def multiply_slice(
     depth: int,
     ahead: int,
 ) -> None:
-    """Continue the block's sums over `depth` values of k from `start`.
-
-    The worker's next block is probably `ahead` columns further.
-    """
+    """Continue sums over `depth` of k from `start`; the next block is probably `ahead` columns on."""
     packed = scratch + PACK_AT
     left = operand_address(step + 8 * LEFT, slots, scratch, row, start)
     left_row = word(step + 8 * LEFT, ROW_STRIDE)
@@ -112,7 +109,7 @@ def multiply_slice(
     product = operand_address(step + 8 * PRODUCT, slots, scratch, row, column)
     product_row = word(step + 8 * PRODUCT, ROW_STRIDE)
     first = 1 if start == 0 else 0
-    form, begin, last_columns = word(step, PACK_RIGHT), 0, 0
+    form, begin, last = word(step, PACK_RIGHT), 0, 0
     if form:
         right, panel_bytes = packed, (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
         place = start // word(step, RIGHT_BLOCK)
@@ -143,20 +140,9 @@ def multiply_slice(
         panel_bytes, begin = word(step, DEPTH) * PANEL_ROW_BYTES, start
         right = operand_base(step + 8 * RIGHT, slots, scratch) + column // PANEL_COLUMNS * panel_bytes
         if column + columns == word(step, COLUMNS):
-            last_columns = columns % PANEL_COLUMNS
+            last = columns % PANEL_COLUMNS
     multiply_panels(
-        product,
-        product_row,
-        left,
-        left_row,
-        right,
-        panel_bytes,
-        rows,
-        columns,
-        depth,
-        first,
-        begin,
-        last_columns,
+        product, product_row, left, left_row, right, panel_bytes, rows, columns, depth, first, begin, last
     )
 
 

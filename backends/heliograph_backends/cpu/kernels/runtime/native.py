@@ -234,5 +234,5 @@ def cache_state() -> CacheState:
 
 
 def entries() -> Any:
-    """Return the module of the compiled entries: `run_program`, `open_program`, `pack_columns` and others."""
+    """Return the module of the compiled entries: `run_program`, `pack_columns` and others."""
     return _native.load(None)
