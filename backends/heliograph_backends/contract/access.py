@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from heliograph_backends.contract import Chunks, Tensor, host_bytes
+from heliograph_backends.contract import Abort, Chunks, Tensor, host_bytes
+from heliograph_backends.contract.memory import PIECE_BYTES
 from heliograph_proto.devices import CopyPath
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.types import DTYPES, TensorType
@@ -54,13 +55,15 @@ def read_whole(tensor: Tensor) -> bytearray:
     return data
 
 
-def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> None:
-    """Fill bytes of a tensor. Raises OutOfRangeError, InvalidArgumentError."""
+def memset(
+    tensor: Tensor, offset_bytes: int, size_bytes: int, value: int, abort: Abort | None = None
+) -> None:
+    """Fill bytes of a tensor. Raises OutOfRangeError, InvalidArgumentError, CancelledError."""
     tensor.check_range(offset_bytes, size_bytes)
     if not 0 <= value <= 255:
         raise InvalidArgumentError(f"memset with {value}; a byte is 0 to 255")
     if tensor.is_contiguous:
-        tensor.buffer.memset(tensor.offset_bytes + offset_bytes, size_bytes, value)
+        tensor.buffer.fill(tensor.offset_bytes + offset_bytes, size_bytes, value, abort)
         return
     _require_separate(tensor)
     first, last = _element_range(tensor, offset_bytes, size_bytes)
@@ -91,15 +94,31 @@ def check_chunks(tensor: Tensor, offset_bytes: int, chunks: Chunks) -> None:
         )
 
 
-def copy(source: Tensor, destination: Tensor) -> CopyPath:
+def copy(source: Tensor, destination: Tensor, abort: Abort | None = None) -> CopyPath:
     """Copy a whole tensor to another of the same type, on any device; return the copy path.
 
-    Tries the destination's buffer, then the source's, and finally host memory. Raises
-    InvalidArgumentError if the types differ or the destination overlaps itself.
+    Tries the destination's buffer, then the source's, and finally host memory. An abort ends a copy
+    in host memory between two pieces. Raises InvalidArgumentError if the types differ or the
+    destination overlaps itself, and CancelledError.
     """
     if source.type != destination.type:
         raise InvalidArgumentError(f"copy of {source.type} to {destination.type}: the types differ")
     _require_separate(destination)
+    if abort is None or not _on_host(source, destination):
+        return _copy(source, destination)
+    path = CopyPath.DESTINATION
+    for start in range(0, source.type.nbytes, PIECE_BYTES):
+        abort.check()
+        piece = TensorType(_RAW[1], (min(PIECE_BYTES, source.type.nbytes - start),))
+        path = _copy(*(Tensor(piece, one.buffer, one.offset_bytes + start) for one in (source, destination)))
+    return path
+
+
+def _on_host(*tensors: Tensor) -> bool:
+    return all(one.is_contiguous and one.buffer.buffer_type.is_host for one in tensors)
+
+
+def _copy(source: Tensor, destination: Tensor) -> CopyPath:
     if destination.buffer.copy_from(source, destination):
         return CopyPath.DESTINATION
     if source.buffer.copy_to(source, destination):

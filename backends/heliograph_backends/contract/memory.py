@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from heliograph_backends.contract.placement import Placement, place
+from heliograph_backends.contract.stream import Abort
 from heliograph_proto.commands import Chunks
 from heliograph_proto.devices import Usage
 from heliograph_proto.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from heliograph_backends.contract.device import Device
+
+#: The bytes that are filled or copied between two looks at an abort.
+PIECE_BYTES = 64 * 2**20
 
 
 class BufferType(ABC):
@@ -38,13 +42,24 @@ class BufferType(ABC):
     #: True if other processes of this host can map it (`Buffer.descriptor`). Nothing computes on
     #: such memory, since its bytes may change at any time.
     is_mappable: bool = False
-    #: True if new memory is all zero. Otherwise the daemon clears it where a tenant could read what
-    #: another one left there.
-    makes_zeros: bool = False
 
     @abstractmethod
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:
         """Allocate a buffer, perhaps of size 0. Contents are undefined. Raises OutOfMemoryError."""
+
+    def zeros(self, size_bytes: int, usage: Usage = Usage.ANY, abort: Abort | None = None) -> Buffer:
+        """Allocate a buffer of zeros, for memory that a client can read before it writes it.
+
+        Default: `allocate` and `Buffer.fill`. A buffer type whose new memory is zero overrides it.
+        Raises OutOfMemoryError, and CancelledError after an abort.
+        """
+        buffer = self.allocate(size_bytes, usage)
+        try:
+            buffer.fill(0, size_bytes, 0, abort)
+        except BaseException:
+            buffer.free()
+            raise
+        return buffer
 
     def alloc_size(self, tensor: TensorType) -> int:
         """Return the bytes of a tensor with padding. Default: its own. Pure and fast."""
@@ -176,6 +191,14 @@ class Buffer(ABC):
     def clear(self, value: int = 0) -> None:
         """Fill the whole buffer."""
         self.memset(0, self.size_bytes, value)
+
+    def fill(self, offset_bytes: int, size_bytes: int, value: int, abort: Abort | None = None) -> None:
+        """Fill bytes in pieces, so that an abort ends the work. Raises CancelledError."""
+        end = offset_bytes + size_bytes
+        for start in range(offset_bytes, end, PIECE_BYTES):
+            if abort is not None:
+                abort.check()
+            self.memset(start, min(PIECE_BYTES, end - start), value)
 
     def init_tensor(self, tensor: Tensor) -> None:
         """Called after a tensor was placed here. Default: nothing."""

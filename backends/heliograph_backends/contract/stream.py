@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from heliograph_proto.errors import DeadlineExceededError
+from heliograph_proto.errors import CancelledError, DeadlineExceededError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +47,11 @@ class Abort:
             self.is_set = True
             for hook in self._hooks:
                 hook()
+
+    def check(self) -> None:
+        """Raise CancelledError if it is set."""
+        if self.is_set:
+            raise CancelledError("the command was cancelled")
 
     def when_set(self, hook: Callable[[], None]) -> None:
         """Call `hook` once when this is set, or at once if it is. The hook must not block."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from heliograph_backends.contract import (
     CONTRACT_VERSION,
+    Abort,
     Arena,
     Backend,
     BufferType,
@@ -23,6 +24,7 @@ from heliograph_backends.contract import (
     Parameter,
     ParameterKind,
     Plan,
+    Usage,
 )
 from heliograph_backends.cpu import facts, kernels
 from heliograph_backends.cpu.arena import HostArena, lender_of
@@ -81,6 +83,13 @@ def checked_threads(count: int) -> int:
     return count
 
 
+class CpuBufferType(HostBufferType):
+    """The host's own memory. New zeros are fresh pages of the kernel."""
+
+    def zeros(self, size_bytes: int, usage: Usage = Usage.ANY, abort: Abort | None = None) -> HostBuffer:
+        return self.make_plain(size_bytes, usage, zeros=True)
+
+
 class CpuDevice(Device):
     """The host's processor. It has threads of its own; BLAS is limited to one thread while it is
     open."""
@@ -106,7 +115,7 @@ class CpuDevice(Device):
         self.native = kernels.available() if native is None else native
         self.description = self._described()
         self._budget = MemoryBudget(name, memory_bytes or machine_memory_bytes())
-        self._buffer_type = HostBufferType(self, self._budget)
+        self._buffer_type: HostBufferType = CpuBufferType(self, self._budget)
         self._other_types = (
             *hbm_buffer_types(self, self._budget),
             *shared_buffer_types(self, self._budget),

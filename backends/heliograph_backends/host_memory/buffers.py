@@ -85,9 +85,12 @@ def array_over(memory: Bytes, type: TensorType, offset_bytes: int, strides: tupl
     return np.ndarray(type.storage_shape, type.dtype.storage, memory, offset_bytes, steps)
 
 
-def aligned_bytes(size_bytes: int) -> Bytes:
-    """Return uninitialised bytes at a multiple of ALIGNMENT. Raises MemoryError."""
-    raw = np.empty(size_bytes + ALIGNMENT + READ_BEYOND_BYTES, np.uint8)
+def aligned_bytes(size_bytes: int, *, zeros: bool = False) -> Bytes:
+    """Return bytes at a multiple of ALIGNMENT, undefined or zero. Raises MemoryError.
+
+    Large blocks of zeros are fresh pages of the kernel, which take no time until they are used.
+    """
+    raw = (np.zeros if zeros else np.empty)(size_bytes + ALIGNMENT + READ_BEYOND_BYTES, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     # Two slices: NumPy does not keep the start of an empty slice.
     return raw[start:][:size_bytes]
@@ -105,9 +108,13 @@ class HostBufferType(BufferType):
         self.budget = budget
 
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> HostBuffer:
+        return self.make_plain(size_bytes, usage)
+
+    def make_plain(self, size_bytes: int, usage: Usage, *, zeros: bool = False) -> HostBuffer:
+        """Return a buffer of ordinary memory, undefined or zero. Raises OutOfMemoryError."""
         self.budget.take(size_bytes)
         try:
-            memory = aligned_bytes(size_bytes)
+            memory = aligned_bytes(size_bytes, zeros=zeros)
         except (MemoryError, ValueError):
             self.budget.give(size_bytes)
             raise OutOfMemoryError(

@@ -7,7 +7,7 @@ checked.
 
 from __future__ import annotations
 
-from heliograph_backends.contract import Device, Usage
+from heliograph_backends.contract import Abort, Device, Usage
 from heliograph_backends.host_memory.buffers import HostBuffer, HostBufferType, MemoryBudget
 from heliograph_backends.host_memory.sealed import SealedMemory, whole_pages, why_no_sealed
 from heliograph_proto.errors import UnsupportedError
@@ -24,7 +24,6 @@ class SharedBufferType(HostBufferType):
     """
 
     is_mappable = True
-    makes_zeros = True
 
     def __init__(self, device: Device, budget: MemoryBudget) -> None:
         super().__init__(device, budget)
@@ -42,6 +41,9 @@ class SharedBufferType(HostBufferType):
                 memory.close()
             self.budget.give(taken_bytes)
             raise
+
+    def zeros(self, size_bytes: int, usage: Usage = Usage.ANY, abort: Abort | None = None) -> SharedBuffer:
+        return self.allocate(size_bytes, usage)
 
     def make(self, memory: SealedMemory, usage: Usage) -> SharedBuffer:
         """Return a buffer over new memory. Overridden by devices with their own access to it."""

@@ -71,7 +71,6 @@ from heliograph_server.resources.handles import (
     TensorHandle,
 )
 from heliograph_server.resources.measurements import Recorder, TenantTimes, op_kinds
-from heliograph_server.resources.memories import zeroed
 from heliograph_server.resources.quotas import QuotaKind
 from heliograph_server.resources.run_slots import RunSlots
 from heliograph_server.scheduler.tensor_split import Divided, divide
@@ -342,7 +341,7 @@ class Compiler:
             self._state.handles.check_room(TensorHandle)
         # The size by which its storage is charged.
         with self._holding.taken(QuotaKind.MEMORY, leaf.type.nbytes):
-            buffer = zeroed(memory, memory.alloc_size(leaf.type))
+            buffer = memory.zeros(memory.alloc_size(leaf.type))
             try:
                 with self._lock:
                     self._state.add_variable(leaf.name, leaf.type, memory.device.name, buffer)

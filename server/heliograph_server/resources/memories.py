@@ -70,18 +70,6 @@ def find_buffer_type(device: Device, name: str) -> BufferType:
     )
 
 
-def zeroed(buffer_type: BufferType, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:
-    """Allocate a buffer of zeros. Raises OutOfMemoryError."""
-    buffer = buffer_type.allocate(size_bytes, usage)
-    try:
-        if not buffer_type.makes_zeros:
-            buffer.clear()
-    except BaseException:
-        buffer.free()
-        raise
-    return buffer
-
-
 def query_ops(device: Device, queries: Sequence[OpQuery]) -> tuple[OpAnswer, ...]:
     """For each node: whether the device supports it, whether offloading it pays, and its op path if
     the query asks for it."""

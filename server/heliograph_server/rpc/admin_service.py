@@ -22,6 +22,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.sessions import Snapshot
 from heliograph_proto.v1 import admin_pb2, admin_pb2_grpc, device_pb2
 from heliograph_server.resources.principals import Principal, current_principal
+from heliograph_server.rpc.ending import end_session
 from heliograph_server.rpc.errors import refusals
 from heliograph_server.runtime.draining import Draining
 from heliograph_server.runtime.host_slot import HostSlot
@@ -94,8 +95,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             advice="ask the operator before you open another",
         )
         # Goes on even if the operator hangs up.
-        ending = self._closers.submit(found.close, error)
-        await asyncio.shield(asyncio.wrap_future(ending))
+        await asyncio.shield(end_session(found, self._closers, error))
         return admin_pb2.EndSessionResponse()
 
     @refusals

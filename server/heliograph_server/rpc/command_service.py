@@ -29,6 +29,7 @@ from heliograph_proto.sessions import Limits
 from heliograph_proto.v1 import command_pb2
 from heliograph_server.resources.failures import typed
 from heliograph_server.rpc.completion_writer import CompletionWriter
+from heliograph_server.rpc.ending import end_session
 from heliograph_server.rpc.errors import refusals, register
 from heliograph_server.rpc.message_limits import MAX_LISTED, check_command
 from heliograph_server.rpc.receiving import first_of
@@ -81,9 +82,9 @@ class CommandService:
                 logger.info(message, session, seconds, commands, extra=session.log_fields)
 
     async def _close(self, session: Session) -> None:
-        """Close the session on a thread. This goes on even if the handler is cancelled again."""
-        closing = self._closers.submit(session.close, CancelledError("the command stream ended"))
-        await asyncio.shield(asyncio.wrap_future(closing))
+        """Close the session. This goes on even if the handler is cancelled again."""
+        error = CancelledError("the command stream ended")
+        await asyncio.shield(end_session(session, self._closers, error))
 
 
 async def _converse(session: Session, outbox: CompletionWriter, first: bytes, context: Context) -> None:

@@ -19,6 +19,7 @@ from heliograph_proto.sessions import SharedMemoryOffer
 from heliograph_proto.trace_context import handing_on, trace_in
 from heliograph_proto.v1 import session_pb2, session_pb2_grpc
 from heliograph_server.resources.principals import current_principal
+from heliograph_server.rpc.ending import end_session
 from heliograph_server.rpc.errors import refusals
 from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
@@ -81,7 +82,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             session = self._slot.session(request.session)
         except SessionClosedError:
             return session_pb2.CloseResponse()
-        await asyncio.get_running_loop().run_in_executor(self._closers, session.close)
+        await end_session(session, self._closers)
         return session_pb2.CloseResponse()
 
     @refusals

@@ -561,16 +561,16 @@ class Host:
         with self._changed:
             self._changed.notify_all()
 
-    def close_sessions(self, error: HeliographError) -> None:
-        """End all sessions in parallel, each within its time limit."""
+    def close_sessions(self, error: HeliographError, wait_seconds: float = CLOSE_SECONDS) -> None:
+        """End all sessions in parallel. Wait `wait_seconds` for their work; see `Session.close`."""
         closers = [
-            threading.Thread(target=one.close, args=(error,), name="heliograph-close")
+            threading.Thread(target=one.close, args=(error, wait_seconds), name="heliograph-close")
             for one in self._all_sessions()
         ]
         for closer in closers:
             closer.start()
         for closer in closers:
-            closer.join(3 * CLOSE_SECONDS)
+            closer.join(wait_seconds + CLOSE_SECONDS)
 
     def close(self) -> None:
         """End all sessions, threads and devices. Idempotent."""

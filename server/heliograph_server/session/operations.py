@@ -25,7 +25,7 @@ from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.loaded_plan import LoadedPlan, PlanCopy
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import HandleStorage, TensorHandle
-from heliograph_server.resources.memories import find_buffer_type, zeroed
+from heliograph_server.resources.memories import find_buffer_type
 from heliograph_server.resources.quotas import QuotaKind
 from heliograph_server.session.handoff import TensorHandoff
 from heliograph_server.session.loop_runner import LoopRun, in_step
@@ -129,7 +129,7 @@ class Operations:
     def _allocate(self, sequence: int, task: AllocateTask, abort: Abort) -> Completion:
         # Storages in the client's own memory take nothing of a device.
         with self._charged([one for one in task.storages if one.memory is None]):
-            self._room.for_work(lambda: self._make_storages(task))
+            self._room.for_work(lambda: self._make_storages(task, abort))
         return Completion(sequence)
 
     @contextmanager
@@ -156,11 +156,11 @@ class Operations:
                     self._holding.give(QuotaKind.MEMORY, storage.size_bytes)
             raise
 
-    def _make_storages(self, task: AllocateTask) -> None:
+    def _make_storages(self, task: AllocateTask, abort: Abort) -> None:
         made: list[Buffer] = []
         try:
             for storage in task.storages:
-                made.append(self._new_buffer(storage))
+                made.append(self._new_buffer(storage, abort))
             for storage, buffer in zip(task.storages, made, strict=True):
                 storage.buffer = buffer
             for tensor in task.tensors:
@@ -171,11 +171,12 @@ class Operations:
                 buffer.free()
             raise
 
-    def _new_buffer(self, storage: HandleStorage) -> Buffer:
+    def _new_buffer(self, storage: HandleStorage, abort: Abort) -> Buffer:
         device = self._devices.device(storage.device)
         if storage.memory is not None:
             return device.buffer_from_host(storage.memory)
-        return zeroed(find_buffer_type(device, storage.buffer_type), storage.size_bytes, storage.usage)
+        memory = find_buffer_type(device, storage.buffer_type)
+        return memory.zeros(storage.size_bytes, storage.usage, abort)
 
     def _place(self, sequence: int, task: PlaceTask, abort: Abort) -> Completion:
         init_tensor(task.tensor)
@@ -189,7 +190,7 @@ class Operations:
 
     def _clear(self, sequence: int, task: ClearTask, abort: Abort) -> Completion:
         for storage in task.storages:
-            storage.buffer.clear(task.value)
+            storage.buffer.fill(0, storage.buffer.size_bytes, task.value, abort)
         return Completion(sequence)
 
     def _reset(self, sequence: int, task: ResetTask, abort: Abort) -> Completion:
@@ -255,13 +256,13 @@ class Operations:
 
     def _fill(self, sequence: int, task: FillTask, abort: Abort) -> Completion:
         command = task.command
-        access.memset(task.tensor.placed, command.offset_bytes, command.size_bytes, command.value)
+        access.memset(task.tensor.placed, command.offset_bytes, command.size_bytes, command.value, abort)
         return Completion(sequence)
 
     def _copy(self, sequence: int, task: CopyTask, abort: Abort) -> Completion:
         if task.source is task.destination:
             return Completion(sequence)
-        return Completion(sequence, copy_path=access.copy(task.source.placed, task.destination.placed))
+        return Completion(sequence, copy_path=access.copy(task.source.placed, task.destination.placed, abort))
 
     def _offer(self, sequence: int, task: OfferTask, abort: Abort) -> Completion:
         self._handoff.offer(sequence, task, abort)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -59,8 +59,10 @@ from heliograph_server.weights.uploads import IncomingUpload
 
 logger = logging.getLogger(__name__)
 
-#: The time for which closing waits for aborted work to end.
+#: The time for which callers of `close` wait for aborted work. Its memory comes back in any case.
 CLOSE_SECONDS = 30.0
+#: The time after which the log says that a session that ended waits for its work.
+LATE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,11 @@ class Session:
         self._open_uploads: dict[IncomingUpload, Charge | None] = {}
         #: Callbacks for the end of the session, by their owner.
         self.when_closing: dict[object, Callable[[HeliographError], None]] = {}
-        self._closing = False
-        self._released = threading.Event()
+        self._is_ending = False
+        self._ended_at = 0.0
+        #: Done when everything is free.
+        self._released: Future[None] = Future()
+        self._released.set_running_or_notify_cancel()
         # Methods of the executor as they are, since each wrapper would cost every small run a call.
         self.attach = self._executor.attach
         self.submit = self._executor.submit
@@ -510,45 +515,74 @@ class Session:
 
     # The end
 
-    def close(self, error: HeliographError | None = None) -> None:
-        """End the session and free everything: abort running work, fail the rest with `error`.
+    def close(self, error: HeliographError | None = None, wait_seconds: float = CLOSE_SECONDS) -> None:
+        """As `end`, and wait until everything is free, `wait_seconds` after the first call at most.
 
-        Blocks until that is done, for at most CLOSE_SECONDS. Idempotent.
+        Blocks.
+        """
+        ended = self.end(error)
+        left = self._ended_at + wait_seconds - time.monotonic()
+        wait([ended], max(0.0, left))
+
+    def end(self, error: HeliographError | None = None) -> Future[None]:
+        """End the session: abort running work, fail the rest with `error`, and free everything.
+
+        Return a future that is done when everything is free. Work that cannot be broken off keeps
+        its memory, and the session its place, until the work ends, however late that is. May block
+        for a short time. Idempotent.
         """
         with self._lock:
-            first, self._closing = not self._closing, True
-        if not first:
-            self._released.wait(CLOSE_SECONDS)
-            return
-        error = error or SessionClosedError("the session was closed", advice="open another")
+            first, self._is_ending = not self._is_ending, True
+            if first:
+                self._ended_at = time.monotonic()
+        if first:
+            error = error or SessionClosedError("the session was closed", advice="open another")
+            try:
+                self._interrupt(error)
+            finally:
+                is_quiet = self._executor.quiet.is_set() and not self._open_uploads
+                if is_quiet and self._compiler.busy.acquire(blocking=False):
+                    self._direct.close(error)
+                    self._release(error)
+                else:
+                    release = partial(self._release_later, error)
+                    threading.Thread(target=release, name="heliograph-release", daemon=True).start()
+        return self._released
+
+    def _interrupt(self, error: HeliographError) -> None:
+        """Abort running work and fail everything else, without waiting for any."""
         self._executor.event(partial(self._core.close, error))
-        with self._lock:
-            uploads = list(self._open_uploads)
         self._contents.stop(error)
-        # First, since a relayed upload may wait for another daemon under its own lock.
-        self._direct.close(error)
-        for upload in uploads:
-            upload.abort(error)
         for end in list(self.when_closing.values()):
             end(error)
-        try:
-            self._release_everything(error)
-        finally:
-            self._released.set()
-            self._on_closed(self)
-            self._executor.call_end(error)
-
-    def _release_everything(self, error: HeliographError) -> None:
         self._executor.close_shared_memory()
-        self._executor.plans.close()
-        self._holding.account.leave(self._executor.plans)
-        is_quiet = self._executor.quiet.wait(CLOSE_SECONDS)
-        if not is_quiet or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
-            # Memory that work may still use is leaked rather than reused.
-            lost = "%s: work did not end within %.0f s; its memory is lost"
-            logger.error(lost, self, CLOSE_SECONDS, extra=self.log_fields)
-            return
+        self._executor.call_end(error)
+
+    def _release_later(self, error: HeliographError) -> None:
+        """Free everything when the work has ended."""
+        # First, since a relayed upload may wait for another daemon under its own lock.
+        self._direct.close(error)
+        with self._lock:
+            uploads = list(self._open_uploads)
+        for upload in uploads:
+            upload.abort(error)
+        busy = self._compiler.busy
+        in_time = self._executor.quiet.wait(LATE_SECONDS) and busy.acquire(timeout=LATE_SECONDS)
+        if not in_time:
+            message = "%s: waits for work that cannot be broken off, and then frees its memory"
+            logger.warning(message, self, extra=self.log_fields)
+            self._executor.quiet.wait()
+            busy.acquire()
+        self._release(error)
+        if not in_time:
+            seconds = time.monotonic() - self._ended_at
+            logger.info("%s: its memory is free, %.1f s after its end", self, seconds, extra=self.log_fields)
+
+    def _release(self, error: HeliographError) -> None:
+        """Free everything. No work is under way, and `_compiler.busy` is held."""
         try:
+            self._executor.plans.close()
+            self._holding.account.leave(self._executor.plans)
             self._executor.event(self._core.release_all)
             for transfer in list(self._executor.uploads):
                 self._executor.drop_upload(DropUpload(transfer))
@@ -557,6 +591,8 @@ class Session:
             self._contents.close(error, keep=isinstance(error, CancelledError))
         finally:
             self._compiler.busy.release()
+            self._on_closed(self)
+            self._released.set_result(None)
 
     @property
     def closed(self) -> HeliographError | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import heliograph as hg
 from heliograph.head.handoff import hand_over
 from heliograph.raw import read_bytes, write_bytes
-from heliograph_backends.contract import Arena, Buffer, BufferType, Chunks, Tensor, Usage
+from heliograph_backends.contract import Abort, Arena, Buffer, BufferType, Chunks, Tensor, Usage
 from heliograph_proto.devices import BufferTypeInfo
 from heliograph_proto.errors import (
     HeliographError,
@@ -67,6 +67,10 @@ class RemoteBufferType(BufferType):
         # The member reports a lack of memory only when it handles the command.
         buffer.settle()
         return buffer
+
+    def zeros(self, size_bytes: int, usage: Usage = Usage.ANY, abort: Abort | None = None) -> RemoteBuffer:
+        """Allocate a buffer; a daemon clears the memory of every new one."""
+        return self.allocate(size_bytes, usage)
 
     def is_readable_by(self, device: RemoteDevice) -> bool:
         """True if the member reports that its device computes on such memory."""

@@ -178,7 +178,7 @@ Task: TypeAlias = (
     | RunTask
 )
 #: Work that an abort ends early.
-ABORTABLE = (RunTask, OfferTask, FetchTask)
+ABORTABLE = (AllocateTask, ClearTask, FillTask, CopyTask, RunTask, OfferTask, FetchTask)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
