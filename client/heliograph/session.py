@@ -380,6 +380,18 @@ class Session(SessionBase):
         """
         return wrapped(self._shell, (Tensor, Buffer), array, device)
 
+    def free_variable(self, name: str, timeout: float | None = None) -> None:
+        """Free a variable of the session, which otherwise stays until the session ends.
+
+        Its plans must be freed before. Runs that were sent before still use it, on any stream. The
+        next plan with a variable of this name has a new one, of zeros, perhaps with another type
+        or on another device. Views of the variable keep its memory until they are freed.
+
+        Raises UnknownHandleError if there is no such variable, InvalidArgumentError while a plan
+        uses it, and DeadlineExceededError.
+        """
+        self._shell.drive(self._freeing(name), timeout, lambda: f"freeing variable {name!r}")
+
     # The order of work, and its end
 
     def synchronize(self, timeout: float | None = None) -> None:

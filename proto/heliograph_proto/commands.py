@@ -243,6 +243,11 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeVariable:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Synchronize:
     pass
 
@@ -273,6 +278,7 @@ CommandKind: TypeAlias = (
     | Record
     | WaitCommand
     | Free
+    | FreeVariable
     | Synchronize
     | Cancel
     | AllocateBuffer

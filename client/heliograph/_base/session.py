@@ -29,6 +29,7 @@ from heliograph.procedures.compile import (
 )
 from heliograph.procedures.rebuild import RebuildGroups
 from heliograph.procedures.run import PlanSpec
+from heliograph.procedures.transfer import free_variable
 from heliograph_proto import commands as c
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.plans import PlanEstimate
@@ -112,6 +113,15 @@ class SessionBase:
         check_graph(graph, "estimate")
         names = device_names(self._shell, given.devices)
         return estimate_graph(graph, checked_options(self._shell, graph, given, names))
+
+    def _freeing(self, name: str) -> Procedure[None]:
+        """Free a variable, which no plan uses any more."""
+        if not isinstance(name, str):
+            raise InvalidArgumentError(
+                f"the name of a variable is a text, not {name!r:.80}", advice="plan.variables has the names"
+            )
+        yield from free_variable(self._shell.core, name)
+        self._groups.forget_variable(name)
 
     def _all_streams(self) -> tuple[int, ...]:
         return (c.DEFAULT_STREAM, *sorted(self._shell.core.streams))

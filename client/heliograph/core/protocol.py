@@ -553,6 +553,8 @@ def size_of(kind: c.CommandKind | InlineRun) -> int:
             return _COMMAND_BYTES + data_bytes + 32 * (len(inputs) + len(outputs) + looped)
         case c.Free(handles):
             return _COMMAND_BYTES + 10 * len(handles)
+        case c.FreeVariable(name):
+            return _COMMAND_BYTES + 4 * len(name)
         case c.AllocateTensors(tensors=tensors):
             return 2 * _COMMAND_BYTES + sum(32 + 10 * type.ndim for _, type in tensors)
     return 2 * _COMMAND_BYTES

@@ -148,6 +148,11 @@ class Journal:
                 one.why_not = one.why_not or "the state that it began with is older than the last checkpoint"
         self.size_bytes = sum(one.size_bytes for one in self.entries)
 
+    def forget(self, variable: str) -> None:
+        """Forget the value of a variable that was freed."""
+        if self.base is not None:
+            self.base = {name: array for name, array in self.base.items() if name != variable}
+
     def absorb(self, other: Journal) -> None:
         """Merge the journal of plans that share variables from now on.
 

@@ -600,6 +600,14 @@ class RebuildGroups:
             finally:
                 group.give_turn()
 
+    def forget_variable(self, name: str) -> None:
+        """Forget a variable that was freed. Another one of its name begins with zeros."""
+        self._prune()
+        self._changed.discard(name)
+        for group in self._groups:
+            group.changed.discard(name)
+            group.journal.forget(name)
+
     def _prune(self) -> None:
         """Drop the groups whose plans are gone."""
         for group in [one for one in self._groups if not one.plans]:

@@ -389,6 +389,15 @@ def wait_for_all(core: ClientCore, pendings: Sequence[Pending]) -> Procedure[Non
         core.raise_error(pending)
 
 
+# Variables
+
+
+def free_variable(core: ClientCore, name: str) -> Procedure[None]:
+    """Free a variable after everything sent and released so far. Raises its refusal."""
+    core.collect()
+    yield from wait_for(core, core.send(c.FreeVariable(name), observed=True))
+
+
 # Memory that is mapped
 
 

@@ -62,6 +62,9 @@ def encode_command(command: c.Command) -> command_pb2.Command:
             message.wait.event = event
         case c.Free(handles):
             message.free.handles.extend(handles)
+        case c.FreeVariable(name):
+            message.free_variable.name = name
+            message.free_variable.SetInParent()
         case c.Synchronize():
             message.synchronize.SetInParent()
         case c.Cancel(sequence):
@@ -201,6 +204,8 @@ def _decode_kind(message: command_pb2.Command) -> c.CommandKind:
             return c.WaitCommand(message.wait.event)
         case "free":
             return c.Free(tuple(message.free.handles))
+        case "free_variable":
+            return c.FreeVariable(message.free_variable.name)
         case "synchronize":
             return c.Synchronize()
         case "cancel":

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self, TypeVar
 
@@ -29,6 +29,7 @@ from heliograph_proto.errors import (
     InvalidArgumentError,
     InvalidGraphError,
     MissingContentError,
+    UnknownHandleError,
     UnsupportedError,
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind
@@ -118,6 +119,7 @@ class Compiler:
             # An update has one plan more for a moment.
             self._holding.taken(QuotaKind.PLANS, by_force=bool(request.updates)),
             _Compilation(self._state, self._lock, request, client.graph) as compilation,
+            self._contents.wanted(_contents_of(client.graph, compilation.bound)),
         ):
             self._plans.learn()
             stamp = self._placer.stamp(request.options.devices)
@@ -157,12 +159,17 @@ class Compiler:
             self._fetch(client.graph, known.graph, placement, bound)
             weights = _homes(known.graph, placement, bound)
             # The device's workers pack the weights.
-            with self._device_locks[placement.main.name], self._weights(weights):
-                if known.divided is not None:
-                    self._cut(known.graph, known.divided, placement)
-                bindings = self._bind(known.graph, placement, bound)
-                loaded = self._load(placement, known, bindings, compilation)
-            loaded.when_freed(lambda: self._contents.unuse(weights))
+            with self._device_locks[placement.main.name]:
+                try:
+                    if known.divided is not None:
+                        self._cut(known.graph, known.divided, placement)
+                    bindings = self._bind(known.graph, placement, bound)
+                    loaded = self._load(placement, known, bindings, compilation)
+                except BaseException:
+                    self._contents.trim(leaf for leaf, _ in weights)
+                    raise
+                use = self._contents.use(weights)
+            loaded.when_freed(use.end)
         found = compilation.reservation if loaded.plan.arena_bytes else None
         partition = compilation.request.options.partition
         is_spread = partition is not None or isinstance(loaded.plan, DistributedPlan)
@@ -170,7 +177,8 @@ class Compiler:
         memory = found.reservation if found is not None else None
         # A plan that holds tensors of the client is freed with its last handle.
         lasts = not bound.tensors
-        return KnownPlan(key, client, loaded, slots, NamedPorts.of(client.graph, partition), lasts, memory)
+        ports = NamedPorts.of(client.graph, partition)
+        return KnownPlan(key, client, loaded, slots, ports, lasts, use, memory)
 
     def _divided(self, known: KnownGraph, request: CompileRequest) -> KnownGraph:
         """The graph, with the requested weights split over devices.
@@ -206,11 +214,7 @@ class Compiler:
             for number, leaf in enumerate(graph.leaves)
             if leaf.kind is LeafKind.WEIGHT
         }
-        contents = [
-            leaf
-            for number, leaf in enumerate(client.leaves)
-            if leaf.kind is LeafKind.WEIGHT and number not in bound.tensors
-        ]
+        contents = _contents_of(client, bound)
         self._contents.fetch(contents, homes)
         missing = set(self._contents.missing(tuple([leaf.digest for leaf in contents])))
         if missing:
@@ -219,16 +223,6 @@ class Compiler:
                 f"{len(names)} weights were not uploaded, such as {names[0][:64]!r}",
                 advice="upload their contents and compile again",
             )
-
-    @contextmanager
-    def _weights(self, weights: Sequence[tuple[Leaf, BufferType]]) -> Iterator[None]:
-        """Keep contents on the devices to which a compile moves them, unless it fails."""
-        try:
-            yield
-        except BaseException:
-            self._contents.trim(leaf for leaf, _ in weights)
-            raise
-        self._contents.use(weights)
 
     def _load(
         self, placement: Placement, known: KnownGraph, bindings: LeafBindings, compilation: _Compilation
@@ -314,14 +308,15 @@ class Compiler:
         Raises InvalidGraphError, UnsupportedError.
         """
         with self._lock:
-            found = self._state.variables.get(leaf.name)
-        if found is None or _lost(found[1]) is not None:
+            found = self._state.bind_variable(leaf.name)
+        if found is None or _lost(found) is not None:
             return self._new_variable(leaf, memory)
-        tensor = found[1].placed
+        tensor = found.placed
         if tensor.type != leaf.type:
             raise InvalidGraphError(
                 f"variable {leaf.name!r} of this session is {tensor.type}, the graph says {leaf.type}",
-                advice="give it another name, for example in a g.scope, or use another session",
+                advice="give it another name, for example in a g.scope, or free its plans and then the "
+                f"variable: session.free_variable({leaf.name!r:.80})",
             )
         if (where := tensor.buffer.buffer_type).device is not memory.device:
             raise UnsupportedError(
@@ -345,6 +340,7 @@ class Compiler:
             try:
                 with self._lock:
                     self._state.add_variable(leaf.name, leaf.type, memory.device.name, buffer)
+                    self._state.bind_variable(leaf.name)
             except BaseException:
                 buffer.free()
                 raise
@@ -404,6 +400,11 @@ class Compiler:
         """A variable's number and handle: the client's bound tensor, or the session's own."""
         if number in bound.tensors:
             return bound.numbers[number], bound.tensors[number]
+        if leaf.name not in self._state.variables:
+            raise UnknownHandleError(
+                f"variable {leaf.name[:64]!r} was freed while the graph was compiled",
+                advice="compile it again",
+            )
         return self._state.variables[leaf.name]
 
 
@@ -465,6 +466,7 @@ class _Compilation:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._release()
+            self._state.compiled()
         self._uses.close()
 
     def _release(self) -> None:
@@ -476,7 +478,7 @@ class _Compilation:
             return
         if self.is_committed:
             self._state.handles.give_up(self.request.updates)
-            self._state.release_plan(self._old)
+            self._state.let_go_of_taken(self._old)
         else:
             self._state.put_plan_back(self.request.updates, self._old)
 
@@ -512,6 +514,15 @@ def _homes(graph: Graph, placement: Placement, bound: BoundLeaves) -> list[tuple
         if leaf.kind is LeafKind.WEIGHT and number not in bound.tensors:
             homes.append((leaf, placement.home(number)))
     return homes
+
+
+def _contents_of(graph: Graph, bound: BoundLeaves) -> list[Leaf]:
+    """The graph's weights that are contents."""
+    return [
+        leaf
+        for number, leaf in enumerate(graph.leaves)
+        if leaf.kind is LeafKind.WEIGHT and number not in bound.tensors
+    ]
 
 
 def _first_parts(known: KnownGraph, placement: Placement) -> list[tuple[Leaf, BufferType]]:

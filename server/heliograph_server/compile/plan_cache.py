@@ -2,7 +2,8 @@
 
 A plan is found by its key: everything that it was compiled from. Compiling it again adds a handle,
 and the runs of all its handles are serial. After its last handle is freed, the plan is kept while
-it is among the few most recently used, takes little memory, and no other work needs that memory.
+it is among the few most recently used, takes little memory, and no other work needs that memory or
+that of its weights.
 
 Graphs and schedules are found by content. They are immutable and hold no device memory, so they
 only save time. Sessions do not share them.
@@ -26,6 +27,7 @@ from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.resources.run_slots import RunSlots
 from heliograph_server.scheduler.model import Schedule
 from heliograph_server.scheduler.tensor_split import Divided
+from heliograph_server.weights.tenant_store import WeightUse
 
 #: The most graphs, schedules of one graph, and bytes of graph messages in the cache. A graph takes
 #: about thirty times the bytes of its message in Python.
@@ -154,9 +156,15 @@ class KnownPlan:
     ports: NamedPorts
     #: True if it holds no tensors of the client, and so may be kept without a handle.
     lasts: bool
+    #: Its use of weights.
+    weights: WeightUse
     #: The reservation whose memory it uses, if any.
     reservation: MemoryReservation | None = None
     handles: int = 1
+
+    def uses_variable(self, name: str) -> bool:
+        """True if it reads or assigns a variable of this name."""
+        return any(leaf.name == name for _, leaf in self.ports.variables)
 
     @property
     def may_stay(self) -> bool:
@@ -233,6 +241,7 @@ class KnownPlans:
             if found is not None:
                 if self._idle.pop(found, None) is not None:
                     found.loaded.forget_times()
+                    found.weights.is_resting = False
                 found.handles += 1
         return found
 
@@ -267,6 +276,7 @@ class KnownPlans:
     def _retire(self, plan: KnownPlan) -> list[KnownPlan]:
         """Keep a plan without a handle if possible. Return the plans to free instead."""
         plan.loaded.trim()
+        plan.weights.is_resting = True
         kept = {plan: plan.loaded.kept_bytes()}
         stays = plan.may_stay and not self._closed and self._by_key.get(plan.key) is plan
         if not stays or _is_too_much(kept):
@@ -296,6 +306,17 @@ class KnownPlans:
         """
         with self._lock:
             gone = [one for one in self._idle if one.loaded.is_lost]
+            self._drop(gone)
+        for one in gone:
+            one.loaded.free()
+
+    def forget_variable(self, name: str) -> None:
+        """Free the plans without a handle that use a variable. Others are not kept without one."""
+        with self._lock:
+            users = [one for one in self._by_plan.values() if one.uses_variable(name)]
+            gone = [one for one in users if one in self._idle]
+            for one in users:
+                self._forget(one)
             self._drop(gone)
         for one in gone:
             one.loaded.free()

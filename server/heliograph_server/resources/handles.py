@@ -501,7 +501,14 @@ class HandleTable:
         if number not in self._handles:
             raise unknown(number)
         if number >= SERVER_HANDLE:
-            raise InvalidArgumentError("a variable lives as long as its session and cannot be freed")
+            raise InvalidArgumentError(
+                f"handle {number} is a variable of the session, which is freed by its name",
+                advice="session.free_variable(name)",
+            )
+        return self.remove_any(number)
+
+    def remove_any(self, number: int) -> Handle:
+        """Free a number that is in the table, also that of a variable."""
         found = self._handles.pop(number)
         if found.error is None:
             self._counts[type(found)] -= 1

@@ -20,6 +20,7 @@ from typing import Protocol
 from heliograph_proto.errors import HeliographError, LimitExceededError, OutOfMemoryError
 from heliograph_proto.sessions import Quota, TenantUsage
 from heliograph_server.resources.principals import Principal
+from heliograph_server.resources.reclaim import Reclaimable, reclaimed
 
 #: The number of recent releases from which the time until there is room is estimated.
 RELEASES = 16
@@ -53,13 +54,6 @@ _ADVICE = {
 }
 
 
-class TenantReclaimable(Protocol):
-    """An owner of idle memory of a tenant."""
-
-    def make_room(self) -> bool:
-        """Free it. Return True if there was any."""
-
-
 class Freed(Protocol):
     """Memory with a callback for its end."""
 
@@ -81,7 +75,7 @@ class Account:
         self._lock = threading.Lock()
         self._used: dict[QuotaKind, int] = dict.fromkeys(QuotaKind, 0)
         self._releases: dict[QuotaKind, deque[tuple[float, int]]] = {}
-        self._owners: dict[TenantReclaimable, None] = {}
+        self._owners: dict[Reclaimable, None] = {}
         self._device_seconds = 0.0
         self._refused = 0
 
@@ -144,15 +138,14 @@ class Account:
     def _make_room(self) -> bool:
         with self._lock:
             owners = list(self._owners)
-        made = [owner.make_room() for owner in owners]
-        return any(made)
+        return reclaimed(owners)
 
-    def join(self, owner: TenantReclaimable) -> None:
+    def join(self, owner: Reclaimable) -> None:
         """Register an owner of memory that is reclaimed before memory is refused."""
         with self._lock:
             self._owners[owner] = None
 
-    def leave(self, owner: TenantReclaimable) -> None:
+    def leave(self, owner: Reclaimable) -> None:
         """Undo `join`. Idempotent."""
         with self._lock:
             self._owners.pop(owner, None)

@@ -6,7 +6,7 @@ Everything here may be called from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from heliograph_proto.errors import OutOfMemoryError
@@ -22,6 +22,17 @@ class Reclaimable(Protocol):
 
     def idle_on(self, device: str) -> int:
         """The bytes on a device that `make_room` would free."""
+
+
+#: How often all owners are asked: what one frees may be what another's memory was kept for, as a plan
+#: and its weights.
+PASSES = 2
+
+
+def reclaimed(owners: Sequence[Reclaimable]) -> bool:
+    """Free the idle memory of all owners. Return True if there was any."""
+    made = [owner.make_room() for _ in range(PASSES) for owner in owners]
+    return any(made)
 
 
 class MemoryReclaim:
@@ -54,9 +65,9 @@ class MemoryReclaim:
         with self._making:
             with self._lock:
                 owners = list(self._owners)
-            made = [owner.make_room() for owner in owners]
-            self._made += any(made)
-            return any(made)
+            made = reclaimed(owners)
+            self._made += made
+            return made
 
     def idle_on(self, device: str) -> int:
         """The idle bytes on a device; they count as free."""

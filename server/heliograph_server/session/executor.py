@@ -58,6 +58,7 @@ from heliograph_server.session.protocol.instructions import (
     Disarm,
     DropRead,
     DropUpload,
+    ForgetVariable,
     FreeTask,
     OpenEdge,
     OpenQueue,
@@ -162,6 +163,7 @@ class Executor:
             RunEnded: self._run_ended,
             ReleaseTensor: self._release_tensor,
             ReleaseStorage: self._release_storage,
+            ForgetVariable: self._forget_variable,
             ReleasePlan: self._release_plan,
             ReleaseReservation: self._release_reservation,
         }
@@ -620,6 +622,9 @@ class Executor:
         if storage.is_charged:
             storage.is_charged = False
             self._holding.give(QuotaKind.MEMORY, storage.size_bytes)
+
+    def _forget_variable(self, instruction: ForgetVariable) -> None:
+        self.plans.forget_variable(instruction.name)
 
     def _release_plan(self, instruction: ReleasePlan) -> None:
         self._holding.give(QuotaKind.PLANS)

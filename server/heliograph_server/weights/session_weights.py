@@ -2,18 +2,18 @@
 
 A content is uploaded before the device that needs it is known, unless the client asked for its
 place. It goes to the first device with room, and moves when a plan is compiled for another one.
-Contents that plans use stay where they are used. A content on a lost device is missing, so the
-client uploads it again. A content in a file here is read when a plan needs it, straight to its
-device.
+Contents that plans use stay where they are used; those that plans have used and use no longer stay
+until an allocation needs their memory. A content on a lost device is missing, so the client uploads
+it again. A content in a file here is read when a plan needs it, straight to its device.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 
 from heliograph_backends.contract import Buffer, BufferType, Device, Tensor, Usage
@@ -34,7 +34,7 @@ from heliograph_server.scheduler.slices import digest_of
 from heliograph_server.weights.cache_writer import CacheWriter
 from heliograph_server.weights.disk_cache import FileSource
 from heliograph_server.weights.store import ContentStore, Key, PartialContent, WholeContent
-from heliograph_server.weights.tenant_store import Copy, parts_of
+from heliograph_server.weights.tenant_store import WeightUse
 
 #: The size of one read. A piece is hashed while it is in a core's cache.
 PIECE_BYTES = 256 * 2**10
@@ -70,8 +70,6 @@ class SessionWeights:
         self._used: set[bytes] = set()
         #: The memories of the contents that were last found missing.
         self._homes: Mapping[bytes, BufferType] = {}
-        #: The number of plans that use each part.
-        self._parts: Counter[Copy] = Counter()
         self._closed: HeliographError | None = None
         self._is_over = False
 
@@ -160,8 +158,8 @@ class SessionWeights:
     # Looking up contents
 
     def missing(self, digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """The contents that are not here, in their order. The others stay until the session ends,
-        or can be read from files."""
+        """The contents that are not here, in their order. The others stay until the session has
+        compiled with them, or can be read from files."""
         has_source = self._store.has_source
         found = tuple(one for one in digests if not (self._holds(one) or has_source(self._key(one))))
         self._store.count(len(digests) - len(found), len(found))
@@ -174,14 +172,27 @@ class SessionWeights:
 
     def _holds(self, digest: bytes) -> bool:
         """True if the content is in memory, held by this session or another one of its tenant."""
-        with self._lock:
-            is_held = digest in self._held
-        if is_held:
-            return self._holdings.has(digest)
         if not self._holdings.hold(digest, self):
             return False
-        self._remember(digest)
+        with self._lock:
+            is_held = digest in self._held
+        if not is_held:
+            self._remember(digest)
         return True
+
+    @contextmanager
+    def wanted(self, weights: Iterable[Leaf]) -> Iterator[None]:
+        """Keep the contents of weights while the context is active, for a compile.
+
+        Afterwards those that no plan uses give way to other work.
+        """
+        digests = {digest_of(leaf.digest) for leaf in weights}
+        for digest in digests:
+            self._holds(digest)
+        try:
+            yield
+        finally:
+            self._holdings.spare(digests, self)
 
     def bytes_on(self, device: str, weights: Sequence[Leaf]) -> int:
         """As `TenantContents.bytes_on`, for weights that this session holds."""
@@ -283,37 +294,20 @@ class SessionWeights:
         """As `TenantContents.cut`."""
         self._holdings.cut(weight, parts, self, keeps_whole=keeps_whole)
 
-    def use(self, weights: Iterable[tuple[Leaf, BufferType]]) -> None:
-        """Mark copies as used by a plan. They stay; other copies that no plan uses are freed."""
+    def use(self, weights: Iterable[tuple[Leaf, BufferType]]) -> WeightUse:
+        """Mark copies as used by a plan, until the use ends. Other copies that no plan uses are
+        freed."""
         found = list(weights)
-        if not found:
-            return
-        digests = {digest_of(leaf.digest) for leaf, _ in found}
         with self._lock:
-            self._used |= digests
-            self._parts.update(parts_of(found))
-        self._holdings.use(found, self)
+            self._used |= {digest_of(leaf.digest) for leaf, _ in found}
+        made = self._holdings.use(found, self)
         # Contents on another daemon are not fetched only to write them to this one's disk.
         here = {digest_of(leaf.digest) for leaf, memory in found if memory.device.intake is None}
         for digest in here if self._cache_writer is not None and self._is_known else ():
             assert self._cache_writer is not None
             if self._store.models is None or not self._store.models.holds(digest):
                 self._cache_writer.keep(self._holdings, self._key(digest))
-
-    def unuse(self, weights: Iterable[tuple[Leaf, BufferType]]) -> None:
-        """Release the copies of a plan that is gone.
-
-        Whole contents stay until the session ends, for other shapes; parts that no plan uses may be
-        freed. Takes no lock that is held for long.
-        """
-        with self._lock:
-            gone = []
-            for one in parts_of(weights):
-                self._parts[one] -= 1
-                if self._parts[one] <= 0:
-                    del self._parts[one]
-                    gone.append(one)
-            self._holdings.unuse(gone, self)
+        return made
 
     def trim(self, weights: Iterable[Leaf]) -> None:
         """Free unused copies after a failed compile, except for one."""

@@ -5,7 +5,9 @@ one copy of a content on a device serves them all. Sessions of different tenants
 and no answer to one tenant depends on what another one has. A session without a secret is a tenant
 of its own.
 
-    held:   a session holds it, and plans may use copies of it; freed with the last session
+    held:   a session holds it, and plans may use copies of it; freed with the last session, and
+            before that if no plan uses it, no session is about to compile with it, and other work
+            needs its memory
     kept:   no session holds it, but an interrupted upload may continue: for a bounded time, in
             bounded memory, and only until a device's memory is needed for another content
 """
@@ -142,6 +144,7 @@ class ContentStore:
         with self._lock:
             holdings, count = self._tenants.get(tenant) or (TenantContents(room, account), 0)
             self._tenants[tenant] = holdings, count + 1
+        account.join(holdings)
         return holdings
 
     def leave(self, tenant: bytes) -> None:
@@ -157,16 +160,16 @@ class ContentStore:
             gone = [
                 one for one, (holdings, count) in self._tenants.items() if not count and holdings.is_empty
             ]
-            for tenant in gone:
-                del self._tenants[tenant]
+            left = [self._tenants.pop(tenant)[0] for tenant in gone]
+        for holdings in left:
+            holdings.leave()
 
     def forget_lost(self) -> None:
         """Forget the contents on devices that are lost."""
         with self._lock:
-            holdings = [one for one, _ in self._tenants.values()]
             lost = [key for key, (_, one) in self._kept.items() if _is_lost(one)]
             gone = [self._kept.pop(key)[1] for key in lost]
-        for one in holdings:
+        for one in self._all():
             one.forget_lost()
         self._free(gone)
 
@@ -231,7 +234,7 @@ class ContentStore:
             threading.Thread(target=self._free, args=(gone,), name="heliograph-expiry", daemon=True).start()
 
     def make_room(self) -> bool:
-        """As `Reclaimable.make_room`: free everything that is kept.
+        """As `Reclaimable.make_room`: free everything that is kept, and copies that no plan uses.
 
         The caller may hold the lock of one tenant's contents, and another thread that of another's.
         So this waits for no such lock, and skips contents that it would wait for.
@@ -247,7 +250,12 @@ class ContentStore:
             elif self._take(key, one):
                 one.free()
                 is_some = True
-        return is_some
+        made = [one.make_room() for one in self._all()]
+        return is_some or any(made)
+
+    def _all(self) -> list[TenantContents]:
+        with self._lock:
+            return [one for one, _ in self._tenants.values()]
 
     def _take(self, key: Key, one: Kept) -> bool:
         """Remove the kept entry of a key, if it is still `one`."""
@@ -261,7 +269,8 @@ class ContentStore:
         """As `Reclaimable.idle_on`."""
         with self._lock:
             kept = [one for _, one in self._kept.values()]
-        return sum(_bytes_on(one, device) for one in kept)
+        kept_bytes = sum(_bytes_on(one, device) for one in kept)
+        return kept_bytes + sum(one.idle_on(device) for one in self._all())
 
     def _free(self, gone: Iterable[Kept]) -> None:
         for one in gone:

@@ -2,16 +2,17 @@
 
 A content may also be stored in parts (`Slice`), each with a name of its own; parts that cover the
 content replace the whole. A content is freed with its last holder. A copy stays while a plan uses
-it or a compile needs it; without either, one copy of the content stays.
+it or a compile needs it. Without either, one copy of the content stays until an allocation needs
+its memory (`make_room`), unless a holder is about to compile with it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -49,11 +50,25 @@ Where: TypeAlias = tuple[str, str]
 
 #: The name of a content or part, and its memory.
 Copy: TypeAlias = tuple[bytes, Where]
+K = TypeVar("K")
+U = TypeVar("U")
 
 
-def parts_of(weights: Iterable[tuple[Leaf, BufferType]]) -> list[Copy]:
-    """The copies that are parts, not whole contents."""
-    return [(leaf.digest, where_of(memory)) for leaf, memory in weights if Slice.of(leaf.digest) is not None]
+class WeightUse:
+    """The copies that a plan uses, until `end`."""
+
+    def __init__(self, copies: Iterable[Copy], ended: Callable[[WeightUse], None]) -> None:
+        self.copies = frozenset(copies)
+        #: True while the plan has no handle and gives way to other work.
+        self.is_resting = False
+        self._ended = ended
+
+    def __repr__(self) -> str:
+        return f"<WeightUse {len(self.copies)} copies{', resting' if self.is_resting else ''}>"
+
+    def end(self) -> None:
+        """Note that the plan is gone. Takes no lock that is held for long. Idempotent."""
+        self._ended(self)
 
 
 def where_of(memory: BufferType) -> Where:
@@ -81,10 +96,11 @@ class TenantContents:
         self._sizes: dict[bytes, int] = {}
         self._parts: dict[bytes, set[bytes]] = {}
         self._holders: dict[bytes, set[object]] = {}
-        #: Users whose plans were compiled for a copy, and users that are compiling with or reading
-        #: one.
-        self._used: dict[Copy, set[object]] = {}
+        #: The plans that were compiled for a copy, and users that are compiling with or reading one.
+        self._used: dict[Copy, set[WeightUse]] = {}
         self._needed: dict[Copy, set[object]] = {}
+        #: By digest: holders that will compile with the content, or keep it for another reason.
+        self._wanted: dict[bytes, set[object]] = {}
         #: By digest: copies on lost devices. Plans may still read them, so they are freed with the
         #: content.
         self._lost: dict[bytes, list[Buffer]] = {}
@@ -150,15 +166,23 @@ class TenantContents:
                     raise
             with self._lock:
                 self._holders.setdefault(digest, set()).add(user)
+                self._wanted.setdefault(digest, set()).add(user)
 
     def hold(self, digest: bytes, user: object) -> bool:
-        """Hold a content for the user, if it is here. Return True if it is."""
+        """Hold a content for the user, who wants it, if it is here. Return True if it is."""
         self._forget_lost(digest)
         with self._lock:
             is_here = digest in self._holders and self._is_here(digest)
             if is_here:
                 self._holders[digest].add(user)
+                self._wanted.setdefault(digest, set()).add(user)
             return is_here
+
+    def spare(self, digests: Iterable[bytes], user: object) -> None:
+        """Note that the user wants these contents no longer, though it still holds them."""
+        with self._lock:
+            for digest in digests:
+                _unmark(self._wanted, digest, user)
 
     def has(self, digest: bytes) -> bool:
         """True if the content is here completely."""
@@ -186,14 +210,16 @@ class TenantContents:
     def _release(self, digest: bytes, user: object) -> None:
         held = self._all_of(digest)
         with self._lock:
-            for marks in (self._used, self._needed):
-                for one in held:
-                    _unmark(marks, one, user)
+            for one in held:
+                _unmark(self._needed, one, user)
+            _unmark(self._wanted, digest, user)
             holders = self._holders.get(digest, set())
             holders.discard(user)
             is_free = not holders
             if is_free:
                 self._holders.pop(digest, None)
+                for one in held:
+                    self._used.pop(one, None)
         if is_free:
             self._drop(held)
             with self._lock:
@@ -225,7 +251,7 @@ class TenantContents:
         """The bytes on a device of those weights, plus bytes that loading them would free there.
 
         The latter are the unused copies and parts of contents whose weights are not in memory in
-        the required form yet.
+        the required form yet. Idle copies are not among them: `idle_on` has these.
         """
         names = [leaf.digest for leaf in weights]
         for digest in {digest_of(name) for name in names}:
@@ -239,7 +265,9 @@ class TenantContents:
             return sum(
                 buffer.size_bytes
                 for name, where, buffer in held
-                if where[0] == device and not (name in others and self._used.get((name, where)))
+                if where[0] == device
+                and not (name in others and self._used.get((name, where)))
+                and not self._is_idle((name, where))
             )
 
     def tensor(self, leaf: Leaf, memory: BufferType, user: object) -> Tensor:
@@ -290,23 +318,22 @@ class TenantContents:
                     buffer.set(0, data)
                 self._keep(leaf.digest, buffer)
 
-    def use(self, weights: Iterable[tuple[Leaf, BufferType]], user: object) -> None:
-        """Mark copies as used by a plan of the user. They stay; other copies that no plan uses are
-        freed."""
-        found = {(leaf.digest, where_of(memory)) for leaf, memory in weights}
+    def use(self, weights: Iterable[tuple[Leaf, BufferType]], user: object) -> WeightUse:
+        """Mark copies as used by a plan of the user. They stay until the use ends; other copies
+        that no plan uses are freed."""
+        made = WeightUse(((leaf.digest, where_of(memory)) for leaf, memory in weights), self._end_use)
         with self._changing:
             with self._lock:
-                for one in found:
-                    self._used.setdefault(one, set()).add(user)
-            for digest in {digest_of(name) for name, _ in found}:
+                for one in made.copies:
+                    self._used.setdefault(one, set()).add(made)
+            for digest in {digest_of(name) for name, _ in made.copies}:
                 self._settle(digest, user)
+        return made
 
-    def unuse(self, copies: Iterable[Copy], user: object) -> None:
-        """Unmark copies that no plan of the user uses any more. They are freed when others are made
-        or memory is needed."""
+    def _end_use(self, use: WeightUse) -> None:
         with self._lock:
-            for one in copies:
-                _unmark(self._used, one, user)
+            for one in use.copies:
+                _unmark(self._used, one, use)
 
     def trim(self, weights: Iterable[Leaf], user: object) -> None:
         """Free unused copies after a failed compile, except for one."""
@@ -468,21 +495,59 @@ class TenantContents:
 
     def _drop(self, copies: Iterable[Copy], user: object = None) -> None:
         """Free copies that no plan uses and no other user needs."""
-        gone: list[Buffer] = []
         with self._lock:
-            for one in copies:
-                name, where = one
-                there = self._buffers.get(name, {})
-                others = self._needed.get(one, set()) - {user}
-                if not self._used.get(one) and not others and where in there:
-                    gone.append(there.pop(where))
-                    self._account.give(QuotaKind.MEMORY, gone[-1].size_bytes)
-                    self._needed.pop(one, None)
-                if not there:
-                    self._buffers.pop(name, None)
-                    self._parts.get(digest_of(name), set()).discard(name)
+            gone = self._take_out(copies, user)
         for buffer in gone:
             buffer.free()
+
+    def _take_out(self, copies: Iterable[Copy], user: object = None) -> list[Buffer]:
+        """Remove copies as `_drop`, and return their buffers for the caller to free. Lock held."""
+        gone: list[Buffer] = []
+        for one in copies:
+            name, where = one
+            there = self._buffers.get(name, {})
+            others = self._needed.get(one, set()) - {user}
+            if not self._used.get(one) and not others and where in there:
+                gone.append(there.pop(where))
+                self._account.give(QuotaKind.MEMORY, gone[-1].size_bytes)
+                self._needed.pop(one, None)
+            if not there:
+                self._buffers.pop(name, None)
+                self._parts.get(digest_of(name), set()).discard(name)
+        return gone
+
+    # Idle copies
+
+    def _is_idle(self, one: Copy) -> bool:
+        """True if no holder wants a copy, and only plans without a handle use it."""
+        is_free = not self._needed.get(one) and not self._wanted.get(digest_of(one[0]))
+        return is_free and all(use.is_resting for use in self._used.get(one, ()))
+
+    def _idle(self) -> list[Copy]:
+        copies = [(name, where) for name, there in self._buffers.items() for where in there]
+        return [one for one in copies if self._is_idle(one)]
+
+    def make_room(self) -> bool:
+        """As `Reclaimable.make_room`: free the idle copies that no plan uses.
+
+        Holders upload them again, or read them from files, when they need them. Waits for no thread
+        that changes contents: such a thread wants them.
+        """
+        with self._lock:
+            gone = self._take_out(self._idle())
+        for buffer in gone:
+            buffer.free()
+        return bool(gone)
+
+    def leave(self) -> None:
+        """Leave the tenant's account. Nothing is held any more."""
+        self._account.leave(self)
+
+    def idle_on(self, device: str) -> int:
+        """As `Reclaimable.idle_on`, with the copies of plans that give way first."""
+        with self._lock:
+            found = [self._buffers[name][where] for name, where in self._idle() if where[0] == device]
+        return sum(one.size_bytes for one in found)
 
     def _keep(self, name: bytes, buffer: Buffer) -> Buffer:
         where = where_of(buffer.buffer_type)
@@ -562,7 +627,7 @@ def _scattered(devices: Sequence[Device], size_bytes: int) -> ScatteredBuffer | 
     return ScatteredBuffer(parts[0].buffer_type, parts) if parts else None
 
 
-def _unmark(marks: dict[Copy, set[object]], one: Copy, user: object) -> None:
+def _unmark(marks: dict[K, set[U]], one: K, user: U) -> None:
     users = marks.get(one)
     if users is not None:
         users.discard(user)

@@ -8,7 +8,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from core_client import CoreClient
 from tenant_hosts import F4, PLAN, TenantHost, X, chain
@@ -18,11 +20,15 @@ from heliograph_backends.cpu.backend import CpuDevice
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto import commands as c
 from heliograph_proto.digests import digest_of
-from heliograph_proto.errors import CancelledError, HeliographError
+from heliograph_proto.errors import CancelledError, HeliographError, OutOfMemoryError
+from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
+from heliograph_proto.sessions import Quota
 from heliograph_proto.types import tensor_type
 
 SECONDS = 20.0
 TENSOR, OTHER, BUFFER = 1, 2, 3
+#: The size of a model.
+UNIT = 2**17
 #: More than one piece.
 LONG = tensor_type("u8", (PIECE_BYTES + 4096,))
 
@@ -189,3 +195,122 @@ def test_long_work_on_memory_is_broken_off_between_two_pieces(work: str, command
         gates[0].open()
         ended.result(SECONDS)
         assert not gates[1].entered.is_set()
+
+
+# Weights that no plan uses
+
+
+def model(number: int, size: int = UNIT) -> tuple[Graph, bytes]:
+    """A graph with a weight of its own, and the weight's bytes."""
+    data = np.full(size // 4, number, np.float32)
+    type = tensor_type("f32", (size // 4,))
+    leaves = (Leaf(LeafKind.INPUT, "x", type), Leaf(LeafKind.WEIGHT, "w", type, digest_of(data.tobytes())))
+    return Graph(leaves, (Node("add", (0, 1), type),), (Output("y", 2),)), data.tobytes()
+
+
+def load(client: CoreClient, number: int, **options: Any) -> int:
+    """Uploads a model and compiles it, as a client does; the plan's handle."""
+    graph, data = model(number)
+    if client.session.missing_contents((digest_of(data),)):
+        client.upload(data)
+    client.compile(PLAN + number, graph, **options)
+    return PLAN + number
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_weights_of_freed_plans_make_room_for_those_of_others(devices: int) -> None:
+    fakes = [FakeDevice(f"fake{number}", 16 * UNIT) for number in range(devices)]
+    names = [one.name for one in fakes]
+    with TenantHost(*fakes) as host:
+        client = host.client()
+        for number in range(20 * devices):
+            client.do(c.Free((load(client, number, devices=names),)))
+        assert host.usage().device_memory_bytes > 0
+        assert client.session.missing_contents((digest_of(model(number)[1]),)) == ()
+
+
+def test_weights_that_no_plan_uses_stay_while_there_is_room() -> None:
+    with TenantHost(FakeDevice("fake0", 16 * UNIT)) as host:
+        client = host.client()
+        for number in range(4):
+            client.do(c.Free((load(client, number),)))
+        digests = tuple(digest_of(model(number)[1]) for number in range(4))
+        assert client.session.missing_contents(digests) == ()
+
+
+def take_buffer(host: TenantHost, client: CoreClient) -> None:
+    client.do(c.AllocateBuffer(BUFFER, 15 * UNIT))
+
+
+def take_in_another_session(host: TenantHost, client: CoreClient) -> None:
+    take_buffer(host, host.client("another"))
+
+
+def take_output(host: TenantHost, client: CoreClient) -> None:
+    client.compile(1, chain())
+    client.do(c.AllocateBuffer(BUFFER, 15 * UNIT - 1024))
+    client.do(c.RunCommand(1, (c.InputBinding(0, X.tobytes()),), (c.OutputBinding(0, OTHER),)))
+
+
+def take_variable(host: TenantHost, client: CoreClient) -> None:
+    type = tensor_type("f32", (15 * UNIT // 4,))
+    leaves = (Leaf(LeafKind.VARIABLE, "v", type),)
+    client.compile(1, Graph(leaves, (), (Output("y", 0),)))
+
+
+def take_weight(host: TenantHost, client: CoreClient) -> None:
+    client.upload(bytes(15 * UNIT))
+
+
+@pytest.mark.parametrize(
+    "take", [take_buffer, take_in_another_session, take_output, take_variable, take_weight]
+)
+def test_weights_that_no_plan_uses_give_way_to_any_allocation(
+    take: Callable[[TenantHost, CoreClient], None],
+) -> None:
+    with TenantHost(FakeDevice("fake0", 16 * UNIT)) as host:
+        client = host.client()
+        for number in range(12):
+            client.do(c.Free((load(client, number),)))
+        take(host, client)
+
+
+def test_weights_of_plans_do_not_give_way() -> None:
+    with TenantHost(FakeDevice("fake0", 16 * UNIT)) as host:
+        client = host.client()
+        plans = [load(client, number) for number in range(4)]
+        assert isinstance(client.refused(c.AllocateBuffer(BUFFER, 14 * UNIT)), OutOfMemoryError)
+        graph, _ = model(0)
+        x = np.ones(UNIT // 4, np.float32)
+        run = c.RunCommand(plans[3], (c.InputBinding(0, x.tobytes()),), (c.OutputBinding(0, 0, True),))
+        assert np.frombuffer(client.do(run).outputs[0][1], np.float32)[0] == 4
+
+
+def test_weights_that_a_compile_is_about_to_use_do_not_give_way() -> None:
+    with TenantHost(FakeDevice("fake0", 16 * UNIT)) as host:
+        client = host.client()
+        client.do(c.Free((load(client, 0),)))
+        digest = digest_of(model(0)[1])
+        assert client.session.missing_contents((digest,)) == ()
+        assert isinstance(client.refused(c.AllocateBuffer(BUFFER, 16 * UNIT)), OutOfMemoryError)
+        assert client.session.missing_contents((digest,)) == ()
+        client.do(c.Free((load(client, 0),)))
+        client.do(c.AllocateBuffer(TENSOR, 16 * UNIT))
+        assert client.session.missing_contents((digest,)) == (digest,)
+
+
+def test_weights_that_no_plan_uses_give_way_to_the_tenants_quota() -> None:
+    with TenantHost(FakeDevice("fake0"), tenant=Quota(device_memory_bytes=4 * UNIT)) as host:
+        client = host.client("tenant")
+        for number in range(10):
+            client.do(c.Free((load(client, number),)))
+        assert host.usage("tenant").device_memory_bytes <= 4 * UNIT
+
+
+def test_freed_tensors_give_back_the_quota() -> None:
+    with TenantHost(FakeDevice("fake0"), tenant=Quota(device_memory_bytes=4 * UNIT)) as host:
+        client = host.client("tenant")
+        for number in range(1, 20):
+            client.do(c.AllocateBuffer(number, 3 * UNIT))
+            client.do(c.Free((number,)))
+        assert host.usage("tenant").device_memory_bytes == 0

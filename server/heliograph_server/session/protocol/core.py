@@ -127,6 +127,7 @@ class SessionCore:
         self._context = ValidationContext(
             self.handles, limits, tuple(devices), self.resources.open_queue, memory
         )
+        self._context.take_variable = self.plans.take_variable
         self._validator = CommandValidator(self._context)
         self._last_sequence = 0
         self._completed_through = 0

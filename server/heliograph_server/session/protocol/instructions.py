@@ -189,6 +189,13 @@ class FreeTask:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetVariable:
+    """Forget the plans without a handle that use a variable, since it will be freed."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenQueue:
     """Create the device's stream. A failure is reported to `SessionCore.queue_failed`."""
 
@@ -321,6 +328,7 @@ Instruction: TypeAlias = (
     | Proceed
     | ReleaseTensor
     | ReleaseStorage
+    | ForgetVariable
     | ReleasePlan
     | ReleaseReservation
     | DropUpload

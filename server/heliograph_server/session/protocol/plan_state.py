@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from difflib import get_close_matches
 from typing import Any
 
 from heliograph_proto import commands as c
-from heliograph_proto.errors import HeliographError, InvalidArgumentError
+from heliograph_proto.errors import HeliographError, InvalidArgumentError, UnknownHandleError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
 from heliograph_server.resources.checks import check_leaf, check_weight, overlap, storage_of
@@ -25,7 +26,12 @@ from heliograph_server.resources.handles import (
     let_go_of,
 )
 from heliograph_server.resources.run_slots import RunSlots
-from heliograph_server.session.protocol.instructions import Instruction, ReleasePlan, ReleaseReservation
+from heliograph_server.session.protocol.instructions import (
+    ForgetVariable,
+    Instruction,
+    ReleasePlan,
+    ReleaseReservation,
+)
 from heliograph_server.session.protocol.resource_state import ResourceState
 
 
@@ -40,13 +46,18 @@ class PlanState:
         self._instructions = instructions
         #: The error that closed the session.
         self.closed: HeliographError | None = None
-        #: Variables by name: handle number and handle. They live as long as the session.
+        #: Variables by name: handle number and handle. They live until they are freed by name, or as
+        #: long as the session.
         self.variables: dict[str, tuple[int, TensorHandle]] = {}
         #: Plans that have a handle, or are running.
         self.plans: dict[PlanHandle, None] = {}
         self._reservations: dict[ReservationHandle, None] = {}
         #: Removed from the handle table, to be freed when their runs have ended.
         self._to_release: list[PlanHandle | ReservationHandle] = []
+        #: Plans out of the handle table that an update replaces or puts back.
+        self._taken: dict[PlanHandle, None] = {}
+        #: Variables that a plan is being compiled for.
+        self._compiling: set[str] = set()
         #: Variables created so far.
         self._variables_made = 0
 
@@ -78,6 +89,40 @@ class PlanState:
         self.variables[name] = (number, tensor)
         self._resources.storages[storage_of(tensor)] = None
         return number
+
+    def bind_variable(self, name: str) -> TensorHandle | None:
+        """Return a variable for a plan that is being compiled, until `compiled`; None if there is
+        none of this name."""
+        number_and_handle = self.variables.get(name)
+        if number_and_handle is None:
+            return None
+        self._compiling.add(name)
+        return number_and_handle[1]
+
+    def compiled(self) -> None:
+        """End a compile."""
+        self._compiling.clear()
+
+    def take_variable(self, name: str) -> TensorHandle:
+        """Remove a variable, before it is freed. Raises UnknownHandleError, InvalidArgumentError."""
+        if name not in self.variables:
+            near = get_close_matches(name[:64], self.variables, 1)
+            raise UnknownHandleError(
+                f"the session has no variable {name[:64]!r}",
+                advice=f"did you mean {near[0]!r}?" if near else "plan.variables has the names",
+            )
+        number, variable = self.variables[name]
+        plans = [one for one in self.handles.values() if isinstance(one, PlanHandle)]
+        users = sum(variable in (*plan.read, *plan.assigned) for plan in (*plans, *self._taken))
+        if users or name in self._compiling:
+            whose = f"{users} plan{'s' if users > 1 else ''}" if users else "a plan that is being compiled"
+            raise InvalidArgumentError(
+                f"variable {name[:64]!r} is used by {whose}", advice="free its plans first: plan.free()"
+            )
+        del self.variables[name]
+        self.handles.remove_any(number)
+        self._instructions.append(ForgetVariable(name))
+        return variable
 
     def devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
         """Return the devices, by name, of the leaves that have memory already."""
@@ -160,10 +205,17 @@ class PlanState:
         plan.check_there()
         self.handles.remove(number)
         self.handles.reserve(number)
+        self._taken[plan] = None
         return plan
+
+    def let_go_of_taken(self, plan: PlanHandle) -> None:
+        """Release a plan that `take_plan` returned, once its runs have ended."""
+        self._taken.pop(plan, None)
+        self.release_plan(plan)
 
     def put_plan_back(self, number: int, plan: PlanHandle) -> None:
         """Undo `take_plan`."""
+        self._taken.pop(plan, None)
         self.handles.give_up(number)
         if self.closed is None:
             self.handles.add(number, plan)
@@ -224,5 +276,6 @@ class PlanState:
         self._resources.release_all(self.handles.values())
         self.plans.clear()
         self._reservations.clear()
+        self._taken.clear()
         self.variables.clear()
         self.handles.clear()

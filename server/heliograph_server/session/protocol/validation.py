@@ -76,6 +76,7 @@ class CommandValidator:
             c.OfferTensor: self._offer_tensor,
             c.FetchTensor: self._fetch_tensor,
             c.Free: self._free,
+            c.FreeVariable: self._free_variable,
             c.Record: self._record,
             c.AllocateBuffer: buffers.allocate_buffer,
             c.AllocateTensors: buffers.allocate_tensors,
@@ -157,6 +158,9 @@ class CommandValidator:
                 problem = problem or error
         state.task = FreeTask(tuple(gone))
         state.error = problem.from_command(state.sequence) if problem else None
+
+    def _free_variable(self, state: CommandState, kind: c.FreeVariable) -> None:
+        state.task = FreeTask((self._context.take_variable(kind.name),))
 
     # Bytes of tensors
 

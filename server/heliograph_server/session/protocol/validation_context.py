@@ -10,6 +10,7 @@ from heliograph_proto.errors import (
     HeliographError,
     LimitExceededError,
     OutOfMemoryError,
+    UnknownHandleError,
 )
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType
@@ -53,6 +54,8 @@ class ValidationContext:
         self.shared_bytes = 0
         #: Raises PermissionDeniedError for the address of a daemon that commands may not name.
         self.check_peer: Callable[[str], None] = lambda _address: None
+        #: Removes a variable of the session by name. Raises UnknownHandleError, InvalidArgumentError.
+        self.take_variable: Callable[[str], TensorHandle] = _no_variable
 
     def hold(self, state: CommandState, inline_bytes: int) -> None:
         """Count the memory held for the command. Raises LimitExceededError."""
@@ -145,3 +148,7 @@ class ValidationContext:
                 f"{size:,} bytes in {where}; this server takes {self.limits.inline_bytes:,}",
                 advice="use a transfer, or bind a tensor",
             )
+
+
+def _no_variable(name: str) -> TensorHandle:
+    raise UnknownHandleError(f"the session has no variable {name[:64]!r}")
