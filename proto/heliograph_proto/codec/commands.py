@@ -62,9 +62,6 @@ def encode_command(command: c.Command) -> command_pb2.Command:
             message.wait.event = event
         case c.Free(handles):
             message.free.handles.extend(handles)
-        case c.FreeVariable(name):
-            message.free_variable.name = name
-            message.free_variable.SetInParent()
         case c.Synchronize():
             message.synchronize.SetInParent()
         case c.Cancel(sequence):
@@ -100,6 +97,9 @@ def _encode_loop(message: command_pb2.Loop, loop: c.Loop) -> None:
 def _encode_memory_command(message: command_pb2.Command, kind: c.CommandKind) -> None:
     """Encode a command that creates a tensor or buffer, or names a buffer."""
     match kind:
+        case c.FreeVariable(name):
+            message.free_variable.name = name
+            message.free_variable.SetInParent()
         case c.OfferTensor(tensor, edge, run):
             offer = message.offer_tensor
             offer.tensor, offer.edge, offer.secret, offer.run = tensor, edge.name, edge.secret, run

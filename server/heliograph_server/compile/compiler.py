@@ -466,7 +466,7 @@ class _Compilation:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._release()
-            self._state.compiled()
+            self._state.compiled(has_failed=not self.is_committed)
         self._uses.close()
 
     def _release(self) -> None:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from heliograph_backends.contract import Device, DeviceCompileOptions
-from heliograph_proto.errors import LimitExceededError
-from heliograph_proto.graph import Graph, Leaf, LeafKind, validate
+from heliograph_backends.contract import Device
+from heliograph_proto.graph import Graph, LeafKind, validate
 from heliograph_proto.plans import (
-    DeviceEstimate,
     EstimateRequest,
     PlanEstimate,
     PlanOptions,
     ReserveRequest,
     SplitEstimate,
 )
-from heliograph_proto.types import MAX_BYTES
-from heliograph_server.compile.needs import lasting_needs, splits_needs
 from heliograph_server.compile.placement import Placement, Placer, device_options
 from heliograph_server.compile.plan_cache import KnownGraph
+from heliograph_server.compile.plan_memory import alone, checked, shares
 from heliograph_server.compile.services import SessionServices
-from heliograph_server.plans.reservation import MemoryReservation, Need, needs_of, ordered
+from heliograph_server.plans.reservation import MemoryReservation, Need, needs_of
 from heliograph_server.resources.checks import check_pipeline
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import NOTHING_BOUND, ReservationHandle
-from heliograph_server.scheduler.model import Schedule
 from heliograph_server.session.protocol.plan_state import PlanState
 
 
@@ -57,13 +53,13 @@ class Estimator:
         options = request.options
         graph, placement = self._find(request.graph, options)
         if placement.schedule is None:
-            return _alone(graph, placement, device_options(options))
-        found = _shares(graph, placement, placement.schedule, device_options(options), options.pipeline)
+            return alone(graph, placement, device_options(options))
+        found = shares(graph, placement, placement.schedule, device_options(options), options.pipeline)
         return PlanEstimate(
             device=placement.main.name,
             compute_bytes=tuple(size for one in found for size in one.compute_bytes),
-            weights_bytes=_checked(sum(one.weights_bytes for one in found)),
-            variables_bytes=_checked(sum(one.variables_bytes for one in found)),
+            weights_bytes=checked(sum(one.weights_bytes for one in found)),
+            variables_bytes=checked(sum(one.variables_bytes for one in found)),
             extra_bytes=sum(one.extra_bytes for one in found),
             devices=found,
             splits=tuple(
@@ -123,53 +119,3 @@ class Estimator:
             return {device: Need(request.block_bytes)}
         graph, placement = self._find(request.graph, replace(options, pipeline=1))
         return needs_of(graph, placement.devices, placement.schedule, device_options(options))
-
-
-def _alone(graph: Graph, placement: Placement, options: DeviceCompileOptions) -> PlanEstimate:
-    """The estimate of a plan in one split on one device."""
-    found = placement.main.estimate(ordered(placement.main, graph)[0], options)
-    sizes = {kind: _size(placement, graph.of_kind(kind)) for kind in LeafKind}
-    weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
-    share = DeviceEstimate(placement.main.name, found.compute_bytes, weights, variables, found.extra_bytes)
-    return PlanEstimate(
-        device=placement.main.name,
-        compute_bytes=found.compute_bytes,
-        weights_bytes=weights,
-        variables_bytes=variables,
-        extra_bytes=found.extra_bytes,
-        arena_bytes=found.arena_bytes,
-        devices=(share,),
-        splits=(SplitEstimate(placement.main.name, tuple(range(len(graph.nodes)))),),
-    )
-
-
-def _size(placement: Placement, leaves: tuple[Leaf, ...]) -> int:
-    return _checked(sum(placement.memories[0].alloc_size(leaf.type) for leaf in leaves))
-
-
-def _checked(size_bytes: int) -> int:
-    if size_bytes > MAX_BYTES:
-        raise LimitExceededError(
-            f"weights or variables of {size_bytes:,} bytes in all; there can be fewer than 2**63"
-        )
-    return size_bytes
-
-
-def _shares(
-    graph: Graph, placement: Placement, schedule: Schedule, options: DeviceCompileOptions, copies: int
-) -> tuple[DeviceEstimate, ...]:
-    """The estimates of a plan over several devices, by priority, for devices that need memory."""
-    places = range(len(placement.devices))
-    lasting = lasting_needs(graph, schedule, placement.memories, places)
-    computing = splits_needs(graph, schedule, placement.memories, options, places)
-    shares = (
-        DeviceEstimate(
-            placement.devices[place].name,
-            (lasting[place].blocks + computing[place].blocks) * copies,
-            lasting[place].weights_bytes,
-            lasting[place].variables_bytes,
-            computing[place].extra_bytes,
-        )
-        for place in places
-    )
-    return tuple(one for one in shares if one.compute_bytes or one.weights_bytes or one.variables_bytes)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from heliograph_backends.contract import BufferType, Device, DeviceCompileOptions
-from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
+from heliograph_proto.errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import PlanOptions, RowSplit, check_fractions
 from heliograph_server.compile.candidates import candidates, kinds_of, timed, usable_bytes, with_host
 from heliograph_server.compile.memory_fit import spread
 from heliograph_server.compile.plan_cache import KnownGraph
+from heliograph_server.compile.plan_memory import check_limits, refused_by_limits
 from heliograph_server.plans.partitions import partitioned
 from heliograph_server.plans.taps import tapped
 from heliograph_server.resources.checks import check_living, unknown_device
@@ -116,11 +117,36 @@ class Placer:
                 return Placement(tuple(named), memories[:1])
             if len(devices) == 1:
                 raise refusal
-        found = self._schedule(known, options, pins, memories, lies, reserved, len(named))
+        try:
+            found = self._schedule(known, options, pins, memories, lies, reserved, len(named))
+        except OutOfMemoryError as refusal:
+            raise self._within_limits(known.graph, devices, memories, options) or refusal from None
         if found.only is not None:
             seconds = predict(known.graph, found, found.costs).seconds if found.costs is not None else 0.0
-            return Placement((devices[found.only],), (memories[found.only],), predicted_s=seconds)
-        return Placement(devices, memories, found)
+            made = Placement((devices[found.only],), (memories[found.only],), predicted_s=seconds)
+        else:
+            made = Placement(devices, memories, found)
+        if options.memory and options.partition is None:
+            how = device_options(options)
+            check_limits(known.graph, made, dict(options.memory), lies, how, options.pipeline)
+        return made
+
+    def _within_limits(
+        self,
+        graph: Graph,
+        devices: tuple[Device, ...],
+        memories: tuple[BufferType, ...],
+        options: PlanOptions,
+    ) -> OutOfMemoryError | None:
+        """The error of a graph that cannot be placed; None if no limit applies."""
+        limits = dict(options.memory)
+        if not limits:
+            return None
+        rooms = {
+            one.name: usable_bytes(one, self._room.idle_on(one.name), limits.get(one.name)) for one in devices
+        }
+        first = Placement(devices[:1], memories[:1])
+        return refused_by_limits(graph, first, limits, rooms, device_options(options))
 
     def _named(self, known: KnownGraph, options: PlanOptions, lies: Mapping[int, str]) -> list[Device]:
         """The devices for a plan: those that are asked for, without those that drain and that

@@ -56,8 +56,10 @@ class PlanState:
         self._to_release: list[PlanHandle | ReservationHandle] = []
         #: Plans out of the handle table that an update replaces or puts back.
         self._taken: dict[PlanHandle, None] = {}
-        #: Variables that a plan is being compiled for.
+        #: Variables that a plan is being compiled for, and the new ones of them, with those of lost
+        #: devices that they replace.
         self._compiling: set[str] = set()
+        self._new_variables: dict[str, tuple[int, TensorHandle] | None] = {}
         #: Variables created so far.
         self._variables_made = 0
 
@@ -86,6 +88,7 @@ class PlanState:
         number = c.SERVER_HANDLE | self._variables_made
         tensor = TensorHandle(layout(type), HandleStorage(type.nbytes, device, buffer, is_charged=True))
         self.handles.add(number, tensor)
+        self._new_variables[name] = self.variables.get(name)
         self.variables[name] = (number, tensor)
         self._resources.storages[storage_of(tensor)] = None
         return number
@@ -99,9 +102,15 @@ class PlanState:
         self._compiling.add(name)
         return number_and_handle[1]
 
-    def compiled(self) -> None:
-        """End a compile."""
+    def compiled(self, *, has_failed: bool) -> None:
+        """End a compile. The variables that a failed one made are freed."""
+        made, self._new_variables = self._new_variables, {}
         self._compiling.clear()
+        for name, replaced in made.items() if has_failed and self.closed is None else ():
+            variable = self._remove_variable(name)
+            if replaced is not None:
+                self.variables[name] = replaced
+            self.release((variable,))
 
     def take_variable(self, name: str) -> TensorHandle:
         """Remove a variable, before it is freed. Raises UnknownHandleError, InvalidArgumentError."""
@@ -111,7 +120,7 @@ class PlanState:
                 f"the session has no variable {name[:64]!r}",
                 advice=f"did you mean {near[0]!r}?" if near else "plan.variables has the names",
             )
-        number, variable = self.variables[name]
+        _, variable = self.variables[name]
         plans = [one for one in self.handles.values() if isinstance(one, PlanHandle)]
         users = sum(variable in (*plan.read, *plan.assigned) for plan in (*plans, *self._taken))
         if users or name in self._compiling:
@@ -119,7 +128,10 @@ class PlanState:
             raise InvalidArgumentError(
                 f"variable {name[:64]!r} is used by {whose}", advice="free its plans first: plan.free()"
             )
-        del self.variables[name]
+        return self._remove_variable(name)
+
+    def _remove_variable(self, name: str) -> TensorHandle:
+        number, variable = self.variables.pop(name)
         self.handles.remove_any(number)
         self._instructions.append(ForgetVariable(name))
         return variable
