@@ -7,13 +7,14 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from core_client import CoreClient
-from tenant_hosts import F4, PLAN, TenantHost, X, chain
+from tenant_hosts import F4, PLAN, TenantHost, X, chain, run_of
 
 from heliograph_backends.contract.memory import PIECE_BYTES
 from heliograph_backends.cpu.backend import CpuDevice
@@ -58,6 +59,18 @@ def send_allocation(client: CoreClient) -> None:
     client.send(c.Allocate(TENSOR, F4))
 
 
+def send_run(client: CoreClient) -> None:
+    """A run, whose output is being read."""
+    client.compile(PLAN, chain())
+    client.send(run_of())
+
+
+def send_loop(client: CoreClient) -> None:
+    """A loop, whose last output is being read."""
+    client.compile(PLAN, chain())
+    client.send(replace(run_of(), loop=c.Loop(2, (c.Carry(0, 0),))))
+
+
 def upload(client: CoreClient) -> threading.Thread:
     def write() -> None:
         incoming = client.session.begin_upload(digest_of(X.tobytes()), X.nbytes)
@@ -89,10 +102,12 @@ def _started(work: Callable[[], None]) -> threading.Thread:
         ("get", send_read),
         ("copy", send_copy),
         ("allocate", send_allocation),
+        ("get", send_run),
+        ("get", send_loop),
         ("set", upload),
         ("compile", compile_plan),
     ],
-    ids=["set", "get", "copy", "allocate", "upload", "compile"],
+    ids=["set", "get", "copy", "allocate", "run", "loop", "upload", "compile"],
 )
 def test_work_that_cannot_be_broken_off_keeps_its_memory_until_it_ends(
     work: str, begin: Callable[[CoreClient], threading.Thread | None]
