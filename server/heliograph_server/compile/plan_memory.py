@@ -13,6 +13,7 @@ from heliograph_proto.plans import DeviceEstimate, PlanEstimate, SplitEstimate
 from heliograph_proto.types import MAX_BYTES
 from heliograph_server.compile.needs import lasting_needs, splits_needs
 from heliograph_server.plans.reservation import ordered
+from heliograph_server.resources.reclaim import BeyondReclaimError
 from heliograph_server.scheduler.model import Schedule
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def check_limits(
         if one.name in limits and (text := _excess(one, more[one.name], there[one.name], limits[one.name]))
     ]
     if over:
-        raise OutOfMemoryError(f"the plan needs {'; and '.join(over)}", advice=ADVICE)
+        raise BeyondReclaimError(f"the plan needs {'; and '.join(over)}", advice=ADVICE)
 
 
 def _excess(share: DeviceEstimate, staged_bytes: int, there_bytes: int, limit: int) -> str:
@@ -158,6 +159,6 @@ def refused_by_limits(
         f"{name} {'allows' if name in limits else 'has'} {size:,}" for name, size in rooms.items()
     )
     why = f"{over:,} too many" if over > 0 else "no division of its graph fits there"
-    return OutOfMemoryError(
+    return BeyondReclaimError(
         f"the plan needs about {need:,} bytes, where with memory= {listed}: {why}", advice=ADVICE
     )

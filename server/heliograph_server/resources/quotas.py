@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Protocol
 
-from heliograph_proto.errors import HeliographError, LimitExceededError, OutOfMemoryError
+from heliograph_proto.errors import HeliographError, LimitExceededError
 from heliograph_proto.sessions import Quota, TenantUsage
 from heliograph_server.resources.principals import Principal
-from heliograph_server.resources.reclaim import Reclaimable, reclaimed
+from heliograph_server.resources.reclaim import BeyondReclaimError, Reclaimable, reclaimed
 
 #: The number of recent releases from which the time until there is room is estimated.
 RELEASES = 16
@@ -160,7 +160,9 @@ class Account:
         name = f"tenant {self.tenant!r}" if self.tenant else "this server"
         more = f"{amount:,} more" if amount > 1 else "one more"
         message = f"the quota of {name} is {limit:,} {_NAMES[kind]}: {used:,} are used, so not {more}"
-        refused: type[HeliographError] = OutOfMemoryError if kind is QuotaKind.MEMORY else LimitExceededError
+        refused: type[HeliographError] = (
+            BeyondReclaimError if kind is QuotaKind.MEMORY else LimitExceededError
+        )
         if amount > limit:
             return refused(message, advice="ask for less, or have the operator raise the quota")
         advice = f"{_ADVICE[kind]}, or try again in about {seconds:.2g} s; the operator may raise the quota"

@@ -14,6 +14,10 @@ from heliograph_proto.errors import OutOfMemoryError
 T = TypeVar("T")
 
 
+class BeyondReclaimError(OutOfMemoryError):
+    """A lack of memory that no reclaiming mends: a tenant's quota, or a limit of a plan."""
+
+
 class Reclaimable(Protocol):
     """An owner of memory that others may need."""
 
@@ -84,6 +88,8 @@ class MemoryReclaim:
         before = self._made
         try:
             return work()
+        except BeyondReclaimError:
+            raise
         except OutOfMemoryError:
             # Another thread may have reclaimed memory meanwhile; then there is nothing left to
             # reclaim here.

@@ -329,3 +329,16 @@ def test_freed_tensors_give_back_the_quota() -> None:
             client.do(c.AllocateBuffer(number, 3 * UNIT))
             client.do(c.Free((number,)))
         assert host.usage("tenant").device_memory_bytes == 0
+
+
+@pytest.mark.parametrize("limits", [{}, {"fake0": 1000}], ids=["quota", "limit"])
+def test_a_refusal_by_a_right_takes_no_weights_of_other_tenants(limits: dict[str, int]) -> None:
+    quota = Quota(device_memory_bytes=0 if limits else UNIT)
+    with TenantHost(FakeDevice("fake0"), small=quota) as host:
+        client, small = host.client("large"), host.client("small")
+        client.do(c.Free((load(client, 0),)))
+        type = tensor_type("f32", (UNIT,))
+        graph = Graph((Leaf(LeafKind.VARIABLE, "v", type),), (), (Output("y", 0),))
+        with pytest.raises(OutOfMemoryError):
+            small.compile(PLAN, graph, memory=limits)
+        assert client.session.missing_contents((digest_of(model(0)[1]),)) == ()
