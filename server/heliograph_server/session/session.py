@@ -542,7 +542,6 @@ class Session:
             finally:
                 is_quiet = self._executor.quiet.is_set() and not self._open_uploads
                 if is_quiet and self._compiler.busy.acquire(blocking=False):
-                    self._direct.close(error)
                     self._release(error)
                 else:
                     release = partial(self._release_later, error)
@@ -560,12 +559,17 @@ class Session:
 
     def _release_later(self, error: HeliographError) -> None:
         """Free everything when the work has ended."""
-        # First, since a relayed upload may wait for another daemon under its own lock.
-        self._direct.close(error)
-        with self._lock:
-            uploads = list(self._open_uploads)
-        for upload in uploads:
-            upload.abort(error)
+        try:
+            # First, since a relayed upload may wait for another daemon under its own lock.
+            self._direct.close(error)
+            with self._lock:
+                uploads = list(self._open_uploads)
+            for upload in uploads:
+                upload.abort(error)
+        finally:
+            self._release_after_work(error)
+
+    def _release_after_work(self, error: HeliographError) -> None:
         busy = self._compiler.busy
         in_time = self._executor.quiet.wait(LATE_SECONDS) and busy.acquire(timeout=LATE_SECONDS)
         if not in_time:
@@ -581,6 +585,7 @@ class Session:
     def _release(self, error: HeliographError) -> None:
         """Free everything. No work is under way, and `_compiler.busy` is held."""
         try:
+            self._direct.close(error)
             self._executor.plans.close()
             self._holding.account.leave(self._executor.plans)
             self._executor.event(self._core.release_all)
