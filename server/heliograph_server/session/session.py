@@ -544,9 +544,16 @@ class Session:
                 if is_quiet and self._compiler.busy.acquire(blocking=False):
                     self._release(error)
                 else:
-                    release = partial(self._release_later, error)
-                    threading.Thread(target=release, name="heliograph-release", daemon=True).start()
+                    self._begin_release(error)
         return self._released
+
+    def _begin_release(self, error: HeliographError) -> None:
+        release = partial(self._release_later, error)
+        try:
+            threading.Thread(target=release, name="heliograph-release", daemon=True).start()
+        except RuntimeError:
+            # The interpreter is ending, and with it all work and memory.
+            self._released.set_result(None)
 
     def _interrupt(self, error: HeliographError) -> None:
         """Abort running work and fail everything else, without waiting for any."""

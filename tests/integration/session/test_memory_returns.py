@@ -131,19 +131,19 @@ def test_work_that_cannot_be_broken_off_keeps_its_memory_until_it_ends(
 def test_the_log_says_once_that_a_session_waits_for_work_and_once_that_its_memory_is_free(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO)
-    device = FakeDevice()
-    waits = threading.Event()
+    device, waits = FakeDevice(), threading.Event()
+    lines: list[str] = []
 
-    class Sees(logging.Handler):
+    class Reader(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "waits for work" in record.getMessage():
+            lines.append(record.getMessage())
+            if "waits for work" in lines[-1]:
                 waits.set()
 
-    handler = Sees()
-    logging.getLogger("heliograph_server").addHandler(handler)
+    reader, log = Reader(), logging.getLogger("heliograph_server")
+    log.addHandler(reader)
     try:
-        with TenantHost(device) as host:
+        with caplog.at_level(logging.INFO, "heliograph_server"), TenantHost(device) as host:
             client = host.client()
             gate = device.script.hold("set")
             send_write(client)
@@ -152,9 +152,12 @@ def test_the_log_says_once_that_a_session_waits_for_work_and_once_that_its_memor
             assert waits.wait(SECONDS)
             gate.open()
             ended.result(SECONDS)
+            client.session.close()
+            threads = [one for one in threading.enumerate() if one.name == "heliograph-release"]
+            for thread in threads:
+                thread.join(SECONDS)
     finally:
-        logging.getLogger("heliograph_server").removeHandler(handler)
-    lines = [one.getMessage() for one in caplog.records]
+        log.removeHandler(reader)
     assert sum("waits for work" in one for one in lines) == 1
     assert sum("its memory is free" in one for one in lines) == 1
 
