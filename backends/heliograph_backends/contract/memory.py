@@ -184,6 +184,14 @@ class Buffer(ABC):
             advice="use the buffer type 'shared', which CPU and CUDA devices have",
         )
 
+    def written(self, start: int, end: int) -> None:
+        """Note that bytes in this range have changed, by whatever means. Default: nothing.
+
+        Called after each write of bytes that are the weights of a plan, before the plan's next run.
+        What a device has made from them, such as a packed form, is made again before that run uses
+        it.
+        """
+
     def set_usage(self, usage: Usage) -> None:
         """Set the buffer's usage."""
         self.usage = usage
@@ -207,7 +215,10 @@ class Buffer(ABC):
         """Called before a tensor that was placed here is freed. Default: nothing."""
 
     def reset(self) -> None:
-        """Drop data attached by init_tensor, before new tensors are placed. Default: nothing."""
+        """Drop data attached by init_tensor, before new tensors are placed. Default: nothing.
+
+        Plans whose weights are here stay valid.
+        """
 
 
 class MultiBuffer(Buffer):

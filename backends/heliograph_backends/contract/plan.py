@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class LeafBindings:
     """The tensors of a graph's weights and variables, by value number. Inputs come with each run.
 
-    The bytes of weights do not change while a plan is bound to them.
+    The bytes of weights never change during a run. Between runs they may: `Buffer.written` tells.
     """
 
     weights: Mapping[int, Tensor]

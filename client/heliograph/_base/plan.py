@@ -115,8 +115,6 @@ class PlanBase(Handle):
         super().__del__()
         if hasattr(self, "_variants"):
             self._variants.free()
-        # The tensors that were its weights can be written from now on.
-        self._shell.core.order_frees()
 
     def free(self) -> None:
         """Free the plan on the server once earlier commands no longer need it. Idempotent."""

@@ -209,7 +209,7 @@ class Session(SessionBase):
             devices: Devices by priority (default: the server's first), filled in that order. A node
                 that one cannot run goes to another; a processor of the server's host comes last.
             weights: Tensors of the session, on the plan's device, for the graph's weights of these
-                names. They are not uploaded, and cannot be written while the plan exists.
+                names. They are not uploaded. A write to one changes what later runs read.
             variables: Tensors of the session, on the plan's device, for the graph's variables of
                 these names. They are read and written in place.
             on_loss: With "raise", runs fail with DeviceLostError when a device is lost. With

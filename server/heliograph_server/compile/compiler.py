@@ -428,11 +428,6 @@ class _Compilation:
         self._is_reserved = False
 
     def __enter__(self) -> Self:
-        leaves, weights = {}, set()
-        for number, handle in self.request.bindings.items():
-            leaves[number] = handle, self.graph.leaves[number].type
-            if self.graph.leaves[number].kind is LeafKind.WEIGHT:
-                weights.add(number)
         with self._lock:
             try:
                 if self.request.updates:
@@ -441,7 +436,7 @@ class _Compilation:
                 self._is_reserved = True
                 if self.request.reservation:
                     self._use_reservation()
-                self.bound = self._state.bind_leaves(leaves, weights)
+                self.bound = self._state.bind_leaves(self.graph, self.request.bindings)
             except BaseException:
                 self._release()
                 self._uses.close()

@@ -51,10 +51,6 @@ def len_bytes(data: c.Bytes) -> int:
     return data.nbytes if isinstance(data, memoryview) else len(data)
 
 
-class FrozenError(InvalidArgumentError):
-    """A write to bytes that are the weight of a plan. Refusing it poisons nothing."""
-
-
 def check_range(tensor: Tensor, offset_bytes: int, size_bytes: int) -> None:
     """Raise OutOfRangeError or InvalidArgumentError, as `contract.access` would later."""
     tensor.check_range(offset_bytes, size_bytes)
@@ -76,14 +72,6 @@ def check_bytes(tensor: Tensor, offset_bytes: int, size_bytes: int, chunks: c.Ch
             f"{chunks.count} chunks of {chunks.size_bytes} bytes in a command of {size_bytes} bytes"
         )
     check_chunks(tensor, offset_bytes, chunks)
-
-
-def check_writable(tensor: TensorHandle) -> None:
-    """Raise FrozenError for bytes that are the weight of a plan."""
-    if tensor.layout.extent_bytes and storage_of(tensor).is_frozen(*tensor.span):
-        raise FrozenError(
-            "the tensor is the weight of a plan and cannot be written", advice="free that plan first"
-        )
 
 
 def check_leaf(tensor: TensorHandle, type: TensorType, number: int) -> None:

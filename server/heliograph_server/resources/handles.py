@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from math import inf
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from heliograph_backends.contract import Buffer, Tensor
@@ -100,12 +100,8 @@ class HandleStorage:
     error: HeliographError | None = None
     #: Tensors that share these bytes and are not released yet.
     tensors: int = 0
-    #: Weights of plans in this storage, which must not be written.
-    frozen: dict[TensorHandle, None] = field(default_factory=dict)
-    #: Their bytes as sorted ranges that do not touch; None: to be recomputed.
-    frozen_ranges: list[tuple[int, int]] | None = None
-    #: The weights of each range.
-    frozen_at: dict[tuple[int, int], dict[TensorHandle, None]] = field(default_factory=dict)
+    #: Weights of plans in this storage, by the range of their bytes.
+    weights: dict[tuple[int, int], dict[TensorHandle, None]] = field(default_factory=dict)
     #: The last command that writes, and the later ones that read, while they are not done.
     writer: CommandState | None = None
     readers: dict[CommandState, None] = field(default_factory=dict)
@@ -115,27 +111,16 @@ class HandleStorage:
     #: In the order of their bytes. They never overlap, since poisoned bytes are not poisoned again.
     poisons: list[Poison] = field(default_factory=list)
 
-    def freeze(self, tensor: TensorHandle) -> None:
-        """Forbid writes to a tensor's bytes."""
-        self.frozen[tensor], self.frozen_ranges = None, None
-        self.frozen_at.setdefault(tensor.span, {})[tensor] = None
+    def add_weight(self, tensor: TensorHandle) -> None:
+        """Note that a tensor is the weight of a plan."""
+        self.weights.setdefault(tensor.span, {})[tensor] = None
 
-    def thaw(self, tensor: TensorHandle) -> None:
-        """Undo `freeze`."""
-        self.frozen.pop(tensor, None)
-        self.frozen_ranges = None
-        here = self.frozen_at.get(tensor.span, {})
+    def remove_weight(self, tensor: TensorHandle) -> None:
+        """Undo `add_weight`."""
+        here = self.weights.get(tensor.span, {})
         here.pop(tensor, None)
         if not here:
-            self.frozen_at.pop(tensor.span, None)
-
-    def is_frozen(self, start: int, end: int) -> bool:
-        """True if any byte of a range is the weight of a plan. O(log n), and O(n log n) after a
-        change."""
-        if self.frozen_ranges is None:
-            self.frozen_ranges = merged(one.span for one in self.frozen if one.layout.extent_bytes)
-        place = bisect_right(self.frozen_ranges, start, key=itemgetter(1))
-        return place < len(self.frozen_ranges) and self.frozen_ranges[place][0] < end
+            self.weights.pop(tensor.span, None)
 
     def poison(
         self, start: int, end: int, error: HeliographError, tensor: TensorHandle, sequence: int
@@ -258,12 +243,17 @@ class BufferHandle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundLeaves:
-    """Tensors of the client that are leaves of a plan, by leaf. Those of `weights` are frozen."""
+    """Tensors of the client that are leaves of a plan, by leaf."""
 
     tensors: Mapping[int, TensorHandle] = field(default_factory=dict)
     weights: frozenset[int] = frozenset()
     #: The client's handle of each.
     numbers: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def weight_tensors(self) -> tuple[TensorHandle, ...]:
+        """The tensors that are weights."""
+        return tuple(self.tensors[leaf] for leaf in sorted(self.weights))
 
 
 NOTHING_BOUND = BoundLeaves()
@@ -276,16 +266,16 @@ def hold_leaves(
     held = {leaf: TensorHandle(one.layout, one.storage) for leaf, one in tensors.items()}
     for leaf, one in held.items():
         if one.storage is not None and leaf in weights:
-            one.storage.freeze(one)
+            one.storage.add_weight(one)
     return BoundLeaves(held, frozenset(weights), numbers)
 
 
 def let_go_of(bound: BoundLeaves) -> None:
-    """Thaw the weights. The caller releases the tensors."""
+    """Note that the tensors are weights no longer. The caller releases them."""
     for leaf in bound.weights:
         tensor = bound.tensors[leaf]
         if tensor.storage is not None:
-            tensor.storage.thaw(tensor)
+            tensor.storage.remove_weight(tensor)
 
 
 @dataclass(slots=True, eq=False)
@@ -330,6 +320,11 @@ class PlanHandle:
     #: For a partition: the number of the last run. None for other plans.
     exchange_run: int | None = None
     error: HeliographError | None = None
+    #: The tensors among its leaves that are weights: each run reads them.
+    weights: tuple[TensorHandle, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weights = self.bound.weight_tensors
 
     def check_there(self) -> None:
         """Raise UnknownHandleError if the memory of its reservation was reset."""
@@ -378,17 +373,6 @@ _NAMES: dict[type, str] = {
     EventHandle: "an event",
     ReservationHandle: "a reservation",
 }
-
-
-def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge ranges that overlap or touch, in order."""
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((start, end))
-    return found
 
 
 def layout(type: TensorType, offset_bytes: int = 0) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 from heliograph_backends.contract import Abort, BufferType
 from heliograph_backends.host_memory.sealed import SealedMemory
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
-from heliograph_proto.commands import Command, CompletionBatch, RunCommand
+from heliograph_proto.commands import Command, Completion, CompletionBatch, RunCommand
 from heliograph_proto.devices import DeviceChange
 from heliograph_proto.errors import (
     DeviceLostError,
@@ -49,6 +49,7 @@ from heliograph_server.session.bulk import Downloads
 from heliograph_server.session.handoff import TensorHandoff
 from heliograph_server.session.operations import Operations
 from heliograph_server.session.protocol.core import SessionCore
+from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import (
     ABORTABLE,
     AbortWork,
@@ -458,6 +459,7 @@ class Executor:
                 failure = self._typed(error, work.state.sequence)
                 self.work_failed(work, loaded.explain(failure))
             loaded.note(task.slot, took_us)
+            _tell_weights(work.state)
             self.work_done(work, None)
 
         self._book.had_inputs(work.state.sequence)
@@ -549,16 +551,20 @@ class Executor:
     def do_work(self, work: CommandWork) -> None:
         """Perform a command's work after `begin_work`. A failure becomes the command's error."""
         state = work.state
-        assert not isinstance(state.task, FreeTask)
         try:
-            if isinstance(state.task, RunTask) and state.task.command.trace_parent:
-                # Its calls to other daemons belong to its own span.
-                with handing_on(self._book.below(state.task.command.trace_parent, state.sequence)):
-                    work.result = self._execution.perform(state.sequence, state.task, work.abort)
-            else:
-                work.result = self._execution.perform(state.sequence, state.task, work.abort)
+            work.result = self._perform(work)
         except BaseException as error:
             self.work_failed(work, error)
+        _tell_weights(state)
+
+    def _perform(self, work: CommandWork) -> Completion:
+        state = work.state
+        assert not isinstance(state.task, FreeTask)
+        if isinstance(state.task, RunTask) and state.task.command.trace_parent:
+            # Its calls to other daemons belong to its own span.
+            with handing_on(self._book.below(state.task.command.trace_parent, state.sequence)):
+                return self._execution.perform(state.sequence, state.task, work.abort)
+        return self._execution.perform(state.sequence, state.task, work.abort)
 
     def shared_part(self, place: SharedPlace) -> memoryview:
         """Bytes shared with the client. Raises UnknownHandleError once the session has ended."""
@@ -664,6 +670,12 @@ class Executor:
 def _why_lost(plan: PlanHandle) -> HeliographError | None:
     loaded: LoadedPlan | None = plan.plan
     return loaded.lost if loaded is not None else None
+def _tell_weights(state: CommandState) -> None:
+    """Tell the buffers of weights that a command wrote to, also after a failure."""
+    for target in state.targets if state.writes else ():
+        storage = target.storage
+        if storage is not None and storage.weights and storage.buffer is not None:
+            storage.buffer.written(*target.span)
 
 
 def _stepwise(task: RunTask) -> Stepwise | None:

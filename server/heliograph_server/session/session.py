@@ -394,13 +394,12 @@ class Session:
     def hold_bytes(self, handle: int, size_bytes: int) -> tuple[Tensor, Callable[[], None]]:
         """Hold a u8 tensor, so that its memory can be filled. Return it and its release.
 
-        Until it is released it is not freed, and no command writes it. Raises UnknownHandleError,
-        InvalidArgumentError, or the error of the command that creates it.
+        Until it is released it is not freed. Raises UnknownHandleError, InvalidArgumentError, or
+        the error of the command that creates it.
         """
-        leaves = {0: (handle, tensor_type("u8", (size_bytes,)))}
         with self._lock:
             self._check_open()
-            bound = self._core.plans.bind_leaves(leaves, {0})
+            bound = self._core.plans.hold_weight(handle, tensor_type("u8", (size_bytes,)))
             storage = bound.tensors[0].storage
             if storage is None or storage.buffer is None:
                 self._core.plans.release_leaves(bound)

@@ -72,19 +72,6 @@ def test_contents_of_bound_weights_are_not_uploaded(session: hg.Session, url: st
         assert told == [] and np.array_equal(plan.run(x=X)["y"], session.compute(product(W * 2), x=X)["y"])
 
 
-def test_a_weight_that_is_bound_cannot_be_written(session: hg.Session) -> None:
-    w = session.put(W)
-    plan = session.compile(product(), weights={"w": w})
-    expected = plan.run(x=X)["y"]
-    w.memset(0)
-    with pytest.raises(hg.InvalidArgumentError, match="weight of a plan"):
-        session.synchronize(timeout=10)
-    assert np.array_equal(plan.run(x=X)["y"], expected)
-    plan.free()
-    w.memset(0)
-    assert not w.get().any()
-
-
 def test_names_of_bound_weights_have_their_scopes(session: hg.Session) -> None:
     g = hg.Graph()
     with g.scope("layer0"):

@@ -175,6 +175,24 @@ def changed_weights(bench: Bench, random: np.random.Generator) -> None:
         require_same(_outputs(it), expected, "with the new weights")
 
 
+@CASES
+def written_weights(bench: Bench, random: np.random.Generator) -> None:
+    """A plan whose weights were written since its last run computes with the new ones."""
+    recipe = layer(random)
+    changed = replace(recipe, leaves=[_halved(one) for one in recipe.leaves])
+    with loaded(bench, changed) as it:
+        it.run()
+        expected = bits(it)
+    with loaded(bench, recipe) as it:
+        it.run()
+        for value, tensor in it.bindings().weights.items():
+            fresh = host_bytes(changed.leaves[value].content.raw)
+            bench.run(partial(tensor.buffer.set, tensor.offset_bytes, fresh))
+            tensor.buffer.written(tensor.offset_bytes, tensor.offset_bytes + fresh.nbytes)
+        bench.run(it.compute)
+        require_same(_outputs(it), expected, "with the written weights")
+
+
 def _halved(one: LeafData) -> LeafData:
     """Return a weight with other elements; an input unchanged."""
     if one.leaf.kind is not LeafKind.WEIGHT:

@@ -264,6 +264,8 @@ class SessionCore:
             if len(self._fits) >= MOST_FITS:
                 self._fits.clear()
             self._fits[run.form] = fit
+        if fit.plan.weights and any(one.problem() for one in fit.plan.weights):
+            return None
         return fit
 
     def did(self, sequence: int, result: InlineResult | HeliographError) -> None:

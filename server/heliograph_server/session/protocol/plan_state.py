@@ -146,27 +146,42 @@ class PlanState:
                 found[number] = tensor.storage.device
         return found
 
-    def bind_leaves(self, leaves: Mapping[int, tuple[int, TensorType]], weights: Set[int]) -> BoundLeaves:
-        """Hold tensors as leaves of a future plan, by handle and type. Those of weights are frozen.
+    def bind_leaves(self, graph: Graph, handles: Mapping[int, int]) -> BoundLeaves:
+        """Hold tensors as leaves of a future plan, given their handles by leaf.
 
         Raises UnknownHandleError, InvalidArgumentError, or the error of a weight's writer.
         """
         self._check_open()
-        tensors, numbers = {}, {}
-        for leaf, (number, type) in leaves.items():
-            tensors[leaf], numbers[leaf] = self.handles.get(number, TensorHandle), number
-            check_leaf(tensors[leaf], type, number)
+        tensors = {}
+        weights = {leaf for leaf in handles if graph.leaves[leaf].kind is LeafKind.WEIGHT}
+        for leaf, number in handles.items():
+            tensors[leaf] = self.handles.get(number, TensorHandle)
+            check_leaf(tensors[leaf], graph.leaves[leaf].type, number)
             if leaf in weights:
-                self._check_weight(tensors[leaf], number)
-        return hold_leaves(tensors, weights, numbers)
+                check_weight(tensors[leaf], number)
+        self._check_assigned(graph, tensors, weights)
+        return hold_leaves(tensors, weights, handles)
 
-    def _check_weight(self, tensor: TensorHandle, number: int) -> None:
+    def hold_weight(self, number: int, type: TensorType) -> BoundLeaves:
+        """Hold one tensor as a weight. Raises as `bind_leaves`."""
+        self._check_open()
+        tensor = self.handles.get(number, TensorHandle)
+        check_leaf(tensor, type, number)
         check_weight(tensor, number)
-        if any(overlap(tensor, variable) for plan in self.plans for variable in plan.assigned):
-            raise InvalidArgumentError(
-                f"tensor {number} is the variable of a plan that assigns it; a weight does not change",
-                advice="copy it, or bind it as a variable",
-            )
+        return hold_leaves({0: tensor}, {0}, {0: number})
+
+    def _check_assigned(self, graph: Graph, tensors: Mapping[int, TensorHandle], weights: Set[int]) -> None:
+        """Raise InvalidArgumentError for a weight whose bytes a run of the graph would assign."""
+        for leaf in {node.operands[0] for node in graph.nodes if node.op == "assign"} if weights else ():
+            name = graph.leaves[leaf].name
+            variable = tensors.get(leaf) or self.variables.get(name, (0, None))[1]
+            for weight in weights:
+                if variable is not None and overlap(tensors[weight], variable):
+                    raise InvalidArgumentError(
+                        f"the graph assigns variable {name!r}, which shares bytes with its weight "
+                        f"{graph.leaves[weight].name!r}; a weight does not change during a run",
+                        advice="copy one of them, or use the variable in both places",
+                    )
 
     def release_leaves(self, bound: BoundLeaves) -> None:
         """Release the tensors that a plan held."""

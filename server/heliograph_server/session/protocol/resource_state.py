@@ -78,7 +78,7 @@ class ResourceState:
 
 def _leave_to_weight(tensor: TensorHandle, storage: HandleStorage) -> bool:
     """True if a plan holds the tensor as a weight, and so keeps its device state."""
-    heir = next(iter(storage.frozen_at.get(tensor.span, ())), None)
+    heir = next(iter(storage.weights.get(tensor.span, ())), None)
     if heir is not None:
         heir.is_placed = True
     return heir is not None

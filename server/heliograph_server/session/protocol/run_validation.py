@@ -8,7 +8,7 @@ from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_forms import InlineResult, ResultForm, RunForm
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, InvalidInputError, UnsupportedError
 from heliograph_proto.types import TensorType
-from heliograph_server.resources.checks import check_separate, check_writable, len_bytes
+from heliograph_server.resources.checks import check_separate, len_bytes
 from heliograph_server.resources.handles import PlanHandle, TensorHandle
 from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import Progress, RunTask, WantedOutput
@@ -28,8 +28,6 @@ class RunValidator:
         plan.check_there()
         if plan.exchange_run is not None or kind.exchange_run:
             _check_exchange(plan, kind)
-        for variable in plan.assigned:
-            check_writable(variable)
         inputs = self._inputs(plan, kind.inputs)
         outputs = self._outputs(state, plan, kind.outputs)
         held_bytes, bound, made, into = plan.tapped_bytes, [], [], []
@@ -57,7 +55,7 @@ class RunValidator:
             plan.exchange_run = kind.exchange_run
         if plan.slots.queues:
             state.queue, state.overlaps = plan.slots.queues[slot], True
-        state.uses, state.heals = (*bound, *plan.read, *plan.assigned), tuple(into)
+        state.uses, state.heals = (*bound, *plan.read, *plan.assigned, *plan.weights), tuple(into)
         check_separate(state.heals, state.uses)
         state.targets = (*made, *plan.assigned, *into)
         for binding, one in zip(kind.outputs, outputs, strict=True):
@@ -130,7 +128,6 @@ class RunValidator:
             raise InvalidArgumentError(f"output {binding.output} is {type}, not {tensor.type}")
         if tensor.layout.overlaps_itself:
             raise InvalidArgumentError(f"output {binding.output} into a tensor whose elements share bytes")
-        check_writable(tensor)
         return tensor
 
 
@@ -154,7 +151,7 @@ def _check_exchange(plan: PlanHandle, kind: c.RunCommand) -> None:
 
 
 class InlineRunFit:
-    """A form of runs that is valid for a plan and touches no tensor.
+    """A form of runs that is valid for a plan and touches no tensor but its weights.
 
     All inputs come with the command and all outputs go with the completion, so only the runs of its
     plan and its stream can block it.

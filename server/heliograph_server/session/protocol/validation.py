@@ -15,11 +15,9 @@ from heliograph_proto.errors import HeliographError, InvalidArgumentError, Limit
 from heliograph_proto.sessions import PLACE_BYTES
 from heliograph_proto.types import TensorType, dtype
 from heliograph_server.resources.checks import (
-    FrozenError,
     check_bytes,
     check_range,
     check_transfer,
-    check_writable,
     len_bytes,
     overlap,
     produced_tensors,
@@ -101,7 +99,7 @@ class CommandValidator:
         """Make a command fail in its turn, and poison the handles that it would have created."""
         state.error, state.heals = error, ()
         state.uses = ()
-        state.targets = () if isinstance(error, FrozenError) else self._existing_targets(kind)
+        state.targets = self._existing_targets(kind)
         for number in produced_tensors(kind):
             self._handles.add_poisoned(number, TensorHandle(layout(NO_TYPE), error=error))
         if isinstance(kind, c.CreateStream):
@@ -213,7 +211,6 @@ class CommandValidator:
         self._write(state, FillTask(tensor, kind), tensor, kind.offset_bytes, kind.size_bytes)
 
     def _write(self, state: CommandState, task: Task, tensor: TensorHandle, offset: int, size: int) -> None:
-        check_writable(tensor)
         self._context.work(state, task, storage_of(tensor).device)
         state.targets = (tensor,)
         chunked = isinstance(task, WriteTask) and task.command.chunks is not None
@@ -247,7 +244,6 @@ class CommandValidator:
             raise InvalidArgumentError(
                 "copy between tensors that overlap", advice="copy through a third tensor"
             )
-        check_writable(destination)
         task = CopyTask(source, destination)
         self._context.work(state, task, storage_of(destination).device)
         state.uses, state.targets, state.heals = (source,), (destination,), (destination,)
