@@ -38,7 +38,7 @@ class Watched:
     """Tensor handles with a function to call when a command writes one of them, or a view of it."""
 
     def __init__(self) -> None:
-        self._by_handle: dict[int, Callable[[], None]] = {}
+        self._by_handle: dict[int, dict[Callable[[], None], None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by_handle)
@@ -48,7 +48,7 @@ class Watched:
 
     def watch(self, handle: int, written: Callable[[], None]) -> None:
         """Call the function from now on for writes of a handle. It must not send."""
-        self._by_handle[handle] = written
+        self._by_handle.setdefault(handle, {})[written] = None
 
     def leave(self, handle: int) -> None:
         """Undo `watch`."""
@@ -59,7 +59,7 @@ class Watched:
         if isinstance(kind, c.View) and kind.source in self._by_handle:
             self._by_handle[kind.tensor] = self._by_handle[kind.source]
         for handle in _written(kind):
-            if (written := self._by_handle.get(handle)) is not None:
+            for written in self._by_handle.get(handle, ()):
                 written()
 
 

@@ -154,8 +154,23 @@ def compile_frozen(
         again = placed_on(original.without(graph, left), left)
         return compile_frozen(core, source, again, first=original)
 
-    devices = original.how.options.devices
-    return PlanSpec(request.plan, info, source.source_of, recipe, observing, placing, devices)
+    return PlanSpec(
+        request.plan,
+        info,
+        source.source_of,
+        recipe,
+        observing,
+        placing,
+        original.how.options.devices,
+        _weights(request),
+    )
+
+
+def _weights(request: CompileRequest) -> tuple[int, ...]:
+    """Return the handles of the tensors that are weights."""
+    assert isinstance(request.graph, contract.Graph)
+    leaves = request.graph.leaves
+    return tuple(one for leaf, one in request.bindings.items() if leaves[leaf].kind is LeafKind.WEIGHT)
 
 
 def _check_bound(how: Compilation) -> None:
@@ -202,10 +217,7 @@ def _place(
 def _arrive(core: ClientCore, request: CompileRequest, gate: OrderGate | None) -> Procedure[None]:
     """Wait until the server knows the handles that a compile names."""
     if request.bindings or request.updates:
-        assert isinstance(request.graph, contract.Graph)
-        leaves = request.graph.leaves
-        weights = [one for leaf, one in request.bindings.items() if leaves[leaf].kind is LeafKind.WEIGHT]
-        yield from arrive(core, weights, gate)
+        yield from arrive(core, list(_weights(request)), gate)
 
 
 def estimate_graph(graph: Graph, options: PlanOptions) -> Procedure[PlanEstimate]:

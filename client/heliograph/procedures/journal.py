@@ -107,6 +107,12 @@ class Journal:
         """Record that no run of the journal explains the state of the variables."""
         self.why_not = self.why_not or why
 
+    def weights_changed(self) -> None:
+        """Record that runs sent from now on read other weights, tensors of the session."""
+        for one in self.entries:
+            if one.sent:
+                one.why_not = one.why_not or "a tensor that is a weight was written since"
+
     def sweep(self) -> None:
         """Drop the runs that need not be repeated any more."""
         for one in self.entries:

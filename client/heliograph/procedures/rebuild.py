@@ -187,9 +187,12 @@ class RebuildGroup:
         self.watch(plan)
 
     def watch(self, plan: PlanBase) -> None:
-        """Mark the journal as unusable when the plan's variables are written other than by runs."""
+        """Note in the journal when the plan's variables are written other than by runs, or its
+        weights."""
         for port in plan._spec.info.variables:
             self._core.watched.watch(port.tensor, self._spoil_journal)
+        for weight in plan._spec.weights:
+            self._core.watched.watch(weight, self.journal.weights_changed)
 
     def _spoil_journal(self) -> None:
         if not self._is_writing:

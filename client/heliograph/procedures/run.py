@@ -154,6 +154,8 @@ class PlanSpec:
     placing: Callable[[tuple[str, ...]], Procedure[PlanSpec]] | None = None
     #: The names of the requested devices, including those that are lost.
     requested_devices: tuple[str, ...] = ()
+    #: The handles of the tensors that are weights.
+    weights: tuple[int, ...] = ()
 
     def what(self) -> str:
         """Return the words for a run of the plan."""

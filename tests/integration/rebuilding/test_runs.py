@@ -136,6 +136,41 @@ def test_a_weight_that_was_a_tensor_on_the_lost_device_is_missed(pool: Losable, 
     assert "g.weight" in refusal.value.advice
 
 
+def scaled(session: hg.Session) -> tuple[hg.Plan, hg.Tensor]:
+    """A plan on fake0 that sums what it is given times a weight, a tensor on fake1."""
+    g = hg.Graph()
+    w = g.bound_weight("w", (4,), "f32")
+    total = g.variable("total", (4,), "f32")
+    g.output("y", hg.assign(total, total + g.input("x", (4,), "f32") * w))
+    weight = session.put(np.ones(4, np.float32), "fake1")
+    return session.compile(g, ["fake0", "fake1"], weights={"w": weight}, on_loss="rebuild"), weight
+
+
+def test_runs_are_not_repeated_with_a_weight_that_was_written_since(
+    pool: Losable, session: hg.Session
+) -> None:
+    plan, weight = scaled(session)
+    x = np.ones(4, np.float32)
+    plan.checkpoint()
+    plan.run(x=x, timeout=SECONDS)
+    weight.set(2 * x)
+    plan.run(x=x, timeout=SECONDS)
+    pool.lose("fake0")
+    with pytest.raises(hg.DeviceLostError, match="a weight was written since"):
+        plan.run(x=x, timeout=SECONDS)
+
+
+def test_a_checkpoint_after_a_weight_was_written_is_gone_on_from(pool: Losable, session: hg.Session) -> None:
+    plan, weight = scaled(session)
+    x = np.ones(4, np.float32)
+    plan.run(x=x, timeout=SECONDS)
+    weight.set(2 * x)
+    plan.checkpoint()
+    plan.run(x=x, timeout=SECONDS)
+    pool.lose("fake0")
+    assert plan.run(x=x, timeout=SECONDS)["y"].tolist() == [5] * 4
+
+
 def test_variables_that_are_tensors_of_the_client_are_refused(session: hg.Session) -> None:
     total = session.empty((64,), "f32", "fake0")
     with pytest.raises(hg.InvalidArgumentError, match="cannot be restored"):
