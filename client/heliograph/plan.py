@@ -177,7 +177,8 @@ class Plan(PlanBase):
         - after the first step in which the output `until` is not zero;
         - when a step fails, with its error, which names the step, counted from 0;
         - `timeout` seconds after it arrived at the server, with DeadlineExceededError;
-        - with `future.cancel()`.
+        - after its present step with `future.stop()`, and with CancelledError with
+          `future.cancel()`.
 
         Args:
             inputs: Inputs of the first step, as in `run`. Inputs that are not carried stay the same

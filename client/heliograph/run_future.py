@@ -54,10 +54,25 @@ class RunFuture:
         return self._pending.done
 
     def cancel(self) -> bool:
-        """Request the server to cancel the run. Returns False if it has already ended."""
+        """Request the server to cancel the run. Returns False if it has already ended.
+
+        Variables keep the values of the last step that was completed.
+        """
         if self.done():
             return False
         self._shell.advance(lambda: self._shell.core.cancel(self._pending))
+        return True
+
+    def stop(self) -> bool:
+        """Request the server to end a loop after its present step. Returns False if it has already
+        ended.
+
+        `result` then returns the outputs of that step. A loop that has not begun runs one step. No
+        effect on a run, which is one step.
+        """
+        if self.done():
+            return False
+        self._shell.advance(lambda: self._shell.core.stop(self._pending))
         return True
 
     @property
@@ -200,6 +215,10 @@ class RepeatedFuture(RunFuture):
     @property
     def _pending(self) -> Pending:  # type: ignore[override]
         return self._run.pending
+
+    def stop(self) -> bool:
+        self._repeated.stops()
+        return super().stop()
 
     def send(self) -> None:
         self._shell.drive(self._repeated.sending(), self._deadline.remaining(), self._what)

@@ -255,6 +255,8 @@ class Synchronize:
 @dataclass(frozen=True, slots=True)
 class Cancel:
     sequence: int
+    #: True: a loop ends after its present step, with a result.
+    after_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)

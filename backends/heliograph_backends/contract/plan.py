@@ -79,6 +79,10 @@ class Plan(ABC):
     steps: int
     #: The part of `compute_bytes` in an arena.
     arena_bytes: int = 0
+    #: True if `compute` itself calls `abort.begin_writes` before the first write of a variable.
+    #: Otherwise its caller does, before all work, so that a run with assignments is never broken
+    #: off.
+    begins_writes: bool = False
     #: True if inputs and outputs may lie in any memory: for a plan that another host runs, whose
     #: runs carry the bytes in this host's memory.
     takes_anything: bool = False

@@ -6,7 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 from heliograph_proto.errors import CancelledError, DeadlineExceededError
@@ -31,19 +31,41 @@ def report_done(done: Done, failure: BaseException | None) -> None:
 
 
 class Abort:
-    """A request that running work end early. Set from any thread; polled between nodes."""
+    """A request that running work end early. Set from any thread; polled between nodes.
 
-    def __init__(self) -> None:
+    Work that changes variables in place calls `begin_writes` before: from then on it goes on to its
+    end, `end_writes`, and only then is this set. So an abort leaves the variables as they were
+    before the work, or after it. `within` is the abort of the whole work, for one of a part.
+    """
+
+    def __init__(self, within: Abort | None = None) -> None:
+        self._whole: Abort = within._whole if within is not None else self
         self._lock = threading.Lock()
         self._hooks: list[Callable[[], None]] = []
-        #: True once the run should end. It never becomes False again.
+        self._request_hooks: list[Callable[[], None]] = []
+        #: True once the work should end. It never becomes False again.
         self.is_set = False
+        self._is_requested = False
+        #: True while variables may have a part of the work's new values.
+        self.is_writing = False
 
-    def set(self) -> None:
-        """Set it; later calls do nothing."""
+    @property
+    def is_requested(self) -> bool:
+        """True once the work should not wait for a reader, even while it goes on to its end."""
+        return self.is_set or self._whole._is_requested
+
+    def set(self, *, now: bool = False) -> None:
+        """Set it, after the writes of work that has begun to write, or `now`. Later calls do
+        nothing more."""
         with self._lock:
-            if self.is_set:
-                return
+            first, self._is_requested = not self._is_requested, True
+            for hook in self._request_hooks if first else ():
+                hook()
+            if now or not self.is_writing:
+                self._set()
+
+    def _set(self) -> None:
+        if not self.is_set:
             self.is_set = True
             for hook in self._hooks:
                 hook()
@@ -52,6 +74,22 @@ class Abort:
         """Raise CancelledError if it is set."""
         if self.is_set:
             raise CancelledError("the command was cancelled")
+
+    def begin_writes(self) -> None:
+        """Note that variables change from now on. Raises CancelledError if this is set."""
+        whole = self._whole
+        with whole._lock:
+            if whole.is_set or self.is_set:
+                raise CancelledError("the run was cancelled")
+            whole.is_writing = True
+
+    def end_writes(self) -> None:
+        """Note that the variables have all their new values."""
+        whole = self._whole
+        with whole._lock:
+            whole.is_writing = False
+            if whole._is_requested:
+                whole._set()
 
     def when_set(self, hook: Callable[[], None]) -> None:
         """Call `hook` once when this is set, or at once if it is. The hook must not block."""
@@ -76,6 +114,21 @@ class Abort:
         finally:
             with self._lock:
                 self._hooks.remove(hook)
+
+    @contextmanager
+    def watch_request(self, hook: Callable[[], None]) -> Iterator[None]:
+        """As `watch`, for `is_requested`."""
+        whole = self._whole
+        with self.watch(hook) if whole is not self else nullcontext():
+            with whole._lock:
+                whole._request_hooks.append(hook)
+                if whole._is_requested:
+                    hook()
+            try:
+                yield
+            finally:
+                with whole._lock:
+                    whole._request_hooks.remove(hook)
 
 
 class Stream(ABC):

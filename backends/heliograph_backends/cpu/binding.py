@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -136,6 +137,15 @@ class CpuPlanMemory:
         assert value not in self.packed, "a packed weight is no array"
         type, memory = self.graph.type_of(value), self._held[slot].memory
         return array_over(memory, type, base.offset_bytes + offset, strides)
+
+    def elements(self, value: int) -> np.ndarray[Any, Any]:
+        """Return a copy of a value's elements while its address is bound, with or without a
+        tensor."""
+        slot, offset, strides = self.storage.locate(value)
+        type = self.graph.type_of(value)
+        extent = sum((size - 1) * step for size, step in zip(type.shape, strides, strict=True))
+        memory = ctypes.string_at(int(self.addresses[slot]) + offset, extent + type.dtype.itemsize)
+        return np.ndarray(type.shape, type.dtype.storage, memory, 0, strides)
 
     def take_over(self) -> None:
         """Take ownership of the borrowed blocks that the lender gives away.

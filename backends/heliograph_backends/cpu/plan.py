@@ -33,9 +33,10 @@ from heliograph_backends.cpu.lowering.packing import packed_forms
 from heliograph_backends.planning.concurrency import concurrent_nodes, side_by_side
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.groups import Group, steps_of_nodes
-from heliograph_backends.planning.layout import place_values
+from heliograph_backends.planning.layout import is_direct, place_values
 from heliograph_backends.planning.storage import StorageLayout, plan_storage
 from heliograph_backends.reference import define_node
+from heliograph_backends.reference.base import index_message, place_of
 from heliograph_proto.errors import (
     CancelledError,
     ComputeFailedError,
@@ -58,6 +59,7 @@ class CpuPlan(Plan):
     """A compiled graph; made by `CpuDevice.compile`."""
 
     device: CpuDevice
+    begins_writes = True
 
     def __init__(
         self,
@@ -80,11 +82,12 @@ class CpuPlan(Plan):
         self._freed = False
         try:
             with np.errstate(all="ignore"):
-                self._steps = _Compiler(self, layout.lowering, layout.groups, native=device.native).steps
+                compiler = _Compiler(self, layout.lowering, layout.groups, native=device.native)
         except BaseException:
             self.memory.free()
             raise
         self.memory.take_over()
+        self._steps, self._first_write = compiler.steps, compiler.first_write
         self._groups = layout.groups
         self._native = [step for step in self._steps if isinstance(step, _NativeStep)]
         self.arena_bytes = self.memory.borrowed_bytes
@@ -105,7 +108,9 @@ class CpuPlan(Plan):
             try:
                 with np.errstate(all="ignore"), abort.watch(self._request_abort):
                     self.memory.bind_run(inputs, outputs)
-                    for step in self._steps:
+                    for number, step in enumerate(self._steps):
+                        if number == self._first_write:
+                            abort.begin_writes()
                         if abort.is_set:
                             raise CancelledError("the run was cancelled")
                         step.run()
@@ -234,6 +239,7 @@ class _NativeStep(_Step):
         #: The estimated time, without the wait for helpers.
         self.cost_us = (program.shared_cost_ns + STEP_NS * program.steps) / 1e3
         self._graph, self._numbers = plan.graph, tuple(numbers)
+        self._memory = plan.memory
         self._device, self._threads = plan.device, plan.threads
         self.bound = k.BoundProgram(program, plan.memory.addresses, plan.scratch)
 
@@ -260,7 +266,8 @@ class _NativeStep(_Step):
         node = self._graph.nodes[number]
         *leading, rows, _ = self._graph.type_of(node.operands[0]).shape
         choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
-        message = f"{node.op}: index {self.bound.outside} is not one of {choices}"
+        index, indices = int(self.bound.outside), self._memory.elements(node.operands[-1])
+        message = index_message(node.op, index, choices, place_of(index, indices))
         return OutOfRangeError(message, origin=self._graph.origin(number))
 
 
@@ -330,10 +337,26 @@ class _Compiler:
         self._builder: k.ProgramBuilder | None = None
         #: For each step of the builder, the node that it helps to compute.
         self._numbers: list[int] = []
-        for group, number in zip(groups, plan.storage.sets, strict=True):
+        #: The first step that may write a variable; -1: none does.
+        self.first_write = -1
+        first = self._first_writing(groups)
+        for place, (group, number) in enumerate(zip(groups, plan.storage.sets, strict=True)):
+            if place == first:
+                # An abort ends the steps before it, and none from here on.
+                self._close_program()
+                self.first_write = len(self.steps)
             self._add(group, native, number)
         self._close_program()
         self.steps += [_OutputCopy(plan, place) for place in plan.storage.copied_outputs]
+
+    def _first_writing(self, groups: Sequence[Group]) -> int:
+        """Return the first group whose set may write a variable; -1: none."""
+        graph, storage = self.plan.graph, self.plan.storage
+        for place, group in enumerate(groups):
+            is_assignment = graph.nodes[group.last].op == "assign"
+            if is_assignment or is_direct(graph, storage.places, len(graph.leaves) + group.last):
+                return storage.sets.index(storage.sets[place])
+        return -1
 
     def _add(self, group: Group, native: bool, number: int) -> None:
         node = self.plan.graph.nodes[group.last]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from heliograph_backends.cuda.driver.driver import Queue
 from heliograph_backends.cuda.lowering.lowering import FAILURE_TYPE
+from heliograph_backends.reference.base import index_message, place_of
 from heliograph_proto.errors import OutOfRangeError
 from heliograph_proto.graph import Graph
 
@@ -25,6 +27,7 @@ class IndexReport:
     def __init__(self, graph: Graph, memory: CudaPlanMemory) -> None:
         """Allocate the words. Raises DriverError."""
         self._graph = graph
+        self._plan_memory = memory
         self._driver = memory.device.driver
         self._address = memory.addresses[memory.own_slots.report]
         self._memory = self._driver.allocate_pinned(FAILURE_TYPE.nbytes)
@@ -43,7 +46,7 @@ class IndexReport:
         target = int(self._memory.ctypes.data)
         self._driver.copy(target, self._address, FAILURE_TYPE.nbytes, queue)
 
-    def check(self) -> None:
+    def check(self, queue: Queue) -> None:
         """Check the words after the run. Raises OutOfRangeError."""
         if not self._words[0]:
             self._is_clear = True
@@ -52,5 +55,19 @@ class IndexReport:
         node = self._graph.nodes[number]
         *leading, rows, _ = self._graph.type_of(node.operands[0]).shape
         choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
-        message = f"{node.op}: index {index} is not one of {choices}"
-        raise OutOfRangeError(message, origin=self._graph.origin(number))
+        place = self._place(node.operands[-1], index, queue)
+        raise OutOfRangeError(
+            index_message(node.op, index, choices, place), origin=self._graph.origin(number)
+        )
+
+    def _place(self, value: int, index: int, queue: Queue) -> Sequence[Any] | None:
+        """Return the place of an index; None if later steps have overwritten it."""
+        plan, type = self._plan_memory, self._graph.type_of(value)
+        slot, offset, strides = plan.storage.locate(value)
+        if strides != type.strides:
+            return None
+        indices = np.empty(type.shape, type.dtype.storage)
+        source = plan.addresses[slot] + offset
+        self._driver.copy(int(indices.ctypes.data), source, indices.nbytes, queue)
+        plan.device.settle(queue)
+        return place_of(index, indices)

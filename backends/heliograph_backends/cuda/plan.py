@@ -208,7 +208,7 @@ class CudaPlan(Plan):
             self._report.fetch(queue)
         self.device.settle(queue)
         if self._report is not None:
-            self._report.check()
+            self._report.check(queue)
 
     def _settle_quietly(self, queue: Queue) -> None:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from heliograph_proto.errors import OutOfRangeError
 
@@ -53,8 +55,22 @@ def accumulated(xp: Any, *operands: Array) -> tuple[Array, ...]:
 def check_indices(op: str, indices: Array, count: int, what: str) -> None:
     """Raise OutOfRangeError unless all indices are in [0, count): indices are data of a run."""
     if indices.size and not (indices.min() >= 0 and indices.max() < count):
-        wrong = indices[(indices < 0) | (indices >= count)].flat[0]
-        raise OutOfRangeError(f"{op}: index {int(wrong)} is not one of {count} {what}")
+        first = ((indices < 0) | (indices >= count)).argmax()
+        place = np.unravel_index(int(first), indices.shape)
+        raise OutOfRangeError(index_message(op, int(indices[place]), f"{count} {what}", place))
+
+
+def index_message(op: str, index: int, choices: str, place: Sequence[Any] | None) -> str:
+    """Return the message for an index out of range, at a place of the tensor of indices if that is
+    known."""
+    message = f"{op}: index {index} is not one of {choices}"
+    return message if place is None else f"{message}, at {list(map(int, place))} of the indices"
+
+
+def place_of(index: int, indices: np.ndarray[Any, Any]) -> Sequence[Any] | None:
+    """Return the first place of an index; None if it is not there."""
+    found = np.flatnonzero(indices == index)
+    return np.unravel_index(int(found[0]), indices.shape) if found.size else None
 
 
 def cycled(xp: Any, x: Array, shape: tuple[int, ...]) -> Array:

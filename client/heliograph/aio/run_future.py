@@ -131,13 +131,33 @@ class RunFuture:
         return self._ended.done
 
     def cancel(self) -> bool:
-        """Request the server to cancel the run. Returns False if it has already ended."""
+        """Request the server to cancel the run. Returns False if it has already ended.
+
+        Variables keep the values of the last step that was completed.
+        """
         if self.done():
             return False
         if not self._sent.cancel():
             pending = self._sent.result().pending
             self._shell.advance(lambda: self._shell.core.cancel(pending))
         return True
+
+    def stop(self) -> bool:
+        """Request the server to end a loop after its present step. Returns False if it has already
+        ended.
+
+        `result` then returns the outputs of that step. A loop that has not begun runs one step. No
+        effect on a run, which is one step.
+        """
+        if self.done():
+            return False
+        self._sent.add_done_callback(self._stop)
+        return True
+
+    def _stop(self, sent: asyncio.Future[SentRun]) -> None:
+        if not sent.cancelled() and sent.exception() is None:
+            pending = sent.result().pending
+            self._shell.advance(lambda: self._shell.core.stop(pending))
 
     def taps(self, timeout: float | None = None) -> TapIterator:
         """Iterate over the values of the observed nodes, in a run with `taps=`.
@@ -237,6 +257,9 @@ class InlineFuture(RunFuture):
         self._shell.advance(lambda: self._shell.core.cancel(self._pending))
         return True
 
+    def stop(self) -> bool:
+        return not self.done()
+
     @property
     def steps(self) -> int | None:
         return 1 if self.done() and self._pending.error is None else None
@@ -307,6 +330,10 @@ class RepeatedFuture(RunFuture):
             return False
         self._shell.advance(lambda: self._shell.core.cancel(run.pending))
         return True
+
+    def stop(self) -> bool:
+        self._repeated.stops()
+        return super().stop()
 
     @property
     def steps(self) -> int | None:

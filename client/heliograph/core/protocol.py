@@ -130,7 +130,8 @@ class ClientCore(CreditCore):
         self._next_transfer = 1
         self._next_sequence = 1
         self._outbox: deque[Pending | OrderGate] = deque()
-        self._cancels: deque[Pending] = deque()
+        #: Commands to cancel, and True for a loop that is to end after its present step.
+        self._cancels: deque[tuple[Pending, bool]] = deque()
         #: Runs that wait at an observed node and may go on.
         self._continues: deque[Pending] = deque()
         #: Commands that were sent and are not done, in order of their sequence numbers.
@@ -226,7 +227,12 @@ class ClientCore(CreditCore):
             return
         if pending.substitute is None:
             pending.substitute = why
-        self._cancels.append(pending)
+        self._cancels.append((pending, False))
+
+    def stop(self, pending: Pending) -> None:
+        """Request the server to end a loop after its present step."""
+        if not pending.done and self.lost is None:
+            self._cancels.append((pending, True))
 
     def proceed(self, pending: Pending) -> None:
         """Let a run go on from an observed node, or acknowledge a loop's values when due.
@@ -330,12 +336,12 @@ class ClientCore(CreditCore):
     def _next_cancel(self) -> Pending | None:
         """Return a cancel, if any. It may pass the queue, but not the command that it cancels."""
         for _ in range(len(self._cancels)):
-            target = self._cancels.popleft()
+            target, after_step = self._cancels.popleft()
             if target.done:
                 continue
             if target.sequence:
-                return Pending(c.Cancel(target.sequence), self.default_stream, False, 0)
-            self._cancels.append(target)
+                return Pending(c.Cancel(target.sequence, after_step), self.default_stream, False, 0)
+            self._cancels.append((target, after_step))
         return None
 
     def _next_continue(self) -> Pending | None:

@@ -84,6 +84,10 @@ class RepeatedRun:
         while not self.entry.sent:
             yield from self.plan._live_group.send(self.entry)
 
+    def stops(self) -> None:
+        """Note that it is a loop that ends early, after a step that a repetition would not know."""
+        self.entry.why_not = self.entry.why_not or "the loop was stopped before its last step"
+
     def seconds(self, timeout: float | None, deadline: Deadline, is_whole: bool) -> float | None:
         """Return the seconds to wait with a `timeout`, for a run with a deadline.
 

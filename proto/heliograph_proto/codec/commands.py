@@ -64,8 +64,8 @@ def encode_command(command: c.Command) -> command_pb2.Command:
             message.free.handles.extend(handles)
         case c.Synchronize():
             message.synchronize.SetInParent()
-        case c.Cancel(sequence):
-            message.cancel.sequence = sequence
+        case c.Cancel(sequence, after_step):
+            message.cancel.sequence, message.cancel.after_step = sequence, after_step
         case c.Continue(sequence, taken_bytes):
             proceeding = getattr(message, "continue")
             proceeding.sequence, proceeding.taken_bytes = sequence, taken_bytes
@@ -209,7 +209,7 @@ def _decode_kind(message: command_pb2.Command) -> c.CommandKind:
         case "synchronize":
             return c.Synchronize()
         case "cancel":
-            return c.Cancel(message.cancel.sequence)
+            return c.Cancel(message.cancel.sequence, message.cancel.after_step)
         case "continue":
             proceeding = getattr(message, "continue")
             return c.Continue(proceeding.sequence, proceeding.taken_bytes)

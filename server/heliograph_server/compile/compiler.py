@@ -355,14 +355,17 @@ class Compiler:
         loaded = plan.loaded
         variables: list[VariablePort] = []
         read: list[TensorHandle] = []
-        assigned: list[TensorHandle] = []
+        assigned: dict[str, TensorHandle] = {}
         try:
             with self._lock:
                 # The variables of a device that was lost meanwhile are gone.
                 loaded.check_there()
                 for n, leaf in ports.variables:
                     number, variable = self._variable_handle(n, leaf, bound)
-                    (assigned if n in ports.assigned else read).append(variable)
+                    if n in ports.assigned:
+                        assigned[leaf.name] = variable
+                    else:
+                        read.append(variable)
                     where = variable.storage.device if variable.storage is not None else ""
                     variables.append(VariablePort(Port(leaf.name, leaf.type), number, where))
                 made = PlanHandle(
@@ -370,7 +373,8 @@ class Compiler:
                     ports.inputs,
                     ports.outputs,
                     read=tuple(read),
-                    assigned=tuple(assigned),
+                    assigned=tuple(assigned.values()),
+                    assigned_names=tuple(assigned),
                     bound=bound,
                     plan=loaded,
                     slots=plan.slots,

@@ -32,6 +32,7 @@ from heliograph_server.plans.multi_device import (
     MultiDevicePlan,
     Observe,
     bytes_in_place,
+    commits,
     result_bytes,
 )
 from heliograph_server.plans.predicted import with_prediction
@@ -89,6 +90,8 @@ class PlanCopy:
         self.device = device
         #: For a plan on this device alone; a plan on several devices has the locks of its splits.
         self._device_lock = device_lock
+        self._assigns = any(node.op == "assign" for node in plan.graph.nodes)
+        self._commits = commits(plan)
         self._scratch: dict[object, Tensor] = {}
         #: Valid as long as its tensors exist; None also if the plan is not short.
         self._short: ShortRun | None = None
@@ -116,10 +119,16 @@ class PlanCopy:
         """Run once. `observe` is called for the observed nodes; `exchange_run`: see
         `MultiDevicePlan.compute`. Raises what `Plan.compute` does."""
         if isinstance(self.plan, MultiDevicePlan):
+            if self._commits:
+                abort.begin_writes()
             self.plan.compute(inputs, outputs, abort, observe, exchange_run)
         else:
             with computing(self._device_lock, abort, self.device):
+                if self._commits:
+                    abort.begin_writes()
                 self.plan.compute(inputs, outputs, abort)
+        if self._assigns:
+            abort.end_writes()
 
     def writes(self, tensor: Tensor) -> bool:
         """True if a run can write an output directly into a tensor."""

@@ -181,6 +181,8 @@ class LocalMultiPlan(MultiDevicePlan):
     partition. Raises OutOfMemoryError, UnsupportedError.
     """
 
+    begins_writes = True
+
     def __init__(
         self,
         graph: Graph,
@@ -233,6 +235,7 @@ class LocalMultiPlan(MultiDevicePlan):
                 device = devices[split.device]
                 arena = resources.reserved(device.name).arena
                 self._plans.append(compile_part(device, part, self._leaves, options, arena))
+            self._commits = [commits(plan) for plan in self._plans]
         except BaseException:
             self.free()
             raise
@@ -358,6 +361,8 @@ class LocalMultiPlan(MultiDevicePlan):
         with turn, computing(self._device_locks[split.device], abort, self.devices[split.device]):
             started = time.perf_counter()
             try:
+                if self._commits[number]:
+                    abort.begin_writes()
                 self._plans[number].compute(read, made, abort)
             except HeliographError as error:
                 raise explain(error, self._parts[number]) from None
@@ -435,6 +440,11 @@ class LocalMultiPlan(MultiDevicePlan):
 def result_bytes(node: Node) -> int:
     """Return the bytes of a node's result; 0 if it lies where an operand lies."""
     return 0 if node.op in VIEWS or node.op == "assign" else node.type.nbytes
+
+
+def commits(plan: Plan) -> bool:
+    """True if a caller of `compute` calls `Abort.begin_writes` before it."""
+    return not plan.begins_writes and any(node.op == "assign" for node in plan.graph.nodes)
 
 
 def bytes_in_place(tensor: Tensor) -> memoryview:

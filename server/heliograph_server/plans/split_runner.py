@@ -56,7 +56,7 @@ class SplitRunner:
                     raise CancelledError("the run was cancelled")
                 work(number, abort)
             return
-        run = _Run(self._ended, work)
+        run = _Run(self._ended, work, abort)
         with abort.watch(run.stop.set), run.stop.watch(run.wake):
             threads = list(self._start(self._threads, run))
             run.chain(self._own, self._chains[self._own])
@@ -82,13 +82,13 @@ class SplitRunner:
 class _Run:
     """One run in progress."""
 
-    def __init__(self, ended: Sequence[Clock], work: Work) -> None:
+    def __init__(self, ended: Sequence[Clock], work: Work, abort: Abort) -> None:
         self._needed = ended
         self._work = work
         self._changed = threading.Condition()
         #: By device: the last split that has ended.
         self._ended = [-1] * (len(ended[0]) if ended else 0)
-        self.stop = Abort()
+        self.stop = Abort(within=abort)
         #: The error that ended the run early.
         self.error: BaseException | None = None
 

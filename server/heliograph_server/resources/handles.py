@@ -308,6 +308,7 @@ class PlanHandle:
     #: Variables that the graph only reads, and those that it assigns.
     read: tuple[TensorHandle, ...]
     assigned: tuple[TensorHandle, ...]
+    assigned_names: tuple[str, ...]
     #: Tensors of the client that are leaves of it; released with it.
     bound: BoundLeaves
     #: The runtime's object.

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
 from heliograph_proto.commands import Command, Completion, CompletionBatch, RunCommand
 from heliograph_proto.devices import DeviceChange
 from heliograph_proto.errors import (
+    CancelledError,
     DeviceLostError,
     HandleExistsError,
     HeliographError,
@@ -84,6 +86,10 @@ logger = logging.getLogger(__name__)
 
 #: The most memory that a session shares with its client; the system allocates it page by page.
 SHARED_BYTES = 128 * 2**20
+
+
+#: The time that a cancelled run has to finish a step that has begun to write variables.
+STEP_SECONDS = 10.0
 
 
 class Executor:
@@ -463,6 +469,9 @@ class Executor:
             self.work_done(work, None)
 
         self._book.had_inputs(work.state.sequence)
+        if task.plan.assigned:
+            with suppress(CancelledError):
+                work.abort.begin_writes()
         run = SteppedRun(partition, task.command.exchange_run, work.abort, work.queue.stream.submit, done)
         run.begin([one for one in task.inputs if not isinstance(one, TensorHandle)])
 
@@ -519,7 +528,9 @@ class Executor:
 
     def _abort_work(self, instruction: AbortWork) -> None:
         if (abort := self._aborts.get(instruction.sequence)) is not None:
-            abort.set()
+            abort.set(now=instruction.now)
+            if not abort.is_set:
+                self._deadlines.after(STEP_SECONDS, partial(abort.set, now=True))
 
     def _send(self, sequence: int, node: int, data: memoryview) -> bool:
         """Send the value of an observed node. True if the run must wait. Called by the run."""
@@ -586,7 +597,7 @@ class Executor:
         computing = isinstance(state.task, RunTask)
         failure = self._typed(error, state.sequence, computing=computing)
         with self.lock:
-            self.core.fail(state.sequence, failure)
+            self.core.fail(state.sequence, failure, torn=work.abort.is_writing)
 
     def work_done(self, work: CommandWork, error: BaseException | None) -> None:
         """Finish a command whose work is computed, or did not run. Called by the queue."""

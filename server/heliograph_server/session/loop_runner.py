@@ -110,7 +110,7 @@ class LoopRun:
         observe = self._loaded.observing(observer) if self._loaded.is_observed else None
         first, *slots = (self._step(bound, abort, observe, room) for bound in (self._first, *self._bound))
         self._do(first, 0, observer, abort)
-        while self.done < self._loop.steps and not self._is_over():
+        while self.done < self._loop.steps and not self._progress.stops and not self._is_over():
             side = self.done % 2
             self._do(slots[side], side, observer, abort)
 
@@ -128,11 +128,11 @@ class LoopRun:
         begun = time.perf_counter()
         step()
         self._loaded.note(self._task.slot, (time.perf_counter() - begun) * 1e6)
+        self._progress.done += 1
         for place in self._loop.taps:
             tensor = self._outputs[side][place]
             assert tensor is not None
             observer.output(place, tensor, abort)
-        self._progress.done += 1
 
     def _is_over(self) -> bool:
         """True if the `until` output of the last step is not zero."""

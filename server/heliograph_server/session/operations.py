@@ -316,7 +316,7 @@ class Operations:
                 raise
             except Exception as error:
                 failure = loaded.explain(typed(error, f"command {sequence}", computing=True))
-                raise in_step(looping.done, failure) from None
+                raise in_step(observer.step, failure) from None
             completion = self._completion(sequence, copy, task, looping.results(), started)
             return replace(completion, steps=looping.done)
         finally:

@@ -30,10 +30,11 @@ class Observer:
         self._may_proceed = False
 
     def __call__(self, node: int, tensor: Tensor, abort: Abort) -> None:
-        """Send a node's value, on the device's thread. Raises CancelledError after an abort."""
+        """Send a node's value, on the device's thread. Raises CancelledError after an abort; a run
+        that goes on to its end nevertheless waits no more."""
         data = memoryview(access.read_whole(tensor))
         # `send` takes the session's lock, whose holder may abort, so no lock is held around it.
-        with abort.watch(self._wake), self._turn(abort):
+        with abort.watch_request(self._wake), self._turn(abort):
             if self._send(node, data):
                 with self._device_lock.outside():
                     self._wait(lambda: self._may_proceed, abort)
@@ -53,7 +54,7 @@ class Observer:
 
     def _wait(self, is_over: Callable[[], bool], abort: Abort) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: abort.is_set or is_over())
+            self._changed.wait_for(lambda: abort.is_requested or is_over())
         if abort.is_set:
             raise CancelledError("the run was cancelled")
 
@@ -93,8 +94,10 @@ class LoopObserver(Observer):
 
     def _send_value(self, node: int, output: int | None, tensor: Tensor, abort: Abort) -> None:
         data = memoryview(access.read_whole(tensor))
-        with abort.watch(self._wake), self._turn(abort):
+        with abort.watch_request(self._wake), self._turn(abort):
             while not self._stream(self.step, node, output, data):
+                if abort.is_requested:
+                    break
                 with self._device_lock.outside():
                     self._wait(lambda: self._may_proceed, abort)
                 self._may_proceed = False

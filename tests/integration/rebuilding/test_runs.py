@@ -1,4 +1,4 @@
-"""Which runs are repeated when a device is lost, which are not, and that nothing hangs or is left behind."""
+"""Runs over a lost device: those that are repeated, and those that cannot be."""
 
 from __future__ import annotations
 
@@ -113,6 +113,17 @@ def test_a_loop_is_repeated_from_its_inputs(pool: Losable, session: hg.Session) 
     run = plan.loop(x=x, steps=50, carry={"x": "x"}, timeout=SECONDS)
     assert same(run.result()["x"], expected) and run.steps == 50
     assert len(plan.rebuilds) == 1
+
+
+def test_a_loop_that_was_stopped_is_not_repeated(pool: Losable, session: hg.Session) -> None:
+    plan = session.compile(summing(), ALL, on_loss="rebuild")
+    plan.checkpoint()
+    loop = plan.loop(x=GIVEN[0][0], steps=10**9, timeout=SECONDS)
+    assert loop.stop()
+    loop.result(SECONDS)
+    pool.lose(plan.device)
+    with pytest.raises(hg.DeviceLostError, match="the loop was stopped"):
+        plan.run(x=GIVEN[0][0], timeout=SECONDS)
 
 
 def test_an_observed_run_is_not_repeated(pool: Losable, plan: hg.Plan) -> None:

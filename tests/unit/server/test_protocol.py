@@ -144,7 +144,9 @@ class Script:
             tuple(self.core.plans.variables[name][1] for name in names) for names in (read, assigned)
         ]
         ports = (Port("x", T),), (Port("y", T),)
-        self.core.plans.add_plan(number, PlanHandle("a", *ports, *variables, NOTHING_BOUND, object()))
+        self.core.plans.add_plan(
+            number, PlanHandle("a", *ports, *variables, assigned, NOTHING_BOUND, object())
+        )
 
 
 @pytest.fixture
@@ -434,22 +436,37 @@ def test_poison_on_one_half_leaves_a_view_of_the_other_usable(script: Script) ->
     assert isinstance(script.done[bad], OutOfRangeError) and script.done[whole] is script.done[bad]
 
 
-def test_a_failed_run_poisons_the_variables_that_it_assigns(script: Script) -> None:
+def test_a_run_that_fails_while_it_writes_poisons_the_variables_that_it_assigns(script: Script) -> None:
     number = script.core.plans.add_variable("v", T, "a", object())
     script.plan(101, assigned=("v",))
-    failing = script.run(plan=101)
+    script.run(plan=101)
     read = script.read(number)
     script.end(script.queue, ComputeFailedError("burnt"))
     script.run_all()
-    assert script.done[read] is script.done[failing]
+    failure = script.done[read]
+    assert isinstance(failure, ComputeFailedError)
+    assert "variable 'v' was left half written" in failure.message and "burnt" in failure.message
     script.write(number)
     healed = script.run(plan=101)
     script.run_all()
     assert script.done[healed] is None
 
 
+def test_a_run_that_has_not_begun_leaves_its_variables_as_they_were(script: Script) -> None:
+    number = script.core.plans.add_variable("v", T, "a", object())
+    script.plan(101, assigned=("v",))
+    script.run()
+    cancelled, refused = script.run(plan=101), script.run(source=999, plan=101)
+    script.core.cancel(cancelled)
+    read = script.read(number)
+    script.run_all()
+    assert isinstance(script.done[cancelled], CancelledError)
+    assert isinstance(script.done[refused], UnknownHandleError)
+    assert script.done[read] is None
+
+
 def same(one: HeliographError | None, other: HeliographError | None) -> bool:
-    """Whether both are what one command failed with. Each who meets it has a copy."""
+    """Return True if both are the error of one command; each reader has a copy."""
     return one is not None and other is not None and vars(one) == vars(other) and type(one) is type(other)
 
 
@@ -697,7 +714,7 @@ def test_what_uses_its_place_is_reported_when_it_left_it(at_a_place: Script, kin
     assert moving not in script.done
     script.core.leave_place(moving)
     script.follow()
-    # What came first says why.
+    # The first interruption gives the reason.
     assert isinstance(script.done[moving], DeadlineExceededError)
     assert not script.core.take_place(moving)
 

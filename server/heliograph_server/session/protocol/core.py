@@ -28,7 +28,9 @@ from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun, RunForm
 from heliograph_proto.errors import (
     CancelledError,
+    ComputeFailedError,
     DeadlineExceededError,
+    DeviceLostError,
     HeliographError,
     LimitExceededError,
     ProtocolError,
@@ -245,7 +247,10 @@ class SessionCore:
         state.counts = counts
         self._add(state, kind)
         if isinstance(kind, c.Cancel) and not state.is_refused:
-            self._interrupt(kind.sequence, CancelledError("the command was cancelled"))
+            if kind.after_step:
+                self._stop(kind.sequence)
+            else:
+                self._interrupt(kind.sequence, CancelledError("the command was cancelled"))
         self._settle()
 
     def fit(self, run: InlineRun) -> InlineRunFit | None:
@@ -405,20 +410,25 @@ class SessionCore:
         state.uses_place = isinstance(state.task, WriteTask | ReadTask) and state.task.place is not None
         return True
 
-    def fail(self, sequence: int, error: HeliographError) -> None:
-        """Record failed work. It is not done yet, but later commands must know of it now."""
+    def fail(self, sequence: int, error: HeliographError, *, torn: bool = False) -> None:
+        """Record failed work. It is not done yet, but later commands must know of it now.
+
+        `torn`: variables that it assigns may have a part of their new values.
+        """
         state = self._commands[sequence]
-        state.error = state.error or error
+        if isinstance(error, CancelledError) and state.interruption is not None:
+            error = state.interruption
+        state.error, state.torn = state.error or error, state.torn or torn
         self._spoil(state)
 
     def finish(self, sequence: int, error: HeliographError | None, result: c.Completion) -> None:
         """Record that work is done: computed, or failed with this error."""
         state = self._commands[sequence]
         if error is not None:
-            self.fail(sequence, error)
-        elif state.error is None:
+            self.fail(sequence, error, torn=state.phase is CommandPhase.RUNNING)
+        elif state.error is None and (problem := self._problem(state)) is not None:
             # An asynchronous device may report only now that an earlier command failed.
-            state.error = self._problem(state)
+            state.error, state.torn = problem, state.phase is CommandPhase.RUNNING
         self._end(state, result)
         self._settle()
 
@@ -470,8 +480,13 @@ class SessionCore:
         if isinstance(state.task, PlaceTask):
             state.task.tensor.failure = state.error
         for target in state.targets if state.writes else ():
+            error, name = state.error, state.in_place.get(target)
+            if name is not None:
+                if not state.torn:
+                    continue
+                error = _torn(name, state.error)
             if target.failure is None:
-                target.poison(state.error, state.sequence, state.part)
+                target.poison(error, state.sequence, state.part)
             if target.storage is not None and target.storage.maker == state.sequence:
                 target.storage.error = target.storage.error or state.error
 
@@ -587,6 +602,12 @@ class SessionCore:
                 self._interrupt(state.sequence, error)
         self._settle()
 
+    def _stop(self, sequence: int) -> None:
+        """End a loop after its present step."""
+        state = self._open.get(sequence)
+        if state is not None and isinstance(state.task, RunTask) and state.task.progress is not None:
+            state.task.progress.stops = True
+
     def _interrupt(self, sequence: int, error: HeliographError) -> None:
         state = self._open.get(sequence)
         # The handles of a Free command are gone already; it cannot be undone.
@@ -596,6 +617,11 @@ class SessionCore:
             if state.uses_place:
                 # The client reuses the place once the command is reported. The work leaves it soon.
                 state.interruption = state.interruption or error
+                return
+            if state.in_place and self.closed is None and not _is_of_partition(state):
+                # It is reported when its variables are known to be whole.
+                state.interruption = state.interruption or error.from_command(sequence)
+                self._instructions.append(AbortWork(sequence, now=False))
                 return
             if isinstance(state.task, ABORTABLE) or state.takes_upload:
                 self._instructions.append(AbortWork(sequence))
@@ -628,6 +654,22 @@ class SessionCore:
         """Release everything. Called after `close`, once the queues are quiet."""
         self.plans.release_all()
         self.transfers.clear()
+
+
+def _is_of_partition(state: CommandState) -> bool:
+    """True for a run of a partition: others wait for its values, and learn of its end at once."""
+    return isinstance(state.task, RunTask) and bool(state.task.command.exchange_run)
+
+
+def _torn(name: str, cause: HeliographError) -> HeliographError:
+    """The error of a variable whose bytes are partly of a failed run."""
+    if isinstance(cause, DeviceLostError):
+        return cause
+    return ComputeFailedError(
+        f"variable {name!r} was left half written by a run that failed: {cause.message}",
+        advice="write the whole variable again, such as by plan.restore(checkpoint) or tensor.set(array), or "
+        "free the tensor",
+    )
 
 
 def _storages_of(handles: Iterable[Handle]) -> Iterator[HandleStorage]:

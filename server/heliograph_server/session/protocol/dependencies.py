@@ -13,7 +13,7 @@ the readers and the commands wait for the join.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -66,6 +66,10 @@ class CommandState:
     writes: bool = True
     #: The targets that it heals, since it writes every byte of them, or of `part`.
     heals: tuple[TensorHandle, ...] = ()
+    #: The targets that keep their bytes if it fails, with their names: variables. They are poisoned
+    #: only if it is `torn`, that is, if it failed while it wrote them.
+    in_place: Mapping[TensorHandle, str] = field(default_factory=dict)
+    torn: bool = False
     #: The range of the one target's storage that it writes, if that is not all.
     part: tuple[int, int] | None = None
     #: The transfer for which it reads bytes; 0: none.
@@ -82,7 +86,8 @@ class CommandState:
     reported: bool = False
     #: True while its work uses its place in shared memory. It cannot be reported then.
     uses_place: bool = False
-    #: An interruption deferred until `uses_place` is False.
+    #: An interruption deferred until `uses_place` is False, or until a run that may write variables
+    #: has ended.
     interruption: HeliographError | None = None
     #: True if it has no place in the order.
     is_refused: bool = False

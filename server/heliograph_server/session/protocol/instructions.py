@@ -145,8 +145,10 @@ class WantedOutput:
 class Progress:
     """The progress of a loop. Written by the thread that runs it, read by any."""
 
-    #: Completed steps, including their streamed values.
+    #: Completed steps.
     done: int = 0
+    #: True if the loop is to end after the present step.
+    stops: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,6 +239,8 @@ class AbortWork:
     """Abort running work."""
 
     sequence: int
+    #: False if work that writes variables may go on to the end of its step.
+    now: bool = True
 
 
 @dataclass(frozen=True, slots=True)

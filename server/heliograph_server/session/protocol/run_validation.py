@@ -58,6 +58,8 @@ class RunValidator:
         state.uses, state.heals = (*bound, *plan.read, *plan.assigned, *plan.weights), tuple(into)
         check_separate(state.heals, state.uses)
         state.targets = (*made, *plan.assigned, *into)
+        if plan.assigned:
+            state.in_place = dict(zip(plan.assigned, plan.assigned_names, strict=True))
         for binding, one in zip(kind.outputs, outputs, strict=True):
             if one.tensor is not None:
                 self._handles.add(binding.tensor, one.tensor)

@@ -28,7 +28,6 @@ from heliograph_server.resources.handles import (
     BufferHandle,
     DeviceQueue,
     EventHandle,
-    PlanHandle,
     ReservationHandle,
     StreamHandle,
     TensorHandle,
@@ -273,11 +272,9 @@ class CommandValidator:
             ):
                 found = self._handles.peek(number, TensorHandle)
                 return () if found is None or found.storage is None else (found,)
-            case c.RunCommand(plan=number, outputs=outputs):
-                plan = self._handles.peek(number, PlanHandle)
+            case c.RunCommand(outputs=outputs):
                 into = (self._handles.peek(one.into, TensorHandle) for one in outputs if one.into)
-                written = tuple(one for one in into if one is not None and one.storage is not None)
-                return (*(() if plan is None else plan.assigned), *written)
+                return tuple(one for one in into if one is not None and one.storage is not None)
             case c.ClearBuffer(buffer=number):
                 buffer = self._handles.peek(number, BufferHandle)
                 return () if buffer is None else buffer.parts
