@@ -188,8 +188,8 @@ class Buffer(ABC):
         """Note that bytes in this range have changed, by whatever means. Default: nothing.
 
         Called after each write of bytes that are the weights of a plan, before the plan's next run.
-        What a device has made from them, such as a packed form, is made again before that run uses
-        it.
+        Data that a device has made from them, such as a packed form, is made again before that run
+        uses it.
         """
 
     def set_usage(self, usage: Usage) -> None:

@@ -40,6 +40,7 @@ from heliograph.core.effects import (
 )
 from heliograph.core.future import ANSWER, Deadline, Outcome, Pending, Transfer, What, logger
 from heliograph.core.inline_run import InlinePlan
+from heliograph.core.interrupts import raise_ignored, undisturbed
 from heliograph.core.protocol import ClientCore
 from heliograph.core.shell import forked
 from heliograph.core.tracing import CONNECT_SPAN, as_current, call_metadata
@@ -85,6 +86,7 @@ class BlockingShell(ABC):
         self._when_lost: list[Callable[[HeliographError], None]] = []
         _SHELLS.add(self)
         FORKED.add(self)
+        raise_ignored()
 
     def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
         """Run a procedure to its end. Raises DeadlineExceededError, with the words of `what`."""
@@ -116,6 +118,9 @@ class BlockingShell(ABC):
 
     def advance(self, step: Callable[[], T]) -> T:
         """Perform a step of the core under the lock, fire what it settled, send what it queued."""
+        return undisturbed(lambda: self._advance(step))
+
+    def _advance(self, step: Callable[[], T]) -> T:
         settled: list[Outcome] = []
         try:
             with self._lock:
@@ -180,6 +185,9 @@ class BlockingShell(ABC):
 
         Idempotent, and bounded in time.
         """
+        undisturbed(self._close)
+
+    def _close(self) -> None:
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed and self._process == os.getpid():
@@ -287,6 +295,24 @@ def wait(outcome: Outcome, deadline: Deadline) -> None:
         raise deadline.error()
 
 
+def call_unary(channel: Any, path: str, request: bytes, seconds: float | None, metadata: Any = None) -> bytes:
+    """Return the answer to a call. Raises grpc.RpcError.
+
+    gRPC's own code must not be interrupted: it would leave its locks taken. So the wait is ours.
+    """
+    make = partial(channel.unary_unary(path, None, None).future, request, timeout=seconds, metadata=metadata)
+    future = undisturbed(make)
+    ended = Outcome()
+    try:
+        undisturbed(lambda: future.add_done_callback(lambda _: ended.finish()))
+        wait(ended, Deadline(None, ANSWER))
+    except BaseException:
+        undisturbed(future.cancel)
+        raise
+    answer: bytes = undisturbed(future.result)
+    return answer
+
+
 class GrpcShell(BlockingShell):
     """A session over gRPC: one channel for commands and calls, one for bulk data."""
 
@@ -302,15 +328,19 @@ class GrpcShell(BlockingShell):
         self.credentials = credentials
         end = time.monotonic() + timeout
         fetch_pinned(address, credentials, timeout)
-        self._channel = open_channel(address, self.channel_options, credentials)
+        self._channel: Any = undisturbed(partial(open_channel, address, self.channel_options, credentials))
         try:
             with as_current(CONNECT_SPAN):
                 info = self._open(address, timeout)
             shared = self._share(address, info, shared_memory, end)
         except BaseException:
-            self._channel.close()
+            undisturbed(self._channel.close)
             raise
         super().__init__(address, info)
+        undisturbed(partial(self._begin, shared))
+
+    def _begin(self, shared: SharedSpace | str) -> None:
+        """Open the command stream."""
         self.core.set_shared(shared)
         self._bulk = BlockingBulk(self)
         self._bell: SimpleQueue[None] = SimpleQueue()
@@ -337,13 +367,12 @@ class GrpcShell(BlockingShell):
             raise
 
     def _open(self, address: Address, timeout: float) -> SessionInfo:
-        call: Any = self._channel.unary_unary(handshake.OPEN, None, None)
         end = time.monotonic() + timeout
         while True:
             try:
                 seconds = max(0.0, end - time.monotonic())
-                future = call.future(handshake.open_request(), timeout=seconds, metadata=call_metadata())
-                answer = future.result()
+                request, metadata = handshake.open_request(), call_metadata()
+                answer = call_unary(self._channel, handshake.OPEN, request, seconds, metadata)
             except grpc.RpcError as error:
                 refused = handshake.open_error(error, address, timeout, self.credentials)
             else:
@@ -404,22 +433,20 @@ class GrpcShell(BlockingShell):
 
     def _call(self, call: Call, deadline: Deadline) -> Any:
         made = unary(call, self.info.session, self.info.limits.message_bytes)
-        method: Any = self._channel.unary_unary(made.path, None, None)
         # For a closed channel gRPC raises only ValueError.
+        channel = self._channel
         self.advance(self.core.check)
-        future = method.future(made.request, timeout=deadline.remaining(), metadata=call_metadata())
         try:
-            return made.decode(future.result())
+            return made.decode(
+                call_unary(channel, made.path, made.request, deadline.remaining(), call_metadata())
+            )
         except grpc.RpcError as error:
             refused = handshake.typed_error(error, self.address, call.method.name)
-        except BaseException:
-            future.cancel()
-            raise
         self.advance(self.core.check)
         raise refused
 
     def _start_upload(self, upload: StartUpload) -> Transfer:
-        return self._bulk.start_upload(upload)
+        return undisturbed(lambda: self._bulk.start_upload(upload))
 
     def _download(self, download: ReceiveDownload, deadline: Deadline) -> None:
         self._bulk.download(download, deadline)
@@ -445,14 +472,14 @@ class GrpcShell(BlockingShell):
         self._channel.close()
         if self._reader is not threading.current_thread():
             self._reader.join(handshake.CLOSE_SECONDS)
-        # See the module's docstring.
-        self._stream = None
+        # See the module's docstring. A channel that the garbage collector finds would delay, and
+        # ignore, what interrupts the thread that it runs in.
+        self._stream = self._channel = None
 
     def _say_goodbye(self, session: bytes) -> None:
-        close: Any = self._channel.unary_unary(handshake.CLOSE, None, None)
         request = handshake.close_request(session)
         try:
-            close.future(request, timeout=handshake.CLOSE_SECONDS).result()
+            call_unary(self._channel, handshake.CLOSE, request, handshake.CLOSE_SECONDS)
         except grpc.RpcError as error:
             logger.debug("closing the session: %s", error)
             handshake.forget_traceback(error)

@@ -12,6 +12,7 @@ import grpc
 
 from heliograph.core.effects import ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Transfer
+from heliograph.core.interrupts import InThread, is_interruptible, undisturbed
 from heliograph.transport import bulk, handshake
 from heliograph.transport.channels import open_channel
 from heliograph.transport.direct_upload import (
@@ -38,7 +39,7 @@ class BlockingBulk:
     def __init__(self, shell: GrpcShell) -> None:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
-        self._channel = open_channel(self._address, shell.channel_options, shell.credentials)
+        self._channel: Any = open_channel(self._address, shell.channel_options, shell.credentials)
         #: The channels to other daemons that take contents.
         self._channels = Channels(self._address, shell.credentials)
         #: Threads that carry contents, each until its call has ended.
@@ -176,9 +177,27 @@ class BlockingBulk:
 
     def download(self, download: ReceiveDownload, deadline: Deadline) -> None:
         """Receive bytes. Raises the error of the command, and DeadlineExceededError."""
+        if not is_interruptible():
+            self._receive(download, deadline, [])
+            return
+        # gRPC's own code must not be interrupted, so another thread runs it.
+        calls: list[Any] = []
+        receiving = InThread(partial(self._receive, download, deadline, calls))
+        try:
+            receiving.result()
+        except BaseException:
+            for call in calls:
+                undisturbed(call.cancel)
+            # It writes to the caller's array.
+            receiving.join(handshake.CLOSE_SECONDS)
+            raise
+
+    def _receive(self, download: ReceiveDownload, deadline: Deadline, calls: list[Any]) -> None:
+        """Receive bytes. `calls` gets the call, for a cancel by another thread."""
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
         request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
+        calls.append(call)
         receiver = bulk.Receiver(download.out)
         try:
             for message in call:
@@ -197,6 +216,7 @@ class BlockingBulk:
     def close(self) -> None:
         """End all calls, in bounded time."""
         self._channel.close()
+        self._channel = None
         self._channels.close()
         for carrier in list(self._carriers):
             # This includes a thread that could not be started.

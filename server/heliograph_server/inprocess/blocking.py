@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from heliograph.core import methods as m
 from heliograph.core.effects import Call, ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Outcome, Pending, Transfer
+from heliograph.core.interrupts import undisturbed
 from heliograph.transport import handshake
 from heliograph.transport.allocator import facts_here
 from heliograph.transport.blocking import BlockingShell, wait
@@ -322,6 +323,9 @@ class LocalShell(BlockingShell):
 
     def _ring(self) -> None:
         """Send the queued commands in this thread, unless another one is sending."""
+        undisturbed(self._send)
+
+    def _send(self) -> None:
         self._dirty = True
         while self._dirty and self._sending.acquire(blocking=False):
             try:

@@ -1,0 +1,116 @@
+"""Ctrl-C that Python would ignore is raised again.
+
+Python runs the handler of a signal in the main thread, wherever that is. In a destructor, or in a
+callback of the garbage collector, a KeyboardInterrupt is printed and ignored, and a loop of runs
+goes on. Sessions therefore send it again a moment later, until it reaches the program.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import threading
+import time
+from _thread import get_ident, start_new_thread
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+T = TypeVar("T")
+# The functions of `signal` convert to enumerations, which takes ten times as long.
+_functions: Any = importlib.import_module("_signal")
+getsignal, set_handler = _functions.getsignal, _functions.signal
+SIGINT, default_int_handler = int(signal.SIGINT), signal.default_int_handler
+_MAIN = threading.main_thread().ident
+
+#: The time until an interrupt is sent again: longer than a destructor.
+AGAIN_SECONDS = 0.01
+
+
+def raise_ignored() -> None:
+    """Let ignored interrupts be raised again, from now on in this process. Idempotent."""
+    if not isinstance(sys.unraisablehook, _Hook):
+        sys.unraisablehook = _Hook(sys.unraisablehook)
+
+
+class _Hook:
+    """Handles ignored exceptions: interrupts are sent again, all others go to the previous hook."""
+
+    def __init__(self, previous: Callable[[UnraisableHookArgs], Any]) -> None:
+        self._previous = previous
+
+    def __call__(self, ignored: UnraisableHookArgs) -> None:
+        if issubclass(ignored.exc_type, KeyboardInterrupt):
+            again()
+        else:
+            self._previous(ignored)
+
+
+def again() -> None:
+    """Interrupt the main thread once more, soon."""
+    with suppress(RuntimeError):  # the interpreter ends
+        start_new_thread(_interrupt, ())
+
+
+def _interrupt() -> None:
+    time.sleep(AGAIN_SECONDS)
+    # Not `interrupt_main`, which does not wake a thread that waits for a lock.
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGINT)
+
+
+def undisturbed(step: Callable[[], T]) -> T:
+    """Return the result of a step that must not be left half done: Ctrl-C is raised after it.
+
+    The step must be short. Applies to Python's own handler, which runs in the main thread.
+    """
+    if not is_interruptible():
+        return step()
+    came: list[int] = []
+    set_handler(SIGINT, lambda number, _: came.append(number))
+    try:
+        return step()
+    finally:
+        set_handler(SIGINT, default_int_handler)
+        if came:
+            raise KeyboardInterrupt
+
+
+def is_interruptible() -> bool:
+    """True if Ctrl-C may be raised in this thread."""
+    return get_ident() == _MAIN and getsignal(SIGINT) is default_int_handler
+
+
+class InThread:
+    """A function that runs in a thread of its own, where nothing interrupts it."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._error: BaseException | None = None
+        #: Held until it has ended.
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        threading.Thread(target=self._run, name="heliograph-receiver", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self._error = error
+        self._ended.release()
+
+    def result(self) -> None:
+        """Wait for its end. Raises its error."""
+        self._ended.acquire()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end, for so many seconds at most."""
+        self._ended.acquire(timeout=seconds)
