@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from heliograph.graph.arguments import FIXED_SHAPES, counted, sizes_of
-from heliograph.graph.digests import digest_of
+from heliograph.graph.digests import digest_of, is_frozen
 from heliograph.graph.promotion import Scalar, weak_scalar
 from heliograph.graph.server_weights import ServerWeight
 from heliograph.graph.source_lines import Source, caller, describe, invalid
@@ -73,6 +73,8 @@ class Graph:
         #: Arrays of the weights and constants, by the leaf's number.
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}
         self._digests: dict[int, bytes] = {}
+        #: The weights whose digests were taken of arrays that may change.
+        self._changeable: set[int] = set()
         #: Files on the server by the digests of the weights that lie there.
         self._server_files: dict[bytes, str] = {}
         self._names: set[tuple[LeafKind | None, str]] = set()
@@ -105,8 +107,9 @@ class Graph:
         (see `session.server_weights`). `dtype` names a type that NumPy lacks: a quantized type such
         as "q4_0", for uint8 rows of blocks (see `hg.quantize`), or "bf16", for its bits in uint16.
 
-        A contiguous array is not copied. It must not change while the graph is in use: its BLAKE3
-        digest, by which servers know it, is taken once, when the graph is first compiled.
+        A contiguous array is not copied. Each compile takes its BLAKE3 digest, by which servers
+        know it, and so sees a change since the last one; that of a read-only array is taken once.
+        It must not change during a compile, which then raises ContentMismatchError.
         """
         if isinstance(array, ServerWeight):
             return self._server_weight(name, array, dtype)
@@ -274,6 +277,8 @@ class Graph:
 
         Weights get digests, except the leaves numbered in `bound`, which are tensors of a session.
         """
+        for number in self._changeable.difference(bound):
+            self._digests.pop(number, None)
         count = len(self._leaves)
         leaves = tuple(
             Leaf(leaf.kind, leaf.name, leaf.type, b"" if number in bound else self._digest(number))
@@ -325,7 +330,10 @@ class Graph:
         if number not in self._digests:
             if number not in self._arrays:
                 return b""
-            self._digests[number] = digest_of(self._arrays[number])
+            array = self._arrays[number]
+            self._digests[number] = digest_of(array)
+            if not is_frozen(array):
+                self._changeable.add(number)
         return self._digests[number]
 
     # Helpers

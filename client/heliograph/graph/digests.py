@@ -32,14 +32,14 @@ class _Digests:
             return known[1]
         data: Any = array.reshape(-1).view(np.uint8)
         digest = digests.digest_of(data, threads())
-        if _is_frozen(array):
+        if is_frozen(array):
             with self._lock:
                 self._known = {key: item for key, item in self._known.items() if item[0]() is not None}
                 self._known[id(array)] = (weakref.ref(array), digest)
         return digest
 
 
-def _is_frozen(array: np.ndarray[Any, Any]) -> bool:
+def is_frozen(array: np.ndarray[Any, Any]) -> bool:
     """True if neither the array nor any array below it is writeable."""
     base: Any = array
     while isinstance(base, np.ndarray):

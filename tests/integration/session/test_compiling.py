@@ -346,3 +346,15 @@ def test_options_are_kept_in_a_dictionary_and_unknown_ones_are_refused(session: 
         session.compile(product(W), pin={})  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"update\(\).*'pipeline'"):
         plan.update(product(W), pipeline=2)  # type: ignore[call-arg]
+
+
+def test_a_weight_whose_array_changed_is_compiled_with_its_new_elements(session: hg.Session) -> None:
+    g, array = hg.Graph(), np.ones(3, np.float32)
+    g.output("y", g.input("x", (3,), "f32") * g.weight("w", array))
+    array[:] = 2
+    x = np.ones(3, np.float32)
+    plan = session.compile(g)
+    assert plan.run(x=x)["y"].tolist() == [2, 2, 2]
+    array[:] = 3
+    assert session.compile(g).run(x=x)["y"].tolist() == [3, 3, 3]
+    assert plan.run(x=x)["y"].tolist() == [2, 2, 2]
