@@ -375,11 +375,13 @@ class Graph:
 def assign(variable: Value, value: Value | Scalar | np.ndarray[Any, Any]) -> Value:
     """Write a value of exactly the variable's type into it, and return the new value.
 
-    Reads of the variable that were built before see the old value, later ones the new.
+    `variable` may also be a view of one: a slice, a reshape, dimensions in another order, and views
+    of those. Reads of the variable that were built before see the old value, later ones the new.
     """
-    if not isinstance(variable, Symbol) or variable.op != LeafKind.VARIABLE.value:
+    if not isinstance(variable, Symbol) or not _is_place(variable):
         raise invalid(
-            f"assign to {variable!r:.200}, which is no variable", "make one: g.variable(name, shape, dtype)"
+            f"assign to {variable!r:.200}, which is no variable, nor a view of one",
+            "make one: g.variable(name, shape, dtype)",
         )
     graph = variable.graph
     if not isinstance(value, Symbol):
@@ -392,7 +394,52 @@ def assign(variable: Value, value: Value | Scalar | np.ndarray[Any, Any]) -> Val
         value = graph.constant(np.asarray(elements))
         if value.shape == ():
             value = graph.apply("broadcast_to", (value,), {"shape": variable.shape})
-    return graph.apply("assign", (variable, value), {})
+    target, whole = variable, value
+    while target.op != LeafKind.VARIABLE.value:
+        target, whole = _replaced(target, whole)
+    assigned = graph.apply("assign", (target, whole), {})
+    return assigned if variable is target else _read(variable)
+
+
+def _is_place(value: Value) -> bool:
+    """True for a variable, and for a view of one that can be assigned to."""
+    while value.op in ("slice", "reshape", "permute"):
+        value = _viewed(value)
+    return value.op == LeafKind.VARIABLE.value
+
+
+def _viewed(view: Value) -> Value:
+    """Return the value that a view is of."""
+    graph = view.graph
+    return graph._value(graph._nodes[view.reference].operands[0])
+
+
+def _read(place: Value) -> Value:
+    """Return the present value of a variable or of a view of one."""
+    if place.op == LeafKind.VARIABLE.value:
+        return place
+    return place.graph.apply(
+        place.op, (_read(_viewed(place)),), place.graph._nodes[place.reference].attributes
+    )
+
+
+def _replaced(view: Value, value: Value) -> tuple[Value, Value]:
+    """Return what a view is of, and its value with the elements of the view replaced."""
+    graph, base = view.graph, _viewed(view)
+    attributes = graph._nodes[view.reference].attributes
+    if value.type != view.type:
+        raise invalid(
+            f"assign of {value.type} to a view of {view.type}: the types must be equal",
+            "convert the value with hg.astype, hg.reshape or hg.broadcast_to",
+        )
+    if view.op == "slice":
+        block = {"start": attributes["start"], "step": attributes["step"]}
+        return base, graph.apply("set", (_read(base), value), block)
+    if view.op == "reshape":
+        return base, graph.apply("reshape", (value,), {"shape": base.shape})
+    axes = attributes["axes"]
+    order = tuple(axes.index(axis) for axis in range(len(axes)))
+    return base, graph.apply("permute", (value,), {"axes": order})
 
 
 def _renumber(references: tuple[int, ...], leaves: int) -> tuple[int, ...]:

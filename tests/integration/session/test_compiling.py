@@ -358,3 +358,31 @@ def test_a_weight_whose_array_changed_is_compiled_with_its_new_elements(session:
     array[:] = 3
     assert session.compile(g).run(x=x)["y"].tolist() == [3, 3, 3]
     assert plan.run(x=x)["y"].tolist() == [2, 2, 2]
+
+
+def test_a_view_of_a_variable_is_assigned_to(session: hg.Session) -> None:
+    g = hg.Graph()
+    v, x = g.variable("v", (4, 6), "f32"), g.input("x", (2, 3), "f32")
+    before = v[0]
+    block = hg.assign(v[1:3, ::2], x)
+    column = hg.assign(v.T[1], 7.0)
+    row = hg.assign(v[3:][0][2:4].reshape((1, 2)), x[:1, :2])
+    for name, value in (("block", block), ("column", column), ("row", row), ("before", before), ("v", v)):
+        g.output(name, value)
+    plan, given, expected = session.compile(g), np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((4, 6))
+    for _ in range(2):
+        first = expected[0].copy()
+        expected[1:3, ::2], expected[:, 1], expected[3, 2:4] = given, 7, given[0, :2]
+        found = plan.run(x=given)
+        assert np.array_equal(found["v"], expected) and np.array_equal(found["before"], first)
+        assert np.array_equal(found["block"], given) and np.array_equal(found["row"], given[:1, :2])
+        assert found["column"].tolist() == [7] * 4
+
+
+def test_a_value_that_is_no_view_of_a_variable_is_not_assigned_to() -> None:
+    g = hg.Graph()
+    v = g.variable("v", (4,), "f32")
+    with pytest.raises(hg.InvalidArgumentError, match="nor a view of one"):
+        hg.assign((v + 1)[:2], 1.0)
+    with pytest.raises(hg.InvalidArgumentError, match="the types must be equal"):
+        hg.assign(v[:2], np.ones(3, np.float32))
