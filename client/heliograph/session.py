@@ -87,8 +87,8 @@ class Session(SessionBase):
     def watch(self) -> DeviceWatch:
         """Watch the devices of a server that is the head of a pool.
 
-        Returns an iterator of `hg.DeviceEvent`. It yields what happens from now on and
-        ends with the session.
+        Returns an iterator of `hg.DeviceEvent`. It yields what happens from now on.
+        The last event tells of the end of the session, with the reason in `event.ended`.
         """
         made = DeviceWatch()
         self._shell.watchers.add(made)

@@ -28,9 +28,9 @@ class DeviceWatch(WatchBase):
             super().put(events)
             self._changed.notify_all()
 
-    def end(self) -> None:
+    def end(self, why: str = "") -> None:
         with self._changed:
-            super().end()
+            super().end(why)
             self._changed.notify_all()
 
     def __iter__(self) -> Self:

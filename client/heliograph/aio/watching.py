@@ -26,8 +26,8 @@ class DeviceWatch(WatchBase):
         super().put(events)
         self._woken.set()
 
-    def end(self) -> None:
-        super().end()
+    def end(self, why: str = "") -> None:
+        super().end(why)
         self._woken.set()
 
     def __aiter__(self) -> Self:

@@ -22,14 +22,16 @@ MOST_EVENTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """A device of the server appeared or was lost."""
+    """A device of the server appeared or was lost, or the session has ended."""
 
-    #: Its name, NAME/DEVICE.
+    #: Its name, NAME/DEVICE; empty at the end of the session.
     device: str
     #: The member of the pool that it belongs to.
     member: str
     #: The reason for its loss; empty if it appeared.
     lost: str = ""
+    #: The reason for the end of the session, in the last event; empty in all others.
+    ended: str = ""
 
 
 def updated(info: SessionInfo, change: DeviceChange) -> SessionInfo:
@@ -65,6 +67,8 @@ class WatchBase:
         self._events: deque[DeviceEvent] = deque()
         self._missed = 0
         self._ended = False
+        #: The event of the session's end, after all others.
+        self._last: DeviceEvent | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'ended' if self._ended else 'open'}: {len(self._events)} events>"
@@ -77,8 +81,10 @@ class WatchBase:
             else:
                 self._missed += 1
 
-    def end(self) -> None:
-        """End it: there are no more events."""
+    def end(self, why: str = "") -> None:
+        """End it, with a last event if a session ended, and why."""
+        if why and not self._ended:
+            self._last = DeviceEvent("", "", ended=why)
         self._ended = True
 
     def _take(self) -> DeviceEvent | None:
@@ -94,7 +100,8 @@ class WatchBase:
                 f"{missed} device events were missed, because earlier ones were not read",
                 advice="look at session.devices, and go on",
             )
-        return None
+        last, self._last = self._last, None
+        return last
 
 
 class Watchers:
@@ -104,7 +111,8 @@ class Watchers:
         self._all: weakref.WeakSet[WatchBase] = weakref.WeakSet()
         # Reentrant: a destructor may run, and end a session, while this thread holds it.
         self._lock = threading.RLock()
-        self._ended = False
+        #: The reason for the end of the session, once it has ended.
+        self._ended = ""
         #: For servers that use other servers.
         self.tell: Callable[[DeviceChange], None] | None = None
 
@@ -114,7 +122,7 @@ class Watchers:
             self._all.add(watch)
             ended = self._ended
         if ended:
-            watch.end()
+            watch.end(ended)
 
     def _watchers(self) -> list[WatchBase]:
         with self._lock:
@@ -134,9 +142,9 @@ class Watchers:
             if self.tell is not None:
                 self.tell(change)
 
-    def end(self) -> None:
-        """End the session's watchers."""
+    def end(self, why: str) -> None:
+        """End the session's watchers, and tell them why it ended."""
         with self._lock:
-            self._ended = True
+            self._ended = why
         for watch in self._watchers():
-            watch.end()
+            watch.end(why)

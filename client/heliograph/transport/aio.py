@@ -255,7 +255,7 @@ class AioShell(ABC):
         if self.core.lost is not None:
             return False
         self.advance(lambda: self.core.connection_lost(error))
-        self.watchers.end()
+        self.watchers.end(error.message or type(error).__name__)
         return True
 
     def abandon(self) -> None:

@@ -213,7 +213,7 @@ class BlockingShell(ABC):
         if self.core.lost is not None:
             return False
         self.advance(lambda: self.core.connection_lost(error))
-        self.watchers.end()
+        self.watchers.end(error.message or type(error).__name__)
         for callback in self._take_callbacks():
             callback(error)
         return True

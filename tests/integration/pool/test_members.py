@@ -212,19 +212,24 @@ def test_a_head_does_not_start_with_a_source_that_is_none(tmp_path: Path) -> Non
         ServerConfig(pool_silence_seconds=0.01)
 
 
-def test_watching_ends_with_the_session() -> None:
+def test_watching_tells_of_the_end_of_the_session_and_stops() -> None:
     async def watched() -> list[hg.DeviceEvent]:
         async with hg.aio.connect("local:") as session:
             watch = session.watch()
             assert await session.members() == ()
         return [one async for one in watch]
 
-    assert asyncio.run(watched()) == []
+    ended = hg.DeviceEvent("", "", ended="the session was closed")
+    assert asyncio.run(watched()) == [ended]
     with hg.connect("local:") as local:
         blocking = local.watch()
         with pytest.raises(hg.DeadlineExceededError):
             blocking.next(timeout=0.01)
-    assert list(blocking) == [] and list(local.watch()) == []
+    assert list(blocking) == list(local.watch()) == [ended]
+    assert list(blocking) == []
+    with hg.connect("local:") as local, local.watch() as closed:
+        pass
+    assert list(closed) == []
 
 
 def test_events_that_nobody_takes_are_bounded_and_who_missed_some_is_told() -> None:
