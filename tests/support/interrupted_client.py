@@ -48,7 +48,7 @@ def work(session: hg.Session, url: str, plan: hg.Plan, chance: random.Random) ->
 
 def main(url: str, seed: int, count: int) -> None:
     faulthandler.enable()
-    faulthandler.dump_traceback_later(25, exit=True)
+    faulthandler.dump_traceback_later(50, exit=True)
     chance, timing = random.Random(seed), random.Random(seed + 1)
     surfaced, is_over, lost = threading.Event(), threading.Event(), []
     me = threading.get_ident()
