@@ -681,6 +681,8 @@ class Executor:
 def _why_lost(plan: PlanHandle) -> HeliographError | None:
     loaded: LoadedPlan | None = plan.plan
     return loaded.lost if loaded is not None else None
+
+
 def _tell_weights(state: CommandState) -> None:
     """Tell the buffers of weights that a command wrote to, also after a failure."""
     for target in state.targets if state.writes else ():
