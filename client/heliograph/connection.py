@@ -12,6 +12,11 @@ from heliograph.graph.arguments import connect_seconds
 from heliograph.session import Session
 from heliograph.transport.blocking import BlockingShell, GrpcShell
 from heliograph.transport.channels import credentials_of
+from heliograph.transport.handshake import (
+    LEAST_SILENCE_SECONDS,
+    MOST_SILENCE_SECONDS,
+    SILENCE_SECONDS,
+)
 from heliograph.transport.plugins import transport
 from heliograph.transport.shared_memory import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
@@ -68,6 +73,16 @@ def _pool_of(urls: Sequence[str]) -> Address:
     return Address("local", members=tuple(map(str, found)))
 
 
+def check_silence(seconds: float) -> None:
+    """Raise InvalidArgumentError for a silence that cannot be noticed."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not LEAST_SILENCE_SECONDS <= seconds <= MOST_SILENCE_SECONDS:
+        raise InvalidArgumentError(
+            f"silence_seconds={seconds!r:.40}",
+            advice=f"a number from {LEAST_SILENCE_SECONDS:g} to {MOST_SILENCE_SECONDS:g}",
+        )
+
+
 def connect(
     url: Servers = None,
     *,
@@ -78,6 +93,7 @@ def connect(
     ca: str | None = None,
     certificate: str | None = None,
     key: str | None = None,
+    silence_seconds: float = SILENCE_SECONDS,
 ) -> Session:
     """Open a session on a server.
 
@@ -105,6 +121,8 @@ def connect(
             system's).
         certificate: A PEM file with the client's certificate (default: $HELIOGRAPH_CERTIFICATE).
         key: A PEM file with the certificate's key (default: $HELIOGRAPH_KEY).
+        silence_seconds: The server counts as gone after this much silence, 0.25 to 3600 s. It is
+            pinged after a fifth of that. A connection that breaks is noticed at once.
 
     All members of a pool get the same credentials, which need the right "pool" there.
 
@@ -116,6 +134,7 @@ def connect(
     """
     address = address_of(url)
     seconds = connect_seconds(timeout)
+    check_silence(silence_seconds)
     shown, sharing = checked_progress(progress), checked_shared_memory(shared_memory)
     credentials = credentials_of(address, token, ca, certificate, key)
     shell: BlockingShell
@@ -124,7 +143,7 @@ def connect(
             raise insisted(address, ALONE)
         shell = transport("local")(address, seconds, credentials)
     else:
-        shell = GrpcShell(address, seconds, sharing, None, credentials)
+        shell = GrpcShell(address, seconds, sharing, silence_seconds, credentials)
     try:
         return Session(shell, shown)
     except BaseException:

@@ -30,7 +30,11 @@ def _limit(says: str, kind: Kind = "plain") -> Setting:
 class Limits:
     """Bounds on what one session may send or keep, documented as Limits in session.proto."""
 
-    message_bytes: Annotated[int, _limit("The largest message, encoded.", "size")] = 64 * MIB
+    message_bytes: Annotated[int, _limit("The largest message, encoded.", "size")] = 4 * MIB
+    graph_bytes: Annotated[
+        int,
+        _limit("The largest request with a graph, encoded; it goes in several messages.", "size"),
+    ] = 64 * MIB
     graph_nodes: Annotated[int, _limit("The maximum nodes in one graph.")] = 250_000
     graph_depth: Annotated[int, _limit("The longest path through a graph, in nodes.")] = 250_000
     tensors: Annotated[int, _limit("The maximum tensors at once.")] = 100_000
@@ -57,6 +61,12 @@ class Limits:
         int,
         _limit("The time to attach the command stream after a session opens, in milliseconds."),
     ] = 10_000
+    calls: Annotated[int, _limit("The maximum calls at once.")] = 2_000
+
+    @property
+    def decoded_bytes(self) -> int:
+        """The maximum memory of one decoded request."""
+        return max(1536 * self.graph_nodes, 16 * MIB)
 
     @property
     def piece_bytes(self) -> int:
@@ -156,6 +166,7 @@ class Quota:
     runs_in_flight: Annotated[int, _at_most("Runs that were requested and have not ended.")] = 0
     device_memory_bytes: Annotated[int, _at_most("Memory on all devices of the daemon together.", "size")] = 0
     staging_bytes: Annotated[int, _at_most("Host memory for transfers and contents in flight.", "size")] = 0
+    calls: Annotated[int, _at_most("Calls that have not ended.")] = 4_096
     weight: Annotated[
         float,
         Setting(
@@ -179,6 +190,8 @@ class TenantUsage:
     device_memory_bytes: int = 0
     #: Host memory for transfers and contents in flight.
     staging_bytes: int = 0
+    #: Calls that have not ended.
+    calls: int = 0
     #: Device time, summed over all devices.
     device_seconds: float = 0.0
     #: Requests refused because of a quota.

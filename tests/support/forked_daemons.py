@@ -32,6 +32,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 #: Of an environment: what is read once, when modules are imported or kernels are loaded.
 IMPORTED_WITH = (
     "GRPC_", "HELIOGRAPH_KERNEL_CACHE", "HOME", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_",
@@ -59,6 +61,13 @@ def running_daemon(*arguments: str, listen: str = "grpc://127.0.0.1:0") -> Itera
 
     with serving(serve("--listen", listen, *arguments, stdout=subprocess.PIPE)) as url:  # type: ignore[arg-type]
         yield url
+
+
+def newest_daemon() -> psutil.Process:
+    """The daemon that this process started last."""
+    # Daemons are forked by one child of this process.
+    serving = [one for child in psutil.Process().children() for one in child.children()]
+    return max(serving, key=lambda one: one.create_time())
 
 
 def _imported_with() -> dict[str, str]:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf import descriptor_pool
+from google.protobuf.message_factory import GetMessageClass
 from plan_options import divided_fields
 
 import heliograph as hg
 from heliograph_proto.codec import decode_error
 from heliograph_proto.codec.status import error_from_metadata
+from heliograph_proto.codec.wire import split
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.v1 import (
     bulk_pb2_grpc,
     command_pb2,
-    command_pb2_grpc,
     graph_pb2,
     plan_pb2,
-    plan_pb2_grpc,
     session_pb2,
     session_pb2_grpc,
     tensor_pb2,
@@ -31,25 +33,44 @@ SECONDS = 60.0
 F32 = tensor_pb2.DATA_TYPE_F32
 
 
+def methods_of(channel: Any, service: str) -> Any:
+    """The methods of a service with one answer, each with one message as its request, also where the contract
+    lets it come in several."""
+    descriptor = descriptor_pool.Default().FindServiceByName(f"heliograph.v1.{service}")
+    return SimpleNamespace(
+        **{
+            one.name: channel.unary_unary(
+                f"/{descriptor.full_name}/{one.name}",
+                request_serializer=GetMessageClass(one.input_type).SerializeToString,
+                response_deserializer=GetMessageClass(one.output_type).FromString,
+            )
+            for one in descriptor.methods
+            if not one.server_streaming
+        }
+    )
+
+
 class RawSession:
     """A session and its command stream."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
-        self.plans = plan_pb2_grpc.PlanServiceStub(channel)
+        self.plans = methods_of(channel, "PlanService")
         self.bulk = bulk_pb2_grpc.BulkServiceStub(channel)
         opened = session_pb2_grpc.SessionServiceStub(channel).Open(
             session_pb2.OpenRequest(version_min=1, version_max=1, client="raw"), timeout=SECONDS
         )
         self.token, self.limits = opened.session, opened.limits
-        self._outgoing: queue.SimpleQueue[command_pb2.CommandBatch | None] = queue.SimpleQueue()
-        self._stub = command_pb2_grpc.CommandServiceStub(channel)
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._answers: Any = None
         self.sequence = 0
 
     def attach(self) -> RawSession:
-        self._outgoing.put(command_pb2.CommandBatch(session=self.token))
-        self._answers = self._stub.Execute(iter(self._outgoing.get, None), timeout=SECONDS)
+        self.send_bytes(command_pb2.CommandBatch(session=self.token).SerializeToString())
+        execute: Any = self.channel.stream_stream(
+            "/heliograph.v1.CommandService/Execute", None, command_pb2.CompletionBatch.FromString
+        )
+        self._answers = execute(iter(self._outgoing.get, None), timeout=SECONDS)
         return self
 
     def send(self, **kind: Any) -> int:
@@ -57,8 +78,23 @@ class RawSession:
         self.sequence += 1
         stream = kind.pop("stream", 0)
         command = command_pb2.Command(sequence=self.sequence, notify=True, stream=stream, **kind)
-        self._outgoing.put(command_pb2.CommandBatch(commands=[command]))
+        self.send_bytes(command_pb2.CommandBatch(commands=[command]).SerializeToString())
         return self.sequence
+
+    def send_bytes(self, message: bytes) -> None:
+        """Sends what may be a batch."""
+        self._outgoing.put(message)
+
+    def end(self) -> HeliographError:
+        """The typed error with which the server ends the stream."""
+        try:
+            for _ in self._answers:
+                pass
+        except grpc.RpcError as refusal:
+            error = error_from_metadata(tuple(refusal.trailing_metadata() or ()))
+            assert error is not None, refusal
+            return error
+        raise AssertionError("the stream ended without an error")
 
     def answer(self, sequence: int) -> command_pb2.Completion:
         """The completion of a command; others are dropped."""
@@ -82,8 +118,14 @@ class RawSession:
         request = plan_pb2.CompileRequest(
             session=self.token, plan=plan, graph=graph, **divided_fields(options)
         )
+        kind: Any = request.DESCRIPTOR
+        pieces = split(request.SerializeToString(), kind, 2**20)
+        call = self.channel.stream_unary(
+            "/heliograph.v1.PlanService/Compile", None, plan_pb2.CompileResponse.FromString
+        )
         try:
-            return self.plans.Compile(request, timeout=SECONDS)
+            answer: plan_pb2.CompileResponse = call(iter(pieces), timeout=SECONDS)
+            return answer
         except grpc.RpcError as refusal:
             error = error_from_metadata(tuple(refusal.trailing_metadata() or ()))
             raise error or refusal from None

@@ -8,12 +8,13 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph.aio.session import Session
-from heliograph.connection import Servers, address_of
+from heliograph.connection import Servers, address_of, check_silence
 from heliograph.core.future import ALONE
 from heliograph.core.progress import ProgressArgument, checked_progress
 from heliograph.graph.arguments import connect_seconds
 from heliograph.transport.aio import AioGrpcShell, AioShell
 from heliograph.transport.channels import NO_CREDENTIALS, credentials_of
+from heliograph.transport.handshake import SILENCE_SECONDS
 from heliograph.transport.plugins import transport
 from heliograph.transport.shared_memory import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph_proto.addresses import Address, Credentials
@@ -37,9 +38,12 @@ class connect:
         ca: str | None = None,
         certificate: str | None = None,
         key: str | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self._address = address_of(url)
         self._credentials = credentials_of(self._address, token, ca, certificate, key)
+        check_silence(silence_seconds)
+        self._silence_seconds = silence_seconds
         self._timeout, self._progress = connect_seconds(timeout), checked_progress(progress)
         self._shared_memory = checked_shared_memory(shared_memory)
         self._session: Session | None = None
@@ -66,7 +70,9 @@ class connect:
             await self._session.close()
 
     async def _open(self) -> Session:
-        shell = await open_shell(self._address, self._timeout, self._shared_memory, self._credentials)
+        shell = await open_shell(
+            self._address, self._timeout, self._shared_memory, self._silence_seconds, self._credentials
+        )
         try:
             return Session(shell, self._progress)
         except BaseException:
@@ -78,6 +84,7 @@ async def open_shell(
     address: Address,
     timeout: float,
     shared_memory: SharedMemoryArgument = "auto",
+    silence_seconds: float = SILENCE_SECONDS,
     credentials: Credentials = NO_CREDENTIALS,
 ) -> AioShell:
     """Open the connection of a session."""
@@ -86,4 +93,4 @@ async def open_shell(
             raise insisted(address, ALONE)
         shell: AioShell = await transport("local.aio")(address, timeout, credentials)
         return shell
-    return await AioGrpcShell.open(address, timeout, shared_memory, credentials)
+    return await AioGrpcShell.open(address, timeout, shared_memory, silence_seconds, credentials)

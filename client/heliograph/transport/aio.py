@@ -41,7 +41,13 @@ from heliograph.core.watching import Watchers
 from heliograph.transport import handshake
 from heliograph.transport.aio_bulk import AioBulk, moved
 from heliograph.transport.calls import unary
-from heliograph.transport.channels import FORKED, NO_CREDENTIALS, fetch_pinned, open_aio_channel
+from heliograph.transport.channels import (
+    FORKED,
+    NO_CREDENTIALS,
+    Options,
+    fetch_pinned,
+    open_aio_channel,
+)
 from heliograph.transport.log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
 from heliograph.transport.shared_memory import (
     SharedMemoryArgument,
@@ -314,10 +320,12 @@ class AioGrpcShell(AioShell):
         address: Address,
         info: SessionInfo,
         channel: grpc.aio.Channel,
+        channel_options: Options,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         super().__init__(address, info)
         self._channel, self.credentials = channel, credentials
+        self.channel_options = channel_options
         self._bulk = AioBulk(self)
         self._bell = asyncio.Event()
         self.core.speaks_bytes = True
@@ -334,13 +342,15 @@ class AioGrpcShell(AioShell):
         address: Address,
         timeout: float,
         shared_memory: SharedMemoryArgument = "auto",
+        silence_seconds: float = handshake.SILENCE_SECONDS,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> AioGrpcShell:
         """Connect and perform the handshake. Raises the errors of `hg.connect`."""
         end = time.monotonic() + timeout
         if address.pin:
             await moved(partial(fetch_pinned, address, credentials, timeout))
-        channel = open_aio_channel(address, handshake.CHANNEL_OPTIONS, credentials)
+        options = handshake.channel_options(silence_seconds)
+        channel = open_aio_channel(address, options, credentials)
         try:
             while True:
                 with as_current(CONNECT_SPAN):
@@ -348,7 +358,7 @@ class AioGrpcShell(AioShell):
                 if not isinstance(answer, HeliographError):
                     info = handshake.decode_open(answer, address)
                     shared = await cls._share(channel, address, info, shared_memory, end)
-                    made = cls(address, info, channel, credentials)
+                    made = cls(address, info, channel, options, credentials)
                     made.core.set_shared(shared)
                     return made
                 if not handshake.is_starting(answer) or time.monotonic() + handshake.START_SECONDS > end:
@@ -463,11 +473,15 @@ class AioGrpcShell(AioShell):
         return made
 
     async def _call(self, call: Call, deadline: Deadline) -> Any:
-        made = unary(call, self.info.session, self.info.limits.message_bytes)
-        method: Any = self._channel.unary_unary(made.path, None, None)
+        made = unary(call, self.info.session, self.info.limits)
+        how: dict[str, Any] = {"timeout": deadline.remaining(), "metadata": call_metadata()}
+        method: Any
         try:
-            answer = method(made.request, timeout=deadline.remaining(), metadata=call_metadata())
-            return made.decode(await answer)
+            if len(made.messages) == 1:
+                method = self._channel.unary_unary(made.path, None, None)
+                return made.decode(await method(made.messages[0], **how))
+            method = self._channel.stream_unary(made.path, None, None)
+            return made.decode(await method(iter(made.messages), **how))
         except grpc.aio.AioRpcError as error:
             self.core.check()
             raise handshake.typed_error(error, self.address, call.method.name) from None

@@ -30,7 +30,7 @@ class AioBulk:
     def __init__(self, shell: AioGrpcShell) -> None:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
-        self._channel = open_aio_channel(self._address, handshake.CHANNEL_OPTIONS, shell.credentials)
+        self._channel = open_aio_channel(self._address, shell.channel_options, shell.credentials)
         self._direct = AioDirect(self._address, shell.credentials)
 
     def start_upload(self, upload: StartUpload) -> Transfer:

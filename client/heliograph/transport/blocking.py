@@ -295,12 +295,17 @@ def wait(outcome: Outcome, deadline: Deadline) -> None:
         raise deadline.error()
 
 
-def call_unary(channel: Any, path: str, request: bytes, seconds: float | None, metadata: Any = None) -> bytes:
-    """Return the answer to a call. Raises grpc.RpcError.
+def call_unary(
+    channel: Any, path: str, messages: Sequence[bytes], seconds: float | None, metadata: Any = None
+) -> bytes:
+    """Return the answer to a call with a request in one or several messages. Raises grpc.RpcError.
 
     gRPC's own code must not be interrupted: it would leave its locks taken. So the wait is ours.
     """
-    make = partial(channel.unary_unary(path, None, None).future, request, timeout=seconds, metadata=metadata)
+    one = len(messages) == 1
+    method = (channel.unary_unary if one else channel.stream_unary)(path, None, None)
+    request = messages[0] if one else iter(messages)
+    make = partial(method.future, request, timeout=seconds, metadata=metadata)
     future = undisturbed(make)
     ended = Outcome()
     try:
@@ -321,7 +326,7 @@ class GrpcShell(BlockingShell):
         address: Address,
         timeout: float,
         shared_memory: SharedMemoryArgument = "auto",
-        silence_seconds: float | None = None,
+        silence_seconds: float = handshake.SILENCE_SECONDS,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         self.channel_options = handshake.channel_options(silence_seconds)
@@ -372,7 +377,7 @@ class GrpcShell(BlockingShell):
             try:
                 seconds = max(0.0, end - time.monotonic())
                 request, metadata = handshake.open_request(), call_metadata()
-                answer = call_unary(self._channel, handshake.OPEN, request, seconds, metadata)
+                answer = call_unary(self._channel, handshake.OPEN, (request,), seconds, metadata)
             except grpc.RpcError as error:
                 refused = handshake.open_error(error, address, timeout, self.credentials)
             else:
@@ -432,13 +437,13 @@ class GrpcShell(BlockingShell):
     # Calls and bulk
 
     def _call(self, call: Call, deadline: Deadline) -> Any:
-        made = unary(call, self.info.session, self.info.limits.message_bytes)
+        made = unary(call, self.info.session, self.info.limits)
         # For a closed channel gRPC raises only ValueError.
         channel = self._channel
         self.advance(self.core.check)
         try:
             return made.decode(
-                call_unary(channel, made.path, made.request, deadline.remaining(), call_metadata())
+                call_unary(channel, made.path, made.messages, deadline.remaining(), call_metadata())
             )
         except grpc.RpcError as error:
             refused = handshake.typed_error(error, self.address, call.method.name)
@@ -479,7 +484,7 @@ class GrpcShell(BlockingShell):
     def _say_goodbye(self, session: bytes) -> None:
         request = handshake.close_request(session)
         try:
-            call_unary(self._channel, handshake.CLOSE, request, handshake.CLOSE_SECONDS)
+            call_unary(self._channel, handshake.CLOSE, (request,), handshake.CLOSE_SECONDS)
         except grpc.RpcError as error:
             logger.debug("closing the session: %s", error)
             handshake.forget_traceback(error)

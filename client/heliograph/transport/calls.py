@@ -1,4 +1,7 @@
-"""Unary calls as messages: the one table of methods and protobuf messages."""
+"""Calls with one answer as messages: the one table of methods and protobuf messages.
+
+A request that is too large for one message goes in several, if its method takes that.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from google.protobuf import descriptor_pool
 from google.protobuf.message import Message
 
 from heliograph.core import methods as m
 from heliograph.core.effects import Call
 from heliograph_proto import codec
+from heliograph_proto.codec import wire
 from heliograph_proto.devices import DeviceList, Link, Memory, OpAnswer, PlacementInfo, ProbeResult
 from heliograph_proto.errors import LimitExceededError
 from heliograph_proto.models import ModelInfo
 from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanInfo, PlanReport
-from heliograph_proto.sessions import Traffic
+from heliograph_proto.sessions import Limits, Traffic
 from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, peer_pb2, plan_pb2, session_pb2
 
 _PACKAGE = "heliograph.v1"
+#: The size of the messages of a large request. The server decodes each without a pause.
+_PIECE_BYTES = 2**20
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
@@ -27,10 +34,11 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """A call ready to be made: its path, its encoded request, and a decoder of the answer."""
+    """A call ready to be made: its path, its request, and a decoder of the answer."""
 
     path: str
-    request: bytes
+    #: The encoded request, in one or several messages.
+    messages: list[bytes]
     decode: Callable[[bytes], Any]
 
 
@@ -43,16 +51,29 @@ class _Codec:
     decode: Callable[[bytes], Any]
 
 
-def unary(call: Call, session: bytes, message_bytes: int) -> Unary:
-    """Encode a call. Raises LimitExceededError if it exceeds the largest message."""
+def unary(call: Call, session: bytes, limits: Limits) -> Unary:
+    """Encode a call. Raises LimitExceededError if it exceeds the largest request."""
     method, found = call.method, _CODECS[call.method]
-    request = found.encode(call.request, session).SerializeToString()
-    if len(request) > message_bytes:
+    message = found.encode(call.request, session)
+    request = message.SerializeToString()
+    takes_several = _takes_several(method)
+    setting = "graph_bytes" if takes_several else "message_bytes"
+    if len(request) > (most_bytes := getattr(limits, setting)):
         raise LimitExceededError(
-            f"the request has {len(request):,} bytes; this server takes {message_bytes:,}",
-            advice="split the graph, or raise message_bytes in the server's configuration",
+            f"the request has {len(request):,} bytes; this server takes {most_bytes:,}",
+            advice=f"split the graph, or raise {setting} in the server's configuration",
         )
-    return Unary(f"/{_PACKAGE}.{method.service}/{method.name}", request, found.decode)
+    messages = [request]
+    kind: Any = message.DESCRIPTOR
+    if takes_several:
+        messages = wire.split(request, kind, min(_PIECE_BYTES, limits.message_bytes))
+    return Unary(f"/{_PACKAGE}.{method.service}/{method.name}", messages, found.decode)
+
+
+def _takes_several(method: m.Method[Any, Any]) -> bool:
+    """True if the contract has a stream of requests, which protobuf joins to one."""
+    service = descriptor_pool.Default().FindServiceByName(f"{_PACKAGE}.{method.service}")
+    return bool(service.methods_by_name[method.name].client_streaming)
 
 
 def _row(

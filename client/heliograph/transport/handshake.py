@@ -46,43 +46,37 @@ CLOSE_SECONDS = 2.0
 #: The time that frees may gather before they are sent.
 GATHER_SECONDS = 0.005
 
-#: A dead or stopped server is noticed after the sum of the two keepalive times.
-KEEPALIVE_TIME_MS = 10_000
-KEEPALIVE_TIMEOUT_MS = 5_000
-
-CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    # Without this a ping may take 60 s, whatever the keepalive timeout is (grpcio 1.85).
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # A session lives on one connection; nothing is sent twice.
-    ("grpc.enable_retries", 0),
-    # Bulk data has its own connection only if channels do not share them.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
-
-#: The parts of a silence limit: the time until a ping, and the time for its answer. The rest is for
-#: noticing.
-_PING_PART, _ANSWER_PART = 0.4, 0.5
+#: A server that has been silent for so long counts as gone.
+SILENCE_SECONDS = 25.0
+#: The bounds of that time as an argument.
+LEAST_SILENCE_SECONDS, MOST_SILENCE_SECONDS = 0.25, 3600.0
+#: The part of that time after which a ping is sent; the rest is for its answer.
+PING_PART = 0.2
 
 
-def channel_options(silence_seconds: float | None = None) -> tuple[tuple[str, Any], ...]:
+def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str, Any], ...]:
     """Return the options of a channel on which a server counts as gone after this much silence."""
-    if silence_seconds is None:
-        return CHANNEL_OPTIONS
-    answered = max(1, int(silence_seconds * _ANSWER_PART * 1e3))
-    changed = {
-        "grpc.keepalive_time_ms": max(1, int(silence_seconds * _PING_PART * 1e3)),
-        "grpc.keepalive_timeout_ms": answered,
-        "grpc.http2.ping_timeout_ms": answered,
-    }
-    return tuple((name, changed.get(name, value)) for name, value in CHANNEL_OPTIONS)
+    ping_ms = round(silence_seconds * PING_PART * 1e3)
+    answer_ms = round(silence_seconds * (1 - PING_PART) * 1e3)
+    return (
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.keepalive_time_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        # Without this a ping may take 60 s, whatever the keepalive timeout is (grpcio 1.85).
+        ("grpc.http2.ping_timeout_ms", answer_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A session lives on one connection; nothing is sent twice.
+        ("grpc.enable_retries", 0),
+        # Bulk data has its own connection only if channels do not share them.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    )
 
+
+#: The options of a channel with the default silence.
+CHANNEL_OPTIONS = channel_options()
 
 _ADVICE = "is the daemon running? start one with: heliograph serve"
 _TOKEN_ADVICE = (

@@ -22,7 +22,7 @@ MAGIC = "heliograph graph"
 FORMAT = 1
 
 #: The maximum size of a graph file.
-MAX_FILE_BYTES = Limits().message_bytes
+MAX_FILE_BYTES = Limits().graph_bytes
 #: The maximum operands, attributes, leaves and dimensions together, for each node that a graph may
 #: have.
 _NUMBERS_PER_NODE = 64
@@ -69,7 +69,7 @@ def decode_graph_file(data: bytes) -> Graph:
 def _check_bytes(size_bytes: int) -> None:
     if size_bytes > MAX_FILE_BYTES:
         raise LimitExceededError(
-            f"a graph file has at most {MAX_FILE_BYTES:,} bytes, the limit of a message to a server",
+            f"a graph file has at most {MAX_FILE_BYTES:,} bytes, the limit of a request to a server",
             advice="split the graph; weights are in a file of their own and do not count",
         )
 

@@ -91,6 +91,18 @@ class _Forms(Generic[_F]):
         self._count += 1
 
 
+def large_parts(data: bytes, size_bytes: int) -> Iterator[bytes]:
+    """Yield the parts of a CommandBatch that `CommandReader` decodes at once and that are larger
+    than a size; each is a CommandBatch."""
+    at = 0
+    while at < len(data):
+        frame = _frame_at(data, at)
+        end = len(data) if frame is None else frame[1]
+        if end - at > size_bytes:
+            yield data[at:end]
+        at = end
+
+
 class CommandReader:
     """A decoder of the CommandBatches of one stream."""
 

@@ -191,6 +191,27 @@ class ServerConfig:
             section="listening",
         ),
     ] = 0
+    silence_seconds: Annotated[
+        float,
+        Setting(
+            "Seconds of silence after which a client's connection is lost.",
+            "The client is pinged after a fifth of that. A broken connection is lost at once. Clients have "
+            "an option of the same name.",
+            least=0.25,
+            most=3600,
+            shown="N",
+        ),
+    ] = 25.0
+    max_calls: Annotated[
+        int,
+        Setting(
+            "Maximum number of calls at once, of all clients.",
+            "A session has at least one call, its command stream.",
+            least=1,
+            most=2**20,
+            shown="N",
+        ),
+    ] = 16_384
     backends: Annotated[
         tuple[str, ...],
         Setting(

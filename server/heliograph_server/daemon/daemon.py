@@ -24,23 +24,18 @@ from typing import Any, NoReturn
 from grpc import aio
 from grpc_reflection.v1alpha import reflection
 
+from heliograph.transport.handshake import PING_PART
 from heliograph_backends.registry import open_registry
 from heliograph_proto.addresses import Address, Shown, nothing_shown
-from heliograph_proto.sessions import Limits
 from heliograph_proto.v1 import (
     admin_pb2,
-    admin_pb2_grpc,
     bulk_pb2,
     command_pb2,
     device_pb2,
-    device_pb2_grpc,
     model_pb2,
-    model_pb2_grpc,
     peer_pb2,
     plan_pb2,
-    plan_pb2_grpc,
     session_pb2,
-    session_pb2_grpc,
 )
 from heliograph_server.auth.access import Access
 from heliograph_server.config.config import ServerConfig, Sources
@@ -54,12 +49,13 @@ from heliograph_server.links.links import PoolCredentials
 from heliograph_server.resources.membership import Membership
 from heliograph_server.resources.peer_rules import PeerRules, rules_of
 from heliograph_server.rpc.admin_service import AdminService
-from heliograph_server.rpc.audit import AuditedService, Refusals
+from heliograph_server.rpc.audit import Refusals
 from heliograph_server.rpc.bulk_service import BulkService
 from heliograph_server.rpc.command_service import CommandService
 from heliograph_server.rpc.device_service import DeviceService, ModelService
 from heliograph_server.rpc.peer_service import PeerService
 from heliograph_server.rpc.plan_service import PlanService
+from heliograph_server.rpc.requests import Requests
 from heliograph_server.rpc.session_service import SessionService
 from heliograph_server.rpc.shared_memory_service import MemoryService
 from heliograph_server.runtime.draining import Draining
@@ -104,6 +100,8 @@ LISTEN_THREADS = 2
 READ_THREADS = 2
 #: Threads that write values from other daemons to slow devices.
 MOVE_THREADS = 2
+#: Threads that decode large requests. Python runs one at a time.
+DECODE_THREADS = 1
 #: How long calls may take to end once their sessions are closed.
 STOP_SECONDS = 2.0
 #: How long work may take to end after the second signal.
@@ -111,20 +109,25 @@ HURRY_SECONDS = 5.0
 STARTER = "heliograph-start"
 
 
-def server_options(limits: Limits) -> list[tuple[str, Any]]:
-    """gRPC's options: message size, no shared ports, and keepalive that detects a lost client."""
+def server_options(config: ServerConfig) -> list[tuple[str, Any]]:
+    """gRPC's options: message size, no compression, no shared ports, and keepalive that detects a
+    lost client."""
+    ping_ms = round(config.silence_seconds * PING_PART * 1e3)
+    answer_ms = round(config.silence_seconds * (1 - PING_PART) * 1e3)
     return [
-        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_receive_message_length", config.limits.message_bytes),
         ("grpc.max_send_message_length", -1),
+        # Compressed messages come as they are, and are refused: unpacked they could be any size.
+        ("grpc.per_message_decompression", 0),
         ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_time_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", answer_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # Heads of pools and other daemons ping this one often.
-        ("grpc.http2.min_ping_interval_without_data_ms", 50),
+        ("grpc.http2.min_ping_interval_without_data_ms", 20),
         # grpcio obeys keepalive_timeout_ms only together with this option.
-        ("grpc.http2.ping_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", answer_ms),
     ]
 
 
@@ -133,7 +136,7 @@ class Daemon:
 
     def __init__(self, config: ServerConfig, open_host: Callable[[], Host] | None = None) -> None:
         self._open_host = open_host or (lambda: open_host_of(config))
-        self._slot = HostSlot()
+        self._slot = HostSlot(most_calls=config.max_calls)
         self.telemetry = Telemetry(config, self._slot)
         sizes = {
             "compile": COMPILE_THREADS,
@@ -144,8 +147,10 @@ class Daemon:
             "read": READ_THREADS,
             "relay": RELAY_THREADS,
             "move": MOVE_THREADS,
+            "decode": DECODE_THREADS,
         }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
+        self._movers = self._pools[-2]
         self._server: aio.Server | None = None
         self._memory = MemoryService(self._slot)
         self.health = Health(SERVICES, config.health_listen)
@@ -190,7 +195,7 @@ class Daemon:
         self.watch.start()
         self._server = aio.server(
             interceptors=self.access.interceptors,
-            options=server_options(self._config.limits) + connection_options(self._config),
+            options=server_options(self._config) + connection_options(self._config),
         )
         self._add_services(self._server)
         await self.health.start()
@@ -203,9 +208,7 @@ class Daemon:
         await self._server.start()
         self.host = await asyncio.wrap_future(_in_own_thread(self._open_host))
         silence_seconds = self._config.pool_silence_seconds
-        self._peers = LoopPeers(
-            asyncio.get_running_loop(), self._pools[-1], silence_seconds, shown=self._shown
-        )
+        self._peers = LoopPeers(asyncio.get_running_loop(), self._movers, silence_seconds, shown=self._shown)
         self.host.exchange.use(self._peers)
         self._reconfigure(self._config)
         self.telemetry.watch(self.host)
@@ -228,22 +231,21 @@ class Daemon:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
-        compilers, hashers, closers, askers, listeners, readers, relays, movers = self._pools
+        compilers, hashers, closers, askers, listeners, readers, relays, movers, decoders = self._pools
         assert self.access is not None
-        session_pb2_grpc.add_SessionServiceServicer_to_server(
-            SessionService(self._slot, askers, closers, self._memory.offer), server
-        )
-        device_pb2_grpc.add_DeviceServiceServicer_to_server(
-            DeviceService(self._slot, askers, listeners, lambda: self._facts), server
-        )
-        plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
-        BulkService(self._slot, hashers, relays).add_to(server)
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
-        CommandService(self._slot, closers).add_to(server)
-        PeerService(self._slot, movers, lambda address: self._shown(address)).add_to(server)
-        operations = AdminService(self._slot, self.draining, askers, closers, self.access.why_not)
-        audited: Any = AuditedService(operations, self.audit)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(audited, server)
+        requests = Requests(self._slot, decoders)
+        facts = lambda: self._facts  # noqa: E731
+        for service in (
+            SessionService(self._slot, askers, closers, self._memory.offer),
+            DeviceService(self._slot, askers, listeners, facts),
+            PlanService(self._slot, compilers, listeners),
+            BulkService(self._slot, hashers, relays),
+            ModelService(self._slot, readers),
+            CommandService(self._slot, closers, decoders),
+            PeerService(self._slot, movers, lambda address: self._shown(address)),
+            AdminService(self._slot, self.draining, askers, closers, self.access.why_not, self.audit),
+        ):
+            service.add_to(server, requests)
         self.health.add_to(server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)

@@ -5,7 +5,7 @@
 | silent, or slow with its first bytes or its TLS handshake | HANDSHAKE_SECONDS |
 | without a call: idle, or slow with its first headers | IDLE_SECONDS; clients connect again |
 | beyond the limit | at once |
-| its client is gone and answers no ping | the keepalive's 15 seconds |
+| its client is gone and answers no ping | `silence_seconds` |
 
 The services bound the wait for the first message of a call: see `rpc.receiving`.
 """

@@ -36,6 +36,7 @@ class QuotaKind(StrEnum):
     RUNS = "runs_in_flight"
     MEMORY = "device_memory_bytes"
     STAGING = "staging_bytes"
+    CALLS = "calls"
 
 
 _NAMES = {
@@ -44,6 +45,7 @@ _NAMES = {
     QuotaKind.RUNS: "runs in flight",
     QuotaKind.MEMORY: "bytes of device memory",
     QuotaKind.STAGING: "bytes of transfers and contents in transit",
+    QuotaKind.CALLS: "calls at once",
 }
 _ADVICE = {
     QuotaKind.SESSIONS: "close a session",
@@ -51,6 +53,7 @@ _ADVICE = {
     QuotaKind.RUNS: "wait for a run to end",
     QuotaKind.MEMORY: "free tensors or plans",
     QuotaKind.STAGING: "wait for earlier transfers",
+    QuotaKind.CALLS: "end a call",
 }
 
 

@@ -20,13 +20,15 @@ from heliograph_proto.errors import (
     SessionClosedError,
 )
 from heliograph_proto.sessions import Snapshot
-from heliograph_proto.v1 import admin_pb2, admin_pb2_grpc, device_pb2
+from heliograph_proto.v1 import admin_pb2, device_pb2
 from heliograph_server.resources.principals import Principal, current_principal
+from heliograph_server.rpc.audit import AuditedService
 from heliograph_server.rpc.ending import end_session
-from heliograph_server.rpc.errors import refusals
+from heliograph_server.rpc.requests import Requests
 from heliograph_server.runtime.draining import Draining
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.runtime.status import list_sessions, take_snapshot
+from heliograph_server.telemetry.audit import AuditLog
 from heliograph_server.telemetry.logs import log_level, set_log_level
 
 logger = logging.getLogger(__name__)
@@ -42,11 +44,12 @@ Response = TypeVar("Response")
 Context: TypeAlias = "aio.ServicerContext[Request, Response]"
 
 
-class AdminService(admin_pb2_grpc.AdminServiceServicer):
+class AdminService:
     """Watches the host, ends sessions, drains the daemon, sets the log level.
 
     Devices are asked for their memory on the threads of `askers`; sessions end on those of
-    `closers`. `why_not` returns the error of a principal that may no longer watch.
+    `closers`. `why_not` returns the error of a principal that may no longer watch. Every call is
+    recorded in `audit`.
     """
 
     def __init__(
@@ -55,16 +58,22 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         draining: Draining,
         askers: Executor,
         closers: Executor,
-        why_not: Callable[[Principal], HeliographError | None] = lambda _: None,
+        why_not: Callable[[Principal], HeliographError | None],
+        audit: AuditLog,
     ) -> None:
         self._slot = slot
         self._why_not = why_not
+        self._audit = audit
         self._draining = draining
         self._askers = askers
         self._closers = closers
         self._watchers = 0
 
-    @refusals
+    def add_to(self, server: aio.Server, requests: Requests) -> None:
+        """Register the service with a server."""
+        audited = AuditedService(self, self._audit)
+        requests.serve(server, admin_pb2.DESCRIPTOR.services_by_name["AdminService"], audited)
+
     async def ListSessions(
         self,
         request: admin_pb2.ListSessionsRequest,
@@ -74,7 +83,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         found = await loop.run_in_executor(self._askers, list_sessions, self._slot.host)
         return admin_pb2.ListSessionsResponse(sessions=encode_all(found, admin_pb2.SessionStatus))
 
-    @refusals
     async def EndSession(
         self,
         request: admin_pb2.EndSessionRequest,
@@ -98,7 +106,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         await asyncio.shield(end_session(found, self._closers, error))
         return admin_pb2.EndSessionResponse()
 
-    @refusals
     async def Drain(
         self,
         request: admin_pb2.DrainRequest,
@@ -107,7 +114,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         status = await self._draining.begin(request.deadline_ms / 1e3, stay=request.stay)
         return admin_pb2.DrainResponse(drain=encode(status, admin_pb2.DrainStatus))
 
-    @refusals
     async def UndoDrain(
         self,
         request: admin_pb2.UndoDrainRequest,
@@ -115,7 +121,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.UndoDrainResponse:
         return admin_pb2.UndoDrainResponse(drain=encode(await self._draining.undo(), admin_pb2.DrainStatus))
 
-    @refusals
     async def SetLogLevel(
         self,
         request: admin_pb2.SetLogLevelRequest,
@@ -125,7 +130,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         logger.warning("the log level is now %s; it was %s", request.level, previous)
         return admin_pb2.SetLogLevelResponse(previous=previous)
 
-    @refusals
     async def ListBackends(
         self,
         request: admin_pb2.ListBackendsRequest,
@@ -135,7 +139,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         found = await loop.run_in_executor(self._askers, self._slot.host.backends.list)
         return admin_pb2.ListBackendsResponse(backends=encode_all(found, admin_pb2.BackendUse))
 
-    @refusals
     async def UnloadBackend(
         self,
         request: admin_pb2.UnloadBackendRequest,
@@ -146,7 +149,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         found = await asyncio.shield(asyncio.wrap_future(unloading))
         return admin_pb2.UnloadBackendResponse(backend=encode(found, device_pb2.Backend))
 
-    @refusals
     async def LoadBackend(
         self,
         request: admin_pb2.LoadBackendRequest,
@@ -156,9 +158,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         found = await asyncio.shield(asyncio.wrap_future(loading))
         return admin_pb2.LoadBackendResponse(backend=encode(found, device_pb2.Backend))
 
-    # gRPC accepts a coroutine that writes in place of an asynchronous generator.
-    @refusals
-    async def Watch(  # type: ignore[override]
+    async def Watch(
         self,
         request: admin_pb2.WatchRequest,
         context: Context[admin_pb2.WatchRequest, admin_pb2.Snapshot],

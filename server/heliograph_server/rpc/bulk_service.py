@@ -11,13 +11,12 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor, Future
 from typing import Any
 
-import grpc
 from grpc import aio
 
 from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
-from heliograph_server.rpc.errors import refusals, register
-from heliograph_server.rpc.receiving import abort, decoded, first_of, receive
+from heliograph_server.rpc.receiving import abort, decoded, first_of, next_of, receive
+from heliograph_server.rpc.requests import Requests, gives_bytes, takes_bytes
 from heliograph_server.rpc.upload_service import TicketCalls
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
@@ -37,38 +36,11 @@ class BulkService:
         self._relays = relays
         self._tickets = TicketCalls(slot, hashers)
 
-    def add_to(self, server: aio.Server) -> None:
+    def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
-        register(
-            server,
-            bulk_pb2.DESCRIPTOR.services_by_name["BulkService"].full_name,
-            Upload=grpc.stream_unary_rpc_method_handler(
-                self.Upload, None, bulk_pb2.UploadResponse.SerializeToString
-            ),
-            Download=grpc.unary_stream_rpc_method_handler(
-                self.Download, bulk_pb2.DownloadRequest.FromString, None
-            ),
-            UploadShared=grpc.stream_stream_rpc_method_handler(
-                self.UploadShared,
-                bulk_pb2.UploadSharedRequest.FromString,
-                bulk_pb2.UploadSharedResponse.SerializeToString,
-            ),
-            Admit=grpc.unary_stream_rpc_method_handler(
-                self._tickets.Admit,
-                bulk_pb2.AdmitRequest.FromString,
-                bulk_pb2.AdmitResponse.SerializeToString,
-            ),
-            UploadAdmitted=grpc.stream_stream_rpc_method_handler(
-                self._tickets.UploadAdmitted, None, bulk_pb2.UploadAdmittedResponse.SerializeToString
-            ),
-            FindMissingContents=grpc.unary_unary_rpc_method_handler(
-                self.FindMissingContents,
-                bulk_pb2.FindMissingContentsRequest.FromString,
-                bulk_pb2.FindMissingContentsResponse.SerializeToString,
-            ),
-        )
+        requests.serve(server, bulk_pb2.DESCRIPTOR.services_by_name["BulkService"], self, self._tickets)
 
-    @refusals
+    @takes_bytes
     async def Upload(
         self,
         requests: AsyncIterator[bytes],
@@ -109,13 +81,13 @@ class BulkService:
             beginning.add_done_callback(_abandon)
             raise
 
-    @refusals
+    @takes_bytes
     async def UploadShared(
         self,
-        requests: AsyncIterator[bulk_pb2.UploadSharedRequest],
+        requests: AsyncIterator[bytes],
         context: aio.ServicerContext[Any, Any],
     ) -> None:
-        first = await first_of(anext(requests, None))
+        first = _place_of(await first_of(anext(requests, None)))
         if first is None or not isinstance(_target(first.target), bytes):
             raise ProtocolError("the first message of an upload from shared memory must name a content")
         session = self._slot.session(first.target.session)
@@ -128,14 +100,14 @@ class BulkService:
                     workers, _take_shared, session, upload, request
                 )
                 await context.write(bulk_pb2.UploadSharedResponse(received_bytes=received))
-                request = await anext(requests, None)
+                request = _place_of(await next_of(anext(requests, None)))
             # The client learns before the end of the call whether the digest is right.
             await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
         except BaseException:
             await abort(workers, upload)
             raise
 
-    @refusals
+    @gives_bytes
     async def Download(
         self, request: bulk_pb2.DownloadRequest, context: aio.ServicerContext[Any, Any]
     ) -> None:
@@ -148,7 +120,6 @@ class BulkService:
         finally:
             download.close()
 
-    @refusals
     async def FindMissingContents(
         self,
         request: bulk_pb2.FindMissingContentsRequest,
@@ -178,6 +149,11 @@ def _target(target: bulk_pb2.UploadTarget) -> int | bytes:
         case "digest":
             return target.digest
     raise ProtocolError("an upload needs a transfer or a digest")
+
+
+def _place_of(message: bytes | None) -> bulk_pb2.UploadSharedRequest | None:
+    """Decode a message of `UploadShared`; None at the end. Raises DecodeError."""
+    return None if message is None else bulk_pb2.UploadSharedRequest.FromString(message)
 
 
 def _take_shared(

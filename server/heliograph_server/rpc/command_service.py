@@ -15,13 +15,13 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeAlias
 
-import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
 from heliograph_proto import codec
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
-from heliograph_proto.codec.inline_runs import CommandReader, Received, encode_result
+from heliograph_proto.codec.inline_runs import CommandReader, Received, encode_result, large_parts
+from heliograph_proto.codec.wire import leading_bytes
 from heliograph_proto.commands import Command
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
@@ -29,10 +29,11 @@ from heliograph_proto.sessions import Limits
 from heliograph_proto.v1 import command_pb2
 from heliograph_server.resources.failures import typed
 from heliograph_server.rpc.completion_writer import CompletionWriter
+from heliograph_server.rpc.decoding import check
 from heliograph_server.rpc.ending import end_session
-from heliograph_server.rpc.errors import refusals, register
 from heliograph_server.rpc.message_limits import MAX_LISTED, check_command
 from heliograph_server.rpc.receiving import first_of
+from heliograph_server.rpc.requests import SMALL_BYTES, Requests, gives_bytes, takes_bytes
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
 
@@ -44,34 +45,43 @@ COMMANDS_A_TURN = 64
 HANDLES_A_COMMAND = 8
 
 
-#: The gRPC name. Messages are encoded and decoded here, so that small runs need no message objects.
-SERVICE = command_pb2.DESCRIPTOR.services_by_name["CommandService"].full_name
+#: Messages are encoded and decoded here, so that small runs need no message objects.
 Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
+
+
+#: Where the first message names the session.
+_SESSION = (command_pb2.CommandBatch.SESSION_FIELD_NUMBER,)
+
+
+_BATCH: Any = command_pb2.CommandBatch.DESCRIPTOR
 
 
 class CommandService:
     """Runs command streams. A session lives as long as its stream."""
 
-    def __init__(self, slot: HostSlot, closers: Executor) -> None:
+    def __init__(self, slot: HostSlot, closers: Executor, decoders: Executor) -> None:
+        """The fields of large messages are counted on the threads of `decoders`."""
         self._slot = slot
         self._closers = closers
+        self._decoders = decoders
 
-    def add_to(self, server: aio.Server) -> None:
+    def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
-        register(server, SERVICE, Execute=grpc.stream_stream_rpc_method_handler(self.Execute))
+        requests.serve(server, command_pb2.DESCRIPTOR.services_by_name["CommandService"], self)
 
-    @refusals
+    @takes_bytes
+    @gives_bytes
     async def Execute(self, _requests: object, context: Context) -> None:
         seconds = self._slot.host.limits.attach_timeout_ms / 1e3
         first: Any = await first_of(context.read(), seconds)
         if first is aio.EOF:
             raise ProtocolError("the command stream ended before it named its session")
-        session = self._slot.session(command_pb2.CommandBatch.FromString(first).session)
+        session = self._slot.session(leading_bytes(first, _SESSION))
         outbox = CompletionWriter(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
         began = time.monotonic()
         try:
-            await _converse(session, outbox, first, context)
+            await _converse(session, outbox, first, context, self._decoders)
         finally:
             try:
                 await self._close(session)
@@ -87,10 +97,12 @@ class CommandService:
         await asyncio.shield(end_session(session, self._closers, error))
 
 
-async def _converse(session: Session, outbox: CompletionWriter, first: bytes, context: Context) -> None:
+async def _converse(
+    session: Session, outbox: CompletionWriter, first: bytes, context: Context, decoders: Executor
+) -> None:
     """Read and write until the client half-closes and all is done, or the session ends."""
     async with asyncio.TaskGroup() as group:
-        reading = group.create_task(_read(session, outbox, first, context))
+        reading = group.create_task(_read(session, outbox, first, context, decoders))
         while (batch := await outbox.take()) is not None:
             try:
                 await context.write(batch)
@@ -102,7 +114,9 @@ async def _converse(session: Session, outbox: CompletionWriter, first: bytes, co
         raise outbox.error
 
 
-async def _read(session: Session, outbox: CompletionWriter, first: bytes, context: Context) -> None:
+async def _read(
+    session: Session, outbox: CompletionWriter, first: bytes, context: Context, decoders: Executor
+) -> None:
     """Submit the commands that come. Pass the end to the outbox; raise only cancellation."""
     try:
         reader, last = CommandReader(), 0
@@ -111,6 +125,9 @@ async def _read(session: Session, outbox: CompletionWriter, first: bytes, contex
             if (run := reader.single(data)) is not None and _answer(session, outbox, run, context):
                 last = run.sequence
             else:
+                if len(data) > SMALL_BYTES:
+                    for part in large_parts(data, SMALL_BYTES):
+                        await check(part, _BATCH, session.limits, decoders)
                 last = await _submit(session, outbox, reader.read(data), last)
             data = await context.read()
         session.end_of_commands()

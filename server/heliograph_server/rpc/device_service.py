@@ -11,10 +11,10 @@ from typing import TypeVar
 from grpc import aio
 
 from heliograph_proto import codec
-from heliograph_proto.v1 import device_pb2, device_pb2_grpc, model_pb2, model_pb2_grpc
+from heliograph_proto.v1 import device_pb2, model_pb2
 from heliograph_server.resources.principals import current_principal
-from heliograph_server.rpc.errors import refusals
 from heliograph_server.rpc.message_limits import check_placement, check_queries
+from heliograph_server.rpc.requests import Requests
 from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
 
@@ -22,7 +22,7 @@ _Q = TypeVar("_Q", device_pb2.QueryOpsRequest, device_pb2.QueryPlacementRequest)
 _A = TypeVar("_A", device_pb2.QueryOpsResponse, device_pb2.QueryPlacementResponse)
 
 
-class DeviceService(device_pb2_grpc.DeviceServiceServicer):
+class DeviceService:
     """Lists devices and answers queries about them, on threads. It needs no session."""
 
     def __init__(
@@ -38,7 +38,10 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         #: Returns facts about the server's process.
         self._facts = facts
 
-    @refusals
+    def add_to(self, server: aio.Server, requests: Requests) -> None:
+        """Register the service with a server."""
+        requests.serve(server, device_pb2.DESCRIPTOR.services_by_name["DeviceService"], self)
+
     async def ListDevices(
         self,
         request: device_pb2.ListDevicesRequest,
@@ -47,7 +50,6 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         found = await asyncio.wrap_future(self._askers.submit(self._slot.host.device_list))
         return codec.encode(replace(found, facts=self._facts()), device_pb2.ListDevicesResponse)
 
-    @refusals
     async def GetMemory(
         self,
         request: device_pb2.GetMemoryRequest,
@@ -57,7 +59,6 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         memory = await asyncio.wrap_future(asking)
         return device_pb2.GetMemoryResponse(memory=codec.encode(memory, device_pb2.Memory))
 
-    @refusals
     async def QueryOps(
         self,
         request: device_pb2.QueryOpsRequest,
@@ -65,7 +66,6 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
     ) -> device_pb2.QueryOpsResponse:
         return await self._answer(_query_ops, request)
 
-    @refusals
     async def QueryPlacement(
         self,
         request: device_pb2.QueryPlacementRequest,
@@ -73,7 +73,6 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
     ) -> device_pb2.QueryPlacementResponse:
         return await self._answer(_query_placement, request)
 
-    @refusals
     async def ListLinks(
         self,
         request: device_pb2.ListLinksRequest,
@@ -83,13 +82,8 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         return device_pb2.ListLinksResponse(links=codec.encode_all(found, device_pb2.MemberLink))
 
     async def _answer(self, answer: Callable[[Host, _Q], _A], question: _Q) -> _A:
-        """Answer a long query on a thread of its own. The bytes of waiting queries are limited."""
-        host = self._slot.host
-        size_bytes = question.ByteSize()
-        host.questions.reserve(size_bytes)
-        asking = self._listeners.submit(answer, host, question)
-        asking.add_done_callback(lambda _done: host.questions.give(size_bytes))
-        return await asyncio.wrap_future(asking)
+        """Answer a long query on a thread of its own."""
+        return await asyncio.wrap_future(self._listeners.submit(answer, self._slot.host, question))
 
 
 def _query_ops(host: Host, request: device_pb2.QueryOpsRequest) -> device_pb2.QueryOpsResponse:
@@ -110,14 +104,17 @@ def _query_placement(
     )
 
 
-class ModelService(model_pb2_grpc.ModelServiceServicer):
+class ModelService:
     """Lists and describes models, on threads, since a file is read as a whole the first time."""
 
     def __init__(self, slot: HostSlot, readers: Executor) -> None:
         self._slot = slot
         self._readers = readers
 
-    @refusals
+    def add_to(self, server: aio.Server, requests: Requests) -> None:
+        """Register the service with a server."""
+        requests.serve(server, model_pb2.DESCRIPTOR.services_by_name["ModelService"], self)
+
     async def ListModels(
         self,
         request: model_pb2.ListModelsRequest,
@@ -127,7 +124,6 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         names = await asyncio.wrap_future(self._readers.submit(session.models))
         return model_pb2.ListModelsResponse(names=names)
 
-    @refusals
     async def DescribeModel(
         self,
         request: model_pb2.DescribeModelRequest,

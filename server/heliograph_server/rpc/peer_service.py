@@ -15,7 +15,6 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
-import grpc
 from grpc import aio
 
 from heliograph_proto.addresses import Shown, nothing_shown
@@ -35,11 +34,11 @@ from heliograph_server.exchange.incoming import IncomingValue
 from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue
 from heliograph_server.links import links
 from heliograph_server.links.aio import taken
-from heliograph_server.links.links import SERVICE, wrong_size
+from heliograph_server.links.links import wrong_size
 from heliograph_server.links.probe import check_probe, probe
 from heliograph_server.resources.failures import typed
-from heliograph_server.rpc.errors import refusals, register
 from heliograph_server.rpc.receiving import first_of
+from heliograph_server.rpc.requests import Requests, gives_bytes, takes_bytes
 from heliograph_server.runtime.host_slot import HostSlot
 
 logger = logging.getLogger(__name__)
@@ -72,22 +71,9 @@ class PeerService:
         self._brought = LoopBudget(0)
         self._probes = LoopBudget(MOST_PROBES)
 
-    def add_to(self, server: aio.Server) -> None:
+    def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
-        response = peer_pb2.PushResponse.SerializeToString
-        register(
-            server,
-            SERVICE,
-            Exchange=grpc.stream_stream_rpc_method_handler(self.Exchange),
-            Pull=grpc.unary_stream_rpc_method_handler(self.Pull, peer_pb2.PullRequest.FromString),
-            Push=grpc.stream_unary_rpc_method_handler(self.Push, None, response),
-            Echo=grpc.unary_unary_rpc_method_handler(
-                self.Echo, peer_pb2.EchoRequest.FromString, peer_pb2.EchoResponse.SerializeToString
-            ),
-            Probe=grpc.unary_unary_rpc_method_handler(
-                self.Probe, peer_pb2.ProbeRequest.FromString, peer_pb2.ProbeResponse.SerializeToString
-            ),
-        )
+        requests.serve(server, peer_pb2.DESCRIPTOR.services_by_name["PeerService"], self)
 
     def _exchange(self, incarnation: bytes) -> LiveExchange:
         """The exchange. Raises MemberLostError if the caller means another incarnation."""
@@ -99,7 +85,8 @@ class PeerService:
             )
         return host.exchange
 
-    @refusals
+    @takes_bytes
+    @gives_bytes
     async def Exchange(self, _requests: object, context: Context) -> None:
         data: Any = await first_of(context.read())
         if data is aio.EOF:
@@ -115,7 +102,7 @@ class PeerService:
         finally:
             conversation.close()
 
-    @refusals
+    @gives_bytes
     async def Pull(self, request: peer_pb2.PullRequest, context: Context) -> None:
         exchange = self._exchange(request.incarnation)
         asked: LoopAnswer[OutgoingValue] = LoopAnswer()
@@ -131,7 +118,7 @@ class PeerService:
             exchange.withdraw(*name, asked.answer)
             asked.leave(OutgoingValue.drop)
 
-    @refusals
+    @takes_bytes
     async def Push(self, _requests: object, context: Context) -> peer_pb2.PushResponse:
         first: Any = await first_of(context.read())
         if first is aio.EOF:
@@ -170,7 +157,6 @@ class PeerService:
             landing.fail(typed(error, "receiving a value"))
             raise
 
-    @refusals
     async def Echo(self, request: peer_pb2.EchoRequest, context: Context) -> peer_pb2.EchoResponse:
         if len(request.payload) > ECHO_BYTES:
             raise LimitExceededError(
@@ -179,7 +165,6 @@ class PeerService:
             )
         return peer_pb2.EchoResponse(payload=request.payload, incarnation=self._slot.host.incarnation)
 
-    @refusals
     async def Probe(self, request: peer_pb2.ProbeRequest, context: Context) -> peer_pb2.ProbeResponse:
         session = self._slot.session(request.session)
         session.check_peer("", _MEASURING)

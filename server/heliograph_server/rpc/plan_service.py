@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -15,8 +14,7 @@ from grpc import aio
 from heliograph_proto import codec
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanInfo, ReceivedGraph
-from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
-from heliograph_server.rpc.errors import refusals
+from heliograph_proto.v1 import graph_pb2, plan_pb2
 from heliograph_server.rpc.message_limits import (
     check_bindings,
     check_digests,
@@ -25,12 +23,13 @@ from heliograph_server.rpc.message_limits import (
     check_options,
     check_reserve,
 )
+from heliograph_server.rpc.requests import Requests
 from heliograph_server.rpc.session_service import traced
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
 
 
-class PlanService(plan_pb2_grpc.PlanServiceServicer):
+class PlanService:
     """Compiles graphs on the threads of `compilers`, and explains plans on those of `listeners`."""
 
     def __init__(self, slot: HostSlot, compilers: Executor, listeners: Executor) -> None:
@@ -39,7 +38,10 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         self._listeners = listeners
         self._locks: WeakKeyDictionary[Session, asyncio.Lock] = WeakKeyDictionary()
 
-    @refusals
+    def add_to(self, server: aio.Server, requests: Requests) -> None:
+        """Register the service with a server."""
+        requests.serve(server, plan_pb2.DESCRIPTOR.services_by_name["PlanService"], self)
+
     async def Compile(
         self,
         request: plan_pb2.CompileRequest,
@@ -47,17 +49,12 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     ) -> plan_pb2.CompileResponse:
         session = self._slot.session(request.session)
         check_bindings(request, session.limits)
-        graph, size_bytes = received(session, request)
-        with _counted(session, size_bytes):
-            # Awaited here, since threads are few and the client decides how long either takes.
-            await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
-            async with self._one_at_a_time(session):
-                with traced("heliograph.compile", self._slot.host, session, context):
-                    return codec.encode(
-                        await self._compile(session, request, graph), plan_pb2.CompileResponse
-                    )
+        # Awaited here, since threads are few and the client decides how long either takes.
+        await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
+        async with self._one_at_a_time(session):
+            with traced("heliograph.compile", self._slot.host, session, context):
+                return codec.encode(await self._compile(session, request), plan_pb2.CompileResponse)
 
-    @refusals
     async def PlaceContents(
         self,
         request: plan_pb2.PlaceContentsRequest,
@@ -66,19 +63,14 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         session = self._slot.session(request.compile.session)
         check_bindings(request.compile, session.limits)
         check_digests(request.missing_digests, session.limits)
-        graph, size_bytes = received(session, request.compile)
-        with _counted(session, size_bytes):
-            async with self._one_at_a_time(session):
-                placing = self._compilers.submit(_place, session, request, graph)
-                offers = await asyncio.wrap_future(placing)
-                return plan_pb2.PlaceContentsResponse(offers=codec.encode_all(offers, plan_pb2.ContentOffer))
+        async with self._one_at_a_time(session):
+            offers = await asyncio.wrap_future(self._compilers.submit(_place, session, request))
+            return plan_pb2.PlaceContentsResponse(offers=codec.encode_all(offers, plan_pb2.ContentOffer))
 
-    async def _compile(
-        self, session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph
-    ) -> PlanInfo:
+    async def _compile(self, session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
         # In the context of its span, which members that compile partitions receive.
         compile_traced = copy_context().run
-        compiling = self._compilers.submit(compile_traced, compile_request, session, request, graph)
+        compiling = self._compilers.submit(compile_traced, compile_request, session, request)
         try:
             return await asyncio.wrap_future(compiling)
         except asyncio.CancelledError:
@@ -89,39 +81,31 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         """The lock of a session's compiles, which are serial. None waits on a thread."""
         return self._locks.setdefault(session, asyncio.Lock())
 
-    @refusals
     async def Estimate(
         self,
         request: plan_pb2.EstimateRequest,
         context: aio.ServicerContext[plan_pb2.EstimateRequest, plan_pb2.EstimateResponse],
     ) -> plan_pb2.EstimateResponse:
         session = self._slot.session(request.session)
-        with _counted(session, request.ByteSize()):
-            found = await asyncio.wrap_future(self._compilers.submit(_estimate, session, request))
+        found = await asyncio.wrap_future(self._compilers.submit(_estimate, session, request))
         return codec.encode(found, plan_pb2.EstimateResponse)
 
-    @refusals
     async def Reserve(
         self,
         request: plan_pb2.ReserveRequest,
         context: aio.ServicerContext[plan_pb2.ReserveRequest, plan_pb2.ReserveResponse],
     ) -> plan_pb2.ReserveResponse:
         session = self._slot.session(request.session)
-        with _counted(session, request.ByteSize()):
-            async with self._one_at_a_time(session):
-                reserving = self._compilers.submit(_reserve, session, request)
-                try:
-                    sizes = await asyncio.wrap_future(reserving)
-                    return plan_pb2.ReserveResponse(
-                        devices=[
-                            plan_pb2.ReservedShare(name=name, size_bytes=size) for name, size in sizes.items()
-                        ]
-                    )
-                except asyncio.CancelledError:
-                    reserving.add_done_callback(lambda done: _forget(session, request.reservation, done))
-                    raise
+        async with self._one_at_a_time(session):
+            reserving = self._compilers.submit(_reserve, session, request)
+            try:
+                sizes = await asyncio.wrap_future(reserving)
+            except asyncio.CancelledError:
+                reserving.add_done_callback(lambda done: _forget(session, request.reservation, done))
+                raise
+        shares = [plan_pb2.ReservedShare(name=name, size_bytes=size) for name, size in sizes.items()]
+        return plan_pb2.ReserveResponse(devices=shares)
 
-    @refusals
     async def Explain(
         self,
         request: plan_pb2.ExplainRequest,
@@ -131,31 +115,19 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         return await asyncio.wrap_future(self._listeners.submit(_explain, session, request.plan))
 
 
-@contextmanager
-def _counted(session: Session, size_bytes: int) -> Iterator[None]:
-    """Count the bytes of a request while it is kept. Raises LimitExceededError."""
-    session.requests.reserve(size_bytes)
-    try:
-        yield
-    finally:
-        session.requests.give(size_bytes)
-
-
 def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
     return codec.encode(session.explain(plan), plan_pb2.ExplainResponse)
 
 
-def compile_request(session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph) -> PlanInfo:
+def compile_request(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
     """Perform a Compile, on a thread. Raises the errors of PlanService.Compile."""
     check_options(request.options, session.limits)
-    return session.compile(codec.decode_compile_request(request, graph))
+    return session.compile(codec.decode_compile_request(request, received(session, request)))
 
 
-def _place(
-    session: Session, request: plan_pb2.PlaceContentsRequest, graph: ReceivedGraph
-) -> Sequence[ContentOffer]:
+def _place(session: Session, request: plan_pb2.PlaceContentsRequest) -> Sequence[ContentOffer]:
     check_options(request.compile.options, session.limits)
-    compiled = codec.decode_compile_request(request.compile, graph)
+    compiled = codec.decode_compile_request(request.compile, received(session, request.compile))
     return session.place_contents(compiled, request.missing_digests)
 
 
@@ -169,14 +141,10 @@ def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstima
     return session.estimate(codec.decode_estimate_request(request))
 
 
-def received(session: Session, request: plan_pb2.CompileRequest) -> tuple[ReceivedGraph, int]:
-    """Return the graph under the digest of its bytes, and the size of the request in bytes.
-
-    A graph that the session knows is not decoded again. It is encoded once for both.
-    """
-    graph = ReceivedGraph(*codec.graph_digest(request.graph), partial(_decode, session, request.graph))
-    bindings = plan_pb2.CompileRequest(bindings=request.bindings)
-    return graph, graph.size_bytes + request.options.ByteSize() + bindings.ByteSize()
+def received(session: Session, request: plan_pb2.CompileRequest) -> ReceivedGraph:
+    """Return the graph under the digest of its bytes. A graph that the session knows is not decoded
+    again."""
+    return ReceivedGraph(*codec.graph_digest(request.graph), partial(_decode, session, request.graph))
 
 
 def _decode(session: Session, message: graph_pb2.Graph) -> Graph:

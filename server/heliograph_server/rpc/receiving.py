@@ -1,4 +1,5 @@
-"""Receives the pieces of uploads from gRPC: decodes, checks and writes them."""
+"""Receives messages from gRPC in bounded time, and the pieces of uploads: decodes, checks and writes
+them."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from heliograph_proto.sessions import Limits
 from heliograph_server.session.staging import HEADER_BYTES
 from heliograph_server.weights.uploads import IncomingUpload
 
-#: The time limit of a call's first message, which may be large, and the network slow.
-FIRST_SECONDS = 60.0
+#: The time limit of a call's first message, and of each further one that the contract demands. They
+#: may be large, and the network slow.
+FIRST_SECONDS = NEXT_SECONDS = 60.0
 
 T = TypeVar("T")
 
@@ -22,16 +24,41 @@ T = TypeVar("T")
 async def first_of(reading: Awaitable[T], seconds: float | None = None) -> T:
     """Return the first message of a call, which clients send at once.
 
-    `seconds` defaults to FIRST_SECONDS. Raises DeadlineExceededError after that time.
+    `seconds` defaults to FIRST_SECONDS. Raises DeadlineExceededError after that time, and
+    ProtocolError for a compressed message.
     """
-    seconds = FIRST_SECONDS if seconds is None else seconds
+    found = await _in_time(reading, FIRST_SECONDS if seconds is None else seconds, "first")
+    if isinstance(found, bytes):
+        _check_plain(found)
+    return found
+
+
+async def next_of(reading: Awaitable[T]) -> T:
+    """Return the next message of a call whose client owes one. Raises DeadlineExceededError after
+    NEXT_SECONDS."""
+    return await _in_time(reading, NEXT_SECONDS, "next")
+
+
+async def _in_time(reading: Awaitable[T], seconds: float, which: str) -> T:
     try:
         async with asyncio.timeout(seconds):
             return await reading
     except TimeoutError:
         raise DeadlineExceededError(
-            f"the first message of the call did not come within {seconds:g} s", advice="send it at once"
+            f"the {which} message of the call did not come within {seconds:g} s",
+            advice="send it at once, or end the call",
         ) from None
+
+
+def _check_plain(message: bytes) -> None:
+    """Raise ProtocolError for a compressed message, which gRPC passes as it came.
+
+    No message of the contract begins like one of gzip (RFC 1952) or zlib (RFC 1950).
+    """
+    is_gzip = message[:2] == b"\x1f\x8b"
+    is_zlib = message[:1] == b"\x78" and int.from_bytes(message[:2], "big") % 31 == 0
+    if is_gzip or is_zlib:
+        raise ProtocolError("a message is compressed; this server takes none", advice="send it as it is")
 
 
 async def receive(
@@ -63,7 +90,7 @@ async def receive(
         writing = _write(hashers, upload, piece) if hashers is not None else None
         if hashers is None:
             upload.write(piece.offset_bytes, piece.data)
-        piece = decoded(await anext(requests, None))
+        piece = decoded(await next_of(anext(requests, None)))
     if writing is not None:
         await writing
 

@@ -17,10 +17,10 @@ from heliograph_proto import SHARED_MEMORY, codec
 from heliograph_proto.errors import SessionClosedError
 from heliograph_proto.sessions import SharedMemoryOffer
 from heliograph_proto.trace_context import handing_on, trace_in
-from heliograph_proto.v1 import session_pb2, session_pb2_grpc
+from heliograph_proto.v1 import session_pb2
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.ending import end_session
-from heliograph_server.rpc.errors import refusals
+from heliograph_server.rpc.requests import Requests
 from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 LINES_A_MESSAGE = 64
 
 
-class SessionService(session_pb2_grpc.SessionServiceServicer):
+class SessionService:
     """Opens and closes sessions, on threads, since both block."""
 
     def __init__(
@@ -48,7 +48,10 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         self._askers = askers
         self._closers = closers
 
-    @refusals
+    def add_to(self, server: aio.Server, requests: Requests) -> None:
+        """Register the service with a server."""
+        requests.serve(server, session_pb2.DESCRIPTOR.services_by_name["SessionService"], self)
+
     async def Open(
         self,
         request: session_pb2.OpenRequest,
@@ -72,20 +75,19 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             info = replace(info, shared_memory=self._offer(context.peer()))
         return codec.encode(info, session_pb2.OpenResponse)
 
-    @refusals
     async def Close(
         self,
         request: session_pb2.CloseRequest,
         context: aio.ServicerContext[session_pb2.CloseRequest, session_pb2.CloseResponse],
     ) -> session_pb2.CloseResponse:
         try:
-            session = self._slot.session(request.session)
+            # Without a slot of the session's calls, so that it can end at their limit.
+            session = self._slot.host.session(request.session, current_principal())
         except SessionClosedError:
             return session_pb2.CloseResponse()
         await end_session(session, self._closers)
         return session_pb2.CloseResponse()
 
-    @refusals
     async def GetStatistics(
         self,
         request: session_pb2.GetStatisticsRequest,
@@ -95,9 +97,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         traffic = self._slot.session(request.session).traffic
         return codec.encode(replace(traffic, peers=host.exchange.traffic), session_pb2.GetStatisticsResponse)
 
-    # gRPC accepts a coroutine that writes in place of an asynchronous generator.
-    @refusals
-    async def FollowLog(  # type: ignore[override]
+    async def FollowLog(
         self,
         request: session_pb2.FollowLogRequest,
         context: aio.ServicerContext[session_pb2.FollowLogRequest, session_pb2.FollowLogResponse],

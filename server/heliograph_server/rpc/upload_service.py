@@ -18,8 +18,8 @@ from heliograph_proto.codec import encode_error
 from heliograph_proto.errors import CancelledError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.resources.principals import current_principal
-from heliograph_server.rpc.errors import refusals
-from heliograph_server.rpc.receiving import abort, decoded, first_of, receive
+from heliograph_server.rpc.receiving import abort, decoded, first_of, next_of, receive
+from heliograph_server.rpc.requests import takes_bytes
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.runtime.upload_tickets import AdmittedUpload, Announced, given_up
 
@@ -31,7 +31,6 @@ class TicketCalls:
         self._slot = slot
         self._workers = workers
 
-    @refusals
     async def Admit(self, request: bulk_pb2.AdmitRequest, context: aio.ServicerContext[Any, Any]) -> None:
         host = self._slot.host
         session = self._slot.session(request.session)
@@ -63,7 +62,7 @@ class TicketCalls:
     def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
-    @refusals
+    @takes_bytes
     async def UploadAdmitted(
         self, requests: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]
     ) -> None:
@@ -85,7 +84,7 @@ class TicketCalls:
                     chunk_bytes=limits.chunk_bytes,
                 )
             )
-            second = decoded(await anext(requests, None))
+            second = decoded(await next_of(anext(requests, None)))
             if second is not None:
                 await receive(limits, upload, second, requests, self._workers)
             received = await self._on_thread(upload.finish)

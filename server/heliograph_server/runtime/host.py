@@ -244,14 +244,8 @@ class Host:
         """Return a device's memory now, of which the caller's quota may leave less. Raises as
         `memory`."""
         found = self.memory(name)
-        left = self._account(principal).left(QuotaKind.MEMORY)
+        left = self.account(principal).left(QuotaKind.MEMORY)
         return found if left is None else replace(found, free_bytes=min(found.free_bytes, left))
-
-    def _account(self, principal: Principal) -> Account:
-        """Return a caller's account; all callers without a tenant share one."""
-        if not principal.tenant:
-            principal = replace(principal, quota=self._quota)
-        return self._tenants.account(principal)
 
     def query_ops(self, device: str, queries: Sequence[OpQuery]) -> tuple[OpAnswer, ...]:
         """The device's support of each of these nodes. Raises UnknownDeviceError."""
@@ -303,6 +297,10 @@ class Host:
         return tuple(self._pool.daemons) if self._pool is not None else ()
 
     # Tenants
+
+    def account(self, principal: Principal) -> Account:
+        """Return the account of a caller."""
+        return self._tenants.account(principal if principal.tenant else replace(principal, quota=self._quota))
 
     def tenants(self) -> tuple[TenantUsage, ...]:
         """The usage of each tenant that had a session, by name."""
@@ -395,7 +393,8 @@ class Host:
                 )
             if len(self._sessions) >= MAX_SESSIONS:
                 raise LimitExceededError(f"{MAX_SESSIONS} sessions are open", advice="try later")
-            account = self._account(principal)
+            account = self.account(principal)
+            principal = replace(principal, quota=account.quota)
             # A backend may have been unloaded or loaded meanwhile. The first one is the default.
             found = tuple(sorted(self.devices, key=lambda one: one.is_draining))
             if not found:

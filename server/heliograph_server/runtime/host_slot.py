@@ -1,22 +1,46 @@
-"""Access of the services to the host, which exists once the devices are ready. Event loop only."""
+"""Access of the services to the host, which exists once the devices are ready, and the calls in
+progress. Event loop only."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 
-from heliograph_proto.errors import UnavailableError
+from heliograph_proto.errors import LimitExceededError, UnavailableError
 from heliograph_server.resources.principals import current_principal
+from heliograph_server.resources.quotas import Charge, QuotaKind
 from heliograph_server.runtime.host import Host
 from heliograph_server.session.session import Session
+
+#: The most calls at once, unless the configuration has another number.
+MOST_CALLS = 16_384
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call in progress."""
+
+    #: The number of the session that it has named; 0: none yet.
+    session: int = 0
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("heliograph_call", default=None)
 
 
 class HostSlot:
     """The host, once its devices are ready."""
 
-    def __init__(self, host: Host | None = None) -> None:
+    def __init__(self, host: Host | None = None, most_calls: int = MOST_CALLS) -> None:
         self._host = host
-        #: The number of refused calls by the error's reason. Used on the event loop.
+        self._most_calls = most_calls
+        #: The number of refused calls by the error's reason.
         self.refused: Counter[int] = Counter()
+        self._calls = 0
+        #: Calls in progress by the number of the session that they named.
+        self._calls_of: Counter[int] = Counter()
 
     def fill(self, host: Host) -> None:
         self._host = host
@@ -33,6 +57,51 @@ class HostSlot:
             raise UnavailableError("the server is starting its devices", advice="try again in a moment")
         return self._host
 
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Count a call of this task until its end, for the daemon, the caller's tenant, and the
+        session that it names.
+
+        Raises LimitExceededError, here or in `session`.
+        """
+        if self._calls >= self._most_calls:
+            raise LimitExceededError(
+                f"the server has {self._calls:,} calls in progress, which is the most",
+                advice="try again; the operator may raise max_calls",
+                retry_after_seconds=1.0,
+            )
+        charge = self._charge()
+        self._calls += 1
+        _CALL.set(call := _Call())
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if charge is not None:
+                charge.give()
+            if call.session:
+                self._calls_of[call.session] -= 1
+                if not self._calls_of[call.session]:
+                    del self._calls_of[call.session]
+
+    def _charge(self) -> Charge | None:
+        if self._host is None:
+            return None
+        return self._host.account(current_principal()).charge(QuotaKind.CALLS, 1)
+
     def session(self, token: bytes) -> Session:
-        """A session of the caller. Raises SessionClosedError, UnavailableError."""
-        return self.host.session(token, current_principal())
+        """A session of the caller, whose calls include this one from now on.
+
+        Raises SessionClosedError, UnavailableError, LimitExceededError.
+        """
+        found = self.host.session(token, current_principal())
+        call = _CALL.get()
+        if call is not None and not call.session:
+            if self._calls_of[found.number] >= found.limits.calls:
+                raise LimitExceededError(
+                    f"the session has {found.limits.calls:,} calls in progress, which is the most",
+                    advice="wait for earlier calls; the operator may raise the limit 'calls'",
+                )
+            self._calls_of[found.number] += 1
+            call.session = found.number
+        return found

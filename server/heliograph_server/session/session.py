@@ -122,9 +122,10 @@ class Session:
         self._core, self._lock = self._executor.core, self._executor.lock
         self._core.use_peer_check(partial(self.check_peer, what="fetch a tensor from another daemon"))
         self._compiler = Compiler(self._core.plans, self._lock, services, self._executor.plans)
-        #: Bytes of graphs that wait to be compiled. One message may always wait, even above the
-        #: limit.
-        self.requests = Staging(max(self.limits.in_flight_bytes, self.limits.message_bytes), "graphs")
+        #: Memory of requests with graphs that come, or wait to be compiled. One may always, even
+        #: above the limit.
+        most_bytes = max(self.limits.in_flight_bytes, self.limits.graph_bytes + self.limits.decoded_bytes)
+        self.requests = Staging(most_bytes, "requests", self._holding)
         #: Contents on their way to devices of other daemons.
         self._direct = DirectContents(self._contents, services.room, services.deadlines)
         #: Open uploads, and for those of contents the charge for their bytes.

@@ -18,6 +18,7 @@ import grpc
 import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from raw_client import methods_of
 
 from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
@@ -46,7 +47,6 @@ from heliograph_proto.v1 import (
     device_pb2,
     device_pb2_grpc,
     plan_pb2,
-    plan_pb2_grpc,
     session_pb2,
     session_pb2_grpc,
 )
@@ -73,8 +73,9 @@ class Peer:
         self.channel = channel
         self.sessions = session_pb2_grpc.SessionServiceStub(channel)
         self.devices = device_pb2_grpc.DeviceServiceStub(channel)
-        self.plans = plan_pb2_grpc.PlanServiceStub(channel)
+        self.plans = methods_of(channel, "PlanService")
         self.bulk = bulk_pb2_grpc.BulkServiceStub(channel)
+        self.contents = methods_of(channel, "BulkService")
         self.commands = command_pb2_grpc.CommandServiceStub(channel)
         self.token = b""
         self.sequence = 0
@@ -98,7 +99,8 @@ class Peer:
         return stream
 
     async def compile(self, graph: Graph = NEG, plan: int = PLAN) -> plan_pb2.CompileResponse:
-        return await self.plans.Compile(self.compile_request(graph, plan))
+        answer: plan_pb2.CompileResponse = await self.plans.Compile(self.compile_request(graph, plan))
+        return answer
 
     def compile_request(self, graph: Graph = NEG, plan: int = PLAN) -> plan_pb2.CompileRequest:
         return plan_pb2.CompileRequest(session=self.token, plan=plan, graph=codec.encode_graph(graph))
@@ -252,9 +254,9 @@ def test_a_weight_is_uploaded_once_and_named_by_its_digest(play: Callable[..., N
         code, error = await refused(peer.compile(graph))
         assert code is grpc.StatusCode.FAILED_PRECONDITION and error.reason == Reason.REASON_MISSING_CONTENT
         ask = bulk_pb2.FindMissingContentsRequest(session=peer.token, digests=[digest])
-        assert list((await peer.bulk.FindMissingContents(ask)).missing_digests) == [digest]
+        assert list((await peer.contents.FindMissingContents(ask)).missing_digests) == [digest]
         await peer.upload(16, (0, bytes(16)), digest=digest)
-        assert not (await peer.bulk.FindMissingContents(ask)).missing_digests
+        assert not (await peer.contents.FindMissingContents(ask)).missing_digests
         await peer.compile(graph)
         stream.cancel()
 
@@ -317,7 +319,7 @@ def test_calls_of_an_unknown_session_are_refused(play: Callable[..., None]) -> N
             await refused(peer.compile()),
             await refused(peer.upload(4, transfer=7)),
             await refused(peer.download(7)),
-            await refused(peer.bulk.FindMissingContents(ask)),
+            await refused(peer.contents.FindMissingContents(ask)),
         ):
             assert outcome[0] is grpc.StatusCode.NOT_FOUND
             assert outcome[1] is not None and outcome[1].reason == Reason.REASON_SESSION_CLOSED
@@ -808,7 +810,7 @@ def test_questions_about_too_many_contents_are_refused(play: Callable[..., None]
     async def scenario(peer: Peer) -> None:
         stream = await peer.attach()
         ask = bulk_pb2.FindMissingContentsRequest(session=peer.token, digests=[b""] * 11)
-        code, error = await refused(peer.bulk.FindMissingContents(ask))
+        code, error = await refused(peer.contents.FindMissingContents(ask))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error is not None and error.reason == Reason.REASON_LIMIT_EXCEEDED
         stream.cancel()
