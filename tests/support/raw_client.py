@@ -34,8 +34,8 @@ F32 = tensor_pb2.DATA_TYPE_F32
 
 
 def methods_of(channel: Any, service: str) -> Any:
-    """The methods of a service with one answer, each with one message as its request, also where the contract
-    lets it come in several."""
+    """The methods of a service with one answer, each with one message as its request, also where
+    the contract lets it come in several."""
     descriptor = descriptor_pool.Default().FindServiceByName(f"heliograph.v1.{service}")
     return SimpleNamespace(
         **{

@@ -110,15 +110,12 @@ STARTER = "heliograph-start"
 
 
 def server_options(config: ServerConfig) -> list[tuple[str, Any]]:
-    """gRPC's options: message size, no compression, no shared ports, and keepalive that detects a
-    lost client."""
+    """gRPC's options: message size, no shared ports, and keepalive that detects a lost client."""
     ping_ms = round(config.silence_seconds * PING_PART * 1e3)
     answer_ms = round(config.silence_seconds * (1 - PING_PART) * 1e3)
     return [
         ("grpc.max_receive_message_length", config.limits.message_bytes),
         ("grpc.max_send_message_length", -1),
-        # Compressed messages come as they are, and are refused: unpacked they could be any size.
-        ("grpc.per_message_decompression", 0),
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", ping_ms),
         ("grpc.keepalive_timeout_ms", answer_ms),

@@ -107,6 +107,8 @@ def probe_options() -> list[tuple[str, Any]]:
 
 def _bounded(idle_seconds: float, calls: int, connections: int) -> list[tuple[str, Any]]:
     return [
+        # Compressed messages come as they are, and are refused: unpacked they could be any size.
+        ("grpc.per_message_decompression", 0),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_SECONDS * 1e3)),
         ("grpc.max_connection_idle_ms", round(idle_seconds * 1e3)),
         ("grpc.max_concurrent_streams", calls),

@@ -1,5 +1,4 @@
-"""Receives messages from gRPC in bounded time, and the pieces of uploads: decodes, checks and writes
-them."""
+"""Receives messages from gRPC in bounded time. Decodes, checks and writes the pieces of uploads."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from heliograph_server.session.staging import Staging
 #: The most bytes of a request that is decoded on the event loop, and of a request without a list of
 #: messages or a payload.
 SMALL_BYTES = 64 * 1024
-#: What a message costs besides its bytes, and the most messages of one request.
+#: The memory of a message besides its bytes, and the most messages of one request.
 PIECE_BYTES, MOST_PIECES = 4096, 4096
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"

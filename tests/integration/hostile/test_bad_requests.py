@@ -1,5 +1,6 @@
-"""Requests of clients that mean no good: bytes that are none, compressed ones, ones with millions of fields,
-ones that never end. Each gets a typed error, for each method of the contract, and costs about its bytes."""
+"""Requests of hostile clients: bytes that are none, compressed ones, ones with millions of fields,
+ones that do not end. Each gets a typed error, for each method of the contract, and costs about its
+bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from heliograph_server.rpc import receiving
 
 METHODS = [
     f"/{service}/{method.name}"
-    for service in SERVICES
+    for service in (*SERVICES, "grpc.health.v1.Health")
     for method in descriptor_pool.Default().FindServiceByName(service).methods
 ]
 
