@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from heliograph.core.future import ALONE
-from heliograph.core.progress import ProgressArgument, checked_progress
+from heliograph.core.progress import Progress, ProgressArgument, checked_progress
 from heliograph.graph.arguments import connect_seconds
 from heliograph.session import Session
 from heliograph.transport.blocking import BlockingShell, GrpcShell
@@ -144,8 +144,12 @@ def connect(
         shell = transport("local")(address, seconds, credentials)
     else:
         shell = GrpcShell(address, seconds, sharing, silence_seconds, credentials)
+    return _session(shell, shown)
+
+
+def _session(shell: BlockingShell, progress: Progress | None) -> Session:
     try:
-        return Session(shell, shown)
+        return Session(shell, progress)
     except BaseException:
         shell.close()
         raise

@@ -69,6 +69,12 @@ class Limits:
         return max(1536 * self.graph_nodes, 16 * MIB)
 
     @property
+    def most_request_bytes(self) -> int:
+        """The maximum memory of the requests of a session that come or wait: one of the largest,
+        decoded, at least."""
+        return max(self.in_flight_bytes, self.graph_bytes + self.decoded_bytes)
+
+    @property
     def piece_bytes(self) -> int:
         """The maximum bytes of one transfer of a client: several fit into in_flight_bytes."""
         return max(1, min(32 * MIB, self.in_flight_bytes // 8))

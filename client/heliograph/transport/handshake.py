@@ -103,7 +103,8 @@ def decode_open(answer: bytes, address: Address) -> SessionInfo:
         raise NotHeliographError(f"{address} sent an answer that cannot be read: {error}") from None
     if not (info.session and info.devices and VERSION_MIN <= info.version <= VERSION_MAX):
         raise NotHeliographError(f"{address} sent an answer without session, devices or version")
-    if min(info.limits.in_flight_bytes, info.limits.chunk_bytes, info.limits.message_bytes) < 1:
+    limits = info.limits
+    if min(limits.in_flight_bytes, limits.chunk_bytes, limits.message_bytes, limits.graph_bytes) < 1:
         raise NotHeliographError(f"{address} sent limits of 0")
     return info
 

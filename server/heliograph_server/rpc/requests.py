@@ -25,8 +25,9 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from heliograph_proto.codec.wire import leading_bytes
-from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
+from heliograph_proto.errors import CancelledError, DeadlineExceededError, LimitExceededError, ProtocolError
 from heliograph_proto.sessions import Limits
+from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.decoding import MOST_GROWTH, decode
 from heliograph_server.rpc.errors import abort, refusal_of
 from heliograph_server.rpc.receiving import first_of, next_of
@@ -38,6 +39,8 @@ from heliograph_server.session.staging import Staging
 SMALL_BYTES = 64 * 1024
 #: The memory of a message besides its bytes, and the most messages of one request.
 PIECE_BYTES, MOST_PIECES = 4096, 4096
+#: The time limit of a whole request in several messages.
+REQUEST_SECONDS = 600.0
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
@@ -63,7 +66,7 @@ class Requests:
     def __init__(self, slot: HostSlot, decoders: Executor) -> None:
         self._slot = slot
         self._decoders = decoders
-        #: Large requests of one session, or of callers without one, are decoded one by one.
+        #: Large requests of one session, or of a tenant without one, are decoded one by one.
         self._turns: WeakKeyDictionary[Staging, asyncio.Lock] = WeakKeyDictionary()
 
     def serve(self, server: aio.Server, service: ServiceDescriptor, *handlers: object) -> None:
@@ -118,9 +121,10 @@ class Requests:
                 most_bytes = limits.message_bytes if has_content else SMALL_BYTES
             if not method.client_streaming and len(first) <= min(SMALL_BYTES, most_bytes):
                 return await handler(kind.FromString(first), context)
-            room = self._slot.host.questions
             if path:
                 room = self._slot.session(leading_bytes(first, path)).requests
+            else:
+                room = self._slot.host.questions(current_principal())
             read = context.read if method.client_streaming else None
             held = _Held(room)
             try:
@@ -178,6 +182,8 @@ async def _received(
     parts: list[bytes] = []
     size_bytes = 0
     message: Any = first
+    clock = asyncio.get_running_loop().time
+    end = clock() + REQUEST_SECONDS
     while message is not None and message is not aio.EOF:
         size_bytes += len(message)
         if size_bytes > most_bytes or len(parts) >= MOST_PIECES:
@@ -188,6 +194,8 @@ async def _received(
             )
         held.reserve(len(message) + (PIECE_BYTES if parts else 0))
         parts.append(message)
+        if clock() > end:
+            raise DeadlineExceededError(f"the request did not come within {REQUEST_SECONDS:g} s")
         message = await next_of(read()) if read is not None else None
     return parts
 

@@ -115,8 +115,8 @@ class Host:
             whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
             raise ConfigurationError(f"there is no device ({whys or 'no backend was requested'})")
         self.limits = limits or Limits()
-        #: Staging for queries of devices without a session.
-        self.questions = Staging(self.limits.in_flight_bytes, "questions")
+        #: Memory of requests without a session, such as questions about devices, by tenant.
+        self._questions: dict[str, Staging] = {}
         #: Measurements of devices and of the links between their sites.
         self.measurements = HostMeasurements()
         #: Identifies this run of the server.
@@ -302,8 +302,16 @@ class Host:
         """Return the account of a caller."""
         return self._tenants.account(principal if principal.tenant else replace(principal, quota=self._quota))
 
+    def questions(self, principal: Principal) -> Staging:
+        """Return what counts the memory of a caller's requests without a session. Event loop
+        only."""
+        if (found := self._questions.get(principal.tenant)) is None:
+            most_bytes, holding = self.limits.most_request_bytes, Holding(self.account(principal))
+            found = self._questions[principal.tenant] = Staging(most_bytes, "questions", holding)
+        return found
+
     def tenants(self) -> tuple[TenantUsage, ...]:
-        """The usage of each tenant that had a session, by name."""
+        """The usage of each tenant that made a call, by name."""
         return self._tenants.usages()
 
     def set_quota(self, tenant: str, quota: Quota) -> None:

@@ -122,10 +122,8 @@ class Session:
         self._core, self._lock = self._executor.core, self._executor.lock
         self._core.use_peer_check(partial(self.check_peer, what="fetch a tensor from another daemon"))
         self._compiler = Compiler(self._core.plans, self._lock, services, self._executor.plans)
-        #: Memory of requests with graphs that come, or wait to be compiled. One may always, even
-        #: above the limit.
-        most_bytes = max(self.limits.in_flight_bytes, self.limits.graph_bytes + self.limits.decoded_bytes)
-        self.requests = Staging(most_bytes, "requests", self._holding)
+        #: Memory of requests with graphs that come, or wait to be compiled.
+        self.requests = Staging(self.limits.most_request_bytes, "requests", self._holding)
         #: Contents on their way to devices of other daemons.
         self._direct = DirectContents(self._contents, services.room, services.deadlines)
         #: Open uploads, and for those of contents the charge for their bytes.

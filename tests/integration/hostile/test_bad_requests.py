@@ -24,7 +24,7 @@ from heliograph_proto.errors import DeadlineExceededError, HeliographError, Prot
 from heliograph_proto.sessions import Limits, Quota
 from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
 from heliograph_server.daemon.daemon import SERVICES
-from heliograph_server.rpc import receiving
+from heliograph_server.rpc import receiving, requests
 
 METHODS = [
     f"/{service}/{method.name}"
@@ -172,6 +172,23 @@ def test_half_a_request_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPat
         assert isinstance(error, DeadlineExceededError) and "next message" in error.message
         assert held(daemon, raw) == 0
         raw.close()
+
+
+def test_a_request_that_comes_too_slowly_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "REQUEST_SECONDS", 0.2)
+    over = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        while not over.wait(0.02):
+            yield device_pb2.QueryOpsRequest(device="cpu0").SerializeToString()
+
+    with thread_daemon() as daemon, raw_channel(daemon.url) as channel:
+        try:
+            _, error = refusal(channel, "/heliograph.v1.DeviceService/QueryOps", messages())
+        finally:
+            over.set()
+        assert isinstance(error, DeadlineExceededError) and "request" in error.message
+        assert daemon.host.tenants()[0].staging_bytes == 0
 
 
 def test_the_bytes_of_a_request_count_for_its_tenant() -> None:
