@@ -61,6 +61,7 @@ from heliograph_server.rpc.shared_memory_service import MemoryService
 from heliograph_server.runtime.draining import Draining
 from heliograph_server.runtime.host import Host, shut_down
 from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.session.staging import HEADER_BYTES
 from heliograph_server.telemetry.audit import AuditLog, reloaded
 from heliograph_server.telemetry.process_facts import server_facts
 from heliograph_server.telemetry.telemetry import Telemetry
@@ -113,8 +114,10 @@ def server_options(config: ServerConfig) -> list[tuple[str, Any]]:
     """gRPC's options: message size, no shared ports, and keepalive that detects a lost client."""
     ping_ms = round(config.silence_seconds * PING_PART * 1e3)
     answer_ms = round(config.silence_seconds * (1 - PING_PART) * 1e3)
+    # A piece of an upload may be larger than any other message.
+    most_bytes = max(config.limits.message_bytes, config.limits.chunk_bytes + HEADER_BYTES)
     return [
-        ("grpc.max_receive_message_length", config.limits.message_bytes),
+        ("grpc.max_receive_message_length", most_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", ping_ms),

@@ -293,3 +293,10 @@ def test_a_leaf_that_is_too_large_for_a_message_is_refused_by_the_client() -> No
         g.output("y", -g.input("x" * 1000, (1,), "f32"))
         with pytest.raises(hg.LimitExceededError, match="Graph.leaves"):
             session.compile(g)
+
+
+def test_pieces_of_an_upload_may_be_larger_than_other_messages() -> None:
+    limits = Limits(message_bytes=2**16, chunk_bytes=2**18)
+    with thread_daemon(limits) as daemon, hg.connect(daemon.url, shared_memory=False) as session:
+        data = np.arange(2**18, dtype=np.float32)
+        assert (session.put(data).get() == data).all()
