@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import suppress
 
 from heliograph_proto.process_facts import process_facts
 from heliograph_proto.sessions import MIB
 
 # Of malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 #: Larger allocations get their own mapping: messages are smaller, most tensors are not.
 MMAP_BYTES = 4 * MIB
 #: The most free memory that stays with the process.
@@ -43,6 +44,18 @@ def tune_allocator() -> bool:
     if found:
         _settings[:] = [f"mmap_threshold={MMAP_BYTES} trim_threshold={KEPT_BYTES}"]
     return found
+
+
+def use_one_arena() -> None:
+    """Make all threads allocate from one arena, so that `give_back` reaches all free memory.
+
+    `malloc_trim` leaves the end of every other arena as it is, up to 64 MiB of each. Call it before
+    other threads start. It changes nothing if glibc's own variable (`MALLOC_ARENA_MAX`) is set.
+    """
+    if "MALLOC_ARENA_MAX" in os.environ:
+        return
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 #: The fields of glibc's struct mallinfo2.

@@ -216,7 +216,7 @@ class Daemon:
         self._slot.fill(self.host)
         self.access.watch(self.host)
         await self.health.follow(self.host)
-        self._trimming = asyncio.ensure_future(trim_memory())
+        self._trimming = asyncio.ensure_future(trim_memory(lambda: self._slot.host.busy_sessions > 0))
 
     def _reconfigure(self, config: ServerConfig) -> None:
         """Apply the live settings. There may be no devices yet."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from heliograph.transport.allocator import give_back
+from heliograph.transport.allocator import KEPT_BYTES, give_back
 from heliograph_proto.addresses import Address
 from heliograph_proto.errors import ConfigurationError
 from heliograph_proto.types import size_text
@@ -75,22 +76,31 @@ PROBE_IDLE_SECONDS = 60.0
 MOST_PROBE_CALLS = 64
 MOST_PROBE_CONNECTIONS = 1024
 PROBE_SHARE = 1 / 16
-#: How often free memory is returned to the system.
-TRIM_SECONDS = 10.0
+#: How often free memory is returned to the system, and how often by an idle daemon.
+TRIM_SECONDS, IDLE_TRIM_SECONDS = 10.0, 2.0
+#: The free memory that an idle daemon keeps.
+IDLE_KEPT_BYTES = 16 * 2**20
 #: The descriptors that connections leave to files, devices, shared memory and other daemons: a
 #: share, and the least number.
 RESERVED_SHARE, LEAST_RESERVED = 0.25, 64
 
 
-async def trim_memory() -> None:
-    """Return free memory to the system from time to time.
+async def trim_memory(is_busy: Callable[[], bool]) -> None:
+    """Return free memory to the system from time to time; of an idle daemon nearly all of it.
 
     After thousands of connections or large messages, the C library keeps free pieces between used
-    ones.
+    ones. While work is under way, some stays for the messages of transfers.
     """
+    passed_seconds = 0.0
     while True:
-        await asyncio.sleep(TRIM_SECONDS)
-        if returned := await asyncio.to_thread(give_back):
+        await asyncio.sleep(IDLE_TRIM_SECONDS)
+        passed_seconds += IDLE_TRIM_SECONDS
+        is_idle = not is_busy()
+        if not is_idle and passed_seconds < TRIM_SECONDS:
+            continue
+        passed_seconds = 0.0
+        kept_bytes = IDLE_KEPT_BYTES if is_idle else KEPT_BYTES
+        if returned := await asyncio.to_thread(give_back, kept_bytes):
             logger.debug("returned %s of free memory", size_text(returned))
 
 

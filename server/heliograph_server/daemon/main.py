@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from heliograph.transport.allocator import tune_allocator
+from heliograph.transport.allocator import tune_allocator, use_one_arena
 from heliograph_backends.registry.plugins import origin_of_package
 from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
@@ -37,6 +37,7 @@ def run(config: ServerConfig, sources: Sources | None = None, share: Share | Non
     print for clients on other hosts.
     """
     logs.configure(config.log_level, config.log_format)
+    use_one_arena()
     if not tune_allocator():
         logger.info("cannot tune the C library's allocator to keep memory: transfers over TCP are slower")
     _raise_descriptor_limit()

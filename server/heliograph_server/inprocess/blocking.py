@@ -224,8 +224,9 @@ class LocalTransport:
             source.future.add_done_callback(lambda _: arrived.finish())
             wait(arrived, deadline)
             receiver = Receiver(download.out)
-            for message in source.future.result().encoded:
-                receiver.piece(message)
+            messages = source.future.result().encoded
+            while messages:
+                receiver.piece(messages.popleft())
             receiver.finish()
             return Traffic(copied_out_bytes=receiver.copied_bytes)
         finally:

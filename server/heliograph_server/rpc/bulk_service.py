@@ -115,8 +115,10 @@ class BulkService:
         download = session.open_download(request.transfer)
         try:
             messages = await asyncio.wrap_future(download.future)
-            for message in messages.encoded:
-                await context.write(message)
+            while messages.encoded:
+                await context.write(messages.encoded.popleft())
+            if messages.is_dropped:
+                raise session.closed or CancelledError("the download was dropped")
         finally:
             download.close()
 

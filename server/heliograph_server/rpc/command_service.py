@@ -31,6 +31,7 @@ from heliograph_server.resources.failures import typed
 from heliograph_server.rpc.completion_writer import CompletionWriter
 from heliograph_server.rpc.decoding import check
 from heliograph_server.rpc.ending import end_session
+from heliograph_server.rpc.errors import forgetting
 from heliograph_server.rpc.message_limits import MAX_LISTED, check_command
 from heliograph_server.rpc.receiving import first_of
 from heliograph_server.rpc.requests import SMALL_BYTES, Requests, gives_bytes, takes_bytes
@@ -83,9 +84,11 @@ class CommandService:
         try:
             await _converse(session, outbox, first, context, self._decoders)
         finally:
+            outbox.close()
             try:
                 await self._close(session)
             finally:
+                outbox.close()
                 # Logged even if the handler is cancelled while it closes.
                 seconds, commands = time.monotonic() - began, f"{session.commands:,}"
                 message = "%s ended after %.1f s and %s commands"
@@ -102,7 +105,7 @@ async def _converse(
 ) -> None:
     """Read and write until the client half-closes and all is done, or the session ends."""
     async with asyncio.TaskGroup() as group:
-        reading = group.create_task(_read(session, outbox, first, context, decoders))
+        reading = group.create_task(forgetting(_read(session, outbox, first, context, decoders)))
         while (batch := await outbox.take()) is not None:
             try:
                 await context.write(batch)

@@ -63,6 +63,7 @@ class CompletionWriter:
         #: True while an answer is written past the queue, or a message taken from it.
         self._answering = False
         self._writing = False
+        self._is_over = False
 
     def __repr__(self) -> str:
         return f"<Outbox {self.unwritten_bytes:,} bytes, written through {self._written_through}>"
@@ -75,7 +76,9 @@ class CompletionWriter:
     # From any thread
 
     def put(self, batch: CompletionBatch) -> None:
-        """Queue a batch. Calls must not overlap."""
+        """Queue a batch. Calls must not overlap. After `close` it is dropped."""
+        if self._is_over:
+            return
         if batch.completions or batch.taps or batch.changes:
             for piece in _split(batch):
                 self._put_bytes += piece[1]
@@ -95,6 +98,15 @@ class CompletionWriter:
         """End the stream with this error, once everything in the queue is written."""
         self.error = self.error or error
         self._wake_soon()
+
+    def close(self) -> None:
+        """Drop the queue, and every later batch. To be called again once no `put` is under way.
+
+        The session refers to the queue in a cycle, so its bytes would otherwise wait for the
+        garbage collector, which an idle daemon hardly runs.
+        """
+        self._is_over = True
+        self._pieces.clear()
 
     def _wake_soon(self) -> None:
         if self._wake_pending:

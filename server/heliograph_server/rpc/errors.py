@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import traceback
+from collections.abc import Awaitable
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -13,6 +15,21 @@ from heliograph_proto.errors import HeliographError, ProtocolError
 from heliograph_server.resources.failures import typed
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+_R = TypeVar("_R")
+
+
+async def forgetting(work: Awaitable[_R]) -> _R:
+    """Await work. An error that it raises refers to none of its local variables.
+
+    Tasks and their errors refer to each other, so the messages in those variables would otherwise
+    stay until the garbage collector runs.
+    """
+    try:
+        return await work
+    except BaseException as error:
+        del work
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def refusal_of(error: Exception, doing: str) -> HeliographError:

@@ -29,7 +29,7 @@ from heliograph_proto.errors import CancelledError, DeadlineExceededError, Limit
 from heliograph_proto.sessions import Limits
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.decoding import MOST_GROWTH, decode
-from heliograph_server.rpc.errors import abort, refusal_of
+from heliograph_server.rpc.errors import abort, forgetting, refusal_of
 from heliograph_server.rpc.receiving import first_of, next_of
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.staging import Staging
@@ -94,7 +94,7 @@ class Requests:
         async def counted(messages: Any, context: Context) -> Any:
             try:
                 with self._slot.calling():
-                    return await answer(messages, context)
+                    return await forgetting(answer(messages, context))
             except (asyncio.CancelledError, aio.BaseError):
                 # The call or the server has ended: no client waits, and gRPC reports it itself.
                 raise

@@ -204,15 +204,19 @@ class Downloads:
     def drop(self, instruction: DropRead) -> None:
         """Drop the bytes that a retired command staged too late. Lock held."""
         if (staged := self._staged.pop(instruction.sequence, None)) is not None:
+            staged.drop()
             self._staging.give(staged.nbytes)
 
     def close(self, error: HeliographError) -> None:
         """End all downloads. Waiting readers fail with this error."""
         with self._lock:
             downloads, self._downloads = self._downloads, {}
-            for download in downloads.values():
-                if download.staged is not None:
-                    self._staging.give(download.staged.nbytes)
+            undelivered = list(self._staged.values())
+            undelivered += [one.staged for one in downloads.values() if one.staged is not None]
+            self._staged.clear()
+            for staged in undelivered:
+                staged.drop()
+                self._staging.give(staged.nbytes)
         for download in downloads.values():
             if not download.future.done():
                 download.future.set_exception(error)
@@ -232,4 +236,5 @@ class Downloads:
                 del self._downloads[download.transfer]
                 self._transfers.read_ended(download.transfer)
                 if download.staged is not None:
+                    download.staged.drop()
                     self._staging.give(download.staged.nbytes)

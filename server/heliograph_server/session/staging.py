@@ -10,6 +10,7 @@ Any thread.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -199,10 +200,18 @@ class StagedMessages:
         #: Bytes of the tensor, without message headers.
         self.nbytes = nbytes
         self.copied_bytes = 0
-        self.encoded: list[bytes] = []
+        #: The messages that were not sent yet.
+        self.encoded: deque[bytes] = deque()
+        #: True if messages were dropped, since the session has ended.
+        self.is_dropped = False
 
     def __repr__(self) -> str:
         return f"<Messages {self.nbytes:,} bytes in {len(self.encoded)}>"
+
+    def drop(self) -> None:
+        """Drop the messages that were not sent yet, whoever still refers to this object."""
+        self.is_dropped = self.is_dropped or bool(self.encoded)
+        self.encoded.clear()
 
     def add(self, offset_bytes: int, data: memoryview) -> None:
         """Encode the next message."""
