@@ -167,11 +167,18 @@ def _at_most(says: str, kind: Kind = "plain") -> Setting:
 class Quota:
     """The maximum that a tenant may have at once, over all its sessions; 0: unlimited."""
 
-    sessions: Annotated[int, _at_most("Sessions.")] = 0
+    sessions: Annotated[int, _at_most("Sessions.")] = 64
     plans: Annotated[int, _at_most("Compiled plans.")] = 0
     runs_in_flight: Annotated[int, _at_most("Runs that were requested and have not ended.")] = 0
     device_memory_bytes: Annotated[int, _at_most("Memory on all devices of the daemon together.", "size")] = 0
-    staging_bytes: Annotated[int, _at_most("Host memory for transfers and contents in flight.", "size")] = 0
+    staging_bytes: Annotated[
+        int,
+        _at_most(
+            "Host memory for transfers, contents, and data in commands, results and loops, in flight; "
+            "0: half of `staging_size`.",
+            "size",
+        ),
+    ] = 0
     calls: Annotated[int, _at_most("Calls that have not ended.")] = 4_096
     weight: Annotated[
         float,

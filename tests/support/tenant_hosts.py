@@ -15,7 +15,7 @@ from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.sessions import Quota, TenantUsage
 from heliograph_proto.types import tensor_type
 from heliograph_server.resources.principals import Principal
-from heliograph_server.runtime.host import Host
+from heliograph_server.runtime.host import MOST_IN_ALL, Host
 
 F4 = tensor_type("f32", (4,))
 X = np.arange(4, dtype=np.float32)
@@ -36,8 +36,8 @@ def run_of(plan: int = PLAN, *, pause: bool = False) -> c.RunCommand:
 class TenantHost:
     """As a context, it checks that nothing of anybody is left: of devices, and on the accounts."""
 
-    def __init__(self, *devices: Device, **quotas: Quota) -> None:
-        self.host = Host(Registry.of(*devices))
+    def __init__(self, *devices: Device, total: Quota = MOST_IN_ALL, **quotas: Quota) -> None:
+        self.host = Host(Registry.of(*devices), total=total)
         self.quotas = quotas
         self.clients: list[CoreClient] = []
         self._devices = devices

@@ -336,6 +336,27 @@ class ServerConfig:
             live=True,
         ),
     ] = field(default_factory=Quota)
+    max_sessions: Annotated[
+        int,
+        Setting(
+            "Maximum number of sessions of all tenants together.",
+            least=1,
+            most=2**20,
+            shown="N",
+        ),
+    ] = 1000
+    staging_size: Annotated[
+        int,
+        Setting(
+            "Maximum host memory for transfers and data in flight of all tenants together; 0: an eighth of "
+            "the machine's memory, but at least twice `limits.in_flight_bytes`.",
+            "A tenant without a quota of its own for it may have half.",
+            least=0,
+            most=2**63 - 1,
+            kind="size",
+            shown="SIZE",
+        ),
+    ] = 0
     log_level: Annotated[
         str,
         Setting("Level of the log on stderr.", words=LEVELS, section="shutdown and log", live=True),

@@ -25,8 +25,10 @@ from grpc import aio
 from grpc_reflection.v1alpha import reflection
 
 from heliograph.transport.handshake import PING_PART
+from heliograph_backends.host_memory.buffers import machine_memory_bytes
 from heliograph_backends.registry import open_registry
 from heliograph_proto.addresses import Address, Shown, nothing_shown
+from heliograph_proto.sessions import Quota
 from heliograph_proto.v1 import (
     admin_pb2,
     bulk_pb2,
@@ -308,7 +310,14 @@ def open_host_of(config: ServerConfig) -> Host:
     models = ModelFiles(Path(config.models)) if config.models else None
     pool = _pool_of(config) if config.pool else None
     registry = open_registry(config.devices, config.backends, probe=True)
-    return Host(registry, config.limits, ContentStore(cache, models), pool)
+    return Host(registry, config.limits, ContentStore(cache, models), pool, total_of(config))
+
+
+def total_of(config: ServerConfig) -> Quota:
+    """What all tenants may have together."""
+    least = 2 * config.limits.in_flight_bytes
+    staging_bytes = config.staging_size or max(machine_memory_bytes() // 8, least)
+    return Quota(sessions=config.max_sessions, staging_bytes=staging_bytes)
 
 
 def _peer_rules(config: ServerConfig) -> PeerRules:

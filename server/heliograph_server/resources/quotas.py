@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -47,6 +48,10 @@ _NAMES = {
     QuotaKind.STAGING: "bytes of transfers and contents in transit",
     QuotaKind.CALLS: "calls at once",
 }
+#: What is also counted for all tenants together.
+_IN_ALL = frozenset((QuotaKind.SESSIONS, QuotaKind.STAGING))
+#: The part of all staged bytes that a tenant may have without a quota of its own.
+STAGING_SHARE = 2
 _ADVICE = {
     QuotaKind.SESSIONS: "close a session",
     QuotaKind.PLANS: "free a plan",
@@ -69,9 +74,15 @@ class Account:
     """The account of one tenant. Thread-safe. Its lock is not held during calls to others."""
 
     def __init__(
-        self, tenant: str = "", quota: Quota | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        tenant: str = "",
+        quota: Quota | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        total: Account | None = None,
     ) -> None:
+        """`total` counts some kinds for all tenants together, and limits them too."""
         self.tenant = tenant
+        self._total = total
         #: Limits new usage; existing usage stays.
         self.quota = quota or Quota()
         self._clock = clock
@@ -118,16 +129,32 @@ class Account:
         may_reclaim = kind is QuotaKind.MEMORY
         while True:
             with self._lock:
-                if by_force or self.has_room(kind, amount):
+                if fits := by_force or self.has_room(kind, amount):
                     self._used[kind] += amount
-                    return
+            if fits:
+                self._take_of_total(kind, amount, by_force=by_force)
+                return
             # Reclaim the tenant's own idle memory before refusing; other tenants keep theirs.
             if not may_reclaim or not self._make_room():
                 raise self._refusal(kind, amount)
             may_reclaim = False
 
+    def _take_of_total(self, kind: QuotaKind, amount: int, *, by_force: bool) -> None:
+        """Take the same amount of what all tenants have together, or give back the tenant's."""
+        if self._total is None or kind not in _IN_ALL:
+            return
+        try:
+            self._total.take(kind, amount, by_force=by_force)
+        except HeliographError:
+            with self._lock:
+                self._used[kind] -= amount
+                self._refused += 1
+            raise
+
     def give(self, kind: QuotaKind, amount: int = 1) -> None:
         """Give back an amount."""
+        if self._total is not None and kind in _IN_ALL:
+            self._total.give(kind, amount)
         with self._lock:
             self._used[kind] -= amount
             if getattr(self.quota, kind):
@@ -288,8 +315,10 @@ class Tenants:
     that can be told apart: by a tenant's secret, or else by session.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, total: Quota | None = None) -> None:
+        """`total`: what all tenants may have together."""
         self._lock = threading.Lock()
+        self._total = Account(quota=total or Quota(sessions=0))
         self._accounts: dict[str, Account] = {}
         #: By account and secret, with the number of sessions.
         self._shares: dict[tuple[str, bytes], tuple[QuotaShare, int]] = {}
@@ -302,9 +331,15 @@ class Tenants:
         with self._lock:
             found = self._accounts.get(principal.tenant)
             if found is None:
-                found = self._accounts[principal.tenant] = Account(principal.tenant)
-        found.quota = principal.quota
+                found = self._accounts[principal.tenant] = Account(principal.tenant, total=self._total)
+        found.quota = self._with_default(principal.quota)
         return found
+
+    def _with_default(self, quota: Quota) -> Quota:
+        """The quota, with a share of all staged bytes if it says nothing about them."""
+        if quota.staging_bytes or not (total_bytes := self._total.quota.staging_bytes):
+            return quota
+        return replace(quota, staging_bytes=max(1, total_bytes // STAGING_SHARE))
 
     def change(self, tenant: str, quota: Quota) -> None:
         """Change the quota of a tenant that has an account. It limits new usage; existing usage
@@ -312,7 +347,7 @@ class Tenants:
         with self._lock:
             found = self._accounts.get(tenant)
         if found is not None:
-            found.quota = quota
+            found.quota = self._with_default(quota)
 
     def enter(self, account: Account, secret: bytes) -> QuotaShare:
         """The share of one more session. The caller must `leave` it."""

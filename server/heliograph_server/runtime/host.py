@@ -32,7 +32,6 @@ from heliograph_proto.errors import (
     ConfigurationError,
     DrainingError,
     HeliographError,
-    LimitExceededError,
     SessionClosedError,
     UnavailableError,
     VersionMismatchError,
@@ -70,8 +69,10 @@ from heliograph_server.weights.store import ContentStore, tenant_of
 logger = logging.getLogger(__name__)
 
 SERVER = f"heliograph/{__version__}"
-#: The most sessions at once.
-MAX_SESSIONS = 1000
+#: What all tenants may have together, unless the configuration says otherwise.
+MOST_IN_ALL = Quota(sessions=1000)
+#: The quota of a host that serves its own process only.
+NO_QUOTA = Quota(sessions=0)
 #: While the host drains, the time that a client has to request a result after the end of its run.
 LINGER_SECONDS = 0.25
 
@@ -108,9 +109,10 @@ class Host:
         limits: Limits | None = None,
         store: ContentStore | None = None,
         pool: Membership | None = None,
+        total: Quota = MOST_IN_ALL,
     ) -> None:
         """`pool` has devices of other daemons, which follow those of the registry. The host owns
-        it."""
+        it. `total`: the sessions and staged bytes of all tenants together."""
         if not registry.devices and pool is None:
             whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
             raise ConfigurationError(f"there is no device ({whys or 'no backend was requested'})")
@@ -137,9 +139,9 @@ class Host:
         #: Contents that are uploaded by tickets.
         self.admissions = Admissions()
         self._device_locks: dict[str, DeviceLock] = {}
-        self._tenants = Tenants()
+        self._tenants = Tenants(total)
         #: The quota that all tenants without a name share.
-        self._quota = Quota()
+        self._quota = NO_QUOTA
         self._deadlines = Deadlines()
         self._room = MemoryReclaim(self.store, self.cache_writer)
         self._changed = threading.Condition()
@@ -399,8 +401,6 @@ class Host:
                 raise DrainingError(
                     "the server is draining and accepts no new sessions", advice="try later, or elsewhere"
                 )
-            if len(self._sessions) >= MAX_SESSIONS:
-                raise LimitExceededError(f"{MAX_SESSIONS} sessions are open", advice="try later")
             account = self.account(principal)
             principal = replace(principal, quota=account.quota)
             # A backend may have been unloaded or loaded meanwhile. The first one is the default.

@@ -112,7 +112,9 @@ class Executor:
         self._holding = services.holding
         #: Guards the core.
         self.lock = threading.RLock()
-        self.core = SessionCore(services.limits, tuple(services.devices), self._memory, book.under_way)
+        self.core = SessionCore(
+            services.limits, tuple(services.devices), self._memory, book.under_way, services.holding
+        )
         self.staging = Staging(services.limits.in_flight_bytes, holding=services.holding)
         self.downloads = Downloads(self.core.transfers, self.lock, self.staging)
         #: Incoming bytes, by transfer.

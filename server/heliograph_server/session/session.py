@@ -30,7 +30,7 @@ from heliograph_proto.plans import (
     PlanReport,
     ReserveRequest,
 )
-from heliograph_proto.sessions import Traffic
+from heliograph_proto.sessions import PLACE_BYTES, Traffic
 from heliograph_proto.types import tensor_type
 from heliograph_server.compile.compiler import Compiler
 from heliograph_server.compile.services import SessionServices
@@ -123,7 +123,7 @@ class Session:
         self._core.use_peer_check(partial(self.check_peer, what="fetch a tensor from another daemon"))
         self._compiler = Compiler(self._core.plans, self._lock, services, self._executor.plans)
         #: Memory of requests with graphs that come, or wait to be compiled.
-        self.requests = Staging(self.limits.most_request_bytes, "requests", self._holding)
+        self.requests = Staging(self.limits.most_request_bytes, "requests", services.holding)
         #: Contents on their way to devices of other daemons.
         self._direct = DirectContents(self._contents, services.room, services.deadlines)
         #: Open uploads, and for those of contents the charge for their bytes.
@@ -319,7 +319,9 @@ class Session:
         if isinstance(target, int):
             upload = self._begin_transfer(target, size_bytes)
         else:
-            charge = self._holding.account.charge(QuotaKind.STAGING, max(size_bytes - offset_bytes, 0))
+            # No more than one piece and its successor are in host memory.
+            staged_bytes = min(max(size_bytes - offset_bytes, 0), PLACE_BYTES)
+            charge = self._holding.account.charge(QuotaKind.STAGING, staged_bytes)
             try:
                 upload = self._begin_content(target, size_bytes, offset_bytes)
             except BaseException:

@@ -27,6 +27,7 @@ from heliograph_proto.types import tensor_type
 from heliograph_server.auth.tokens import Token, add_token, hash_of, new_token
 from heliograph_server.resources.principals import Right
 from heliograph_server.resources.quotas import Account, QuotaKind
+from heliograph_server.runtime.host import NO_QUOTA
 
 KIB = tensor_type("u8", (1024,))
 SECRET = bytes(range(32))
@@ -205,7 +206,7 @@ def test_a_daemon_without_tenants_limits_nobody_and_knows_what_all_have(host: Te
     for _ in range(2):
         host.client().do(c.Allocate(1, KIB))
     assert host.usage().sessions == 2 and host.usage().device_memory_bytes == 2048
-    assert host.usage().quota == Quota()
+    assert host.usage().quota == NO_QUOTA
 
 
 def test_refusals_say_to_come_back_as_soon_as_things_were_given_back_lately() -> None:

@@ -49,6 +49,7 @@ from heliograph_server.resources.handles import (
     TensorHandle,
 )
 from heliograph_server.resources.memories import FindMemory, plain_memory
+from heliograph_server.resources.quotas import Holding
 from heliograph_server.session.protocol.dependencies import (
     CommandPhase,
     CommandState,
@@ -109,6 +110,7 @@ class SessionCore:
         devices: Sequence[str],
         memory: FindMemory = plain_memory,
         recorded: Container[int] = (),
+        holding: Holding | None = None,
     ) -> None:
         self._limits = limits
         self._recorded = recorded
@@ -127,7 +129,7 @@ class SessionCore:
         self.transfers = TransferState(limits.in_flight_commands, self._instructions, self._ready)
         self.taps = TapState(self._open, self._tap_pieces, self._instructions, limits.inline_bytes)
         self._context = ValidationContext(
-            self.handles, limits, tuple(devices), self.resources.open_queue, memory
+            self.handles, limits, tuple(devices), self.resources.open_queue, memory, holding
         )
         self._context.take_variable = self.plans.take_variable
         self._validator = CommandValidator(self._context)

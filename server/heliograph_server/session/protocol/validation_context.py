@@ -24,6 +24,7 @@ from heliograph_server.resources.handles import (
     layout,
 )
 from heliograph_server.resources.memories import FindMemory, plain_memory
+from heliograph_server.resources.quotas import Holding, QuotaKind
 from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import Task
 
@@ -40,7 +41,10 @@ class ValidationContext:
         devices: tuple[str, ...],
         open_queue: Callable[[DeviceQueue], None],
         memory: FindMemory = plain_memory,
+        holding: Holding | None = None,
     ) -> None:
+        """`holding`: the session's share of its tenant's account."""
+        self._holding = holding
         self.handles = handles
         self.limits = limits
         self.open_queue = open_queue
@@ -65,6 +69,8 @@ class ValidationContext:
                 f"{inline_bytes:,} more would pass the limit of {self.limits.in_flight_bytes:,}",
                 advice="wait for completions",
             )
+        if inline_bytes and self._holding is not None:
+            self._holding.take(QuotaKind.STAGING, inline_bytes)
         state.inline_bytes = inline_bytes
         self.inline_bytes += inline_bytes
 
@@ -73,6 +79,8 @@ class ValidationContext:
         given = min(size_bytes, state.inline_bytes)
         state.inline_bytes -= given
         self.inline_bytes -= given
+        if given and self._holding is not None:
+            self._holding.give(QuotaKind.STAGING, given)
 
     def device_queue(self, device: str) -> DeviceQueue:
         """Return the queue of a device for work outside named streams. Raises

@@ -1,0 +1,210 @@
+"""What one client that wants everything costs a client of another tenant.
+
+    make greed                  every case
+    make greed GREED='--short'  a second or so for each
+
+Attacker and victim are processes of their own, and so is the daemon. Calm and under greed, the
+victim's calls are timed in the same run. A line is `ok` if its 99th percentile under greed is within
+five times the calm one; ten for compiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+import heliograph as hg
+from heliograph.testing import serving
+from heliograph_server.auth.tokens import Token, add_token, hash_of, new_token
+from heliograph_server.resources.principals import Right
+
+ATTACKER = Path(__file__).parents[1] / "support" / "greedy_clients.py"
+TENANTS = "attacker", "victim"
+#: How many times its calm value the victim's 99th percentile may be.
+BAR, COMPILE_BAR = 5.0, 10.0
+CALL_SECONDS = 60.0
+#: Every victim of a case: what it does again and again.
+VICTIMS: dict[str, tuple[str, ...]] = {
+    "sessions": ("run", "session"),
+    "staged": ("run", "upload"),
+    "loops": ("run", "loop"),
+    "compiles-20k": ("run", "compile", "session"),
+    "compiles-200k": ("run", "compile", "session"),
+    "announced": ("run", "upload"),
+    "streams": ("run",),
+    "pipelined": ("run",),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table. Times in milliseconds."""
+
+    case: str
+    calm: tuple[float, float]
+    greedy: tuple[float, float]
+    bar: float
+    refused: dict[str, int]
+    failed: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return self.greedy[1] / self.calm[1]
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.failed and self.ratio <= self.bar
+
+    def __str__(self) -> str:
+        calm, greedy = (f"{p50:9.2f} / {p99:9.2f}" for p50, p99 in (self.calm, self.greedy))
+        refused = " ".join(f"{name}={count}" for name, count in self.refused.items())
+        verdict = "ok" if self.is_ok else "short"
+        return f"{self.case:24} {calm}   {greedy}   {self.ratio:7.1f}   {verdict:5}  {refused} {self.failed}"
+
+
+class Victim:
+    """A client of another tenant, and its calls."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.session = hg.connect(url, timeout=CALL_SECONDS)
+        self._x = np.zeros(16, np.float32)
+        self._plan = self.session.compile(self._graph(1.0))
+        self._large = np.zeros(2**18, np.float32)
+        self._tensor = self.session.put(self._large)
+        self._numbers = 0.0
+        g = hg.Graph()
+        y = g.input("x", (16,), "f32") + 1.0
+        g.output("y", y)
+        self._loop = self.session.compile(g)
+
+    @staticmethod
+    def _graph(number: float) -> hg.Graph:
+        g = hg.Graph()
+        g.output("y", g.input("x", (16,), "f32") + number)
+        return g
+
+    def run(self) -> None:
+        assert self._plan.run(x=self._x, timeout=CALL_SECONDS)["y"][0] == 1.0
+
+    def compile(self) -> None:
+        self._numbers += 1
+        self.session.compile(self._graph(self._numbers), timeout=CALL_SECONDS)
+
+    def session_opened(self) -> None:
+        hg.connect(self._url, timeout=CALL_SECONDS).close()
+
+    def upload(self) -> None:
+        self._tensor.set(self._large)
+        self.session.synchronize(timeout=CALL_SECONDS)
+
+    def loop(self) -> None:
+        self._loop.loop(steps=5, carry={"y": "x"}, x=self._x).result(timeout=CALL_SECONDS)
+
+    def call(self, name: str) -> Callable[[], None]:
+        return self.session_opened if name == "session" else getattr(self, name)  # type: ignore[no-any-return]
+
+
+def percentiles(call: Callable[[], None], seconds: float, least: int) -> tuple[float, float]:
+    """The 50th and 99th percentile of so many calls, or of those in some seconds, in milliseconds."""
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(found) < least:
+        start = time.perf_counter()
+        call()
+        found.append((time.perf_counter() - start) * 1e3)
+        time.sleep(0.001)
+    return float(np.percentile(found, 50)), float(np.percentile(found, 99))
+
+
+@contextmanager
+def daemon(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """A daemon with default limits that asks for tokens, its URL, and a token for each tenant."""
+    tokens = {name: new_token() for name in TENANTS}
+    path = folder / "tokens.toml"
+    for name, secret in tokens.items():
+        add_token(path, Token(name, hash_of(secret), name, frozenset((Right.USE,))))
+    command = [sys.executable, "-m", "heliograph.cli", "serve", "--listen", "grpc://127.0.0.1:0"]
+    command += ["--tokens", str(path), "--log-level", "error"]
+    with serving(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as url:
+        yield url, tokens
+
+
+@contextmanager
+def attack(case: str, url: str, token: str, found: dict[str, dict[str, int]]) -> Iterator[None]:
+    """An attacker under way. Its outcome is in `found` afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, str(ATTACKER), case, url, token],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ATTACKER.parent)},
+    )
+    assert process.stdout is not None and process.stdin is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(1.0)
+        yield
+        process.stdin.close()
+        found |= json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def lines_of(case: str, seconds: float, least: int) -> Iterator[Line]:
+    """The rows of a case, with a daemon of its own."""
+    with tempfile.TemporaryDirectory() as folder, daemon(Path(folder)) as (url, tokens):
+        victim = Victim(f"{url}?token={tokens['victim']}")
+        names = VICTIMS[case]
+        calm: dict[str, tuple[float, float]] = {}
+        for name in names:
+            percentiles(victim.call(name), 0.2, 3)
+            calm[name] = percentiles(victim.call(name), seconds, least)
+        outcome: dict[str, dict[str, int]] = {}
+        found: dict[str, tuple[tuple[float, float], str]] = {}
+        with attack(case, url, tokens["attacker"], outcome):
+            for name in names:
+                try:
+                    found[name] = percentiles(victim.call(name), seconds, least), ""
+                except hg.HeliographError as error:
+                    found[name] = (float("inf"), float("inf")), f"{type(error).__name__}: {error.message}"
+        for name, (times, failed) in found.items():
+            bar = COMPILE_BAR if name == "compile" else BAR
+            yield Line(f"{case}/{name}", calm[name], times, bar, outcome.get("refused", {}), failed)
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="a second for each figure")
+    parser.add_argument("--only", nargs="*", default=list(VICTIMS), choices=list(VICTIMS))
+    given = parser.parse_args()
+    print(
+        f"{'case':24} {'calm p50 / p99 [ms]':>21}   {'under greed p50 / p99':>21}   {'ratio':>7}   ok",
+        flush=True,
+    )
+    is_ok = True
+    for case in given.only:
+        for line in lines_of(case, 1.0 if given.short else 5.0, 5):
+            print(line, flush=True)
+            is_ok = is_ok and line.is_ok
+    return 0 if is_ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
