@@ -14,6 +14,7 @@ from typing import Any
 from heliograph_proto.digests import DIGEST_BYTES
 from heliograph_proto.errors import HeliographError, InvalidGraphError, LimitExceededError, Origin
 from heliograph_proto.ops.table import OPS, infer
+from heliograph_proto.pace import in_turns
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, shape_problem
 
@@ -217,7 +218,7 @@ def _check_nodes(graph: Graph) -> tuple[tuple[Node, ...], int]:
     types = [leaf.type for leaf in graph.leaves]
     depths = [0] * len(types)
     complete = []
-    for number, node in enumerate(graph.nodes):
+    for number, node in enumerate(in_turns(graph.nodes)):
         try:
             checked = _check_node(graph, node, types)
         except HeliographError as error:

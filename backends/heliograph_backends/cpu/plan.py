@@ -47,6 +47,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Graph
 from heliograph_proto.ops.table import OPS
+from heliograph_proto.pace import in_turns
 
 if TYPE_CHECKING:
     from heliograph_backends.cpu.backend import CpuDevice
@@ -340,7 +341,7 @@ class _Compiler:
         #: The first step that may write a variable; -1: none does.
         self.first_write = -1
         first = self._first_writing(groups)
-        for place, (group, number) in enumerate(zip(groups, plan.storage.sets, strict=True)):
+        for place, (group, number) in enumerate(in_turns(zip(groups, plan.storage.sets, strict=True))):
             if place == first:
                 # An abort ends the steps before it, and none from here on.
                 self._close_program()

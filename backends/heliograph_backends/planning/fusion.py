@@ -20,6 +20,7 @@ from heliograph_backends.planning.groups import Group, Role
 from heliograph_backends.planning.layout import ValuePlace, is_step, value_types
 from heliograph_backends.planning.memory import Headroom
 from heliograph_proto.graph import Graph
+from heliograph_proto.pace import in_turns
 from heliograph_proto.types import TensorType
 
 
@@ -58,13 +59,13 @@ def group_nodes(
     needed = needed_nodes(graph)
     single = [
         Group(kernels.role(number), (number,))
-        for number in range(len(graph.nodes))
+        for number in in_turns(range(len(graph.nodes)))
         if needed[number] and is_step(graph, places, number)
     ]
     if not fusion:
         return tuple(single)
     grouping = _Grouping(graph, places, kernels, needed, single)
-    for group in single:
+    for group in in_turns(single):
         grouping.add(group)
     return grouping.finish()
 

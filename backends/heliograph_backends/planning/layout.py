@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from heliograph_proto.graph import Graph, LeafKind, Node
 from heliograph_proto.ops.table import OPS
+from heliograph_proto.pace import in_turns
 from heliograph_proto.types import TensorType
 
 Strides = tuple[int, ...]
@@ -60,7 +61,7 @@ def place_values(graph: Graph, *, direct: bool = True) -> tuple[ValuePlace, ...]
     types = value_types(graph)
     summed = summed_values(graph)
     places = [ValuePlace(value, 0, leaf.type.strides) for value, leaf in enumerate(graph.leaves)]
-    for value, node in enumerate(graph.nodes, len(places)):
+    for value, node in enumerate(in_turns(graph.nodes), len(places)):
         place = None
         if node.op in VIEWS:
             source = places[node.operands[0]]

@@ -11,6 +11,7 @@ from heliograph_proto.devices import OpQuery
 from heliograph_proto.errors import InvalidGraphError
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.ops.table import infer
+from heliograph_proto.pace import in_turns
 from heliograph_proto.types import DType
 from heliograph_proto.v1 import device_pb2, graph_pb2
 
@@ -82,7 +83,7 @@ def decode_graph(message: graph_pb2.Graph) -> Graph:
                 attributes=_decode_attributes(node.op, node.attributes),
                 name=node.name,
             )
-            for node in message.nodes
+            for node in in_turns(message.nodes)
         ),
         outputs=tuple(Output(one.name, one.value) for one in message.outputs),
     )

@@ -158,17 +158,16 @@ class Compiler:
             placement = self._place(known, compilation.request, bound, compilation.memory.sizes)
             self._fetch(client.graph, known.graph, placement, bound)
             weights = _homes(known.graph, placement, bound)
-            # The device's workers pack the weights.
-            with self._device_locks[placement.main.name]:
-                try:
-                    if known.divided is not None:
-                        self._cut(known.graph, known.divided, placement)
-                    bindings = self._bind(known.graph, placement, bound)
-                    loaded = self._load(placement, known, bindings, compilation)
-                except BaseException:
-                    self._contents.trim(leaf for leaf, _ in weights)
-                    raise
-                use = self._contents.use(weights)
+            # Without a turn on the device: planning takes long, and needs only this thread.
+            try:
+                if known.divided is not None:
+                    self._cut(known.graph, known.divided, placement)
+                bindings = self._bind(known.graph, placement, bound)
+                loaded = self._load(placement, known, bindings, compilation)
+            except BaseException:
+                self._contents.trim(leaf for leaf, _ in weights)
+                raise
+            use = self._contents.use(weights)
             loaded.when_freed(use.end)
         found = compilation.reservation if loaded.plan.arena_bytes else None
         partition = compilation.request.options.partition

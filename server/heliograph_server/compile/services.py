@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from heliograph_proto.sessions import Limits
 from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.resources.device_queue import DeviceLock
+from heliograph_server.resources.fair_queue import FairFlow
 from heliograph_server.resources.measurements import TenantTimes
 from heliograph_server.resources.membership import SessionDevices
 from heliograph_server.resources.quotas import Holding
@@ -32,5 +33,7 @@ class SessionServices:
     times: TenantTimes
     #: The session's share of its tenant's account.
     holding: Holding
+    #: The owner of its share of devices and of compiles.
+    flow: FairFlow
     #: Called when work found a device of this host lost.
     found_lost: Callable[[], None] = lambda: None

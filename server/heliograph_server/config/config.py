@@ -357,6 +357,17 @@ class ServerConfig:
             shown="SIZE",
         ),
     ] = 0
+    compile_seconds: Annotated[
+        float,
+        Setting(
+            "Time limit of one compile, with the wait for its turn, in seconds.",
+            "The timeout of the client ends it earlier.",
+            least=1,
+            most=86400,
+            shown="N",
+            live=True,
+        ),
+    ] = 600.0
     log_level: Annotated[
         str,
         Setting("Level of the log on stderr.", words=LEVELS, section="shutdown and log", live=True),

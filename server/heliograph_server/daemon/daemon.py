@@ -10,7 +10,6 @@ second signal cuts it short. `runtime.draining` has the drain of an operator.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -40,8 +39,10 @@ from heliograph_proto.v1 import (
     session_pb2,
 )
 from heliograph_server.auth.access import Access
+from heliograph_server.compile.turns import CompileTurns
 from heliograph_server.config.config import ServerConfig, Sources
 from heliograph_server.config.sockets import unbind
+from heliograph_server.daemon.garbage import collect_garbage, take_over
 from heliograph_server.daemon.health import Health
 from heliograph_server.daemon.listening import bind, connection_options, trim_memory
 from heliograph_server.daemon.reload import Configuration, FileWatch
@@ -89,7 +90,6 @@ SERVICES = tuple(
     )
 )
 
-COMPILE_THREADS = 2
 BULK_THREADS = 4
 #: Threads that forward contents to other daemons, each to one daemon that may be slow.
 RELAY_THREADS = 16
@@ -141,7 +141,6 @@ class Daemon:
         self._slot = HostSlot(most_calls=config.max_calls)
         self.telemetry = Telemetry(config, self._slot)
         sizes = {
-            "compile": COMPILE_THREADS,
             "bulk": BULK_THREADS,
             "close": CLOSE_THREADS,
             "ask": ASK_THREADS,
@@ -153,6 +152,7 @@ class Daemon:
         }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
         self._movers = self._pools[-2]
+        self._turns = CompileTurns()
         self._server: aio.Server | None = None
         self._memory = MemoryService(self._slot)
         self.health = Health(SERVICES, config.health_listen)
@@ -168,7 +168,8 @@ class Daemon:
         #: The credentials presented to other daemons; read at the start.
         self._shown: Shown = nothing_shown
         self._peers: LoopPeers | None = None
-        self._trimming: asyncio.Task[None] | None = None
+        #: Tasks that give memory back from time to time.
+        self._keepers: list[asyncio.Task[None]] = []
         self.host: Host | None = None
         #: The actions of operators; in its file, if there is one, once it starts.
         self.audit = AuditLog()
@@ -218,7 +219,14 @@ class Daemon:
         self._slot.fill(self.host)
         self.access.watch(self.host)
         await self.health.follow(self.host)
-        self._trimming = asyncio.ensure_future(trim_memory(lambda: self._slot.host.busy_sessions > 0))
+        self._keepers.append(asyncio.create_task(trim_memory(self._is_busy)))
+
+    def collect_garbage(self) -> None:
+        """Begin to make full collections of garbage, which Python then makes no more itself."""
+        self._keepers.append(asyncio.create_task(collect_garbage(self._is_busy)))
+
+    def _is_busy(self) -> bool:
+        return self._slot.host.count_busy() > 0
 
     def _reconfigure(self, config: ServerConfig) -> None:
         """Apply the live settings. There may be no devices yet."""
@@ -233,14 +241,15 @@ class Daemon:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
-        compilers, hashers, closers, askers, listeners, readers, relays, movers, decoders = self._pools
+        hashers, closers, askers, listeners, readers, relays, movers, decoders = self._pools
         assert self.access is not None
         requests = Requests(self._slot, decoders)
         facts = lambda: self._facts  # noqa: E731
+        compile_seconds = lambda: self._config.compile_seconds  # noqa: E731
         for service in (
             SessionService(self._slot, askers, closers, self._memory.offer),
             DeviceService(self._slot, askers, listeners, facts),
-            PlanService(self._slot, compilers, listeners),
+            PlanService(self._slot, self._turns, listeners, compile_seconds),
             BulkService(self._slot, hashers, relays),
             ModelService(self._slot, readers),
             CommandService(self._slot, closers, decoders),
@@ -278,8 +287,8 @@ class Daemon:
         await self.watch.stop()
         self.telemetry.stop()
         self.draining.hung_up.set()
-        if self._trimming is not None:
-            self._trimming.cancel()
+        for keeper in self._keepers:
+            keeper.cancel()
         if self.host is not None:
             await asyncio.to_thread(self.host.close_sessions, shut_down())
         self._memory.close()
@@ -295,6 +304,7 @@ class Daemon:
         self.audit.close()
         for address in self.addresses:
             unbind(address)
+        await asyncio.to_thread(self._turns.close)
         for pool in self._pools:
             await asyncio.to_thread(pool.shutdown)
         await self.health.stop()
@@ -458,7 +468,8 @@ async def serve(
             return
         if ready is not None:
             ready(daemon)
-        _freeze()
+        take_over()
+        daemon.collect_garbage()
         manager.ready(f"serving at {', '.join(map(str, daemon.addresses))}")
         signalled = await _wait_for_end(signals.stop, daemon.draining.over)
         seconds = daemon.configuration.now.drain_seconds
@@ -479,16 +490,6 @@ async def _wait_for_end(signal: asyncio.Event, drained: asyncio.Event) -> bool:
         one.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     return not drained.is_set()
-
-
-def _freeze() -> None:
-    """Exclude the current objects from garbage collection, as they stay to the end.
-
-    With half a million objects of a compiler, a collection takes a twentieth of a second, in the
-    middle of a command.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 async def _started(daemon: Daemon, stop: asyncio.Event) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
 from heliograph_proto.graph import check_size
+from heliograph_proto.pace import in_turns
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import MAX_DIMENSIONS
 from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
@@ -119,7 +120,7 @@ def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:
     _check(len(graph.leaves), limits.graph_nodes, "leaves")
     _check(len(graph.outputs), limits.graph_nodes, "outputs")
     parts = 0
-    for node in graph.nodes:
+    for node in in_turns(graph.nodes):
         parts += len(node.operands) + len(node.result.shape) + _attribute_parts(node.attributes)
     for leaf in graph.leaves:
         parts += len(leaf.type.shape)

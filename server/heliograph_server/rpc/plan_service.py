@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
+from google.protobuf.message import Message
 from grpc import aio
 
 from heliograph_proto import codec
+from heliograph_proto.errors import DeadlineExceededError
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanInfo, ReceivedGraph
 from heliograph_proto.v1 import graph_pb2, plan_pb2
+from heliograph_server.compile.turns import CompileTurns
 from heliograph_server.rpc.message_limits import (
     check_bindings,
     check_digests,
@@ -28,13 +33,19 @@ from heliograph_server.rpc.session_service import traced
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
 
+T = TypeVar("T")
+
 
 class PlanService:
-    """Compiles graphs on the threads of `compilers`, and explains plans on those of `listeners`."""
+    """Compiles graphs in `turns`, each within `seconds`, and explains plans on the threads of
+    `listeners`."""
 
-    def __init__(self, slot: HostSlot, compilers: Executor, listeners: Executor) -> None:
+    def __init__(
+        self, slot: HostSlot, turns: CompileTurns, listeners: Executor, seconds: Callable[[], float]
+    ) -> None:
         self._slot = slot
-        self._compilers = compilers
+        self._turns = turns
+        self._seconds = seconds
         self._listeners = listeners
         self._locks: WeakKeyDictionary[Session, asyncio.Lock] = WeakKeyDictionary()
 
@@ -49,11 +60,16 @@ class PlanService:
     ) -> plan_pb2.CompileResponse:
         session = self._slot.session(request.session)
         check_bindings(request, session.limits)
-        # Awaited here, since threads are few and the client decides how long either takes.
-        await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
-        async with self._one_at_a_time(session):
-            with traced("heliograph.compile", self._slot.host, session, context):
-                return codec.encode(await self._compile(session, request), plan_pb2.CompileResponse)
+        async with self._in_time():
+            # Awaited here, since threads are few and the client decides how long either takes.
+            await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
+            async with self._one_at_a_time(session):
+                with traced("heliograph.compile", self._slot.host, session, context):
+                    # In the context of its span, which members that compile partitions receive.
+                    compile_traced = partial(copy_context().run, compile_request, session, request)
+                    undo = partial(_undo, session, request.plan)
+                    info = await self._in_turn(session, request, compile_traced, undo)
+                    return codec.encode(info, plan_pb2.CompileResponse)
 
     async def PlaceContents(
         self,
@@ -63,19 +79,44 @@ class PlanService:
         session = self._slot.session(request.compile.session)
         check_bindings(request.compile, session.limits)
         check_digests(request.missing_digests, session.limits)
-        async with self._one_at_a_time(session):
-            offers = await asyncio.wrap_future(self._compilers.submit(_place, session, request))
+        async with self._in_time(), self._one_at_a_time(session):
+            offers = await self._in_turn(session, request, partial(_place, session, request))
             return plan_pb2.PlaceContentsResponse(offers=codec.encode_all(offers, plan_pb2.ContentOffer))
 
-    async def _compile(self, session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
-        # In the context of its span, which members that compile partitions receive.
-        compile_traced = copy_context().run
-        compiling = self._compilers.submit(compile_traced, compile_request, session, request)
+    async def _in_turn(
+        self,
+        session: Session,
+        request: Message,
+        call: Callable[[], T],
+        undo: Callable[[Future[T]], None] | None = None,
+    ) -> T:
+        """Compute in the turn of the session's tenant. If the client leaves or its timeout ends, so
+        does the computation, and `undo` is called with its outcome."""
+        turn = self._turns.submit(session.flow, request.ByteSize(), call)
         try:
-            return await asyncio.wrap_future(compiling)
+            return await asyncio.wrap_future(turn.future)
         except asyncio.CancelledError:
-            compiling.add_done_callback(lambda done: _undo(session, request.plan, done))
+            turn.cancel()
+            if undo is not None:
+                turn.future.add_done_callback(undo)
             raise
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Bound the time of a request, with everything that it waits for.
+
+        Raises DeadlineExceededError.
+        """
+        seconds = self._seconds()
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"the graph was not compiled within {seconds:g} s, the limit of this server",
+                advice="split the graph, try again when the server has less to do, or have the operator "
+                "raise compile_seconds",
+            ) from None
 
     def _one_at_a_time(self, session: Session) -> asyncio.Lock:
         """The lock of a session's compiles, which are serial. None waits on a thread."""
@@ -87,7 +128,8 @@ class PlanService:
         context: aio.ServicerContext[plan_pb2.EstimateRequest, plan_pb2.EstimateResponse],
     ) -> plan_pb2.EstimateResponse:
         session = self._slot.session(request.session)
-        found = await asyncio.wrap_future(self._compilers.submit(_estimate, session, request))
+        async with self._in_time(), self._one_at_a_time(session):
+            found = await self._in_turn(session, request, partial(_estimate, session, request))
         return codec.encode(found, plan_pb2.EstimateResponse)
 
     async def Reserve(
@@ -96,13 +138,9 @@ class PlanService:
         context: aio.ServicerContext[plan_pb2.ReserveRequest, plan_pb2.ReserveResponse],
     ) -> plan_pb2.ReserveResponse:
         session = self._slot.session(request.session)
-        async with self._one_at_a_time(session):
-            reserving = self._compilers.submit(_reserve, session, request)
-            try:
-                sizes = await asyncio.wrap_future(reserving)
-            except asyncio.CancelledError:
-                reserving.add_done_callback(lambda done: _forget(session, request.reservation, done))
-                raise
+        async with self._in_time(), self._one_at_a_time(session):
+            undo = partial(_forget, session, request.reservation)
+            sizes = await self._in_turn(session, request, partial(_reserve, session, request), undo)
         shares = [plan_pb2.ReservedShare(name=name, size_bytes=size) for name, size in sizes.items()]
         return plan_pb2.ReserveResponse(devices=shares)
 

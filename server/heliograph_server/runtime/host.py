@@ -428,6 +428,7 @@ class Host:
                 ),
                 times=self.measurements.of_tenant(tenant),
                 holding=holding,
+                flow=share,
                 found_lost=self._found_lost,
             )
             session = Session(

@@ -111,6 +111,8 @@ class Session:
         #: The owner of its lines in the log.
         self.log_owner = LogOwner()
         self.log_fields = session_fields(self.log_owner, self.number, self.principal.tenant)
+        #: The owner of its share of devices and of compiles.
+        self.flow = services.flow
         self._watches = identity.watches
         self._on_closed = on_closed
         self._devices = services.devices
