@@ -61,6 +61,13 @@ class Limits:
         int,
         _limit("The time to attach the command stream after a session opens, in milliseconds."),
     ] = 10_000
+    upload_idle_ms: Annotated[
+        int,
+        _limit(
+            "The time without bytes of an upload after which it ends, and twice which its command waits for "
+            "it, in milliseconds."
+        ),
+    ] = 60_000
     calls: Annotated[int, _limit("The maximum calls at once.")] = 2_000
 
     @property

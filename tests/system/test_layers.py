@@ -23,7 +23,7 @@ PACKAGES = {
 #: not import each other, except where the line begins with "=": it is one place.
 LAYERS = {
     "heliograph_proto": (
-        "types digests eager settings process_facts",
+        "types digests eager settings process_facts pace",
         "errors",
         "ops quantization devices addresses trace_context models",
         "sessions",

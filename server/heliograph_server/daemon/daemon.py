@@ -220,6 +220,7 @@ class Daemon:
         self.access.watch(self.host)
         await self.health.follow(self.host)
         self._keepers.append(asyncio.create_task(trim_memory(self._is_busy)))
+        self._keepers.append(asyncio.create_task(_drop_unmatched(self.host)))
 
     def collect_garbage(self) -> None:
         """Begin to make full collections of garbage, which Python then makes no more itself."""
@@ -308,6 +309,13 @@ class Daemon:
         for pool in self._pools:
             await asyncio.to_thread(pool.shutdown)
         await self.health.stop()
+
+
+async def _drop_unmatched(host: Host) -> None:
+    """End transfers without their other half, from time to time."""
+    while True:
+        await asyncio.sleep(host.limits.upload_idle_ms / 1e3)
+        await asyncio.to_thread(host.drop_unmatched_transfers)
 
 
 def open_host_of(config: ServerConfig) -> Host:

@@ -15,7 +15,7 @@ from grpc import aio
 
 from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
-from heliograph_server.rpc.receiving import abort, decoded, first_of, next_of, receive
+from heliograph_server.rpc.receiving import abort, decoded, first_of, next_piece, receive
 from heliograph_server.rpc.requests import Requests, gives_bytes, takes_bytes
 from heliograph_server.rpc.upload_service import TicketCalls
 from heliograph_server.runtime.host_slot import HostSlot
@@ -100,7 +100,7 @@ class BulkService:
                     workers, _take_shared, session, upload, request
                 )
                 await context.write(bulk_pb2.UploadSharedResponse(received_bytes=received))
-                request = _place_of(await next_of(anext(requests, None)))
+                request = _place_of(await next_piece(requests, session.limits))
             # The client learns before the end of the call whether the digest is right.
             await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
         except BaseException:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
-from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -66,7 +65,7 @@ class PlanService:
             async with self._one_at_a_time(session):
                 with traced("heliograph.compile", self._slot.host, session, context):
                     # In the context of its span, which members that compile partitions receive.
-                    compile_traced = partial(copy_context().run, compile_request, session, request)
+                    compile_traced = partial(compile_request, session, request)
                     undo = partial(_undo, session, request.plan)
                     info = await self._in_turn(session, request, compile_traced, undo)
                     return codec.encode(info, plan_pb2.CompileResponse)

@@ -60,6 +60,21 @@ def _check_plain(message: bytes) -> None:
         raise ProtocolError("a message is compressed; this server takes none", advice="send it as it is")
 
 
+async def next_piece(requests: AsyncIterator[T], limits: Limits) -> T | None:
+    """Return the next message of an upload; None at its end.
+
+    Raises DeadlineExceededError if none comes for `Limits.upload_idle_ms`.
+    """
+    seconds = limits.upload_idle_ms / 1e3
+    try:
+        async with asyncio.timeout(seconds):
+            return await anext(requests, None)
+    except TimeoutError:
+        raise DeadlineExceededError(
+            f"no bytes of the upload came for {seconds:g} s", advice="upload it again, without such a pause"
+        ) from None
+
+
 async def receive(
     limits: Limits,
     upload: IncomingUpload,
@@ -89,7 +104,7 @@ async def receive(
         writing = _write(hashers, upload, piece) if hashers is not None else None
         if hashers is None:
             upload.write(piece.offset_bytes, piece.data)
-        piece = decoded(await next_of(anext(requests, None)))
+        piece = decoded(await next_piece(requests, limits))
     if writing is not None:
         await writing
 

@@ -18,7 +18,7 @@ from heliograph_proto.codec import encode_error
 from heliograph_proto.errors import CancelledError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.resources.principals import current_principal
-from heliograph_server.rpc.receiving import abort, decoded, first_of, next_of, receive
+from heliograph_server.rpc.receiving import abort, decoded, first_of, next_piece, receive
 from heliograph_server.rpc.requests import takes_bytes
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.runtime.upload_tickets import AdmittedUpload, Announced, given_up
@@ -84,7 +84,7 @@ class TicketCalls:
                     chunk_bytes=limits.chunk_bytes,
                 )
             )
-            second = decoded(await next_of(anext(requests, None)))
+            second = decoded(await next_piece(requests, limits))
             if second is not None:
                 await receive(limits, upload, second, requests, self._workers)
             received = await self._on_thread(upload.finish)

@@ -462,6 +462,11 @@ class Host:
                 ending = threading.Thread(target=session.close, args=(error,), name="heliograph-end")
                 ending.start()
 
+    def drop_unmatched_transfers(self) -> None:
+        """End what has waited for its other half since the last call: see `Session`."""
+        for session in self._all_sessions():
+            session.drop_unmatched_transfers()
+
     def _reap(self, session: Session) -> None:
         if not session.is_attached:
             logger.info("%s: the command stream was not opened in time", session, extra=session.log_fields)

@@ -16,6 +16,7 @@ from heliograph_backends.contract import Device, Tensor
 from heliograph_proto.devices import DeviceChange
 from heliograph_proto.errors import (
     CancelledError,
+    DeadlineExceededError,
     HeliographError,
     SessionClosedError,
     UnknownHandleError,
@@ -162,6 +163,16 @@ class Session:
     def end_of_commands(self) -> None:
         """Record the end of the command stream. Runs that wait for a command proceed."""
         self._executor.event(self._core.taps.end_of_commands)
+
+    def drop_unmatched_transfers(self) -> None:
+        """Fail the commands whose upload has not begun since the last call, and drop the uploads
+        that no command has named since then."""
+        seconds = self.limits.upload_idle_ms / 1e3
+        error = DeadlineExceededError(
+            f"an upload and the command that names it did not both come within {2 * seconds:g} s",
+            advice="upload the bytes when the command is sent",
+        )
+        self._executor.event(partial(self._core.drop_unmatched_transfers, error))
 
     # Devices
 

@@ -11,9 +11,9 @@ from tenant_hosts import chain
 from heliograph_proto.codec import decode_graph, encode_graph
 from heliograph_proto.errors import CancelledError
 from heliograph_proto.graph import validate
-from heliograph_proto.pace import Pace, at_a_pace
+from heliograph_proto.pace import pausing
 from heliograph_proto.sessions import Limits
-from heliograph_server.compile.turns import SMALL_BYTES, CompileTurns
+from heliograph_server.compile.turns import SMALL_BYTES, CompileTurns, Pace
 
 SECONDS = 10.0
 LARGE = SMALL_BYTES + 1
@@ -125,5 +125,5 @@ def test_a_server_that_closes_cancels_what_waits() -> None:
 
 def test_what_is_computed_at_a_pace_is_the_same() -> None:
     graph = chain(1000)
-    with at_a_pace(Pace(lambda: None)):
+    with pausing(Pace(lambda: None).give_way):
         assert validate(decode_graph(encode_graph(graph)), Limits()) == validate(graph, Limits())

@@ -532,6 +532,13 @@ class SessionCore:
         self.transfers.broke(transfer, error)
         self._settle()
 
+    def drop_unmatched_transfers(self, error: HeliographError) -> None:
+        """Fail the commands whose upload has not begun since the last call, and drop the uploads
+        that no command has named since then."""
+        for state in self.transfers.drop_unmatched(error):
+            self._interrupt(state.sequence, error)
+        self._settle()
+
     def await_writers(self, numbers: Iterable[int]) -> int:
         """Wait for the commands received so far that write these tensors.
 

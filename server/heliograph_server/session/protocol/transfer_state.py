@@ -46,6 +46,8 @@ class TransferState:
         self._claimed: dict[int, CommandState] = {}
         self._refused: dict[int, HeliographError] = {}
         self._broken: dict[int, HeliographError] = {}
+        #: At the last look: transfers without their other half, with the command if there is one.
+        self._alone: dict[int, CommandState | None] = {}
         #: Transfers of reads whose bytes were not taken yet.
         self._reading: set[int] = set()
 
@@ -192,6 +194,23 @@ class TransferState:
         if transfer not in self._claimed:
             self._instructions.append(DropUpload(transfer))
 
+    def drop_unmatched(self, error: HeliographError) -> list[CommandState]:
+        """Drop the uploads that no command has named since the last call, and return the commands
+        whose upload has not begun since then."""
+        before = self._alone
+        self._alone = {transfer: state for transfer, (state, _) in self._waiting.items()}
+        self._alone |= dict.fromkeys(self._arrived)
+        over = [one for one, state in self._alone.items() if one in before and before[one] is state]
+        late = []
+        for transfer in over:
+            if (state := self._alone.pop(transfer)) is not None:
+                late.append(state)
+                continue
+            del self._arrived[transfer]
+            _remember(self._broken, transfer, error)
+            self._instructions.append(DropUpload(transfer, error))
+        return late
+
     # Downloads
 
     def is_reading(self, transfer: int) -> bool:
@@ -207,6 +226,7 @@ class TransferState:
         for kept in (self._started, self._arrived, self._waiting, self._claimed, self._refused, self._broken):
             kept.clear()
         self._reading.clear()
+        self._alone.clear()
 
 
 def _remember(errors: dict[int, HeliographError], transfer: int, error: HeliographError) -> None:
