@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast simulate fuzz test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool lint types unit generate proto bench
+.PHONY: help docs demo demo-pool test test-fast simulate fuzz test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate proto bench
 .PHONY: peers constraints clean
 
 help:
@@ -45,6 +45,7 @@ help:
 	@echo "make test-peer-types  which data types ggml computes and we do not"
 	@echo "make test-ray      a pool that Ray places, on a cluster of several nodes, some of which are killed"
 	@echo "make bench         figures against peers (ONLY=name for some, BENCH_JSON=path for a copy as JSON)"
+	@echo "make greed         what greedy clients cost those of another tenant (GREED=--short; '--only CASE' for some)"
 	@echo "make bench-pool    figures of pools of hosts, in network namespaces (ONLY='pool-...' for some)"
 	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
 	@echo "make test-gpu      conformance on a GPU and beside the CPU (GPU_PYTHON=python3, OUT=dist/gpu)"
@@ -126,6 +127,10 @@ bench: $(VENV)/.bench
 
 bench-pool: $(VENV)/.bench
 	$(AS_ROOT) $(BIN)/python tests/bench/run.py --only $(or $(ONLY),'pool-*') $(if $(BENCH_JSON),--json $(BENCH_JSON))
+
+# Minutes; GREED=--short takes a second for each figure.
+greed: $(VENV)/.dev
+	$(BIN)/python tests/bench/greed.py $(GREED)
 
 test-gpu:
 	$(GPU_PYTHON) tests/gpu/run.py --out $(OUT) $(if $(QUICK),--quick)

@@ -1,4 +1,4 @@
-"""What one client that wants everything costs a client of another tenant.
+"""The cost of a client that wants everything, for a client of another tenant.
 
     make greed                  every case
     make greed GREED='--short'  a second or so for each
@@ -11,8 +11,6 @@ five times the calm one; ten for compiles.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,27 +24,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from greed_victims import VICTIMS, Victim, attack, tenants_with_tokens
+
 import heliograph as hg
 from heliograph.testing import serving
-from heliograph_server.auth.tokens import Token, add_token, hash_of, new_token
-from heliograph_server.resources.principals import Right
 
-ATTACKER = Path(__file__).parents[1] / "support" / "greedy_clients.py"
-TENANTS = "attacker", "victim"
 #: How many times its calm value the victim's 99th percentile may be.
 BAR, COMPILE_BAR = 5.0, 10.0
-CALL_SECONDS = 60.0
-#: Every victim of a case: what it does again and again.
-VICTIMS: dict[str, tuple[str, ...]] = {
-    "sessions": ("run", "session"),
-    "staged": ("run", "upload"),
-    "loops": ("run", "loop"),
-    "compiles-20k": ("run", "compile", "session"),
-    "compiles-200k": ("run", "compile", "session"),
-    "announced": ("run", "upload"),
-    "streams": ("run",),
-    "pipelined": ("run",),
-}
+#: How long an attack goes on before the victim is timed.
+ATTACK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,49 +61,6 @@ class Line:
         return f"{self.case:24} {calm}   {greedy}   {self.ratio:7.1f}   {verdict:5}  {refused} {self.failed}"
 
 
-class Victim:
-    """A client of another tenant, and its calls."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.session = hg.connect(url, timeout=CALL_SECONDS)
-        self._x = np.zeros(16, np.float32)
-        self._plan = self.session.compile(self._graph(1.0))
-        self._large = np.zeros(2**18, np.float32)
-        self._tensor = self.session.put(self._large)
-        self._numbers = 0.0
-        g = hg.Graph()
-        y = g.input("x", (16,), "f32") + 1.0
-        g.output("y", y)
-        self._loop = self.session.compile(g)
-
-    @staticmethod
-    def _graph(number: float) -> hg.Graph:
-        g = hg.Graph()
-        g.output("y", g.input("x", (16,), "f32") + number)
-        return g
-
-    def run(self) -> None:
-        assert self._plan.run(x=self._x, timeout=CALL_SECONDS)["y"][0] == 1.0
-
-    def compile(self) -> None:
-        self._numbers += 1
-        self.session.compile(self._graph(self._numbers), timeout=CALL_SECONDS)
-
-    def session_opened(self) -> None:
-        hg.connect(self._url, timeout=CALL_SECONDS).close()
-
-    def upload(self) -> None:
-        self._tensor.set(self._large)
-        self.session.synchronize(timeout=CALL_SECONDS)
-
-    def loop(self) -> None:
-        self._loop.loop(steps=5, carry={"y": "x"}, x=self._x).result(timeout=CALL_SECONDS)
-
-    def call(self, name: str) -> Callable[[], None]:
-        return self.session_opened if name == "session" else getattr(self, name)  # type: ignore[no-any-return]
-
-
 def percentiles(call: Callable[[], None], seconds: float, least: int) -> tuple[float, float]:
     """The 50th and 99th percentile of so many calls, or of those in some seconds, in milliseconds."""
     found: list[float] = []
@@ -133,37 +76,12 @@ def percentiles(call: Callable[[], None], seconds: float, least: int) -> tuple[f
 @contextmanager
 def daemon(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """A daemon with default limits that asks for tokens, its URL, and a token for each tenant."""
-    tokens = {name: new_token() for name in TENANTS}
     path = folder / "tokens.toml"
-    for name, secret in tokens.items():
-        add_token(path, Token(name, hash_of(secret), name, frozenset((Right.USE,))))
+    tokens = tenants_with_tokens(path)
     command = [sys.executable, "-m", "heliograph.cli", "serve", "--listen", "grpc://127.0.0.1:0"]
     command += ["--tokens", str(path), "--log-level", "error"]
     with serving(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as url:
         yield url, tokens
-
-
-@contextmanager
-def attack(case: str, url: str, token: str, found: dict[str, dict[str, int]]) -> Iterator[None]:
-    """An attacker under way. Its outcome is in `found` afterwards."""
-    process = subprocess.Popen(
-        [sys.executable, str(ATTACKER), case, url, token],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ATTACKER.parent)},
-    )
-    assert process.stdout is not None and process.stdin is not None
-    try:
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(1.0)
-        yield
-        process.stdin.close()
-        found |= json.loads(process.stdout.readline())
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def lines_of(case: str, seconds: float, least: int) -> Iterator[Line]:
@@ -178,6 +96,8 @@ def lines_of(case: str, seconds: float, least: int) -> Iterator[Line]:
         outcome: dict[str, dict[str, int]] = {}
         found: dict[str, tuple[tuple[float, float], str]] = {}
         with attack(case, url, tokens["attacker"], outcome):
+            # Until it holds what it wants.
+            time.sleep(ATTACK_SECONDS)
             for name in names:
                 try:
                     found[name] = percentiles(victim.call(name), seconds, least), ""

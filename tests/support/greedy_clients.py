@@ -1,4 +1,4 @@
-"""Clients that want all of a daemon, each a process of its own: what a victim's tenant must survive.
+"""Clients that want all of a daemon, each a process of its own.
 
     python greedy_clients.py CASE URL TOKEN
 
@@ -51,7 +51,7 @@ class _Authorized(
 
 
 class Greedy:
-    """What all cases have in common: a daemon, a token, and a count of refusals."""
+    """A daemon, a token, and a count of refusals, for each case."""
 
     def __init__(self, url: str, token: str) -> None:
         self._target, self._token = url.removeprefix("grpc://"), token
@@ -189,21 +189,19 @@ def compiles(greedy: Greedy, nodes: int, clients: int) -> None:
 
 
 def announced(greedy: Greedy) -> None:
-    """Announces contents of 256 MiB, and brings none of them."""
+    """Begins uploads of contents of 64 MiB, and brings the first piece of each."""
     session = RawSession(greedy.channel()).attach()
-    size, handles = 256 * MIB, itertools.count(1)
+    size, numbers = 64 * MIB, itertools.count()
 
-    def work(_: int) -> None:
-        handle = next(handles)
-        made = session.answer(session.allocate(handle, size // 4))
-        if made.HasField("error"):
-            greedy.refused[type(decode_error(made.error)).__name__] += 1
-            greedy.begun.set()
-            greedy.over.wait(0.05)
-            return
-        greedy.over.wait(0.01)
+    def stalled() -> Iterator[bulk_pb2.UploadRequest]:
+        digest = next(numbers).to_bytes(32, "big")
+        target = bulk_pb2.UploadTarget(session=session.token, digest=digest, size_bytes=size)
+        yield bulk_pb2.UploadRequest(target=target, data=bytes(MIB))
+        greedy.done["announced"] += 1
+        greedy.begun.set()
+        greedy.over.wait()
 
-    greedy.threads(1, work)
+    greedy.threads(32, lambda _: greedy.attempt(lambda: session.bulk.Upload(stalled(), timeout=SECONDS)))
 
 
 def streams(greedy: Greedy) -> None:

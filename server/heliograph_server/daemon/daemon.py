@@ -332,7 +332,7 @@ def open_host_of(config: ServerConfig) -> Host:
 
 
 def total_of(config: ServerConfig) -> Quota:
-    """What all tenants may have together."""
+    """Return the most sessions and staged bytes of all tenants together."""
     least = 2 * config.limits.in_flight_bytes
     staging_bytes = config.staging_size or max(machine_memory_bytes() // 8, least)
     return Quota(sessions=config.max_sessions, staging_bytes=staging_bytes)

@@ -1,4 +1,4 @@
-"""When the garbage collector looks at all objects: while the daemon is idle, or after a while.
+"""Full garbage collections: while the daemon is idle, or after a while.
 
 A full collection holds the interpreter for its whole duration, a tenth of a second for a graph of
 20,000 nodes. Python begins one whenever there are a quarter more objects, which is in the middle of

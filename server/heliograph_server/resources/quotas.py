@@ -48,7 +48,7 @@ _NAMES = {
     QuotaKind.STAGING: "bytes of transfers and contents in transit",
     QuotaKind.CALLS: "calls at once",
 }
-#: What is also counted for all tenants together.
+#: Kinds that are also counted for all tenants together.
 _IN_ALL = frozenset((QuotaKind.SESSIONS, QuotaKind.STAGING))
 #: The part of all staged bytes that a tenant may have without a quota of its own.
 STAGING_SHARE = 2

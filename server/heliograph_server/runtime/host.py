@@ -69,7 +69,7 @@ from heliograph_server.weights.store import ContentStore, tenant_of
 logger = logging.getLogger(__name__)
 
 SERVER = f"heliograph/{__version__}"
-#: What all tenants may have together, unless the configuration says otherwise.
+#: The most for all tenants together, unless the configuration says otherwise.
 MOST_IN_ALL = Quota(sessions=1000)
 #: The quota of a host that serves its own process only.
 NO_QUOTA = Quota(sessions=0)

@@ -209,7 +209,7 @@ class StagedMessages:
         return f"<Messages {self.nbytes:,} bytes in {len(self.encoded)}>"
 
     def drop(self) -> None:
-        """Drop the messages that were not sent yet, whoever still refers to this object."""
+        """Drop the messages that were not sent yet, even if this object stays."""
         self.is_dropped = self.is_dropped or bool(self.encoded)
         self.encoded.clear()
 

@@ -1,4 +1,4 @@
-"""What one tenant may have by default, so that others always find room."""
+"""The most of one tenant by default, so that others always find room."""
 
 from __future__ import annotations
 

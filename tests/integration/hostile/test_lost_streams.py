@@ -1,4 +1,4 @@
-"""What a client left unread is not kept: the daemon's memory after its connection was cut."""
+"""The daemon's memory after a connection was cut whose client left much unread."""
 
 from __future__ import annotations
 
