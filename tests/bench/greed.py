@@ -4,8 +4,8 @@
     make greed GREED='--short'  a second or so for each
 
 Attacker and victim are processes of their own, and so is the daemon. Calm and under greed, the
-victim's calls are timed in the same run. A line is `ok` if its 99th percentile under greed is within
-five times the calm one; ten for compiles.
+victim's calls are timed in the same run. A line is `ok` if its 99th percentile under greed is
+within five times the calm one; ten for compiles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Victims of greedy clients, and attackers as processes: parts of a benchmark and of its short form."""
+"""Victims of greedy clients, and attackers as processes: for a benchmark and its short form."""
 
 from __future__ import annotations
 

@@ -58,6 +58,8 @@ class Greedy:
         self.url = f"{url}?token={token}"
         self.refused: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
+        #: True if the case has begun only once it is refused.
+        self.wants_all = False
         self.begun = threading.Event()
         self.over = threading.Event()
 
@@ -88,7 +90,8 @@ class Greedy:
             self.done[what] += 1
             return found
         finally:
-            self.begun.set()
+            if self.refused or not self.wants_all:
+                self.begun.set()
         self.over.wait(0.05)
         return None
 
@@ -105,6 +108,7 @@ class Greedy:
 
 def sessions(greedy: Greedy) -> None:
     """Opens sessions, and never closes one."""
+    greedy.wants_all = True
     kept: list[RawSession] = []
     channels = [greedy.channel() for _ in range(4)]
 
@@ -118,6 +122,7 @@ def sessions(greedy: Greedy) -> None:
 
 def staged(greedy: Greedy) -> None:
     """Uploads transfers that no command uses."""
+    greedy.wants_all = True
     numbers = itertools.count(1)
     size = 32 * MIB
 

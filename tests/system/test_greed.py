@@ -27,6 +27,5 @@ def test_a_greedy_client_leaves_enough_for_another_tenant(case: str, tmp_path: P
                     victim.call(name)()
         victim.session.close()
     assert not [error for error in found["refused"] if error.startswith("untyped")]
-    assert found["done"] or found["refused"]
     if case in REFUSED:
         assert found["refused"][REFUSED[case]] > 0
