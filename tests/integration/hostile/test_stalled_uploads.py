@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
 import pytest
 from daemon_threads import ThreadDaemon, thread_daemon
-from raw_client import RawSession, raw_channel
+from raw_client import RawSession, f32, node, raw_channel
 
 from heliograph_proto.codec import decode_error
 from heliograph_proto.codec.status import error_from_metadata
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import DeadlineExceededError
 from heliograph_proto.sessions import Limits
-from heliograph_proto.v1 import bulk_pb2, command_pb2
+from heliograph_proto.v1 import bulk_pb2, command_pb2, graph_pb2, plan_pb2
 
 SECONDS = 10.0
 SIZE = 64
@@ -73,3 +74,23 @@ def test_an_upload_that_no_command_names_is_dropped(raw: RawSession, daemon: Thr
     assert daemon.host.statistics().staged_bytes == 0
     completion = raw.answer(raw.send(set_tensor=write_of(8)))
     assert isinstance(decode_error(completion.error), DeadlineExceededError)
+
+
+def test_a_compile_does_not_wait_for_ever_for_the_bytes_of_a_tensor() -> None:
+    leaf = graph_pb2.Leaf(kind=graph_pb2.LEAF_KIND_VARIABLE, name="v", type=f32(SIZE // 4))
+    graph = graph_pb2.Graph(
+        leaves=[leaf],
+        nodes=[node("neg", 0, shape=(SIZE // 4,))],
+        outputs=[graph_pb2.Output(name="y", value=1)],
+    )
+    with thread_daemon(compile_seconds=1.0) as daemon, raw_channel(daemon.url) as channel:
+        session = RawSession(channel).attach()
+        session.answer(session.allocate(1, SIZE // 4))
+        session.send(set_tensor=write_of(7))
+        end = time.monotonic() + SECONDS
+        while not daemon.host.statistics().commands_in_flight:
+            assert time.monotonic() < end, "the command did not arrive"
+        bindings = [plan_pb2.LeafBinding(leaf=0, tensor=1)]
+        with pytest.raises(DeadlineExceededError, match="not compiled within 1 s"):
+            session.compile(graph, bindings=bindings)
+        session.close()
