@@ -1,4 +1,4 @@
-"""`python -m faults`: breaks connections at every message of typical programs, over TCP, TLS and in a pool."""
+"""`python -m faults`: breaks connections at every message of programs, over TCP, TLS and in a pool."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from certificates import Authority
+from forked_daemons import serve
 from fuzzing import programs
 from fuzzing.programs import DEVICE, PROGRAMS, X, small_graph, spread
 from pool_daemons import wait_for_devices
@@ -26,7 +27,6 @@ from pool_daemons import wait_for_devices
 import heliograph as hg
 from faults.proxy import Fault, Kind, Place, Proxy, proxy
 from heliograph import admin
-from heliograph.testing import serving
 from heliograph_proto.errors import HeliographError
 
 #: The silence after which both sides take the other for lost.
@@ -42,6 +42,8 @@ BATCH = 25
 #: The most messages of one direction that are harmed; of more, some are drawn.
 MOST_PLACES = 24
 ROADS = ("tcp", "tls", "pool")
+#: The devices of a whole pool.
+DEVICES = ("cpu0", "m0/cpu0", "m1/cpu0", "m2/cpu0")
 
 
 @dataclass
@@ -88,13 +90,19 @@ class Setting:
     def run(self, program: Callable[[hg.Session], None]) -> None:
         """Run a program in a session of its own."""
         with hg.connect(self.url, timeout=5.0, **self._connect) as session:
-            if self.road == "pool":
-                wait_for_devices(session, "cpu0", "m0/cpu0", "m1/cpu0", "m2/cpu0", seconds=10.0)
             program(session)
+
+    def heal(self) -> None:
+        """Break what is there, and wait until everything works again."""
+        self.proxy.arm(None)
+        self.proxy.drop()
+        if self.road == "pool":
+            with hg.connect(self.url, timeout=5.0, **self._connect) as session:
+                wait_for_devices(session, *DEVICES, seconds=FORGET_SECONDS)
 
     def look(self) -> list[str]:
         """Return what is wrong with the daemon once nothing is broken any more."""
-        self.proxy.arm(None)
+        self.heal()
         faults = []
         with hg.connect(self.url, timeout=10.0, **self._connect) as session:
             found = session.compile(small_graph()).run(x=X, timeout=10)["y"]
@@ -105,17 +113,22 @@ class Setting:
             end = time.monotonic() + FORGET_SECONDS
             while (left := operator.sessions()) and time.monotonic() < end:
                 time.sleep(0.2)
-            if left:
-                faults.append(f"{len(left)} sessions are left")
+            faults += [f"session {one.number} of {one.client} is left" for one in left]
         return faults
 
 
 @contextmanager
 def _daemon(options: list[str], scheme: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "heliograph.cli", "serve", "--listen", f"{scheme}://127.0.0.1:0"]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
-    with serving(process) as url:
-        yield url
+    process = serve("--listen", f"{scheme}://127.0.0.1:0", *options, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("listening on "), line
+        yield line.removeprefix("listening on ").strip()
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()
 
 
 def _target(url: str) -> str:
@@ -124,7 +137,7 @@ def _target(url: str) -> str:
 
 def places(setting: Setting, program: Callable[[hg.Session], None]) -> list[Place]:
     """Run a program without harm, and return the messages that it sends and receives."""
-    setting.proxy.drop()
+    setting.heal()
     setting.proxy.arm(None)
     setting.run(program)
     return [
@@ -150,7 +163,7 @@ def faults_of(found: list[Place], chance: random.Random) -> list[Fault]:
 
 def play(setting: Setting, name: str, fault: Fault, report: Report) -> None:
     """Run a program under a fault. It must succeed or raise a typed error, in its time."""
-    setting.proxy.drop()
+    setting.heal()
     setting.proxy.arm(fault)
     ended: list[BaseException | None] = []
 
@@ -201,7 +214,6 @@ def break_connections(seed: int, roads: tuple[str, ...], share: float = 1.0) -> 
                 play(setting, name, fault, report)
                 if number % BATCH == BATCH - 1:
                     report.faults += setting.look()
-            setting.proxy.drop()
             report.faults += setting.look()
     return report
 

@@ -18,6 +18,8 @@ from heliograph_proto.errors import HeliographError
 #: The bound of each call.
 SECONDS = 30.0
 DEVICE = "cpu:threads=1,memory=256MiB"
+#: The devices of a pool's members that values travel between.
+MEMBERS = ("m0/cpu0", "m1/cpu0")
 X = np.ones((4, 8), np.float32)
 
 
@@ -165,6 +167,7 @@ def record_pool() -> list[Conversation]:
         ):
             head.begin("head")
             with hg.connect(front, shared_memory=False) as session:
+                wait_for_devices(session, "cpu0", *MEMBERS)
                 spread(session)
         return [head.conversation, member.conversation]
 
@@ -175,8 +178,7 @@ def _target(url: str) -> str:
 
 def spread(session: hg.Session) -> None:
     """Run chains that alternate between two members, and copy a tensor from one to the other."""
-    devices = ["m0/cpu0", "m1/cpu0"]
-    wait_for_devices(session, "cpu0", *devices)
+    devices = list(MEMBERS)
     for width in (16, 300):
         g = hg.Graph()
         x = g.input("x", (width, width), "f32")
