@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from heliograph_proto import commands as c
 from heliograph_proto.errors import HeliographError
-from simulation.plans import PLANS, SIZE
+from simulation.plans import PLANS, SIZE, SimulatedPlan
 from simulation.world import hold
 
 
@@ -27,6 +27,10 @@ class Report:
     error: HeliographError | None = None
     #: True if its work began, so that a failure may have torn its bytes.
     began: bool = False
+    #: True if the variable that it assigns may have a part of its new value.
+    torn: bool = False
+    #: The whole steps of a loop that failed.
+    done: int = 0
     #: The bytes that it read, or of its fetched output.
     seen: bytes | None = None
     #: The values that its loop sent.
@@ -127,6 +131,9 @@ class SerialModel:
         if one.error is None or isinstance(one.kind, c.Continue):
             # A loop may end before it hears that its values were read.
             return
+        if "left half written" in one.error.message:
+            hold(self._variables["v"].is_torn, f"{one} fails for a variable that is whole")
+            return
         root = one.error.origin.sequence or one.sequence
         hold(root <= one.sequence, f"{one} fails for a later command, {root}")
         hold(root in self._guilty, f"{one} fails for command {root}, to which nothing happened")
@@ -156,18 +163,18 @@ class SerialModel:
         wanted = run.outputs[0] if run.outputs else c.OutputBinding(0)
         new = self._make(wanted.tensor, SIZE, one) if wanted.tensor else None
         into = self._tensors[wanted.into] if wanted.into else None
+        given = run.inputs[0]
+        x = self._tensors[given.tensor].data if given.data is None else bytes(given.data)
         if one.error is not None:
-            if plan.assigns:
+            if plan.assigns and one.torn:
                 self._spoil(one, variable)
+            elif plan.assigns and one.began:
+                self._keep_steps(plan, variable, x, one.done)
             if into is not None:
                 self._spoil(one, into)
             return
-        given = run.inputs[0]
         if given.data is None:
             self._use(one, self._tensors[given.tensor])
-            x = self._tensors[given.tensor].data
-        else:
-            x = bytes(given.data)
         uses = plan.reads or plan.assigns
         if uses:
             self._use(one, variable)
@@ -187,6 +194,14 @@ class SerialModel:
             hold(one.seen == y, f"{one} gave {one.seen!r}, not {y!r}")
         if run.loop is not None and run.loop.taps:
             hold(one.streamed == streamed, f"{one} streamed {one.streamed}, not {streamed}")
+
+    def _keep_steps(self, plan: SimulatedPlan, variable: Span, x: bytes, steps: int) -> None:
+        """A loop that was cancelled leaves the variable as its last whole step did."""
+        v = variable.data
+        for _ in range(steps):
+            x, v = plan.step(x, v)
+        if steps:
+            variable.write(v)
 
 
 def _size(one: Report) -> int:

@@ -65,8 +65,9 @@ class Work:
     reads: list[Access] = field(default_factory=list)
     writes: list[Access] = field(default_factory=list)
     before: list[list[int]] = field(default_factory=list)
-    #: The value of the variable that it assigns.
+    #: The value of the variable that it assigns, before it and after its last whole step.
     variable: bytes = bytes(SIZE)
+    current: bytes = bytes(SIZE)
 
     def notify(self) -> None:
         wake, self.wake = self.wake, None
@@ -120,7 +121,8 @@ class SimulatedServer:
                 for one in (plan.reads, plan.assigns)
             ]
             queues = [DeviceQueue(plan.device) for _ in range(plan.copies)] if plan.copies > 1 else []
-            handle = PlanHandle(plan.device, *PORTS, *named, NOTHING_BOUND, plan, RunSlots(queues))
+            names = (plan.assigns,) if plan.assigns else ()
+            handle = PlanHandle(plan.device, *PORTS, *named, names, NOTHING_BOUND, plan, RunSlots(queues))
             self.core.plans.add_plan(plan.handle, handle)
         self.follow()
 
@@ -233,7 +235,7 @@ class SimulatedServer:
             case instructions.Start(state):
                 assert state.queue is not None
                 self._lanes[state.queue].submit(Work(state))
-            case instructions.AbortWork(sequence):
+            case instructions.AbortWork(sequence, _):
                 self._find(sequence, abort=True)
             case instructions.Proceed(sequence):
                 self._find(sequence, abort=False)
@@ -338,7 +340,7 @@ class Lane:
         self._list_accesses(work)
         work.before = [one.bytes for one in work.reads]
         if isinstance(work.state.task, instructions.RunTask) and work.state.task.plan.assigned:
-            work.variable = _solid(work.writes[0].bytes)
+            work.variable = work.current = _solid(work.writes[0].bytes)
         for one in work.writes:
             one.fill([TORN] * one.size)
         if isinstance(work.state.task, instructions.RunTask) and work.state.task.command.loop is not None:
@@ -413,6 +415,7 @@ class Lane:
         task = work.state.task
         assert isinstance(task, instructions.RunTask) and task.progress is not None
         task.progress.done = step + 1
+        work.current = v
         self._loop(work, step + 1, x, v)
 
     # Its end
@@ -431,7 +434,8 @@ class Lane:
             self._server.guilty.add(sequence)
             self._fail(work, ComputeFailedError("burnt"))
             return
-        if work.is_aborted:
+        # A run that has begun to write its variables goes on to its end.
+        if work.is_aborted and not (_assigns(work) and self._world.chance(0.5)):
             self._fail(work, CancelledError("aborted"))
             return
         report = self._server.reports[sequence]
@@ -478,13 +482,23 @@ class Lane:
         return x, values[-1]
 
     def _fail(self, work: Work, error: HeliographError) -> None:
+        """End work early. What it was to write is lost, but for variables after a whole step."""
         for one in work.writes:
             one.fill([self._world.random.randrange(256) for _ in range(one.size)])
-        if self._world.chance(0.5):
-            # Otherwise an asynchronous device, which reports the failure with the end.
-            self._server.core.fail(work.state.sequence, error)
+        is_cancelled = isinstance(error, CancelledError)
+        # Otherwise an asynchronous device, which reports the failure with the end.
+        is_told = is_cancelled or self._world.chance(0.5)
+        torn = not is_told or (not is_cancelled and self._world.chance(0.3))
+        if _assigns(work) and not torn:
+            work.writes[0].fill(list(work.current))
+        report = self._server.reports[work.state.sequence]
+        report.torn = torn
+        if isinstance(work.state.task, instructions.RunTask) and work.state.task.progress is not None:
+            report.done = work.state.task.progress.done
+        if is_told:
+            self._server.core.fail(work.state.sequence, error, torn=torn)
             self._server.follow()
-        self._report(work, error, c.Completion(work.state.sequence))
+        self._report(work, None if is_told else error, c.Completion(work.state.sequence))
 
     def _report(self, work: Work, error: HeliographError | None, result: c.Completion) -> None:
         work.reads, work.writes = [], []
@@ -502,8 +516,18 @@ class Lane:
             self._unreported.popleft()()
 
     def _finish(self, work: Work, error: HeliographError | None, result: c.Completion) -> None:
+        was_told = work.state.error is not None
         self._server.core.finish(work.state.sequence, error, result)
+        report = self._server.reports[work.state.sequence]
+        if error is None and not was_told and report.began and work.state.error is not None:
+            # It computed with bytes of which only now is known that they were lost.
+            report.torn = True
         self._server.follow()
+
+
+def _assigns(work: Work) -> bool:
+    task = work.state.task
+    return isinstance(task, instructions.RunTask) and bool(task.plan.assigned)
 
 
 def _solid(values: list[int]) -> bytes:
