@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast simulate fuzz test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate proto bench
+.PHONY: help docs demo demo-pool test test-fast simulate fuzz faults test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate proto bench
 .PHONY: peers constraints clean
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make test-deploy   the image and the compose file, built and run by an engine that the tests start"
 	@echo "make simulate      the pure parts under 10,000 random schedules and losses (SEED, COUNT, ONLY=session)"
 	@echo "make fuzz          20,000 mutated conversations against a daemon (SEED, COUNT; CORPUS=folder keeps the new ones)"
+	@echo "make faults        connections that are cut, reset, stalled, delayed, corrupted at every message (SEED, SHARE=0.1)"
 	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make test-peer-types  which data types ggml computes and we do not"
@@ -94,6 +95,10 @@ simulate: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	PYTHONPATH=tests/support $(BIN)/python -m fuzzing --count $(or $(COUNT),20000) \
 	  --corpus $(or $(CORPUS),dist/fuzzing) $(if $(SEED),--seed $(SEED))
+
+# All of it takes most of an hour.
+faults: $(VENV)/.dev
+	PYTHONPATH=tests/support $(BIN)/python -m faults --share $(or $(SHARE),1) $(if $(SEED),--seed $(SEED))
 
 # Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev

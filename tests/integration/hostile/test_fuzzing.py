@@ -15,7 +15,7 @@ from fuzzing.conversations import METHODS, Conversation, Step, request_class
 from fuzzing.mutation import Mutator
 from fuzzing.playing import Player
 
-CASES = 150
+CASES = 100
 
 
 def test_no_mutated_conversation_harms_a_daemon() -> None:

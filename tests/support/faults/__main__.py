@@ -197,8 +197,8 @@ def play(setting: Setting, name: str, fault: Fault, report: Report) -> None:
         report.faults.append(f"{where} did not happen, and the program ended with {error!r}")
 
 
-def break_connections(seed: int, roads: tuple[str, ...], share: float = 1.0) -> Report:
-    """Play this share of the cases, drawn at random."""
+def break_connections(seed: int, roads: tuple[str, ...], share: float = 1.0, most: int = 10**6) -> Report:
+    """Play this share of the cases of each road, drawn at random, and at most so many."""
     chance, report = random.Random(seed), Report()
     programs.SECONDS = CALL_SECONDS
     for road in roads:
@@ -210,7 +210,7 @@ def break_connections(seed: int, roads: tuple[str, ...], share: float = 1.0) -> 
                 for fault in faults_of(places(setting, program), chance)
             ]
             chance.shuffle(cases)
-            for number, (name, fault) in enumerate(cases[: max(1, round(len(cases) * share))]):
+            for number, (name, fault) in enumerate(cases[: min(most, max(1, round(len(cases) * share)))]):
                 play(setting, name, fault, report)
                 if number % BATCH == BATCH - 1:
                     report.faults += setting.look()

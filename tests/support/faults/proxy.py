@@ -124,6 +124,10 @@ class Proxy:
 
         async def close() -> None:
             self._server.close()
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(close(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -149,15 +153,16 @@ class Proxy:
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                # At once: this task may be cancelled again while it waits.
+                there[1].transport.abort()
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
-                there[1].close()
         except (OSError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
-            writer.close()
+            writer.transport.abort()
 
     async def _pass(
         self,
