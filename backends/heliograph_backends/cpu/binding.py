@@ -245,10 +245,12 @@ class CpuPlanMemory:
             in_arena = number < len(self.storage.arena)
             buffer = self._arena[number] if in_arena else self._allocate(size)
             self._bind(self.storage.arena_slot + number, Tensor(type, buffer), type)
+        written = frozenset(self.storage.written)
         for value, tensor in {**bindings.weights, **bindings.variables}.items():
             if not _can_use(tensor):
                 raise InvalidInputError(f"leaf {value} has gaps or is unaligned, and so cannot be bound")
-            self._bind(self.storage.leaf_slots[value], tensor, self.graph.type_of(value), forms.get(value))
+            slot, type, writes = self.storage.leaf_slots[value], self.graph.type_of(value), value in written
+            self._bind(slot, tensor, type, forms.get(value), writes=writes)
         slots = self.storage.leaf_slots
         self.packed = frozenset(value for value in forms if self._held[slots[value]].form is not None)
         if self.storage.written:
@@ -267,8 +269,16 @@ class CpuPlanMemory:
             else:
                 self._arena.append(self._allocate(size))
 
-    def _bind(self, slot: int, tensor: Tensor, expected: TensorType, form: PackedForm | None = None) -> None:
-        """Bind a slot, in this form if the buffer allows it.
+    def _bind(
+        self,
+        slot: int,
+        tensor: Tensor,
+        expected: TensorType,
+        form: PackedForm | None = None,
+        *,
+        writes: bool = False,
+    ) -> None:
+        """Bind a slot, in this form if the buffer allows it, or for `writes` in each run.
 
         Native code trusts addresses, so types and bounds are checked here.
         """
@@ -278,7 +288,7 @@ class CpuPlanMemory:
         assert isinstance(buffer, HostBuffer), "the CPU computes on host memory"
         if tensor.offset_bytes + expected.nbytes > buffer.memory.nbytes:
             raise InvalidInputError(f"a tensor of {expected} reaches outside {buffer!r}")
-        held = buffer.hold(form)
+        held = buffer.hold(form, writes=writes)
         self.tensors[slot] = tensor
         self._held[slot] = held
         self.addresses[slot] = held.address + tensor.offset_bytes
@@ -293,7 +303,7 @@ class CpuPlanMemory:
         written."""
         if output is None:
             return None if place in self._copied else self._spare(place)
-        if _can_use(output):
+        if _can_use(output) and output.buffer.is_plain:
             return output
         plain = self._plain(output.type)
         self._late.append((plain, output))

@@ -167,9 +167,9 @@ class HostBuffer(Buffer):
     def is_plain(self) -> bool:
         return self._order is None
 
-    def hold(self, form: Form | None = None) -> Held:
+    def hold(self, form: Form | None = None, *, writes: bool = False) -> Held:
         """As `ByteOrder.hold`."""
-        return self._held if self._order is None else self._order.hold(form)
+        return self._held if self._order is None else self._order.hold(form, writes=writes)
 
     def set(self, offset_bytes: int, data: memoryview) -> None:
         if not data.nbytes:

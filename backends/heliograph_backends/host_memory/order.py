@@ -5,7 +5,8 @@ also while plans read it in a form. `Buffer.get` and copies give the bytes in th
 
 A plan holds an order as long as it is bound to the weight. While one form is held, everyone else
 who reads the bytes in place gets a copy in their own order, which is counted as device memory and
-freed after its last holder. A write reaches all of them.
+freed after its last holder. A write by `Buffer.set`, a copy or a run's output reaches all of them.
+A plan that assigns the bytes needs them in place, so it is refused while a form or a copy is held.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
+
+from heliograph_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from heliograph_backends.host_memory.buffers import MemoryBudget
@@ -74,12 +77,19 @@ class ByteOrder:
         self._form_holders = self._plain_holders = self._copy_holders = 0
         self._copy: Bytes | None = None
 
-    def hold(self, form: Form | None = None) -> Held:
+    def hold(self, form: Form | None = None, *, writes: bool = False) -> Held:
         """Hold the bytes in a form if no other order is held in place, else in their own.
 
-        Raises OutOfMemoryError if that takes a copy, and there is no memory for it.
+        A holder that `writes` has them in their own order and in place, so that others see what it
+        writes. Raises OutOfMemoryError if that takes a copy, and there is no memory for it, and
+        InvalidArgumentError if a holder that writes cannot have them in place.
         """
         with self._lock:
+            if writes and (self._form_holders or self._copy_holders):
+                raise InvalidArgumentError(
+                    "a tensor that a plan assigns is the packed weight of another plan",
+                    advice="free that plan first, or keep the tensor in memory without usage='weights'",
+                )
             if form is not None and form.size_bytes == self._memory.nbytes and self._take_form(form):
                 self._form_holders += 1
                 return Held(self._memory, self._address, form, self._release_form)

@@ -85,6 +85,61 @@ def test_the_next_run_reads_what_was_written(
     check(plan, set_whole(session, tensor, expected))
 
 
+def only_product() -> hg.Graph:
+    """A graph whose weight the CPU packs in place if the buffer is for weights."""
+    g = hg.Graph()
+    g.output("y", g.input("x", X.shape, "f32") @ g.bound_weight("w", SHAPE, "f32"))
+    return g
+
+
+def packed(session: hg.Session) -> tuple[hg.Tensor, hg.Plan]:
+    """A tensor that is the packed weight of a plan."""
+    tensor = session.buffer(FIRST.nbytes, usage="weights").place(SHAPE, "f32")
+    tensor.set(FIRST)
+    return tensor, session.compile(only_product(), weights={"w": tensor})
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["alone", "beside a reader"])
+@pytest.mark.parametrize("write", WRITES, ids=lambda one: one.__name__)
+def test_the_next_run_reads_what_was_written_to_a_packed_weight(
+    session: hg.Session, write: Callable[[hg.Session, hg.Tensor, Array], Array], is_read: bool
+) -> None:
+    tensor, plan = packed(session)
+    reader = session.compile(product(), weights={"w": tensor}) if is_read else None
+    expected = write(session, tensor, FIRST)
+    assert np.array_equal(tensor.get(), expected)
+    assert np.allclose(plan.run(x=X)["y"], X @ expected, atol=1e-4)
+    if reader is not None:
+        check(reader, expected)
+
+
+def doubling() -> hg.Graph:
+    """A graph that doubles variable w."""
+    g = hg.Graph()
+    w = g.variable("w", SHAPE, "f32")
+    hg.assign(w, w * 2)
+    g.output("n", g.input("n", (), "f32"))
+    return g
+
+
+def test_a_plan_does_not_assign_the_packed_weight_of_another(session: hg.Session) -> None:
+    tensor, plan = packed(session)
+    with pytest.raises(hg.InvalidArgumentError, match="packed weight of another plan"):
+        session.compile(doubling(), variables={"w": tensor})
+    assert np.allclose(plan.run(x=X)["y"], X @ FIRST, atol=1e-4)
+    plan.free()
+
+
+def test_a_plan_reads_what_another_one_assigns_in_a_buffer_for_weights(session: hg.Session) -> None:
+    tensor = session.buffer(FIRST.nbytes, usage="weights").place(SHAPE, "f32")
+    tensor.set(FIRST)
+    step = session.compile(doubling(), variables={"w": tensor})
+    plan = session.compile(only_product(), weights={"w": tensor})
+    for number in range(3):
+        assert np.allclose(plan.run(x=X)["y"], X @ FIRST * 2**number, atol=1e-4)
+        step.run(n=np.float32(0))
+
+
 def test_all_plans_of_a_tensor_read_what_was_written(session: hg.Session) -> None:
     tensor = session.put(FIRST)
     plans = [session.compile(product(), weights={"w": tensor}, pipeline=count) for count in (1, 1, 3)]
