@@ -118,7 +118,9 @@ class _Lane:
             if turn.flow not in self._waiting and turn.flow not in self._running:
                 self._tags[turn.flow] = max(self._tags.get(turn.flow, 0.0), self._virtual)
             self._waiting.setdefault(turn.flow, deque()).append(turn)
-            if not self._idle and len(self._threads) < self._most:
+            # An idle thread may not have seen yet that an earlier turn waits for it.
+            is_short = self._idle < sum(map(len, self._waiting.values()))
+            if is_short and len(self._threads) < self._most:
                 name = f"heliograph-compile-{self._name}-{len(self._threads)}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._threads.append(thread)

@@ -58,6 +58,13 @@ def test_a_small_compile_does_not_wait_behind_a_large_one(turns: CompileTurns) -
     blocked.end()
 
 
+def test_small_compiles_do_not_wait_while_a_thread_of_theirs_could_begin(turns: CompileTurns) -> None:
+    turns.submit(Tenant(), SMALL_BYTES, lambda: None).future.result(SECONDS)
+    both = threading.Barrier(2)
+    waiting = [turns.submit(Tenant(), SMALL_BYTES, lambda: both.wait(SECONDS / 2)) for _ in range(2)]
+    assert sorted(one.future.result(SECONDS) for one in waiting) == [0, 1]
+
+
 def test_a_tenant_with_one_compile_does_not_wait_for_all_of_another(turns: CompileTurns) -> None:
     greedy, modest, order = Tenant(), Tenant(), list[str]()
     blocked = Blocked(turns, greedy)
