@@ -153,6 +153,8 @@ class TenantContents:
         with self._changing:
             self._forget_lost(digest)
             with self._lock:
+                # From now on, so that it does not give way to other work before it is held.
+                self._wanted.setdefault(digest, set()).add(user)
                 is_known = self._is_here(digest)
                 if not is_known:
                     self._sizes[digest] = buffer.size_bytes
@@ -163,10 +165,10 @@ class TenantContents:
                     self._keep_all(digest, buffer)
                 except BaseException:
                     self._sizes.pop(digest, None)
+                    self.spare((digest,), user)
                     raise
             with self._lock:
                 self._holders.setdefault(digest, set()).add(user)
-                self._wanted.setdefault(digest, set()).add(user)
 
     def hold(self, digest: bytes, user: object) -> bool:
         """Hold a content for the user, who wants it, if it is here. Return True if it is."""

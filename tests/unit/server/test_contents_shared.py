@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from content_clients import ALICE, BOB, Brought, content, free_bytes, host_with
 
+from heliograph_backends.contract import Buffer, Usage
+from heliograph_backends.fake import FakeDevice
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import (
     ContentMismatchError,
@@ -18,9 +21,13 @@ from heliograph_proto.errors import (
     OutOfMemoryError,
     ProtocolError,
 )
+from heliograph_server.resources.quotas import Account
+from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.runtime.host import Host
+from heliograph_server.scheduler.slices import Slice
 from heliograph_server.weights import tenant_store
 from heliograph_server.weights.store import ContentStore
+from heliograph_server.weights.tenant_store import ScatteredBuffer, TenantContents
 
 ONE, TWO = content(1), content(2)
 
@@ -66,6 +73,26 @@ def test_nobody_else_is_told_of_a_tenants_contents(secret: bytes) -> None:
         other.upload(ONE)
         # It has its own copy, as if nobody else had one: memory does not tell either.
         assert before - free_bytes(host) == len(ONE)
+
+
+def test_a_content_that_is_being_added_does_not_give_way_to_other_work() -> None:
+    device, digest = FakeDevice("fake0"), digest_of(ONE)
+    contents, user = TenantContents(MemoryReclaim(), Account()), object()
+
+    class Contended(ScatteredBuffer):
+        """Its device needs memory for other work after each part that is added."""
+
+        def pieces(self) -> Iterator[tuple[Slice, Buffer]]:
+            for piece in super().pieces():
+                yield piece
+                contents.make_room()
+
+    half = len(ONE) // 2
+    parts = [device.buffer_type.allocate(half, Usage.WEIGHTS) for _ in range(2)]
+    contents.add(digest, Contended(device.buffer_type, parts), user)
+    assert contents.has(digest)
+    contents.spare([digest], user)
+    assert contents.make_room() and not contents.has(digest)
 
 
 def test_sessions_without_a_secret_do_not_know_each_other() -> None:
