@@ -125,17 +125,22 @@ class HandleStorage:
     def poison(
         self, start: int, end: int, error: HeliographError, tensor: TensorHandle, sequence: int
     ) -> None:
-        """Poison the bytes of a range that are not poisoned yet; the first error stays."""
+        """Poison the bytes of a range. Of each byte, the error of the earliest command stays."""
         first, last = self._overlapping(start, end)
+        new = Poison(start, end, error, tensor, sequence)
         made: list[Poison] = []
         for old in self.poisons[first:last]:
-            if start < old.start:
-                made.append(Poison(start, old.start, error, tensor, sequence))
-            made.append(old)
+            made.append(replace(new, start=start, end=old.start))
+            if old.sequence <= sequence:
+                made.append(old)
+            else:
+                # Its command was cancelled in a queue before this one told that it had failed.
+                begin, stop = max(old.start, new.start), min(old.end, end)
+                made += [replace(old, end=begin), replace(new, start=begin, end=stop)]
+                made.append(replace(old, start=stop))
             start = old.end
-        if start < end:
-            made.append(Poison(start, end, error, tensor, sequence))
-        self.poisons[first:last] = made
+        made.append(replace(new, start=start))
+        self.poisons[first:last] = [one for one in made if one.start < one.end]
 
     def heal(self, start: int, end: int) -> None:
         """Remove the poison of a range. Poisons that cross its ends keep the rest."""

@@ -361,6 +361,23 @@ def test_a_device_that_tells_late_still_poisons(script: Script) -> None:
     assert script.done[second] is script.done[first]
 
 
+def test_a_late_failure_is_told_though_a_later_write_was_cancelled_meanwhile(script: Script) -> None:
+    """As on a device that has begun three commands before it tells that the first has failed."""
+    script.tensor(1)
+    script.run_all()
+    failing, read, cancelled = script.write(1), script.read(1), script.write(1)
+    script.send(c.Cancel(cancelled))
+    queue = script.queue
+    assert script.core.begin(failing) and script.core.begin(read) and not script.core.begin(cancelled)
+    for error in (ComputeFailedError("burnt"), None):
+        script.begun[queue] = True
+        script.end(queue, error)
+    assert isinstance(script.done[failing], ComputeFailedError)
+    assert script.done[read] is script.done[failing]
+    script.begun[queue] = False
+    script.end(queue)
+
+
 def test_a_static_error_waits_for_its_turn(script: Script) -> None:
     script.tensor(1)
     wrong = script.send(c.SetTensor(1, 8, bytes(16)))
