@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from grpc import aio
 
+from heliograph_proto.codec.status import code_for
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.v1 import admin_pb2
 from heliograph_server.resources.principals import Principal, current_principal
@@ -100,8 +100,8 @@ def _record(
     outcome, why = "ok", ""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         outcome = "cancelled"
+    elif isinstance(error, HeliographError):
+        outcome, why = "failed", f"{_CODES[code_for(error)].name.lower()}: {error.message}"
     elif error is not None:
-        code = context.code() if isinstance(error, aio.AbortError) else grpc.StatusCode.INTERNAL
-        outcome = "failed"
-        why = f"{_CODES.get(code, code).name.lower()}: {context.details()}"
+        outcome, why = "failed", f"internal: {type(error).__name__}: {error}"
     audit.record(Action(name, outcome, current_principal(), context.peer(), arguments, why))

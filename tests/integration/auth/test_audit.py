@@ -82,6 +82,20 @@ def test_an_operators_actions_are_recorded_with_who_and_what(
     assert path.stat().st_mode & 0o077 == 0
 
 
+def test_a_failed_action_is_recorded_with_its_kind_and_reason(
+    daemon: ThreadDaemon, tokens: Tokens, path: Path
+) -> None:
+    with admin.connect(daemon.url, token=tokens.of["ops"]) as operator:
+        with pytest.raises(hg.HeliographError):
+            operator.unload_backend("no-such")
+        with pytest.raises(hg.HeliographError):
+            operator.set_log_level("no-such")
+    unloaded, level = lines_when(path, 2)
+    assert unloaded["outcome"] == level["outcome"] == "failed"
+    assert unloaded["error"].startswith("failed_precondition: ") and "no-such" in unloaded["error"]
+    assert level["error"].startswith("invalid_argument: ") and "no-such" in level["error"]
+
+
 def test_refused_operations_are_recorded_with_who_tried(
     daemon: ThreadDaemon, tokens: Tokens, path: Path
 ) -> None:
