@@ -45,6 +45,7 @@ from heliograph_server.config.sockets import unbind
 from heliograph_server.daemon.garbage import collect_garbage, take_over
 from heliograph_server.daemon.health import Health
 from heliograph_server.daemon.listening import bind, connection_options, trim_memory
+from heliograph_server.daemon.reflection import ReflectionService
 from heliograph_server.daemon.reload import Configuration, FileWatch
 from heliograph_server.daemon.systemd import ServiceManager
 from heliograph_server.links.aio import LoopPeers
@@ -256,11 +257,10 @@ class Daemon:
             CommandService(self._slot, closers, decoders),
             PeerService(self._slot, movers, lambda address: self._shown(address)),
             AdminService(self._slot, self.draining, askers, closers, self.access.why_not, self.audit),
+            ReflectionService((*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)),
         ):
             service.add_to(server, requests)
         self.health.add_to(server)
-        names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
 
     async def drain(self) -> bool:
         """Refuse new sessions and wait up to `drain_seconds` for running work. True if it has

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from daemon_threads import thread_daemon
 from google.protobuf import descriptor_pool
+from grpc_reflection.v1alpha import reflection_pb2
 from raw_client import SECONDS, RawSession, methods_of, raw_channel, still_serves
 
 from heliograph_proto.codec.status import error_from_metadata
@@ -21,10 +22,11 @@ from heliograph_proto.v1 import bulk_pb2, session_pb2
 from heliograph_server.daemon.daemon import SERVICES
 from heliograph_server.rpc import receiving
 
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 UPLOAD = "/heliograph.v1.BulkService/Upload"
 METHODS = [
     f"/{service}/{method.name}"
-    for service in (*SERVICES, "grpc.health.v1.Health")
+    for service in (*SERVICES, "grpc.health.v1.Health", REFLECTION)
     for method in descriptor_pool.Default().FindServiceByName(service).methods
 ]
 
@@ -150,17 +152,33 @@ def test_a_call_of_any_method_whose_first_message_never_comes_ends(monkeypatch: 
         still_serves(daemon.url)
 
 
-def test_an_upload_that_stops_in_the_middle_ends_and_gives_its_slot_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_questions_about_services_have_slots_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "NEXT_SECONDS", 0.3)
+    method = f"/{REFLECTION}/ServerReflectionInfo"
+    asked = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
+    with thread_daemon(quota=Quota(calls=2)) as daemon, pending(daemon.url) as calls:
+        opened = [calls.call(method) for _ in range(5)]
+        assert all("calls at once" in one.message for one in errors_of(opened, 3))
+        for one in opened:
+            one.cancel()
+        assert_no_call_is_left(daemon)
+        call = calls.call(method, asked)
+        listed = reflection_pb2.ServerReflectionResponse.FromString(next(call)).list_services_response
+        assert {*SERVICES, REFLECTION} <= {one.name for one in listed.service}
+        error = error_of(call)
+        assert isinstance(error, DeadlineExceededError) and "next message" in error.message
+        assert isinstance(error_of(calls.call(method, bytes(70_000))), LimitExceededError)
+        assert_no_call_is_left(daemon)
+
+
+def test_an_upload_that_stops_in_the_middle_ends_and_gives_its_slot_back() -> None:
     with ExitStack() as stack:
-        daemon = stack.enter_context(thread_daemon())
+        daemon = stack.enter_context(thread_daemon(Limits(upload_idle_ms=300)))
         channel = stack.enter_context(raw_channel(daemon.url))
         calls = stack.enter_context(pending(daemon.url))
         raw = RawSession(channel).attach()
         raw.answer(raw.allocate(1, 4))
         error = error_of(calls.call(UPLOAD, begun(raw.token, 1)))
-        assert isinstance(error, DeadlineExceededError) and "next message" in error.message
+        assert isinstance(error, DeadlineExceededError) and "no bytes of the upload" in error.message
         assert daemon.host.tenants()[0].staging_bytes == 0
         raw.close()
