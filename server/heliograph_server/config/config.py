@@ -206,7 +206,7 @@ class ServerConfig:
         int,
         Setting(
             "Maximum number of calls at once, of all clients.",
-            "A session has at least one call, its command stream.",
+            "A session has at least one call, its command stream. Calls of operators are taken beyond it.",
             least=1,
             most=2**20,
             shown="N",

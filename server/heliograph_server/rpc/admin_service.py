@@ -72,7 +72,8 @@ class AdminService:
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
         audited = AuditedService(self, self._audit)
-        requests.serve(server, admin_pb2.DESCRIPTOR.services_by_name["AdminService"], audited)
+        service = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+        requests.serve(server, service, audited, is_operators=True)
 
     async def ListSessions(
         self,

@@ -69,15 +69,26 @@ class Requests:
         #: Large requests of one session, or of a tenant without one, are decoded one by one.
         self._turns: WeakKeyDictionary[Staging, asyncio.Lock] = WeakKeyDictionary()
 
-    def serve(self, server: aio.Server, service: ServiceDescriptor, *handlers: object) -> None:
-        """Register all methods of a service, each with the first object that has its handler."""
+    def serve(
+        self,
+        server: aio.Server,
+        service: ServiceDescriptor,
+        *handlers: object,
+        is_operators: bool = False,
+    ) -> None:
+        """Register all methods of a service, each with the first object that has its handler.
+
+        `is_operators`: see `HostSlot.calling`.
+        """
         methods = {}
         for method in service.methods:
             handler = next(getattr(one, method.name) for one in handlers if hasattr(one, method.name))
-            methods[method.name] = self._method(method, handler)
+            methods[method.name] = self._method(method, handler, is_operators)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, methods),))
 
-    def _method(self, method: MethodDescriptor, handler: Handler) -> grpc.RpcMethodHandler[Any, Any]:
+    def _method(
+        self, method: MethodDescriptor, handler: Handler, is_operators: bool
+    ) -> grpc.RpcMethodHandler[Any, Any]:
         # A stream of requests also where there is one: gRPC then calls the handler before it reads.
         kind = (
             grpc.stream_stream_rpc_method_handler
@@ -86,14 +97,14 @@ class Requests:
         )
         serialize = None if hasattr(handler, "gives_bytes") else _encoded
         answer = handler if hasattr(handler, "takes_bytes") else self._decoding(method, handler)
-        return kind(self._counted(answer, method.name), None, serialize)
+        return kind(self._counted(answer, method.name, is_operators), None, serialize)
 
-    def _counted(self, answer: Handler, name: str) -> Handler:
+    def _counted(self, answer: Handler, name: str, is_operators: bool) -> Handler:
         """Count a call while it is answered, and report its errors."""
 
         async def counted(messages: Any, context: Context) -> Any:
             try:
-                with self._slot.calling():
+                with self._slot.calling(is_operators=is_operators):
                     return await forgetting(answer(messages, context))
             except (asyncio.CancelledError, aio.BaseError):
                 # The call or the server has ended: no client waits, and gRPC reports it itself.

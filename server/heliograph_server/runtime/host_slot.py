@@ -58,13 +58,14 @@ class HostSlot:
         return self._host
 
     @contextmanager
-    def calling(self) -> Iterator[None]:
+    def calling(self, *, is_operators: bool = False) -> Iterator[None]:
         """Count a call of this task until its end, for the daemon, the caller's tenant, and the
-        session that it names.
+        session that it names. Calls of operators are also taken when the daemon has the most calls,
+        so that they can end others.
 
         Raises LimitExceededError, here or in `session`.
         """
-        if self._calls >= self._most_calls:
+        if self._calls >= self._most_calls and not is_operators:
             raise LimitExceededError(
                 f"the server has {self._calls:,} calls in progress, which is the most",
                 advice="try again; the operator may raise max_calls",

@@ -6,20 +6,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from access_daemons import Tokens, daemon_with_tokens
 from daemon_threads import thread_daemon
 from google.protobuf import descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2
 from raw_client import SECONDS, RawSession, methods_of, raw_channel, still_serves
 
+from heliograph import admin
 from heliograph_proto.codec.status import error_from_metadata
 from heliograph_proto.errors import DeadlineExceededError, HeliographError, LimitExceededError
-from heliograph_proto.sessions import Limits, Quota
+from heliograph_proto.sessions import DrainState, Limits, Quota
 from heliograph_proto.v1 import bulk_pb2, session_pb2
 from heliograph_server.daemon.daemon import SERVICES
+from heliograph_server.resources.principals import Right
 from heliograph_server.rpc import receiving
 
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
@@ -38,11 +42,11 @@ class Pending:
         self._channel = channel
         self._over = threading.Event()
 
-    def call(self, method: str, *first: bytes) -> Any:
+    def call(self, method: str, *first: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> Any:
         left = list(first)
         messages = iter(lambda: left.pop(0) if left else self._over.wait(SECONDS) and None, None)
         call: Any = self._channel.stream_stream(method)
-        return call(messages, timeout=SECONDS)
+        return call(messages, timeout=SECONDS, metadata=metadata)
 
     def end(self) -> None:
         self._over.set()
@@ -137,6 +141,19 @@ def test_the_daemon_has_so_many_calls_at_once() -> None:
         assert all("5 calls" in one.message for one in ended)
         assert all(isinstance(one, LimitExceededError) for one in ended)
         calls.end()
+        for one in opened:
+            one.cancel()
+
+
+def test_an_operator_reaches_a_daemon_that_has_the_most_calls(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens", {"alice": (Right.USE,), "ops": (Right.USE, Right.ADMIN)})
+    with daemon_with_tokens(tokens, max_calls=1) as daemon, pending(daemon.url) as calls:
+        bearer = ("authorization", f"Bearer {tokens.of['alice']}")
+        opened = [calls.call(UPLOAD, metadata=(bearer,)) for _ in range(2)]
+        errors_of(opened, 1)
+        with admin.connect(daemon.url, token=tokens.of["ops"]) as operator:
+            assert operator.sessions() == ()
+            assert operator.drain(5.0, stay=True).state is not DrainState.SERVING
         for one in opened:
             one.cancel()
 
