@@ -12,6 +12,9 @@ from heliograph_proto.errors import LimitExceededError
 from heliograph_server.rpc.receiving import first_of, next_of
 from heliograph_server.rpc.requests import SMALL_BYTES, Requests, takes_bytes
 
+#: The types of gRPC's reflection package have another descriptor.
+_SERVICE: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+
 
 class ReflectionService:
     """Describes the services of these names."""
@@ -21,7 +24,7 @@ class ReflectionService:
 
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
-        requests.serve(server, reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], self)
+        requests.serve(server, _SERVICE, self)
 
     @takes_bytes
     async def ServerReflectionInfo(
