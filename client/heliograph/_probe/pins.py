@@ -47,6 +47,8 @@ def pinned(address: Address, credentials: Credentials, seconds: float = PIN_SECO
         encoded = check_pin(address, credentials, seconds)
         pem = ssl.DER_cert_to_PEM_cert(encoded)
         made = PinnedCertificate(pem.encode(), _name(address, credentials, pem, seconds))
+    except UnavailableError:
+        raise  # it is an OSError too
     except (OSError, UnicodeError) as error:
         raise _unreachable(address, error, seconds) from None
     if len(_known) >= MOST_KNOWN:
