@@ -217,8 +217,7 @@ class RepeatedFuture(RunFuture):
         return self._run.pending
 
     def stop(self) -> bool:
-        self._repeated.stops()
-        return super().stop()
+        return self._shell.advance(self._repeated.stop)
 
     def send(self) -> None:
         self._shell.drive(self._repeated.sending(), self._deadline.remaining(), self._what)

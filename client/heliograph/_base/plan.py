@@ -329,7 +329,7 @@ class PlanBase(Handle):
         # The journal keeps the bound inputs, and nothing else from the caller.
         bare = replace(request, inputs=None, keywords={}, out=None, stream=None)
         send = partial(self._send_again, entry, bare, made, into, Deadline(request.timeout), stream)
-        repeated = RepeatedRun(self, entry, send)
+        repeated = RepeatedRun(self, entry, send, is_loop=request.loop is not None)
         self._shell.advance(lambda: self._live_group.enqueue(entry))
         return repeated
 

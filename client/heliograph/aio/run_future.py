@@ -331,9 +331,14 @@ class RepeatedFuture(RunFuture):
         self._shell.advance(lambda: self._shell.core.cancel(run.pending))
         return True
 
+    def done(self) -> bool:
+        run = self._repeated.run
+        return super().done() if run is None else run.pending.done
+
     def stop(self) -> bool:
-        self._repeated.stops()
-        return super().stop()
+        was_sent = self._repeated.run is not None
+        stopped = self._shell.advance(self._repeated.stop)
+        return stopped if was_sent else super().stop()
 
     @property
     def steps(self) -> int | None:

@@ -66,8 +66,8 @@ class Rebuild:
 class RepeatedRun:
     """A run of such a plan, held by the caller that wants its results."""
 
-    def __init__(self, plan: PlanBase, entry: JournalEntry, send: Send) -> None:
-        self.plan, self.entry = plan, entry
+    def __init__(self, plan: PlanBase, entry: JournalEntry, send: Send, is_loop: bool) -> None:
+        self.plan, self.entry, self._is_loop = plan, entry, is_loop
         self.entry.plan = _Sender(plan, send)
         entry.is_wanted = _alive(weakref.ref(self))
         #: The run with its results, once they are there.
@@ -84,9 +84,19 @@ class RepeatedRun:
         while not self.entry.sent:
             yield from self.plan._live_group.send(self.entry)
 
-    def stops(self) -> None:
-        """Note that it is a loop that ends early, after a step that a repetition would not know."""
-        self.entry.why_not = self.entry.why_not or "the loop was stopped before its last step"
+    def stop(self) -> bool:
+        """Request the end of a loop after its present step. Returns False if it has ended.
+
+        A repetition would not know that step, so there is none.
+        """
+        run = self.run
+        if run is not None and run.pending.done:
+            return False
+        if self._is_loop:
+            self.entry.why_not = self.entry.why_not or "the loop was stopped before its last step"
+        if run is not None:
+            self.plan._shell.core.stop(run.pending)
+        return True
 
     def seconds(self, timeout: float | None, deadline: Deadline, is_whole: bool) -> float | None:
         """Return the seconds to wait with a `timeout`, for a run with a deadline.

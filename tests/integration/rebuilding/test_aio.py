@@ -64,6 +64,23 @@ def test_a_run_and_runs_of_a_pipeline_are_repeated(pool: Losable) -> None:
     play(pool, scenario)
 
 
+def test_a_loop_is_stopped_while_it_is_repeated(pool: Losable) -> None:
+    async def scenario(session: hg.aio.Session) -> None:
+        plan = await session.compile(stages(1), ["fake0", "fake1"], on_loss="rebuild")
+        assert plan.device == "fake0"
+        pool.devices["fake0"].script.lost_after = 20
+        again = pool.hold("fake1")
+        loop = plan.loop(x=inputs(1, (4, 64))[0], steps=10**9, timeout=SECONDS)
+        waiting = asyncio.ensure_future(loop.result())
+        await entered(again)
+        assert not loop.done() and loop.stop()
+        again.open()
+        await waiting
+        assert loop.steps == 1 and loop.done() and not loop.stop()
+
+    play(pool, scenario)
+
+
 def test_variables_go_on_from_the_checkpoint(pool: Losable) -> None:
     given = inputs(5)
     expected = undisturbed(summing(), given)

@@ -126,6 +126,20 @@ def test_a_loop_that_was_stopped_is_not_repeated(pool: Losable, session: hg.Sess
         plan.run(x=GIVEN[0][0], timeout=SECONDS)
 
 
+def test_what_stop_comes_too_late_for_is_repeated(pool: Losable, session: hg.Session) -> None:
+    plan = session.compile(summing(), ALL, on_loss="rebuild")
+    plan.checkpoint()
+    x = GIVEN[0][0]
+    loop = plan.loop(x=x, steps=2, timeout=SECONDS)
+    loop.result(SECONDS)
+    assert not loop.stop()
+    run = plan.submit(x=x, timeout=SECONDS)
+    run.stop()  # no effect: it is no loop
+    run.result(SECONDS)
+    pool.lose(plan.device)
+    assert same(plan.run(x=x, timeout=SECONDS)["y"], undisturbed(summing(), [x] * 4)[-1])
+
+
 def test_an_observed_run_is_not_repeated(pool: Losable, plan: hg.Plan) -> None:
     gate = pool.hold("fake1")
     run = plan.submit(x=GIVEN[0], taps=["stage0/*"], timeout=SECONDS)
