@@ -7,6 +7,7 @@ from typing import Any, assert_type
 import numpy as np
 
 import heliograph as hg
+from heliograph import admin
 
 Array = np.ndarray[Any, Any]
 
@@ -23,6 +24,9 @@ def operators(x: hg.Value, array: np.ndarray[Any, np.dtype[np.float32]]) -> None
         hg.softmax(x),
         hg.sum(x, axis=0),
         hg.abs(x),
+        x[::-1],
+        hg.take(x, [0, -1], axis=0),
+        hg.assign(x[1:], 0.0),
     ):
         assert_type(one, hg.Value)
     assert_type(array @ x, hg.Value)
@@ -30,8 +34,8 @@ def operators(x: hg.Value, array: np.ndarray[Any, np.dtype[np.float32]]) -> None
     assert_type(x @ array, hg.Value)
 
 
-def blocking(graph: hg.Graph, x: Array) -> None:
-    with hg.connect("local:") as session:
+def blocking(graph: hg.Graph, value: hg.Value, x: Array) -> None:
+    with hg.connect("local:", timeout=None, silence_seconds=10.0) as session:
         assert_type(session, hg.Session)
         plan = session.compile(graph)
         assert_type(plan, hg.Plan)
@@ -48,10 +52,22 @@ def blocking(graph: hg.Graph, x: Array) -> None:
         assert_type(tensor.set(x, copy=False), hg.WriteFuture)
         assert_type(session.devices, list[hg.Device])
         assert_type(plan.explain(), hg.Explanation)
+        assert_type(plan.submit(x=x, taps=[value, "y"]), hg.RunFuture)
+        loop = plan.loop(x=x, steps=10, until="done")
+        assert_type(loop, hg.RunFuture)
+        assert_type(loop.stop(), bool)
+        assert_type(loop.steps, int | None)
+        event, stream = session.event(), session.stream()
+        assert_type(stream.record(event), hg.Event)
+        assert_type(event.done(), bool)
+        assert_type(session.estimate(graph).splits, tuple[hg.SplitEstimate, ...])
+        assert_type(session.free_variable("total"), None)
+        for change in session.watch():
+            assert_type(change.ended, str)
 
 
 async def asynchronous(graph: hg.Graph, x: Array) -> None:
-    async with hg.aio.connect("local:") as session:
+    async with hg.aio.connect("local:", timeout=None, silence_seconds=10.0) as session:
         assert_type(session, hg.aio.Session)
         plan = await session.compile(graph)
         assert_type(plan, hg.aio.Plan)
@@ -59,3 +75,19 @@ async def asynchronous(graph: hg.Graph, x: Array) -> None:
         assert_type(await plan.run(x=x, fetch=False), dict[str, hg.aio.Tensor])
         assert_type(plan.submit(x=x), hg.aio.RunFuture)
         assert_type(await session.put(x), hg.aio.Tensor)
+        loop = plan.loop(x=x, steps=10, until="done")
+        assert_type(loop.stop(), bool)
+        assert_type(loop.steps, int | None)
+        event, stream = session.event(), session.stream()
+        assert_type(stream.record(event), hg.aio.Event)
+        assert_type((await session.estimate(graph)).splits, tuple[hg.SplitEstimate, ...])
+        assert_type(await session.free_variable("total"), None)
+        async for change in session.watch():
+            assert_type(change.ended, str)
+
+
+def operating() -> None:
+    with admin.connect("grpc://127.0.0.1:7070") as daemon:
+        assert_type(daemon.backends(), tuple[admin.BackendUse, ...])
+        assert_type(daemon.unload_backend("fake"), admin.BackendInfo)
+        assert_type(daemon.drain().interrupted_sessions, int)
