@@ -174,6 +174,8 @@ def forget_traceback(error: Any) -> None:
         error.__traceback__ = None
 
 
+#: gRPC's words if the other side never spoke HTTP/2. Without them a connection was there and broke.
+_NO_CONNECTION = "failed to connect"
 #: The server's message while its devices start, and the pause before the next request.
 STARTING = "the server is starting its devices"
 START_SECONDS = 0.25
@@ -182,9 +184,11 @@ START_SECONDS = 0.25
 def open_error(
     error: Any, address: Address, timeout: float, credentials: Credentials = NO_CREDENTIALS
 ) -> HeliographError:
-    """Return why no session was opened: no server, silence, no trust, or another program."""
+    """Return why no session was opened: no server, silence, no trust, another program, or a break."""
     found = typed_error(error, address, "open a session")
-    if isinstance(found, UnavailableError) and not is_typed(error) and "http" not in found.message.lower():
+    # An HTTP status in gRPC's words is the answer of another program.
+    is_lost = isinstance(found, UnavailableError) and "http" not in found.message.lower()
+    if is_lost and not is_typed(error):
         cause, advice = why_unreachable(address)
         if cause:
             return UnavailableError(f"no server answers at {address}: {cause}", advice=advice)
@@ -193,8 +197,13 @@ def open_error(
     if may_be_tls and (distrusted := _why_no_trust(address, credentials)) is not None:
         return distrusted
     if isinstance(found, UnavailableError | ProtocolError | InternalError):
-        if error_from_metadata(tuple(error.trailing_metadata() or ())) is not None:
+        if is_typed(error):
             return found
+        if is_lost and _NO_CONNECTION not in found.message:
+            return UnavailableError(
+                f"the connection to {address} broke before a session was open: {error.details()}",
+                advice="connect again",
+            )
         return NotHeliographError(
             f"{address} answers, but not as a Heliograph server: {error.details() or error.code().name}",
             advice="check the port; `heliograph serve` listens on port 7070 by default",

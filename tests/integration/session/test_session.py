@@ -522,6 +522,25 @@ def test_a_grpc_server_that_is_not_heliograph() -> None:
             server.stop(0).wait(5)
 
 
+def test_a_connection_that_breaks_at_once_is_no_other_program() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.settimeout(10)
+                peer.recv(1000)
+                # HTTP/2's SETTINGS, then the request comes.
+                peer.sendall(bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+                peer.recv(1000)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(hg.UnavailableError, match="broke before a session was open"):
+            hg.connect(f"grpc://127.0.0.1:{listener.getsockname()[1]}", timeout=5)
+        thread.join()
+
+
 SLOW = """
 import heliograph as hg, numpy as np, sys
 session = hg.connect(sys.argv[1], silence_seconds=2.0)
