@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast simulate fuzz faults test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate proto bench
+.PHONY: help docs demo demo-pool test test-fast simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate proto bench
 .PHONY: peers constraints clean
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make simulate      the pure parts under 10,000 random schedules and losses (SEED, COUNT, ONLY=session)"
 	@echo "make fuzz          20,000 mutated conversations against a daemon (SEED, COUNT; CORPUS=folder keeps the new ones)"
 	@echo "make faults        connections that are cut, reset, stalled, delayed, corrupted at every message (SEED, SHARE=0.1)"
+	@echo "make soak          an hour of users, operators and faults, after which nothing of a daemon has grown (SEED, SECONDS)"
 	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make test-peer-types  which data types ggml computes and we do not"
@@ -99,6 +100,11 @@ fuzz: $(VENV)/.dev
 # All of it takes most of an hour.
 faults: $(VENV)/.dev
 	PYTHONPATH=tests/support $(BIN)/python -m faults --share $(or $(SHARE),1) $(if $(SEED),--seed $(SEED))
+
+# Two minutes (SECONDS=120) are enough for 16 quiet points, below which there is no verdict.
+soak: $(VENV)/.dev
+	PYTHONPATH=tests/support $(BIN)/python -m soaking --seconds $(or $(SECONDS),3600) \
+	  --folder $(or $(FOLDER),dist/soak) $(if $(SEED),--seed $(SEED))
 
 # Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev

@@ -1,1 +1,1 @@
-"""Soaking: users, operators and faults work on daemons for a long time, and nothing of a daemon grows."""
+"""Soaking: users, operators and faults at work on daemons, and nothing of a daemon grows."""

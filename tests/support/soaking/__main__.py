@@ -1,4 +1,4 @@
-"""`python -m soaking`: users, operators and faults at work on daemons, and trends of what these hold."""
+"""`python -m soaking`: users, operators and faults at work on daemons, whose samples are judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disturbances: what happens to clients, connections, members and rights, and the errors it explains."""
+"""Disturbances of clients, connections, members and rights, and the errors that each explains."""
 
 from __future__ import annotations
 

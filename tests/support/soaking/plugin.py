@@ -74,7 +74,7 @@ def _thread() -> threading.Thread:
     return thread
 
 
-#: What one session leaves, by the name of the series that shows it.
+#: The leak of one session, by the name of the series that shows it.
 PLANTS: Mapping[str, Callable[[Host], Any]] = {
     "descriptors": lambda host: os.open(os.devnull, os.O_RDONLY),
     "threads": lambda host: _thread(),

@@ -33,7 +33,7 @@ EXTRA_SECONDS = 20.0
 
 @dataclass
 class Report:
-    """What was done, what happened, and what must never have."""
+    """The work and the disturbances, and the faults: anything that must never happen."""
 
     seconds: float = 0.0
     rounds: int = 0

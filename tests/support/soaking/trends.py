@@ -19,9 +19,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-#: The probability that noise without a trend is taken for an increase, in each of both tests.
+#: The probability that noise without a trend is taken for an increase, in a whole series.
 LEVEL = 0.001
-#: The fewest samples of a half: fewer cannot show an increase at this level.
+#: The same for the later half, which decides between growth that goes on and growth that has ended.
+LATER_LEVEL = 0.05
+#: The fewest samples of a half: fewer show no increase at these levels.
 LEAST_SAMPLES = 8
 HOUR_SECONDS = 3600.0
 
@@ -43,7 +45,7 @@ class Trend:
     """The slope of a series, by the second."""
 
     slope: float
-    #: The lower confidence limit of the slope at `LEVEL`.
+    #: The lower confidence limit of the slope.
     least: float
     #: Kendall's tau-a: -1, always falling, to 1, always rising.
     tau: float
@@ -51,8 +53,8 @@ class Trend:
     count: int
 
 
-def trend(times: Sequence[float], values: Sequence[float]) -> Trend:
-    """Return the slope of at least two samples."""
+def trend(times: Sequence[float], values: Sequence[float], level: float = LEVEL) -> Trend:
+    """Return the slope of at least two samples, with its limit at this level."""
     at, of = np.asarray(times, np.float64), np.asarray(values, np.float64)
     first, second = np.triu_indices(len(at), 1)
     rises = of[second] - of[first]
@@ -61,7 +63,7 @@ def trend(times: Sequence[float], values: Sequence[float]) -> Trend:
     n = len(at)
     ties = np.unique(of, return_counts=True)[1].astype(np.float64)
     variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
-    width = NormalDist().inv_cdf(1 - LEVEL) * math.sqrt(variance)
+    width = NormalDist().inv_cdf(1 - level) * math.sqrt(variance)
     rank = math.floor((len(slopes) - width) / 2) - 1
     least = float(slopes[rank]) if rank >= 0 else -math.inf
     return Trend(float(np.median(slopes)), least, score / len(slopes), float(at[-1] - at[0]), n)
@@ -91,4 +93,4 @@ def judge(times: Sequence[float], values: Sequence[float], bound: Bound) -> Judg
     if len(times) < 2 * LEAST_SAMPLES:
         raise ValueError(f"{len(times)} samples, fewer than {2 * LEAST_SAMPLES}")
     half = len(times) // 2
-    return Judgement(trend(times, values), trend(times[half:], values[half:]), bound)
+    return Judgement(trend(times, values), trend(times[half:], values[half:], LATER_LEVEL), bound)
