@@ -13,6 +13,6 @@ from soaking.runner import soak
 def test_planted_leaks_are_found() -> None:
     seed = secrets.randbits(32)
     print(f"seed {seed}")
-    report = soak(8.0, seed, plants=[*PLANTS], round_seconds=0.25)
+    report = soak(4.0, seed, plants=[*PLANTS], round_seconds=0.15)
     assert report.growing == {f"daemon.{name}" for name in PLANTS}, report.faults
     assert report.wrong_answers == report.hangs == report.deaths == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import faulthandler
 import random
 import signal
@@ -19,6 +20,8 @@ import heliograph as hg
 from heliograph_proto.errors import HeliographError
 from soaking import aio_programs, programs
 from soaking.programs import WrongAnswerError
+
+PR_SET_PDEATHSIG = 1
 
 #: The bound of opening a session.
 CONNECT_SECONDS = 20.0
@@ -172,6 +175,8 @@ class _AsyncWorker(_Worker):
 
 def work(spec: ClientSpec, pipe: Connection, seed: str) -> None:
     """Work as the client until the pipe says "stop" or closes."""
+    # A stopped client, too, ends with its parent.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     with suppress(EOFError, BrokenPipeError):
         if spec.is_async:
