@@ -32,6 +32,8 @@ class IncomingUpload(ABC):
         self.received_bytes = 0
         self._over = over
         self._lock = threading.RLock()
+        #: The error that ended it before its end.
+        self._ended: HeliographError | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.received_bytes:,} of {self.size_bytes:,} bytes>"
@@ -41,6 +43,7 @@ class IncomingUpload(ABC):
         upload."""
         view = memoryview(data)
         with self._lock:
+            self._check_open()
             try:
                 if offset_bytes != (due := self.received_bytes):
                     raise ProtocolError(f"a piece at byte {offset_bytes}, where byte {due} was expected")
@@ -59,6 +62,7 @@ class IncomingUpload(ABC):
         bytes.
         """
         with self._lock:
+            self._check_open()
             if self.received_bytes != self.size_bytes:
                 short = f"{self.received_bytes} of {self.size_bytes} announced bytes arrived"
                 # The end of a cancelled call looks like that of a call whose client sent too
@@ -77,8 +81,14 @@ class IncomingUpload(ABC):
     def abort(self, error: HeliographError) -> None:
         """Give everything back. The command that waits for the bytes fails. Idempotent."""
         with self._lock:
+            self._ended = self._ended or error
             self._abort(error)
             self._over(self)
+
+    def _check_open(self) -> None:
+        """Raise the error that ended the upload, such as that of a session that was ended."""
+        if self._ended is not None:
+            raise self._ended.anew()
 
     @abstractmethod
     def _abort(self, error: HeliographError) -> None: ...

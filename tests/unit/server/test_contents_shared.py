@@ -20,6 +20,7 @@ from heliograph_proto.errors import (
     MissingContentError,
     OutOfMemoryError,
     ProtocolError,
+    SessionClosedError,
 )
 from heliograph_server.resources.quotas import Account
 from heliograph_server.resources.reclaim import MemoryReclaim
@@ -144,6 +145,19 @@ def test_a_beginning_that_was_wrong_is_noticed_at_the_end_and_goes() -> None:
             client.upload(ONE, start=2000)
         assert client.received(ONE) == 0
         client.upload(ONE)
+
+
+@pytest.mark.parametrize("target", [7, digest_of(ONE)], ids=["transfer", "content"])
+def test_an_upload_says_why_its_session_ended(target: int | bytes) -> None:
+    with host_with() as host:
+        session = Brought(host).session
+        upload = session.begin_upload(target, len(ONE))
+        upload.write(0, ONE[:100])
+        session.close(SessionClosedError("an operator ended it"))
+        with pytest.raises(SessionClosedError, match="an operator ended it"):
+            upload.write(100, ONE[100:])
+        with pytest.raises(SessionClosedError, match="an operator ended it"):
+            upload.finish()
 
 
 def test_bytes_that_broke_a_rule_are_not_kept() -> None:
