@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from backend_graphs import nothing_left
 
 from heliograph_backends.conformance import run
@@ -14,6 +15,7 @@ MEMORY = 2**28
 TestCpu = conformance_tests(lambda: CpuDevice(threads=2, memory_bytes=MEMORY), quick=True)
 
 
+@pytest.mark.slow
 def test_the_definition_passes_all_of_it_with_another_seed() -> None:
     with nothing_left(CpuDevice(threads=1, memory_bytes=MEMORY, native=False)) as device:
         report = run(device, seed=7)

@@ -93,6 +93,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_SAMPLES, ids=[page.name for page in WITH_SAMPLES])
 def test_the_samples_run(page: Page, server: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As written, except that they talk to the daemon of the tests, and start others by forking."""

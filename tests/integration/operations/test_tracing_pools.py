@@ -66,6 +66,7 @@ def check_exchange(spans: list[Received], run: Received) -> None:
     assert run.attributes["heliograph.exchange_run"] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fetch", [True, False])
 def test_one_trace_shows_the_client_the_head_and_each_member(
     fetch: bool, gathering: Collector, tracer: Tracer

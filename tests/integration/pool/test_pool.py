@@ -54,6 +54,7 @@ def elements(tensor: Tensor) -> list[float]:
     return values
 
 
+@pytest.mark.slow
 def test_the_conformance_suite_passes_through_the_daemon(daemon: DaemonUrls) -> None:
     with open_device(daemon.unix) as device:
         report = run(device, quick=True)

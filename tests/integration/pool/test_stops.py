@@ -36,6 +36,7 @@ def compiled(session: hg.Session, *names: str, pipeline: int = 1) -> hg.Plan:
     return session.compile(graph, devices=list(dict.fromkeys(names)), pins=pins, pipeline=pipeline)
 
 
+@pytest.mark.slow
 def test_runs_go_on_that_do_not_need_a_member_which_is_stopped_and_has_no_room_left(tmp_path: Path) -> None:
     config = tmp_path / "small.toml"
     config.write_text(f"[limits]\nin_flight_bytes = {ROOM_BYTES}\n")

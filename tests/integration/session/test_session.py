@@ -564,6 +564,7 @@ session.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "is stopped"])
 def test_a_server_that_goes_away_in_mid_run(end: signal.Signals) -> None:
     """One that is stopped keeps its connections, and is noticed by its silence."""

@@ -221,6 +221,7 @@ def test_random_writes_and_reads_of_many_threads_are_those_of_arrays(session_of:
         list(threads.map(once, range(4)))
 
 
+@pytest.mark.slow
 def test_what_is_broken_off_does_no_harm_to_what_comes_next(session_of: hg.Session) -> None:
     g = hg.Graph()
     x = y = g.input("x", (1200, 1200), "f32")
@@ -528,6 +529,7 @@ def test_tensors_and_strides_may_be_larger_than_four_gigabytes() -> None:
         assert tensor[::far].get().tolist() == [0, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_more_than_two_gigabytes_travel_at_once(shared: bool) -> None:
     size = 2**31 + 4096

@@ -54,6 +54,7 @@ definition = cuda_fixtures.definition
 rng = cuda_fixtures.rng
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(nvrtc_library.why_not()), reason=nvrtc_library.why_not() or "-")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
