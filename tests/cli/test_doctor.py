@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import doctor_measurements
 import numpy as np
 import pytest
 from doctor_measurements import DEVICE, FAR, MIB, ONCE, TUNED, WELL, transport
@@ -426,8 +427,11 @@ def test_both_sides_copy_each_byte_once(daemon: Any, size_bytes: int, shared: bo
 # The command
 
 
+brief = doctor_measurements.brief
+
+
 @pytest.fixture
-def measured(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def measured(url: str, brief: None, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What it prints for programs, over each transport."""
     assert main(["doctor", url, "--json"]) == 0
     printed = capsys.readouterr()
@@ -453,6 +457,7 @@ def test_every_transport_is_measured_both_ways(url: str, measured: dict[str, Any
         assert set(finding) == {"name", "level", "seen", "cost", "advice"}
 
 
+@pytest.mark.usefixtures("brief")
 def test_people_see_tables_and_findings(daemon: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--server", f"{daemon.unix}#cpu0"]) == 0
     printed = capsys.readouterr().out
@@ -470,6 +475,7 @@ def test_people_see_tables_and_findings(daemon: Any, capsys: pytest.CaptureFixtu
     assert "on this host" in printed and "compression: none" in printed
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_device_of_its_own_has_no_memory_to_map(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "local:#fake", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["measurements"]
@@ -477,6 +483,7 @@ def test_a_device_of_its_own_has_no_memory_to_map(capsys: pytest.CaptureFixture[
     assert found["devices"][0]["name"] == "fake0"
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_daemon_without_shared_memory_is_found_out(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -514,6 +521,7 @@ def older_daemon() -> Iterator[str]:
             process.terminate()
 
 
+@pytest.mark.usefixtures("brief")
 def test_an_older_server_is_measured_and_what_it_does_not_tell_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

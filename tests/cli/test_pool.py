@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import doctor_measurements
 import pytest
 from doctor_measurements import FAR, WELL
 from member_factory import FactoryMember, MemberFactory
@@ -151,6 +152,9 @@ def test_of_many_ways_those_are_shown_with_which_something_is_the_matter() -> No
 # The commands
 
 
+brief = doctor_measurements.brief
+
+
 @dataclass
 class Seen:
     """A head whose second member is gone, and whose third has never been there."""
@@ -175,6 +179,7 @@ def pool() -> Iterator[Seen]:
         yield Seen(head, members)
 
 
+@pytest.mark.usefixtures("brief")
 def test_doctor_tells_of_members_ways_and_what_is_missing(
     pool: Seen, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +194,7 @@ def test_doctor_tells_of_members_ways_and_what_is_missing(
     assert "warning: member m2" in printed and "warning: member never" in printed
 
 
+@pytest.mark.usefixtures("brief")
 def test_doctor_tells_programs_the_same(pool: Seen, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", pool.head.url, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -207,6 +213,7 @@ def test_doctor_tells_programs_the_same(pool: Seen, capsys: pytest.CaptureFixtur
     assert [one["name"] for one in told["findings"]][:2] == ["member", "member"]
 
 
+@pytest.mark.usefixtures("brief")
 def test_doctor_of_several_urls_measures_the_pool_that_they_make(
     pool: Seen, capsys: pytest.CaptureFixture[str]
 ) -> None:
