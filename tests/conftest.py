@@ -17,6 +17,9 @@ from daemon_urls import TRANSPORTS, DaemonUrls
 if TYPE_CHECKING:
     import heliograph as hg
 
+#: What is left out of later collections of garbage once there is this much of it.
+MANY_OBJECTS = 50_000
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it runs in the background so, and every child of ours would ignore Ctrl-C too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,8 +91,11 @@ def no_threads_are_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     if set(threading.enumerate()) - before:
-        # Only then: with a compiler loaded, a collection takes a twentieth of a second.
+        # Only then: a collection takes a while.
         gc.collect()
+        if len(gc.get_objects()) > MANY_OBJECTS:
+            # Mostly modules: a compiler alone is a twentieth of a second in each collection.
+            gc.freeze()
     for thread in set(threading.enumerate()) - before:
         # What ends by itself may need a moment; what does not is a leak.
         thread.join(10)
