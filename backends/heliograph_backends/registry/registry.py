@@ -46,6 +46,8 @@ class Registry:
         #: By priority.
         self._started: tuple[BackendEntry, ...] = ()
         self._plugins = tuple(plugins)
+        #: The plugins that were loaded, by the name of their backend, which only their code says.
+        self._loaded: dict[str, BackendSource] = {}
         for source in built_in():
             self._add(source)
         for plugin in plugins:
@@ -103,8 +105,8 @@ class Registry:
 
     def _add(self, source: BackendSource) -> BackendEntry:
         entry = BackendEntry(source)
-        if not source.is_named:
-            entry.load()
+        if not source.is_named and entry.load():
+            self._loaded[entry.name.casefold()] = source
         taken = self._entry(entry.name)
         if taken is not None and not taken.why and not entry.why:
             entry.refuse(f"the name {entry.name!r} is taken: {taken.origin}")
@@ -172,8 +174,9 @@ class Registry:
         known = [*built_in(), *(one for several in plugins.values() for one in several), *installed()]
         wanted = text.casefold()
         found = next((one for one in known if wanted in (one.name.casefold(), one.origin.casefold())), None)
+        found = found or self._loaded.get(wanted)
         if found is None:
-            advice = suggest(text, list(dict.fromkeys(one.name for one in known)))
+            advice = suggest(text, list(dict.fromkeys([*(one.name for one in known), *self._loaded])))
             raise ConfigurationError(f"there is no backend {text[:64]!r} to load", advice=advice)
         return found
 

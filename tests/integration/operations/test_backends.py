@@ -30,8 +30,8 @@ def graph() -> hg.Graph:
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Path:
-    """The file of a backend "sim", version 1.5."""
-    path = tmp_path / "sim.py"
+    """The file of a backend "sim", version 1.5, which has a name of its own."""
+    path = tmp_path / "plugin.py"
     path.write_text(GOOD.replace("NAME", "sim") + '\n__version__ = "1.5"\n')
     return path
 
