@@ -335,7 +335,7 @@ class PlanHandle:
     def check_there(self) -> None:
         """Raise UnknownHandleError if the memory of its reservation was reset."""
         if self.reservation is not None and self.reservation.lost is not None:
-            raise self.reservation.lost
+            raise self.reservation.lost.anew()
 
     def end(self) -> None:
         """Note that it has left the table."""

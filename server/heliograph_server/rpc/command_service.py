@@ -114,7 +114,7 @@ async def _converse(
                 break
         reading.cancel()
     if outbox.error is not None:
-        raise outbox.error
+        raise outbox.error.anew()
 
 
 async def _read(

@@ -22,7 +22,8 @@ async def forgetting(work: Awaitable[_R]) -> _R:
     """Await work. An error that it raises refers to none of its local variables.
 
     Tasks and their errors refer to each other, so the messages in those variables would otherwise
-    stay until the garbage collector runs.
+    stay until the garbage collector runs. The error must be of this work alone: one that another
+    task raises too refers to that task's frames, and a frame that waits ends when it is cleared.
     """
     try:
         return await work

@@ -122,7 +122,7 @@ class Admission:
             elif upload is not None:
                 future.set_result(upload)
             elif error is not None:
-                future.set_exception(error)
+                future.set_exception(error.anew())
 
     def write(self, upload: AdmittedUpload, data: memoryview) -> None:
         """Write the next bytes, under the upload's lock. Raises ProtocolError if they are not
@@ -283,7 +283,7 @@ class Admissions:
         session.when_closing[made] = made.end
         if (closed := session.closed) is not None:
             made.end(closed)
-            raise closed
+            raise closed.anew()
         return made
 
     def find(self, ticket: bytes, principal: Principal | None = None) -> Admission:

@@ -197,7 +197,8 @@ class Downloads:
         download = self._get(transfer)
         staged = self._staged.pop(sequence, None) if error is None else None
         if staged is None:
-            return partial(download.future.set_exception, error or InternalError("no bytes were staged"))
+            failure = error.anew() if error is not None else InternalError("no bytes were staged")
+            return partial(download.future.set_exception, failure)
         download.staged = staged
         return partial(download.future.set_result, staged)
 
@@ -219,7 +220,7 @@ class Downloads:
                 self._staging.give(staged.nbytes)
         for download in downloads.values():
             if not download.future.done():
-                download.future.set_exception(error)
+                download.future.set_exception(error.anew())
 
     def _get(self, transfer: int) -> OutgoingDownload:
         if transfer not in self._downloads:
