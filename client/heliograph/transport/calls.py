@@ -17,7 +17,7 @@ from heliograph.core.effects import Call
 from heliograph_proto import codec
 from heliograph_proto.codec import wire
 from heliograph_proto.devices import DeviceList, Link, Memory, OpAnswer, PlacementInfo, ProbeResult
-from heliograph_proto.errors import LimitExceededError
+from heliograph_proto.errors import HeliographError, LimitExceededError, ProtocolError
 from heliograph_proto.models import ModelInfo
 from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanInfo, PlanReport
 from heliograph_proto.sessions import Limits, Traffic
@@ -39,7 +39,7 @@ class Unary:
     path: str
     #: The encoded request, in one or several messages.
     messages: list[bytes]
-    decode: Callable[[bytes], Any]
+    decode: Callable[[bytes | None], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Codec:
 
     #: Returns the message of a request in a session.
     encode: Callable[[Any, bytes], Message]
-    decode: Callable[[bytes], Any]
+    decode: Callable[[bytes | None], Any]
 
 
 def unary(call: Call, session: bytes, limits: Limits) -> Unary:
@@ -82,7 +82,22 @@ def _row(
     response: type[MessageT],
     decode: Callable[[MessageT], AnswerT],
 ) -> tuple[m.Method[Any, Any], _Codec]:
-    return method, _Codec(encode, lambda answer: decode(response.FromString(answer)))
+    def read(answer: bytes | None) -> AnswerT:
+        try:
+            if answer is not None:
+                return decode(response.FromString(answer))
+            why = "the call succeeded without one"
+        except HeliographError:
+            raise
+        except Exception as error:  # DecodeError, or values that no server sends
+            why = str(error)
+        # gRPC passes on what comes, and plain TCP does not notice every damaged byte.
+        raise ProtocolError(
+            f"the answer to {method.name} cannot be read: {why}",
+            advice="is the connection damaged? try again, or use grpcs://",
+        )
+
+    return method, _Codec(encode, read)
 
 
 def _encode_find(request: m.FindMissing, session: bytes) -> Message:
