@@ -74,7 +74,7 @@ class Setting:
         scheme = "grpcs" if road == "tls" else "grpc"
         if road == "pool":
             members = [stack.enter_context(_daemon(options, "grpc")) for _ in range(3)]
-            self.proxy: Proxy = stack.enter_context(proxy(_target(members[0])))
+            self.proxy: Proxy = stack.enter_context(proxy(_target(members[0]), numbered=False))
             named = [f"127.0.0.1:{self.proxy.port}", *map(_target, members[1:])]
             pool = ",".join(f"m{number}={one}" for number, one in enumerate(named))
             self.url = stack.enter_context(

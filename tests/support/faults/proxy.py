@@ -81,10 +81,12 @@ class Frames:
 class Proxy:
     """Passes connections on to a daemon. One fault at a time is armed, and counts for new connections."""
 
-    def __init__(self, target: str, is_tls: bool = False) -> None:
+    def __init__(self, target: str, is_tls: bool = False, numbered: bool = True) -> None:
+        """`numbered`: connections are; otherwise all are one, since those of a pool come in any order."""
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
         self._is_tls = is_tls
+        self._numbered = numbered
         self._fault: Fault | None = None
         #: True if the armed fault has happened.
         self.happened = False
@@ -138,7 +140,7 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        number, self._connections = self._connections, self._connections + 1
+        number, self._connections = self._connections, self._connections + self._numbered
         fault = self._fault
         try:
             if fault is not None and fault.kind is Kind.REORDER and fault.place.connection == number:
@@ -223,9 +225,9 @@ class Proxy:
 
 
 @contextmanager
-def proxy(target: str, is_tls: bool = False) -> Iterator[Proxy]:
+def proxy(target: str, is_tls: bool = False, numbered: bool = True) -> Iterator[Proxy]:
     """A proxy before the daemon at `target` (host:port), for as long as the context lasts."""
-    made = Proxy(target, is_tls)
+    made = Proxy(target, is_tls, numbered)
     try:
         yield made
     finally:

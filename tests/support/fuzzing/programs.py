@@ -44,11 +44,11 @@ def _run(session: hg.Session) -> None:
 def _loop(session: hg.Session) -> None:
     plan = session.compile(small_graph(), timeout=SECONDS)
     looping = plan.loop(x=X, steps=5, carry={"next": "x"}, taps=["y"], timeout=SECONDS)
-    for _ in looping.taps():
+    for _ in looping.taps(SECONDS):
         pass
     looping.result(SECONDS)
     observed = plan.submit(x=X, taps=["*"], pause=True, timeout=SECONDS)
-    for _ in observed.taps():
+    for _ in observed.taps(SECONDS):
         pass
     observed.result(SECONDS)
 
