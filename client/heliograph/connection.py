@@ -105,8 +105,8 @@ def connect(
             devices of its own, as `serve --device` does. A list of daemons' URLs makes this process
             the head of a pool: one list of their devices, named HOST/DEVICE, for graphs that run on
             several of them. At least one daemon must answer within `timeout`; the others join
-            later, and devices come and go (`session.watch()`). Default: $HELIOGRAPH_SERVER, else
-            grpc://127.0.0.1:7070.
+            later, and devices come and go (`session.watch()`). All get the same credentials, which
+            need the right "pool" there. Default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070.
         timeout: Seconds to wait for the server, or None for no limit.
         progress: A function of (bytes done, total bytes), called from any thread while weights are
             uploaded. "auto" shows bars on stderr for uploads, also of tensors, that take more than
@@ -123,8 +123,6 @@ def connect(
         key: A PEM file with the certificate's key (default: $HELIOGRAPH_KEY).
         silence_seconds: The server counts as gone after this much silence, 0.25 to 3600 s. It is
             pinged after a fifth of that. A connection that breaks is noticed at once.
-
-    All members of a pool get the same credentials, which need the right "pool" there.
 
     Raises UnavailableError if no server answers within `timeout` seconds (at once if the connection
     is refused), if it is still starting its devices then, if its certificate is not trusted, or if

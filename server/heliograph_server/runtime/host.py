@@ -114,8 +114,7 @@ class Host:
         """`pool` has devices of other daemons, which follow those of the registry. The host owns
         it. `total`: the sessions and staged bytes of all tenants together."""
         if not registry.devices and pool is None:
-            whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
-            raise ConfigurationError(f"there is no device ({whys or 'no backend was requested'})")
+            raise _no_device(registry)
         self.limits = limits or Limits()
         #: Memory of requests without a session, such as questions about devices, by tenant.
         self._questions: dict[str, Staging] = {}
@@ -614,3 +613,8 @@ def _common_version(versions: tuple[int, int]) -> int:
 def _printable(client: str) -> str:
     """A client's name, safe for a log."""
     return "".join(one if one.isprintable() else "?" for one in client[:100])
+
+
+def _no_device(registry: Registry) -> ConfigurationError:
+    whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
+    return ConfigurationError(f"there is no device ({whys or 'no backend was requested'})")

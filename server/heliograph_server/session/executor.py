@@ -49,9 +49,8 @@ from heliograph_server.resources.quotas import QuotaKind
 from heliograph_server.resources.timers import Timer
 from heliograph_server.session.bulk import Downloads
 from heliograph_server.session.handoff import TensorHandoff
-from heliograph_server.session.operations import Operations
+from heliograph_server.session.operations import Operations, tell_weights
 from heliograph_server.session.protocol.core import SessionCore
-from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import (
     ABORTABLE,
     AbortWork,
@@ -467,7 +466,7 @@ class Executor:
                 failure = self._typed(error, work.state.sequence)
                 self.work_failed(work, loaded.explain(failure))
             loaded.note(task.slot, took_us)
-            _tell_weights(work.state)
+            tell_weights(work.state)
             self.work_done(work, None)
 
         self._book.had_inputs(work.state.sequence)
@@ -568,7 +567,7 @@ class Executor:
             work.result = self._perform(work)
         except BaseException as error:
             self.work_failed(work, error)
-        _tell_weights(state)
+        tell_weights(state)
 
     def _perform(self, work: CommandWork) -> Completion:
         state = work.state
@@ -683,14 +682,6 @@ class Executor:
 def _why_lost(plan: PlanHandle) -> HeliographError | None:
     loaded: LoadedPlan | None = plan.plan
     return loaded.lost if loaded is not None else None
-
-
-def _tell_weights(state: CommandState) -> None:
-    """Tell the buffers of weights that a command wrote to, also after a failure."""
-    for target in state.targets if state.writes else ():
-        storage = target.storage
-        if storage is not None and storage.weights and storage.buffer is not None:
-            storage.buffer.written(*target.span)
 
 
 def _stepwise(task: RunTask) -> Stepwise | None:

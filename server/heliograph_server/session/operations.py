@@ -29,6 +29,7 @@ from heliograph_server.resources.memories import find_buffer_type
 from heliograph_server.resources.quotas import QuotaKind
 from heliograph_server.session.handoff import TensorHandoff
 from heliograph_server.session.loop_runner import LoopRun, in_step
+from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import (
     AllocateTask,
     ClearTask,
@@ -391,6 +392,14 @@ def init_tensor(tensor: TensorHandle) -> None:
     placed = tensor.placed
     placed.buffer.init_tensor(placed)
     tensor.is_placed = True
+
+
+def tell_weights(state: CommandState) -> None:
+    """Tell the buffers of weights that a command wrote to, also after a failure."""
+    for target in state.targets if state.writes else ():
+        storage = target.storage
+        if storage is not None and storage.weights and storage.buffer is not None:
+            storage.buffer.written(*target.span)
 
 
 def _is_quick(task: WriteTask | ReadTask) -> bool:
