@@ -64,6 +64,10 @@ def hosts() -> Iterator[Host]:
     assert host.exchange.budget.held_bytes == 0
 
 
+def large_tensor(host: Host) -> Tensor:
+    return Tensor(LARGE, host.devices[0].buffer_type.allocate(LARGE.nbytes))
+
+
 def served(host: Host, messages: Iterable[peer_pb2.ExchangeRequest], takes: int = 0) -> SilentReader:
     """A stream of a host that got these messages, for some thousand turns of its loop."""
 
@@ -134,10 +138,7 @@ def test_a_large_value_is_not_brought_as_a_small_one() -> None:
 
 def test_values_that_nobody_comes_for_are_held_for_the_newest_runs_alone() -> None:
     with hosts() as host:
-        exchange, tensor = (
-            host.exchange,
-            Tensor(LARGE, CpuDevice(threads=1, native=False).buffer_type.allocate(LARGE.nbytes)),
-        )
+        exchange, tensor = host.exchange, large_tensor(host)
         ports = exchange.open(Partition(departures=(Departure(0, EDGE),)))
         for run in range(1, 30):
             ports.offer(0, run, tensor, Abort())
@@ -154,10 +155,7 @@ def test_values_that_nobody_comes_for_are_held_for_the_newest_runs_alone() -> No
 
 def test_a_value_that_somebody_takes_slowly_is_given_up_with_its_plan() -> None:
     with hosts() as host:
-        exchange, tensor = (
-            host.exchange,
-            Tensor(LARGE, CpuDevice(threads=1, native=False).buffer_type.allocate(LARGE.nbytes)),
-        )
+        exchange, tensor = host.exchange, large_tensor(host)
         ports = exchange.open(Partition(departures=(Departure(0, EDGE),)))
         ports.offer(0, 1, tensor, Abort())
         told: list[Any] = []
@@ -172,7 +170,7 @@ def test_a_value_that_somebody_takes_slowly_is_given_up_with_its_plan() -> None:
 def test_a_tensor_that_somebody_takes_slowly_is_given_up_with_its_command() -> None:
     with hosts() as host, ThreadPoolExecutor(1) as threads:
         exchange = host.exchange
-        tensor = Tensor(LARGE, CpuDevice(threads=1, native=False).buffer_type.allocate(LARGE.nbytes))
+        tensor = large_tensor(host)
         ports = exchange.open(Partition(departures=(Departure(0, EDGE),)))
         came: Future[Any] = Future()
         exchange.ask(EDGE.name, 1, EDGE.capability(1), came.set_result)

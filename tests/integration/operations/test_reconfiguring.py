@@ -77,7 +77,7 @@ def test_what_may_change_does_when_the_file_says_so(path: Path, caplog: pytest.L
     assert (now.drain_seconds, now.cache_size, now.quota) == (6.0, 2**30, Quota(sessions=3))
     assert followed.applied == [now]
     assert (
-        "drain_seconds is 6.0, before 5.0" in caplog.text and "quota.sessions is 3, before 0" in caplog.text
+        "drain_seconds is 6.0, before 5.0" in caplog.text and "quota.sessions is 3, before 64" in caplog.text
     )
     assert followed.becomes("drain_seconds = 5") == replace(ServerConfig(), drain_seconds=5.0)
 
@@ -173,7 +173,7 @@ def test_a_daemon_uses_what_changed(tmp_path: Path) -> None:
 def test_every_setting_that_may_change_is_one_of_these() -> None:
     """The daemon has to do something about each: Daemon._reconfigure, Configuration.change."""
     live = {one.table or one.name for one in entries(ServerConfig) if one.setting.live}
-    assert live == {"cache_size", "drain_seconds", "log_level", "pool_peers", "quota"}
+    assert live == {"cache_size", "compile_seconds", "drain_seconds", "log_level", "pool_peers", "quota"}
 
 
 @contextmanager

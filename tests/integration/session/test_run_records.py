@@ -21,6 +21,7 @@ from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.plans import CompileRequest
 from heliograph_proto.types import tensor_type
 from heliograph_server.resources.principals import Principal
+from heliograph_server.runtime.host import NO_QUOTA
 from heliograph_server.session.run_timeline import RunRecord
 from heliograph_server.session.session import Session
 
@@ -81,7 +82,7 @@ def test_an_ordinary_run_is_told_of_with_its_phases(client: CoreClient, notes: N
     (run,) = notes.wait(1)
     assert (run.session, run.sequence, run.error) == (client.session.number, 1, None)
     assert run.devices == (client.session.devices[0].name,)
-    assert run.principal == Principal() and run.trace_parent == ""
+    assert run.principal == Principal(quota=NO_QUOTA) and run.trace_parent == ""
     assert all(seconds > 0 for seconds in phases(run))
 
 

@@ -94,6 +94,7 @@ def test_a_content_that_is_being_added_does_not_give_way_to_other_work() -> None
     assert contents.has(digest)
     contents.spare([digest], user)
     assert contents.make_room() and not contents.has(digest)
+    device.close()
 
 
 def test_sessions_without_a_secret_do_not_know_each_other() -> None:
