@@ -96,7 +96,7 @@ def test_many_that_cannot_reach_one_are_one_finding() -> None:
 
 
 def test_a_slow_way_is_told_with_what_it_costs() -> None:
-    found = only(with_link(replace(way("a", "b"), bytes_per_second=2e6)))
+    found = only(with_link(replace(way("a", "b"), bytes_per_second=2**21)))
     assert (found.name, found.level) == ("slow_link", Level.WARNING)
     assert "between a and b" in found.seen and "500 ms" in found.cost
     found = only(with_link(replace(way("a", "b"), round_trip_seconds=40e-3)))

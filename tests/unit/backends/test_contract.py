@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -544,20 +546,28 @@ def test_a_devices_capabilities_are_what_it_does(device: CpuDevice) -> None:
             device.buffer_from_host(memoryview(b"1234"))
 
 
+HOLDS = """
+import threadpoolctl
+from heliograph_backends.cpu import CpuDevice
+
+def threads():
+    return {one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"}
+
+with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
+    first, second = CpuDevice(threads=1, native=False), CpuDevice(threads=1, native=False)
+    assert threads() == {1}
+    first.close()
+    first.close()
+    assert threads() == {1}
+    second.close()
+    assert threads() == {2}
+"""
+
+
 def test_blas_is_held_to_one_thread_until_the_last_device_closes() -> None:
-    threadpoolctl = pytest.importorskip("threadpoolctl")
-
-    def threads() -> set[int]:
-        return {one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"}
-
-    with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
-        first, second = CpuDevice(threads=1, native=False), CpuDevice(threads=1, native=False)
-        assert threads() == {1}
-        first.close()
-        first.close()
-        assert threads() == {1}
-        second.close()
-        assert threads() == {2}
+    """In a process without the devices of other tests."""
+    pytest.importorskip("threadpoolctl")
+    subprocess.run([sys.executable, "-c", HOLDS], check=True, timeout=SECONDS)
 
 
 # The fake device's script

@@ -183,7 +183,7 @@ def test_a_step_that_fails_ends_it_with_its_number(client: CoreClient, fake: Fak
 @pytest.mark.parametrize("how", ["cancel", "time", "close"])
 def test_it_ends_between_two_steps(client: CoreClient, fake: FakeDevice, how: str) -> None:
     first, second = fake.script.hold("compute"), fake.script.hold("compute")
-    sequence = timed(client, loop_of(10**6), 50 if how == "time" else 0)
+    sequence = timed(client, loop_of(10**6), 500 if how == "time" else 0)
     assert first.entered.wait(SECONDS)
     first.open()
     assert second.entered.wait(SECONDS)
@@ -288,7 +288,7 @@ def test_the_same_or_less_taken_again_changes_nothing_and_more_than_went_is_refu
 
 @pytest.mark.parametrize("how", ["cancel", "time", "close"])
 def test_a_loop_that_waits_for_its_client_can_be_ended(client: CoreClient, how: str) -> None:
-    sequence = timed(client, loop_of(9, taps=(0,), unread_bytes=0), 50 if how == "time" else 0)
+    sequence = timed(client, loop_of(9, taps=(0,), unread_bytes=0), 1000 if how == "time" else 0)
     expected: type[HeliographError] = DeadlineExceededError
     client.wait_for_taps(1)
     if how == "cancel":
