@@ -44,6 +44,8 @@ class ThreadDaemon:
             self.call(self._daemon.start())
         except BaseException:
             self.stop()
+            # A daemon that did not start has no host, which would close it.
+            device.close()
             raise
         assert self._daemon.host is not None
         self.host: Host = self._daemon.host

@@ -56,6 +56,9 @@ _SESSION = (command_pb2.CommandBatch.SESSION_FIELD_NUMBER,)
 
 _BATCH: Any = command_pb2.CommandBatch.DESCRIPTOR
 
+#: The tasks that read. Each ends with its call, and the loop alone would not keep it.
+_readers: set[asyncio.Task[None]] = set()
+
 
 class CommandService:
     """Runs command streams. A session lives as long as its stream."""
@@ -103,16 +106,20 @@ class CommandService:
 async def _converse(
     session: Session, outbox: CompletionWriter, first: bytes, context: Context, decoders: Executor
 ) -> None:
-    """Read and write until the client half-closes and all is done, or the session ends."""
-    async with asyncio.TaskGroup() as group:
-        reading = group.create_task(forgetting(_read(session, outbox, first, context, decoders)))
-        while (batch := await outbox.take()) is not None:
-            try:
-                await context.write(batch)
-            except Exception as error:
-                logger.debug("the client is gone: %s", error)
-                break
-        reading.cancel()
+    """Read and write until the client half-closes and all is done, or the session ends.
+
+    The reader is not cancelled: gRPC would keep the message that comes next for good. It ends with
+    the call.
+    """
+    reading = asyncio.create_task(forgetting(_read(session, outbox, first, context, decoders)))
+    _readers.add(reading)
+    reading.add_done_callback(_readers.discard)
+    while (batch := await outbox.take()) is not None:
+        try:
+            await context.write(batch)
+        except Exception as error:
+            logger.debug("the client is gone: %s", error)
+            break
     if outbox.error is not None:
         raise outbox.error.anew()
 
@@ -120,11 +127,12 @@ async def _converse(
 async def _read(
     session: Session, outbox: CompletionWriter, first: bytes, context: Context, decoders: Executor
 ) -> None:
-    """Submit the commands that come. Pass the end to the outbox; raise only cancellation."""
+    """Submit the commands that come, until the outbox is closed. Pass the end to the outbox; raise
+    only cancellation."""
     try:
         reader, last = CommandReader(), 0
         data: Any = first
-        while data is not aio.EOF:
+        while data is not aio.EOF and not outbox.is_closed:
             if (run := reader.single(data)) is not None and _answer(session, outbox, run, context):
                 last = run.sequence
             else:
@@ -132,13 +140,17 @@ async def _read(
                     for part in large_parts(data, SMALL_BYTES):
                         await check(part, _BATCH, session.limits, decoders)
                 last = await _submit(session, outbox, reader.read(data), last)
+            # The last message is not kept while the next one is awaited.
+            data = b""
             data = await context.read()
-        session.end_of_commands()
-        outbox.finish_at(last)
+        if not outbox.is_closed:
+            session.end_of_commands()
+            outbox.finish_at(last)
     except DecodeError:
         outbox.end(ProtocolError("a message could not be decoded"))
     except Exception as error:
-        outbox.end(typed(error, "reading commands"))
+        if not outbox.is_closed:
+            outbox.end(typed(error, "reading commands"))
 
 
 def _answer(session: Session, outbox: CompletionWriter, run: InlineRun, context: Context) -> bool:

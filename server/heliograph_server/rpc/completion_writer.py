@@ -63,7 +63,8 @@ class CompletionWriter:
         #: True while an answer is written past the queue, or a message taken from it.
         self._answering = False
         self._writing = False
-        self._is_over = False
+        #: True once nothing is written any more.
+        self.is_closed = False
 
     def __repr__(self) -> str:
         return f"<Outbox {self.unwritten_bytes:,} bytes, written through {self._written_through}>"
@@ -77,7 +78,7 @@ class CompletionWriter:
 
     def put(self, batch: CompletionBatch) -> None:
         """Queue a batch. Calls must not overlap. After `close` it is dropped."""
-        if self._is_over:
+        if self.is_closed:
             return
         if batch.completions or batch.taps or batch.changes:
             for piece in _split(batch):
@@ -105,8 +106,9 @@ class CompletionWriter:
         The session refers to the queue in a cycle, so its bytes would otherwise wait for the
         garbage collector, which an idle daemon hardly runs.
         """
-        self._is_over = True
+        self.is_closed = True
         self._pieces.clear()
+        self._room.set()
 
     def _wake_soon(self) -> None:
         if self._wake_pending:
@@ -155,7 +157,7 @@ class CompletionWriter:
 
     async def has_room(self) -> None:
         """Wait while more than HIGH_WATER_BYTES are unwritten."""
-        if self.unwritten_bytes > HIGH_WATER_BYTES:
+        if self.unwritten_bytes > HIGH_WATER_BYTES and not self.is_closed:
             self._room.clear()
             await self._room.wait()
 

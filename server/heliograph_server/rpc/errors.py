@@ -22,11 +22,16 @@ async def forgetting(work: Awaitable[_R]) -> _R:
     """Await work. An error that it raises refers to none of its local variables.
 
     Tasks and their errors refer to each other, so the messages in those variables would otherwise
-    stay until the garbage collector runs. The error must be of this work alone: one that another
-    task raises too refers to that task's frames, and a frame that waits ends when it is cleared.
+    stay until the garbage collector runs.
     """
     try:
         return await work
+    except HeliographError as error:
+        del work
+        # Other tasks may raise the same one. Their frames must not be cleared: a coroutine that
+        # waits would end.
+        error.__traceback__ = None
+        raise
     except BaseException as error:
         del work
         traceback.clear_frames(error.__traceback__)

@@ -11,9 +11,10 @@ from pathlib import Path
 import grpc
 import pytest
 from daemon_processes import started
-from raw_client import RawSession, f32, node, still_serves
+from raw_client import RawSession, f32, node, raw_channel, still_serves
 
-from heliograph_proto.v1 import bulk_pb2, command_pb2, graph_pb2
+from heliograph_proto.errors import ProtocolError, SessionClosedError
+from heliograph_proto.v1 import bulk_pb2, command_pb2, graph_pb2, session_pb2, session_pb2_grpc
 
 MIB = 2**20
 #: Each with as much as a session may hold unread here.
@@ -88,3 +89,29 @@ def test_what_a_lost_client_left_is_given_back(greed: Callable[[RawSession], Non
                     greed(session)
                 reaches(process.pid, url, lambda found: found > before + 48 * MIB)
             reaches(process.pid, url, lambda found: found < before + 64 * MIB)
+
+
+def test_what_came_while_a_session_ended_is_given_back() -> None:
+    """Its client sends 4 MiB again and again, and reads the end at last."""
+    writes = [command_pb2.SetTensor(tensor=9, data=bytes(2**16)) for _ in range(60)]
+    commands = [command_pb2.Command(sequence=number + 2, set_tensor=one) for number, one in enumerate(writes)]
+    batch = command_pb2.CommandBatch(commands=commands).SerializeToString()
+
+    def end_one(url: str) -> None:
+        with raw_channel(url) as channel:
+            session = RawSession(channel).attach()
+            session.answer(session.allocate(9, 2**14))
+            for _ in range(4):
+                session.send_bytes(batch)
+            closing = session_pb2.CloseRequest(session=session.token)
+            session_pb2_grpc.SessionServiceStub(channel).Close(closing, timeout=SECONDS)
+            assert isinstance(session.end(), SessionClosedError | ProtocolError)
+            session.close()
+
+    with started("--device", "cpu:threads=1") as (process, url):
+        for _ in range(10):
+            end_one(url)
+        before = resident_bytes(process.pid)
+        for _ in range(40):
+            end_one(url)
+        reaches(process.pid, url, lambda found: found < before + 32 * MIB)
