@@ -76,7 +76,7 @@ def unwanted_upload(session: RawSession) -> None:
 
 @pytest.mark.parametrize("greed", [unread_loop, unwanted_upload])
 def test_what_a_lost_client_left_is_given_back(greed: Callable[[RawSession], None]) -> None:
-    with started("--device", "cpu:threads=1") as (process, url):
+    with started("--device", "cpu:threads=1", "--log-level", "error") as (process, url):
         still_serves(url)
         start = resident_bytes(process.pid)
         with sessions(url) as first:
@@ -108,7 +108,7 @@ def test_what_came_while_a_session_ended_is_given_back() -> None:
             assert isinstance(session.end(), SessionClosedError | ProtocolError)
             session.close()
 
-    with started("--device", "cpu:threads=1") as (process, url):
+    with started("--device", "cpu:threads=1", "--log-level", "error") as (process, url):
         for _ in range(10):
             end_one(url)
         before = resident_bytes(process.pid)
