@@ -301,7 +301,7 @@ class Pool:
     @property
     def is_settled(self) -> bool:
         """True if every listed member has joined or failed at least once."""
-        return all(slot.member is not None or slot.has_failed for slot in self._slots)
+        return all(slot.is_known or slot.has_failed for slot in self._slots)
 
 
 class _Slot:
