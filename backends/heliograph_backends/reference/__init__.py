@@ -30,6 +30,7 @@ from heliograph_backends.reference import (
     windows,
 )
 from heliograph_backends.reference.base import Array, Attributes, Formula, Kernel, Writer, wide
+from heliograph_backends.reference.products import product
 from heliograph_backends.reference.stored import define_stored, is_stored
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import DType
@@ -109,9 +110,9 @@ def _define(op: str, attributes: Attributes, xp: Any) -> Kernel:
 def _matmul(xp: Any) -> Kernel:
     def kernel(a: Array, b: Array, out: Array) -> None:
         if a.dtype == xp.float16:
-            out[...] = xp.matmul(wide(xp, a), wide(xp, b))
+            out[...] = product(xp, wide(xp, a), wide(xp, b))
         else:
-            xp.matmul(a, b, out=out)
+            product(xp, a, b, out)
 
     return kernel
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+import numpy
 
 from heliograph_backends.reference.base import Array, Attributes, Formula, accumulated, check_indices
 from heliograph_backends.reference.stored import Widening
 
 #: Elements of narrow weights that are widened at once, unless one row has more.
 TILE_ELEMENTS = 2**20
+#: Columns that BLAS computes at once.
+COLUMNS = 32
+
+Order: TypeAlias = Literal["C", "F"]
 
 
 def repeated_matmul(xp: Any, a: Array, b: Array) -> Array:
@@ -27,6 +33,30 @@ def repeated_matmul(xp: Any, a: Array, b: Array) -> Array:
     return product.reshape(*lead, a.shape[-2], b.shape[-1])
 
 
+def product(xp: Any, a: Array, b: Array, out: Array | None = None, order: Order = "C") -> Array:
+    """Return a @ b, written to `out` if given. With NumPy, the bits of a column do not depend on
+    how many there are: a part of a divided weight gives those of the whole.
+
+    BLAS adds in an order that depends on the sizes, so it gets COLUMNS columns each time; those of
+    a single row are added alike if there is no remainder. `order`: the memory order of b.
+    """
+    columns = b.shape[-1]
+    if xp is not numpy or b.ndim != 2 or not columns or b.dtype.kind != "f":
+        return xp.matmul(a, b) if out is None else xp.matmul(a, b, out=out)
+    if out is None:
+        out = numpy.empty((*a.shape[:-1], columns), numpy.result_type(a, b))
+    rest = columns % COLUMNS
+    step = COLUMNS if a.shape[-2] > 1 else max(COLUMNS, columns - rest)
+    for start in range(0, columns - rest, step):
+        part = slice(start, start + step)
+        numpy.matmul(a, b[:, part], out=out[..., part])
+    if rest:
+        filled = numpy.zeros((b.shape[0], COLUMNS), b.dtype, order)
+        filled[:, :rest] = b[:, columns - rest :]
+        out[..., columns - rest :] = numpy.matmul(a, filled)[..., :rest]
+    return out
+
+
 def mul_mat(xp: Any, attributes: Attributes, weights: Array, activations: Array) -> Array:
     """Matrix product; narrow weights are widened some rows at a time, whose number depends only on
     shapes."""
@@ -34,7 +64,8 @@ def mul_mat(xp: Any, attributes: Attributes, weights: Array, activations: Array)
     if weights.dtype == activations.dtype and not isinstance(weights, Widening):
         return _mul_mat(xp, weights, activations)
     result = xp.empty((*activations.shape[:-1], weights.shape[-2]), activations.dtype)
-    step = max(1, TILE_ELEMENTS // max(1, math.prod(weights.shape[:-2]) * weights.shape[-1]))
+    step = TILE_ELEMENTS // max(1, math.prod(weights.shape[:-2]) * weights.shape[-1])
+    step = max(COLUMNS, step - step % COLUMNS)
     for start in range(0, weights.shape[-2], step):
         part = slice(start, start + step)
         (some,) = accumulated(xp, weights[..., part, :])
@@ -45,8 +76,17 @@ def mul_mat(xp: Any, attributes: Attributes, weights: Array, activations: Array)
 def _mul_mat(xp: Any, weights: Array, activations: Array) -> Array:
     # BLAS is fastest with the many rows of the activations on the left.
     if weights.ndim == 2:
-        return xp.matmul(activations, weights.T)
-    return repeated_matmul(xp, weights, activations.swapaxes(-1, -2)).swapaxes(-1, -2)
+        return product(xp, activations, weights.T, order="F")
+    if xp is not numpy:
+        return repeated_matmul(xp, weights, activations.swapaxes(-1, -2)).swapaxes(-1, -2)
+    result = numpy.empty((*activations.shape[:-1], weights.shape[-2]), activations.dtype)
+    own = (1,) * (activations.ndim - weights.ndim) + weights.shape[:-2]
+    repeats = [there // max(1, here) for here, there in zip(own, activations.shape[:-2], strict=True)]
+    matrices = weights.reshape(*own, *weights.shape[-2:])
+    for place in numpy.ndindex(activations.shape[:-2]):
+        matrix = matrices[tuple(one // repeat for one, repeat in zip(place, repeats, strict=True))]
+        product(xp, activations[place], matrix.T, result[place], "F")
+    return result
 
 
 def mul_mat_id(xp: Any, attributes: Attributes, experts: Array, activations: Array, ids: Array) -> Array:
@@ -62,7 +102,7 @@ def mul_mat_id(xp: Any, attributes: Attributes, experts: Array, activations: Arr
         start += count
         token, slot = places // ids.shape[1], places % ids.shape[1]
         (matrix,) = accumulated(xp, experts[expert])
-        result[places] = xp.matmul(activations[token, slot % activations.shape[1]], matrix.T)
+        result[places] = product(xp, activations[token, slot % activations.shape[1]], matrix.T, order="F")
     return result.reshape(*ids.shape, experts.shape[1])
 
 

@@ -83,6 +83,31 @@ def test_a_product_in_parts_has_the_bits_of_the_whole_one(local: hg.Session, dty
         np.testing.assert_array_equal(plan.run(x=X)["y"], expected, str(fractions))
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 8])
+@pytest.mark.parametrize("rows", [256, 250, 45, 3])
+def test_parts_have_the_bits_of_the_whole_on_devices_that_compute_by_the_definition(
+    monkeypatch: pytest.MonkeyPatch, rows: int, tokens: int
+) -> None:
+    give_local(monkeypatch, ("fake", "fake", "fake"))
+    random = np.random.default_rng(rows)
+    g = hg.Graph()
+    x = g.input("x", (tokens, 200), "f32")
+    for dtype in ("f32", "f16"):
+        weight = random.standard_normal((rows, 200)).astype(dtype.replace("f", "float"))
+        g.output(f"rows {dtype}", hg.ops.mul_mat(g.weight(f"rows.{dtype}", weight), x))
+    g.output("columns", x @ g.weight("columns", random.standard_normal((200, rows)).astype(np.float32)))
+    batch = g.weight("batch", random.standard_normal((2, rows, 100)).astype(np.float32))
+    g.output("batch", hg.ops.mul_mat(batch, hg.reshape(x, (2, tokens, 100))))
+    given = random.standard_normal((tokens, 200)).astype(np.float32)
+    with hg.connect("local:") as session:
+        expected = session.compile(g, "fake0").run(x=given)
+        for fractions in ({"fake0": 0.6, "fake1": 0.4}, {"fake0": 0.1, "fake1": 0.2, "fake2": 0.7}):
+            split = {"*": hg.SplitBufferType("fake0", fractions)}
+            plan = session.compile(g, ["fake0", "fake1", "fake2"], split=split)
+            for name, found in plan.run(x=given).items():
+                np.testing.assert_array_equal(found, expected[name], f"{name} {fractions}")
+
+
 def test_the_parts_lie_in_memories_of_their_own(session: hg.Session) -> None:
     expected = session.compute(layer(), x=WHOLE)["y"]
     split = hg.SplitBufferType("fake0", {session.device("fake0"): 2, "cpu1": 1, "cpu0": 1})
