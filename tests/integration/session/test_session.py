@@ -527,12 +527,15 @@ def test_a_connection_that_breaks_at_once_is_no_other_program() -> None:
 
         def answer() -> None:
             peer, _ = listener.accept()
-            with peer:
-                peer.settimeout(10)
-                peer.recv(1000)
-                # HTTP/2's SETTINGS, then the request comes.
+            peer.settimeout(10)
+            with peer, peer.makefile("rb") as stream:
+                stream.read(len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+                # HTTP/2's SETTINGS, then the request comes. A connection that breaks before it
+                # is tried again, and the listener takes no second one.
                 peer.sendall(bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
-                peer.recv(1000)
+                headers = 1
+                while (header := stream.read(9))[3] != headers:
+                    stream.read(int.from_bytes(header[:3], "big"))
 
         thread = threading.Thread(target=answer)
         thread.start()
