@@ -28,6 +28,10 @@ OWN = origin_of_package("heliograph")
 #: The limit of descriptors to request at the start, if the system allows it.
 MOST_DESCRIPTORS = 2**20
 
+#: For so long at most the event loop waits for a thread that compiles. Python's own 5 ms are ten
+#: times a small run.
+SWITCH_SECONDS = 0.0005
+
 
 def run(config: ServerConfig, sources: Sources | None = None, share: Share | None = None) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit status: 0, or 1 if the daemon could not
@@ -41,6 +45,7 @@ def run(config: ServerConfig, sources: Sources | None = None, share: Share | Non
     if not tune_allocator():
         logger.info("cannot tune the C library's allocator to keep memory: transfers over TCP are slower")
     _raise_descriptor_limit()
+    sys.setswitchinterval(SWITCH_SECONDS)
     factory, loop_name = _loop_factory()
     logger.info("heliograph %s on Python %s, %s", __version__, platform.python_version(), loop_name)
     try:

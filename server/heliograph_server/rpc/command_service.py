@@ -40,8 +40,11 @@ from heliograph_server.session.session import Session
 
 logger = logging.getLogger(__name__)
 
-#: The commands of one batch that are decoded before other streams have their turn: about 2 ms.
+#: The commands of batches that are decoded before a stream with a single one has its turn: about
+#: 2 ms.
 COMMANDS_A_TURN = 64
+#: The fewest commands of a batch in a turn, however many streams have batches.
+LEAST_COMMANDS_A_TURN = 4
 #: The handles that take as long to free as one other command.
 HANDLES_A_COMMAND = 8
 
@@ -68,6 +71,7 @@ class CommandService:
         self._slot = slot
         self._closers = closers
         self._decoders = decoders
+        self._pace = Pace()
 
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
@@ -85,7 +89,7 @@ class CommandService:
         session.attach(outbox.put, outbox.end, at_once=True)
         began = time.monotonic()
         try:
-            await _converse(session, outbox, first, context, self._decoders)
+            await _converse(session, outbox, first, context, self._decoders, self._pace)
         finally:
             outbox.close()
             try:
@@ -103,15 +107,35 @@ class CommandService:
         await asyncio.shield(end_session(session, self._closers, error))
 
 
+class Pace:
+    """The number of commands that a stream submits before others have their turn.
+
+    Streams in the middle of a batch share one turn, so that their number does not make others wait.
+    """
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    @property
+    def commands(self) -> int:
+        """The commands of a stream's turn now."""
+        return max(LEAST_COMMANDS_A_TURN, COMMANDS_A_TURN // max(1, self.streams))
+
+
 async def _converse(
-    session: Session, outbox: CompletionWriter, first: bytes, context: Context, decoders: Executor
+    session: Session,
+    outbox: CompletionWriter,
+    first: bytes,
+    context: Context,
+    decoders: Executor,
+    pace: Pace,
 ) -> None:
     """Read and write until the client half-closes and all is done, or the session ends.
 
     The reader is not cancelled: gRPC would keep the message that comes next for good. It ends with
     the call.
     """
-    reading = asyncio.create_task(forgetting(_read(session, outbox, first, context, decoders)))
+    reading = asyncio.create_task(forgetting(_read(session, outbox, first, context, decoders, pace)))
     _readers.add(reading)
     reading.add_done_callback(_readers.discard)
     while (batch := await outbox.take()) is not None:
@@ -125,7 +149,12 @@ async def _converse(
 
 
 async def _read(
-    session: Session, outbox: CompletionWriter, first: bytes, context: Context, decoders: Executor
+    session: Session,
+    outbox: CompletionWriter,
+    first: bytes,
+    context: Context,
+    decoders: Executor,
+    pace: Pace,
 ) -> None:
     """Submit the commands that come, until the outbox is closed. Pass the end to the outbox; raise
     only cancellation."""
@@ -139,7 +168,7 @@ async def _read(
                 if len(data) > SMALL_BYTES:
                     for part in large_parts(data, SMALL_BYTES):
                         await check(part, _BATCH, session.limits, decoders)
-                last = await _submit(session, outbox, reader.read(data), last)
+                last = await _submit(session, outbox, reader.read(data), last, pace)
             # The last message is not kept while the next one is awaited.
             data = b""
             data = await context.read()
@@ -173,18 +202,24 @@ def _answered(outbox: CompletionWriter, error: BaseException | None) -> None:
     outbox.end_write()
 
 
-async def _submit(session: Session, outbox: CompletionWriter, commands: Iterable[Received], last: int) -> int:
+async def _submit(
+    session: Session, outbox: CompletionWriter, commands: Iterable[Received], last: int, pace: Pace
+) -> int:
     """Submit a batch in turns, between which other streams run. Return the last number."""
-    for number, turn in enumerate(_turns(commands)):
-        if number:
-            await asyncio.sleep(0)
-        last = _submit_turn(session, turn, last)
-        await outbox.has_room()
+    pace.streams += 1
+    try:
+        for number, turn in enumerate(_turns(commands, pace)):
+            if number:
+                await asyncio.sleep(0)
+            last = _submit_turn(session, turn, last)
+            await outbox.has_room()
+    finally:
+        pace.streams -= 1
     return last
 
 
-def _turns(received: Iterable[Received]) -> Iterator[list[Received]]:
-    """Group commands that take about 2 ms together. A longer command is a group of its own."""
+def _turns(received: Iterable[Received], pace: Pace) -> Iterator[list[Received]]:
+    """Group commands into turns of the present pace. A longer command is a group of its own."""
     turn: list[Received] = []
     weight = 0
     for message in received:
@@ -197,7 +232,7 @@ def _turns(received: Iterable[Received]) -> Iterator[list[Received]]:
                 case "allocate_tensors":
                     # Creating a tensor takes several times as long as freeing one.
                     weight += 8 * len(message.allocate_tensors.tensors) // HANDLES_A_COMMAND
-        if weight >= COMMANDS_A_TURN:
+        if weight >= pace.commands:
             yield turn
             turn, weight = [], 0
     if turn:
