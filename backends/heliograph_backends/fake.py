@@ -36,6 +36,7 @@ from heliograph_backends.contract import (
     ParameterKind,
     Plan,
     Tensor,
+    Turn,
     Usage,
     access,
     host_bytes,
@@ -238,11 +239,18 @@ class FakeDevice(CpuDevice):
 
 
 class _FakePlan(CpuPlan):
-    def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
+    def _compute(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        abort: Abort,
+        turn: Turn | None,
+    ) -> None:
         assert isinstance(self.device, FakeDevice)
         self.device.script.pass_("compute", abort)
         self.device.script.pass_("nodes", abort, len(self.graph.nodes))
-        super().compute(inputs, outputs, abort)
+        # A script says when runs go on; none gives its turn away by itself.
+        super()._compute(inputs, outputs, abort, None)
 
 
 class _FakeBufferType(HostBufferType):

@@ -31,7 +31,7 @@ from heliograph_backends.contract.remote import (
     SiteWork,
     UploadNews,
 )
-from heliograph_backends.contract.stream import Abort, Done, Event, Stream
+from heliograph_backends.contract.stream import Abort, Done, Event, Stream, Turn
 from heliograph_proto.commands import Chunks
 from heliograph_proto.devices import Usage
 
@@ -63,6 +63,7 @@ __all__ = [
     "SiteWork",
     "Stream",
     "Tensor",
+    "Turn",
     "Usage",
     "host_bytes",
 ]

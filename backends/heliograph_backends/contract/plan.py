@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heliograph_backends.contract.memory import Tensor
-from heliograph_backends.contract.stream import Abort
+from heliograph_backends.contract.stream import Abort, Turn
 from heliograph_proto.graph import Graph
 
 if TYPE_CHECKING:
@@ -112,6 +112,15 @@ class Plan(ABC):
         `error.at(graph.origin(number))`; InvalidInputError for tensors of other types than the
         graph's; UnknownHandleError once the plan was freed.
         """
+
+    def compute_in_turns(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort, turn: Turn
+    ) -> None:
+        """As `compute`; where it can stop for a while, it gives its turn to others that wait.
+
+        Default: it keeps the device until its end.
+        """
+        self.compute(inputs, outputs, abort)
 
     def short_run(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]

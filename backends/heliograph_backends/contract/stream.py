@@ -6,7 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 from heliograph_proto.errors import CancelledError, DeadlineExceededError
@@ -129,6 +129,22 @@ class Abort:
             finally:
                 with whole._lock:
                     whole._request_hooks.remove(hook)
+
+
+class Turn(ABC):
+    """A run's turn on a device that other tenants need too."""
+
+    @abstractmethod
+    def watch(self, hook: Callable[[], None]) -> AbstractContextManager[object]:
+        """Call `hook` from another thread, during the block, when the device should be given to
+        others. The hook must not block."""
+
+    @abstractmethod
+    def give(self) -> None:
+        """Let others compute, and return when it is this run's turn again.
+
+        The device must have no work of the run. Raises CancelledError after an abort.
+        """
 
 
 class Stream(ABC):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from heliograph_backends.contract import (
     MemoryEstimate,
     Plan,
     Tensor,
+    Turn,
 )
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.binding import CpuPlanMemory, Lender, are_separate
@@ -81,6 +83,8 @@ class CpuPlan(Plan):
         self.memory = CpuPlanMemory(device, graph, self.storage, bindings, layout.forms, lender)
         self.scratch = k.Scratch()
         self._freed = False
+        #: True if others wait for the device.
+        self._is_asked = False
         try:
             with np.errstate(all="ignore"):
                 compiler = _Compiler(self, layout.lowering, layout.groups, native=device.native)
@@ -103,23 +107,42 @@ class CpuPlan(Plan):
         return self.memory.own_bytes
 
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
+        self._compute(inputs, outputs, abort, None)
+
+    def compute_in_turns(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort, turn: Turn
+    ) -> None:
+        self._compute(inputs, outputs, abort, turn)
+
+    def _compute(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        abort: Abort,
+        turn: Turn | None,
+    ) -> None:
         with self._lock:
             if self._freed:
                 raise UnknownHandleError("the plan was freed")
             try:
-                with np.errstate(all="ignore"), abort.watch(self._request_abort):
+                watch = nullcontext() if turn is None else turn.watch(self._request_pause)
+                with np.errstate(all="ignore"), abort.watch(self._request_abort), watch:
                     self.memory.bind_run(inputs, outputs)
                     for number, step in enumerate(self._steps):
                         if number == self._first_write:
                             abort.begin_writes()
                         if abort.is_set:
                             raise CancelledError("the run was cancelled")
-                        step.run()
+                        if self._is_asked:
+                            self._give(turn)
+                        while not step.run():
+                            self._give(turn)
                     self.memory.finish_run()
             finally:
                 # Only after the watch has ended: a late abort must not end the next run.
+                self._is_asked = False
                 for native in self._native:
-                    native.bound.clear_abort()
+                    native.bound.clear()
                 self.memory.unbind_run()
 
     def short_run(
@@ -143,6 +166,19 @@ class CpuPlan(Plan):
                     step.run_here()
 
         return run, sum(step.cost_us for step in steps)
+
+    def _give(self, turn: Turn | None) -> None:
+        """Give the device to others for a while."""
+        self._is_asked = False
+        for step in self._native:
+            step.bound.clear_pause()
+        if turn is not None:
+            turn.give()
+
+    def _request_pause(self) -> None:
+        for step in self._native:
+            step.bound.pause()
+        self._is_asked = True
 
     def _request_abort(self) -> None:
         for step in self._native:
@@ -227,8 +263,9 @@ class _Step(ABC):
     count = 1
 
     @abstractmethod
-    def run(self) -> None:
-        """Run once, in the bound memory."""
+    def run(self) -> bool:
+        """Run once, in the bound memory, or go on with a run that was paused. False: it is paused
+        now."""
 
 
 class _NativeStep(_Step):
@@ -244,8 +281,12 @@ class _NativeStep(_Step):
         self._device, self._threads = plan.device, plan.threads
         self.bound = k.BoundProgram(program, plan.memory.addresses, plan.scratch)
 
-    def run(self) -> None:
-        self._check(self._device.run_program(self.bound, self._threads))
+    def run(self) -> bool:
+        status = self._device.run_program(self.bound, self._threads)
+        if status is k.Status.PAUSED:
+            return False
+        self._check(status)
+        return True
 
     def run_here(self) -> None:
         """Run without helpers."""
@@ -287,7 +328,7 @@ class _DefinitionStep(_Step):
         self._arrays = plan.memory.arrays
         self._operands_and_out = itemgetter(*values)
 
-    def run(self) -> None:
+    def run(self) -> bool:
         try:
             self._kernel(*self._operands_and_out(self._arrays))
         except HeliographError as error:
@@ -298,6 +339,7 @@ class _DefinitionStep(_Step):
         except Exception as error:
             origin = self._graph.origin(self._number)
             raise ComputeFailedError(f"{type(error).__name__}: {error}", origin=origin) from error
+        return True
 
 
 class _ValueCopy(_Step):
@@ -308,8 +350,9 @@ class _ValueCopy(_Step):
         self._arrays = plan.memory.arrays
         self._source, self._target = source, target
 
-    def run(self) -> None:
+    def run(self) -> bool:
         np.copyto(self._arrays[self._target], self._arrays[self._source])
+        return True
 
 
 class _OutputCopy(_Step):
@@ -320,10 +363,11 @@ class _OutputCopy(_Step):
         self._place = place
         self._value = plan.graph.outputs[place].value
 
-    def run(self) -> None:
+    def run(self) -> bool:
         target = self._memory.output_array(self._place)
         if target is not None:
             np.copyto(target, self._memory.array(self._value))
+        return True
 
 
 class _Compiler:

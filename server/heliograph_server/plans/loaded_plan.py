@@ -38,7 +38,7 @@ from heliograph_server.plans.multi_device import (
 from heliograph_server.plans.predicted import with_prediction
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.plans.taps import tapped_bytes
-from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, computing
+from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, compute, computing
 from heliograph_server.resources.measurements import Recorder
 from heliograph_server.resources.memories import host_memory
 from heliograph_server.scheduler.tensor_split import Divided
@@ -123,10 +123,10 @@ class PlanCopy:
                 abort.begin_writes()
             self.plan.compute(inputs, outputs, abort, observe, exchange_run)
         else:
-            with computing(self._device_lock, abort, self.device):
+            with computing(self._device_lock, abort, self.device) as held:
                 if self._commits:
                     abort.begin_writes()
-                self.plan.compute(inputs, outputs, abort)
+                compute(self.plan, inputs, outputs, abort, held)
         if self._assigns:
             abort.end_writes()
 

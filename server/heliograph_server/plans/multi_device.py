@@ -46,7 +46,7 @@ from heliograph_server.plans.split_copies import RunCopies, SplitMemoryMap
 from heliograph_server.plans.split_runner import Precedences, SplitRunner
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.plans.wiring import bindings_of
-from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, computing
+from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, compute, computing
 from heliograph_server.resources.memories import host_memory
 from heliograph_server.scheduler.model import ALL_ROWS, Schedule
 from heliograph_server.scheduler.split_memory import Place, ahead_of, moves, returned_places, values_between
@@ -358,12 +358,12 @@ class LocalMultiPlan(MultiDevicePlan):
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
         # The device is held while the split computes, not while it waits for its inputs.
         turn = self._precedences.of[split.device].turn(rank, abort) if self._precedences else nullcontext()
-        with turn, computing(self._device_locks[split.device], abort, self.devices[split.device]):
+        with turn, computing(self._device_locks[split.device], abort, self.devices[split.device]) as held:
             started = time.perf_counter()
             try:
                 if self._commits[number]:
                     abort.begin_writes()
-                self._plans[number].compute(read, made, abort)
+                compute(self._plans[number], read, made, abort, held)
             except HeliographError as error:
                 raise explain(error, self._parts[number]) from None
         times = copied - begun, time.perf_counter() - started, begun - self._run_begun

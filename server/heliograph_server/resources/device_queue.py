@@ -10,6 +10,10 @@ tenant sees it. A turn is held only while one device computes with all inputs pr
 waits for nothing: no other device, no value, no client. So plans over several devices cannot
 deadlock.
 
+A long run gives its turn away when it can, if a tenant that is behind waits for it (`_Turn.give`).
+It stays inside the device meanwhile, so that no run at once begins: that could need what the paused
+run holds.
+
 Everything here may be called from any thread.
 """
 
@@ -17,10 +21,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from heliograph_backends.contract import Abort, Device
+from heliograph_backends.contract import Abort, Device, Plan, Tensor, Turn
 from heliograph_proto.errors import CancelledError
 from heliograph_server.resources.fair_queue import FairFlow, FairQueue, Ticket
 
@@ -117,13 +121,16 @@ class DeviceLock:
 class _Waiting(Ticket):
     """A run that waits in a thread of its own."""
 
-    __slots__ = ("woken",)
+    __slots__ = ("asked", "woken")
 
     def __init__(self, flow: FairFlow) -> None:
         self.flow = flow
         self.has_begun = False
+        self.began = 0.0
         #: Set when the run begins. Created under the lock if it has to wait.
         self.woken: threading.Event | None = None
+        #: Called when the run should give its turn to another one; None: it cannot.
+        self.asked: Callable[[], None] | None = None
 
 
 class DeviceTurns:
@@ -142,7 +149,7 @@ class DeviceTurns:
         """True if several tenants need the device."""
         return self._queue.is_shared
 
-    def begin(self, flow: FairFlow, abort: Abort) -> Ticket:
+    def begin(self, flow: FairFlow, abort: Abort) -> _Waiting:
         """Wait for a turn, and `end` it later. Raises CancelledError after an abort."""
         ticket = _Waiting(flow)
         with self._lock:
@@ -153,14 +160,47 @@ class DeviceTurns:
             if ticket.has_begun:
                 return ticket
             woken = ticket.woken = threading.Event()
+        self._await(ticket, woken, abort)
+        return ticket
+
+    def give(self, ticket: _Waiting, abort: Abort) -> None:
+        """Give a turn to others that wait, and wait for the next one. Raises CancelledError after
+        an abort: the turn is ended then."""
+        with self._lock:
+            woken = ticket.woken = threading.Event()
+            self._wake(self._queue.pause(ticket, self._clock()))
+            if ticket.has_begun:
+                return
+        self._await(ticket, woken, abort)
+
+    def _await(self, ticket: _Waiting, woken: threading.Event, abort: Abort) -> None:
+        """Wait until a run begins, and meanwhile have others give their turns to it."""
         with abort.watch(woken.set):
-            while not woken.wait(LOOK_SECONDS):
+            while not woken.wait(self._ask()):
                 self.look()
         with self._lock:
             if not ticket.has_begun:
                 self._wake(self._queue.withdraw(ticket, self._clock()))
                 raise CancelledError("the run was cancelled")
-        return ticket
+
+    def _ask(self) -> float:
+        """Ask the run that should be paused, if any. Return the seconds until the next look."""
+        with self._lock:
+            overdue, seconds = self._queue.overdue(self._clock())
+            if isinstance(overdue, _Waiting) and overdue.asked is not None:
+                overdue.asked()
+        return LOOK_SECONDS if overdue is not None else min(seconds, LOOK_SECONDS)
+
+    @contextmanager
+    def watch(self, ticket: _Waiting, hook: Callable[[], None]) -> Iterator[None]:
+        """Call `hook` when this run should give its turn to others, during the block."""
+        with self._lock:
+            ticket.asked = hook
+        try:
+            yield
+        finally:
+            with self._lock:
+                ticket.asked = None
 
     def end(self, ticket: Ticket, queued: int = 0) -> None:
         """End a turn. `queued` is the tenant's number of queued or arrived runs, including this
@@ -241,7 +281,7 @@ class FairShare(DeviceLock):
         return True
 
 
-class _Turn:
+class _Turn(Turn):
     """A context in which the device is one tenant's."""
 
     __slots__ = ("_abort", "_device", "_share", "_ticket")
@@ -250,9 +290,9 @@ class _Turn:
         self._share = share
         self._abort = abort
         self._device = device
-        self._ticket: Ticket | None = None
+        self._ticket: _Waiting | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Turn:
         share = self._share
         share.whole.__enter__()
         try:
@@ -260,6 +300,15 @@ class _Turn:
         except BaseException:
             share.whole.__exit__()
             raise
+        return self
+
+    def watch(self, hook: Callable[[], None]) -> AbstractContextManager[None]:
+        assert self._ticket is not None
+        return self._share.turns.watch(self._ticket, hook)
+
+    def give(self) -> None:
+        assert self._ticket is not None
+        self._share.turns.give(self._ticket, self._abort)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         share = self._share
@@ -269,7 +318,9 @@ class _Turn:
                 # Otherwise an asynchronous device would still have this turn's work in its queue.
                 self._device.finish()
         finally:
-            share.turns.end(self._ticket, share.queued)
+            # A run that was cancelled while others had its turn has none.
+            if self._ticket.has_begun:
+                share.turns.end(self._ticket, share.queued)
             share.whole.__exit__()
 
 
@@ -302,3 +353,18 @@ def computing(
     if isinstance(device_lock, DeviceLock):
         return device_lock.computing(abort, device)
     return device_lock or nullcontext()
+
+
+def compute(
+    plan: Plan,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor | None],
+    abort: Abort,
+    turn: object,
+) -> None:
+    """Run a plan once, in turns with other tenants if `turn` is one. Raises what `Plan.compute`
+    does."""
+    if isinstance(turn, Turn):
+        plan.compute_in_turns(inputs, outputs, abort, turn)
+    else:
+        plan.compute(inputs, outputs, abort)

@@ -9,6 +9,10 @@ A flow that is alone is never held back, whatever its number of runs. While seve
 device, each has one run at a time, also for a moment after the others left: otherwise a flow with
 many runs would begin them all in each gap of a flow with few.
 
+A long run can be paused: it gives its turn to a flow that is behind, and waits as the first of its
+own flow. `overdue` names the run that should. A run has at least a slice of time, since each pause
+costs two thread switches.
+
 When a run ends and its flow has another one right behind it, that one counts as waiting: it arrives
 as soon as its thread has finished with the ended run, and keeps its turn meanwhile if it is next.
 """
@@ -18,12 +22,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 #: For so long after its last run a flow still counts as using the device.
 LINGER_SECONDS = 0.05
 #: The longest time that the device waits for a run that is about to arrive.
 PATIENCE_SECONDS = 0.005
+#: A run that was begun or went on is not paused for so long.
+SLICE_SECONDS = 0.001
 
 
 class FairFlow(Hashable, Protocol):
@@ -40,11 +47,13 @@ class FairFlow(Hashable, Protocol):
 class Ticket:
     """One run of a flow, from its arrival to its end."""
 
-    __slots__ = ("flow", "has_begun")
+    __slots__ = ("began", "flow", "has_begun")
 
     def __init__(self, flow: FairFlow) -> None:
         self.flow = flow
         self.has_begun = False
+        #: The time at which it began, or went on after a pause.
+        self.began = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -75,13 +84,14 @@ class FairQueue:
         self._virtual = 0.0
         #: Forgotten flows that are ahead of it. They return at their own tags, and gain nothing.
         self._ahead: dict[FairFlow, float] = {}
-        self._running = 0
+        #: The runs that have begun, are not paused and have not ended.
+        self._running: set[Ticket] = set()
         self._waiting = 0
         #: Device time is charged to the running flows up to this time.
         self._charged_until = 0.0
 
     def __repr__(self) -> str:
-        return f"<FairQueue {self._running} run, {self._waiting} wait, {len(self._states)} flows>"
+        return f"<FairQueue {len(self._running)} run, {self._waiting} wait, {len(self._states)} flows>"
 
     @property
     def is_shared(self) -> bool:
@@ -117,7 +127,7 @@ class FairQueue:
         self._pass_time(now)
         state = self._states[ticket.flow]
         state.running -= 1
-        self._running -= 1
+        self._running.discard(ticket)
         state.seen = now
         if has_more:
             state.expected = now + PATIENCE_SECONDS
@@ -138,6 +148,39 @@ class FairQueue:
         self._waiting -= 1
         return self._next(now)
 
+    def overdue(self, now: float) -> tuple[Ticket | None, float]:
+        """The run that should be paused now, if any; else the seconds in which one may become so."""
+        if not self._waiting or len(self._running) != 1:
+            return None, inf
+        self._pass_time(now)
+        (running,) = self._running
+        state = self._states[running.flow]
+        tags = [one.tag for flow, one in self._states.items() if one.waiting and flow != running.flow]
+        if not tags:
+            return None, inf
+        # Its tag grows by its time divided by its weight.
+        ahead = (min(tags) - state.tag) * running.flow.weight
+        left = max(ahead, running.began + SLICE_SECONDS - now)
+        return (None, left) if left > 0 else (running, 0.0)
+
+    def pause(self, ticket: Ticket, now: float) -> list[Ticket]:
+        """Stop a run for a while. Return the runs that begin now, or go on: perhaps itself.
+
+        Another run of its flow may be waiting for this one, with a turn of its own; so this has an
+        effect only if it is the device's only run.
+        """
+        self._pass_time(now)
+        if len(self._running) != 1 or not self._waiting:
+            return [ticket]
+        state = self._states[ticket.flow]
+        state.running -= 1
+        self._running.discard(ticket)
+        state.seen = now
+        ticket.has_begun = False
+        state.waiting.appendleft(ticket)
+        self._waiting += 1
+        return self._next(now)
+
     def charge(self, flow: FairFlow, seconds: float, now: float) -> None:
         """Charge a flow for device time outside of the runs reported here."""
         self._pass_time(now)
@@ -154,7 +197,7 @@ class FairQueue:
             return
         for flow, state in self._states.items():
             if state.running:
-                self._give(flow, state, passed * state.running / self._running)
+                self._give(flow, state, passed * state.running / len(self._running))
                 state.seen = now
 
     @staticmethod
@@ -219,6 +262,7 @@ class FairQueue:
     def _begin(self, state: _State, ticket: Ticket) -> Ticket:
         self._virtual = max(self._virtual, state.tag)
         ticket.has_begun = True
+        ticket.began = self._charged_until
         state.running += 1
-        self._running += 1
+        self._running.add(ticket)
         return ticket

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -112,7 +113,7 @@ def test_an_aborted_run_says_so_and_the_next_one_can_succeed(
     layer.bound.abort()
     assert layer.bound.run(pool) is Status.ABORTED
     assert layer.bound.failed_step == 0
-    layer.bound.clear_abort()
+    layer.bound.clear()
     assert layer.run(pool) == expected
 
 
@@ -138,7 +139,7 @@ def test_abort_stops_a_run_in_progress(random: np.random.Generator, pool: Worker
     thread.join()
     assert statuses == [Status.ABORTED]
     assert 0 < bound.failed_step < bound.program.steps
-    bound.clear_abort()
+    bound.clear()
 
 
 def test_helpers_that_sleep_and_helpers_that_look_for_work_change_nothing(
@@ -315,5 +316,44 @@ def test_an_abort_in_the_middle_of_a_set_ends_the_run(
     bound = BoundProgram(builder.build(), addresses(arrays))
     bound.abort()
     assert bound.run(pool) is Status.ABORTED
-    bound.clear_abort()
+    bound.clear()
     assert bound.run(pool) is Status.OK
+
+
+def test_a_run_that_is_paused_goes_on_where_it_was(
+    random: np.random.Generator, pool: WorkerPool | None
+) -> None:
+    layer = Layer(random)
+    expected = layer.run(None)
+    pauses = 0
+    for _ in range(400):
+        over = threading.Event()
+
+        def interrupt(over: threading.Event = over) -> None:
+            while not over.wait(random.random() * 3e-4):
+                layer.bound.pause()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        layer.result[:] = np.nan
+        turns = itertools.count()
+        # Helpers may be busy when it goes on.
+        while layer.bound.run(None if next(turns) % 3 == 2 else pool) is Status.PAUSED:
+            layer.bound.clear_pause()
+            pauses += 1
+        over.set()
+        thread.join()
+        layer.bound.clear()
+        assert layer.result.tobytes() == expected
+        if pauses > 40:
+            return
+    pytest.fail(f"only {pauses} pauses")
+
+
+def test_a_paused_run_can_be_given_up(random: np.random.Generator, pool: WorkerPool | None) -> None:
+    layer = Layer(random)
+    expected = layer.run(None)
+    layer.bound.pause()
+    assert layer.bound.run(pool) is Status.PAUSED
+    layer.bound.clear()
+    assert layer.run(pool) == expected

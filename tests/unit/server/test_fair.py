@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from fair_sharing import Sharing, Tenant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heliograph_server.resources.fair_queue import LINGER_SECONDS, FairQueue, Ticket
+from heliograph_server.resources.fair_queue import LINGER_SECONDS, SLICE_SECONDS, FairQueue, Ticket
 
 RUN = 0.01
 
@@ -117,6 +119,65 @@ def test_a_tenant_that_leaves_ahead_of_the_others_moves_none_of_them() -> None:
     assert queue.end(again, now + 11 * RUN) == [back]
 
 
+def test_a_long_run_gives_its_turn_to_one_that_is_behind_and_goes_on_after_it() -> None:
+    queue, long, short = FairQueue(), Tenant(1.0), Tenant(RUN)
+    running, behind, quick = Ticket(long), Ticket(long), Ticket(short)
+    queue.arrive(running, 0.0)
+    assert queue.overdue(0.5) == (None, inf)
+    queue.arrive(quick, 0.5)
+    queue.arrive(behind, 0.5)
+    assert queue.overdue(0.51) == (running, 0.0)
+    assert queue.pause(running, 0.51) == [quick] and not running.has_begun
+    assert queue.end(quick, 0.52) == [running]
+    assert queue.end(running, 0.6) == [behind]
+
+
+def test_a_run_has_a_slice_of_time_before_it_is_paused() -> None:
+    queue, one, other = FairQueue(), Tenant(1.0), Tenant(1.0)
+    first, second = Ticket(one), Ticket(other)
+    queue.arrive(first, 0.0)
+    queue.arrive(second, 0.0)
+    assert queue.overdue(0.0) == (None, SLICE_SECONDS)
+    now = SLICE_SECONDS
+    assert queue.overdue(now) == (first, 0.0)
+    assert queue.pause(first, now) == [second]
+    assert queue.overdue(now) == (None, SLICE_SECONDS)
+    # It may get as far ahead as it was behind.
+    assert queue.overdue(2 * now) == (second, 0.0)
+
+
+def test_a_tenant_with_a_larger_share_is_paused_later() -> None:
+    queue, heavy, light = FairQueue(), Tenant(1.0, weight=4.0), Tenant(1.0)
+    first, second = Ticket(heavy), Ticket(light)
+    queue.arrive(second, 0.0)
+    queue.arrive(first, 0.0)
+    assert queue.pause(second, 0.01) == [first]
+    found, seconds = queue.overdue(0.01)
+    assert found is None and seconds == pytest.approx(0.04)
+
+
+def test_a_run_is_not_paused_while_another_one_may_wait_for_it_with_a_turn() -> None:
+    queue, long, short = FairQueue(), Tenant(1.0), Tenant(RUN)
+    first, second, quick = Ticket(long), Ticket(long), Ticket(short)
+    queue.arrive(first, 0.0)
+    queue.arrive(second, 0.0)
+    queue.arrive(quick, 0.1)
+    assert queue.overdue(0.2) == (None, inf)
+    assert queue.pause(first, 0.2) == [first] and first.has_begun
+    assert queue.end(second, 0.3) == []
+    assert queue.overdue(0.3) == (first, 0.0)
+
+
+def test_a_paused_run_can_be_withdrawn() -> None:
+    queue, long, short = FairQueue(), Tenant(1.0), Tenant(RUN)
+    running, quick = Ticket(long), Ticket(short)
+    queue.arrive(running, 0.0)
+    queue.arrive(quick, 0.1)
+    queue.pause(running, 0.2)
+    assert queue.withdraw(running, 0.21) == []
+    assert queue.end(quick, 0.22) == [] and queue.count(long) == 0
+
+
 tenants = st.builds(
     Tenant,
     run_seconds=st.floats(0.001, 0.02),
@@ -177,7 +238,7 @@ def test_whatever_happens_turns_are_given_once_and_none_is_forgotten(data: st.Da
 
     for _ in range(data.draw(st.integers(1, 60))):
         now += data.draw(st.floats(0.0, 0.2))
-        what = data.draw(st.sampled_from(["arrive", "end", "withdraw", "charge"]))
+        what = data.draw(st.sampled_from(["arrive", "end", "withdraw", "charge", "pause"]))
         if what == "arrive":
             ticket = Ticket(data.draw(st.sampled_from(flows)))
             waiting.append(ticket)
@@ -186,6 +247,10 @@ def test_whatever_happens_turns_are_given_once_and_none_is_forgotten(data: st.Da
             begun(queue.end(running.pop(data.draw(st.integers(0, len(running) - 1))), now))
         elif what == "withdraw" and waiting:
             begun(queue.withdraw(waiting.pop(data.draw(st.integers(0, len(waiting) - 1))), now))
+        elif what == "pause" and running:
+            ticket = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            waiting.append(ticket)
+            begun(queue.pause(ticket, now))
         elif what == "charge":
             queue.charge(data.draw(st.sampled_from(flows)), RUN, now)
         assert len(set(map(id, running))) == len(running)

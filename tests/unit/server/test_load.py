@@ -188,7 +188,9 @@ def test_a_long_batch_leaves_the_loop_to_others_in_between() -> None:
             batch.commands.add(sequence=number, synchronize=command_pb2.Synchronize())
         taken: list[c.Command] = []
         session: Any = SimpleNamespace(limits=Limits(), submit=taken.extend)
-        assert await command_service._submit(session, outbox, batch.commands, 0, command_service.Pace()) == 1000
+        assert (
+            await command_service._submit(session, outbox, batch.commands, 0, command_service.Pace()) == 1000
+        )
         ticker.cancel()
         assert [one.sequence for one in taken] == list(range(1, 1001))
         return turns

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from heliograph_backends.conformance.harness.execution import LoadedRecipe, load
 from heliograph_backends.conformance.harness.fills import fill
 from heliograph_backends.conformance.harness.outcome import require
 from heliograph_backends.conformance.harness.recipe import LeafData, Recipe
-from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, host_bytes
+from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, Turn, host_bytes
 from heliograph_proto.errors import CancelledError, OutOfMemoryError
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.types import TensorType
@@ -206,6 +207,60 @@ def _outputs(it: LoadedRecipe) -> list[Array]:
     for tensor, out in zip(it.outputs, found, strict=True):
         it.bench.run(partial(tensor.buffer.get, tensor.offset_bytes, host_bytes(out)))
     return found
+
+
+class _Impatient(Turn):
+    """A turn that somebody else wants at any time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hook: Callable[[], None] | None = None
+        self._is_over = threading.Event()
+
+    @contextmanager
+    def watch(self, hook: Callable[[], None]) -> Iterator[None]:
+        with self._lock:
+            self._hook = hook
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._hook = None
+
+    def give(self) -> None:
+        """Return at once: it is this run's turn again."""
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Ask again and again, in another thread."""
+        thread = threading.Thread(target=self._ask, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join()
+
+    def _ask(self) -> None:
+        while not self._is_over.wait(1e-4):
+            with self._lock:
+                if self._hook is not None:
+                    self._hook()
+
+
+@CASES
+def in_turns(bench: Bench, random: np.random.Generator) -> None:
+    """A run that gives its turn away, where the plan can, has the same bits."""
+    with loaded(bench, _powers(random)) as it:
+        it.run()
+        expected = bits(it)
+        for _ in range(10):
+            turn = _Impatient()
+            with turn.asking():
+                it.run(turn=turn)
+            require_same(bits(it), expected, "of a run that gave its turn away")
+        it.run()
+        require_same(bits(it), expected, "after runs that gave their turns away")
 
 
 @CASES

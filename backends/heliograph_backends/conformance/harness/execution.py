@@ -13,7 +13,7 @@ from heliograph_backends.conformance.harness.expected import compare, evaluate
 from heliograph_backends.conformance.harness.layouts import GAP, lay_out
 from heliograph_backends.conformance.harness.memory import GuardedMemory
 from heliograph_backends.conformance.harness.recipe import Recipe
-from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, Plan, Tensor, Usage
+from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, Plan, Tensor, Turn, Usage
 from heliograph_proto.graph import Graph, LeafKind
 
 
@@ -52,12 +52,17 @@ class LoadedRecipe:
         self._run.write()
         self._variables.write()
 
-    def compute(self, abort: Abort | None = None, *, wanted: Sequence[bool] | None = None) -> None:
+    def compute(
+        self, abort: Abort | None = None, *, wanted: Sequence[bool] | None = None, turn: Turn | None = None
+    ) -> None:
         """Run the plan once, from inside a stream's work."""
         assert self.plan is not None
         chosen = [True] * len(self._outputs) if wanted is None else wanted
         outputs = [one if wants else None for one, wants in zip(self.outputs, chosen, strict=True)]
-        self.plan.compute(self.inputs, outputs, abort or Abort())
+        if turn is not None:
+            self.plan.compute_in_turns(self.inputs, outputs, abort or Abort(), turn)
+        else:
+            self.plan.compute(self.inputs, outputs, abort or Abort())
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -73,12 +78,14 @@ class LoadedRecipe:
         """The tensors of the outputs."""
         return [self._run.tensor(number) for number in self._outputs]
 
-    def run(self, abort: Abort | None = None, *, wanted: Sequence[bool] | None = None) -> None:
+    def run(
+        self, abort: Abort | None = None, *, wanted: Sequence[bool] | None = None, turn: Turn | None = None
+    ) -> None:
         """Restore inputs and variables, then run once."""
 
         def work() -> None:
             self.write()
-            self.compute(abort, wanted=wanted)
+            self.compute(abort, wanted=wanted, turn=turn)
 
         self.bench.run(work)
 

@@ -58,6 +58,8 @@ from heliograph_backends.cpu.kernels.program.words import (
 Choice = TypeVar("Choice")
 #: Shorter steps gain nothing from a second worker.
 SHARING_NS = 4000.0
+#: A worker claims tiles of about this time at most, so that a run can be paused within it.
+CLAIM_NS = 500_000.0
 #: Row kernels that write as many elements as they read.
 _MAPPING_ROWS = frozenset({Kind.LAYER_NORM, Kind.RMS_NORM, Kind.SOFT_MAX, Kind.L2_NORM})
 
@@ -269,7 +271,8 @@ def step_words(kind: Kind, space: Space, payload: list[int], nanoseconds: float,
     """Prepend the header. `ProgramBuilder.build` fills in how a step is shared."""
     words = [kind, STEP_HEADER_WORDS + len(payload), space.tiles, space.blocks, space.blocks_per_tile]
     words += [-1, space.rows, space.columns, space.row_block, space.column_block]
-    words += [space.row_blocks, space.column_blocks, int(streams), 0]
+    most_claimed = max(1, int(space.tiles * CLAIM_NS / max(nanoseconds, 1.0)))
+    words += [space.row_blocks, space.column_blocks, int(streams), 0, min(space.tiles, most_claimed)]
     words += [1] * (OUTER_DIMENSIONS - len(space.outer)) + list(space.outer)
     return np.array(words + payload, dtype=np.int64).tobytes()
 

@@ -44,7 +44,8 @@ STREAMS: Final = 12  # 1: results are written past the caches
 # Concurrency: bit 0 is set if the step need not wait for the one before it; the bits above are the
 # number of shared steps that are open while its set runs, counted from the program's first.
 TOGETHER: Final = 13
-OUTER_SIZES: Final = 14
+MOST_CLAIMED: Final = 14  # the most tiles that a worker claims at once
+OUTER_SIZES: Final = 15
 STEP_HEADER_WORDS: Final = OUTER_SIZES + OUTER_DIMENSIONS
 
 # Operand.
@@ -221,10 +222,13 @@ STRIP_GAP_BYTES: Final = 64
 
 # The control block; words that different workers write are on different cache lines.
 ABORT: Final = 0
+PAUSE: Final = 1
 STATUS: Final = 8
 FAILED_STEP: Final = 9
 HEAVY: Final = 11  # the address of `heavy_block`
 FAILED_INDEX: Final = 10  # the index that is out of range
+REACHED_STEP: Final = 12  # where a paused run goes on; 0: at its start
+REACHED_TILE: Final = 13  # of that step, if the leader runs it alone
 MAILS: Final = 16  # the address of the table of the helpers' mails
 SCRATCHES: Final = 17  # the address of the table of all workers' scratch
 WORKERS: Final = 18  # the number of workers in the run
@@ -297,6 +301,7 @@ class Status(IntEnum):
     ABORTED = 1
     INVALID = 2  # a step of an unknown kind, which the builder never makes
     OUTSIDE = 3  # an index out of range
+    PAUSED = 4
 
 
 class Operation(IntEnum):

@@ -25,8 +25,8 @@ _STATUSES = tuple(Status)
 class BoundProgram:
     """A program with its addresses, control block and scratch.
 
-    Only one run at a time; `abort` may be called from any thread. Programs that share scratch must
-    not run at the same time.
+    Only one run at a time; `abort` and `pause` may be called from any thread. Programs that share
+    scratch must not run at the same time.
     """
 
     def __init__(
@@ -49,6 +49,9 @@ class BoundProgram:
         # The address of the leader's block, and the number of workers with a block.
         self._scratch_at = 0
         self._reserved = 0
+        # True if the run was begun with helpers, and while it is paused.
+        self._is_helped = False
+        self._is_paused = False
         # True if the shared steps take longer than waking a helper.
         self._worth_sharing = program.shared_steps > 0 and program.shared_cost_ns > WAKE_NS
         self.rebind(slots)
@@ -63,7 +66,8 @@ class BoundProgram:
         """Run all steps and return the status. Helpers are woken if the shared steps are worth it.
 
         `threads` is the most workers that take part, with the calling one; 0: all. All runs must
-        use the same pool; raises ValueError for another one.
+        use the same pool; raises ValueError for another one. After PAUSED, the next call goes on;
+        it has helpers if the first one had.
         """
         if workers is not None and self._pool not in (None, workers):
             raise ValueError("a program runs on one pool of workers; bind it anew for another")
@@ -71,26 +75,42 @@ class BoundProgram:
         helpers = 0 if workers is None else workers.helpers
         if threads:
             helpers = min(helpers, threads - 1)
-        if workers is None or not self._worth_sharing:
+        if workers is None or not (self._is_helped if self._is_paused else self._worth_sharing):
             helpers = 0
+        if not self._is_paused:
+            self._is_helped = helpers > 0
         if helpers >= self._reserved:
             self._reserve(helpers + 1)
         if workers is not None and helpers:
             self._control[words.MAILS] = workers.mails_at
-            if self._entries.open_program(self._control_at, self.program.shared_steps, helpers):
+            new_steps = 0 if self._is_paused else self.program.shared_steps
+            if self._entries.open_program(self._control_at, new_steps, helpers):
                 workers.wake(helpers, int(self._control[words.PROCESSOR]))
         status: int = self._entries.run_program(
-            self._code_at, self._slots_at, self._control_at, self._scratch_at, helpers
+            self._code_at, self._slots_at, self._control_at, self._scratch_at, helpers, self._is_helped
         )
+        self._is_paused = status == Status.PAUSED
         return _STATUSES[status]
 
     def abort(self) -> None:
-        """End the current run, or else the next ones, with ABORTED, until `clear_abort`."""
+        """End the current run, or else the next ones, with ABORTED, until `clear`."""
         self._control[words.ABORT] = 1
 
-    def clear_abort(self) -> None:
-        """Allow runs again."""
-        self._control[words.ABORT] = 0
+    def pause(self) -> None:
+        """End the current run, or else the next one, with PAUSED at a tile, until
+        `clear_pause`."""
+        self._control[words.PAUSE] = 1
+
+    def clear_pause(self) -> None:
+        """Allow that a paused run is resumed."""
+        self._control[words.PAUSE] = 0
+
+    def clear(self) -> None:
+        """Allow runs again, and give a paused run up."""
+        self._control[words.ABORT] = self._control[words.PAUSE] = 0
+        if self._is_paused:
+            self._is_paused = False
+            self._control[words.REACHED_STEP] = self._control[words.REACHED_TILE] = 0
 
     @property
     def failed_step(self) -> int:

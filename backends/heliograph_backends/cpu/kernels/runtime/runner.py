@@ -13,6 +13,10 @@ takes it back at the end from the helpers that have not seen it, and waits for t
 no helper touches a program or its memory after its run. An idle helper looks for more work for
 about a hundred microseconds before its thread sleeps: waking it takes as long as a small product.
 
+A run that is paused ends at a tile with PAUSED, when no worker runs a tile of it any more. The
+counters of shared steps keep what was claimed, and the control block the leader's place. The run
+goes on there when it is resumed, with any number of helpers.
+
 Tiles depend only on shapes, and each element is computed by one worker in a fixed order, so bits do
 not depend on the assignment of tiles.
 """
@@ -46,10 +50,14 @@ from heliograph_backends.cpu.kernels.program.words import (
     MAIL_SLOTS,
     MAIL_STATE,
     MAILS,
+    MOST_CLAIMED,
     NEXT_AT,
+    PAUSE,
     PROCESSOR,
     PROGRAM_HEADER_WORDS,
     PROGRESS,
+    REACHED_STEP,
+    REACHED_TILE,
     SCRATCHES,
     STATUS,
     STEP_COUNT,
@@ -83,7 +91,7 @@ from heliograph_backends.cpu.kernels.vector.atomics import (
 from heliograph_backends.cpu.kernels.vector.lanes import jit, jit_entry, jit_inline
 
 OK, ABORTED = int(Status.OK), int(Status.ABORTED)
-INVALID, OUTSIDE = int(Status.INVALID), int(Status.OUTSIDE)
+INVALID, OUTSIDE, PAUSED = int(Status.INVALID), int(Status.OUTSIDE), int(Status.PAUSED)
 ELEMENTWISE, MATMUL, ROTARY = int(Kind.ELEMENTWISE), int(Kind.MATMUL), int(Kind.ROTARY)
 CONVERT, GATHER, SCATTER = int(Kind.CONVERT), int(Kind.GATHER), int(Kind.SCATTER)
 EXPERTS = int(Kind.EXPERTS)
@@ -133,13 +141,14 @@ def wait_for(base: int, index: int, value: int) -> int:
 
 @jit_inline
 def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
-    """Claim and run tiles of a shared step until none is left. After an abort, tiles are claimed
-    but not run."""
+    """Claim and run tiles of a shared step until none is left, or the run is paused. After an
+    abort, tiles are claimed but not run."""
     tiles, shares = word(step, TILES), SHARES * word(control, WORKERS)
+    most = word(step, MOST_CLAIMED)
     counter = control + 8 * (COUNTERS + word(step, COUNTER) * COUNTER_WORDS)
     claimed = atomic_load(counter, CLAIMED)
-    while claimed < tiles:
-        share = max(1, (tiles - claimed) // shares)
+    while claimed < tiles and atomic_load(control, PAUSE) == 0:
+        share = max(1, min(most, (tiles - claimed) // shares))
         first = atomic_add(counter, CLAIMED, share)
         behind = min(first + share, tiles)
         if first < behind:
@@ -162,19 +171,27 @@ def end_set(step: int, behind: int, control: int) -> None:
 
 
 @jit_inline
-def run_alone(step: int, slots: int, control: int, scratch: int) -> None:
-    """Run all tiles of a step on this thread."""
-    for tile in range(word(step, TILES)):
-        if atomic_load(control, ABORT) != 0:
+def run_alone(step: int, tile: int, slots: int, control: int, scratch: int) -> int:
+    """Run the tiles of a step from `tile` on this thread, and return the first that was not run."""
+    while tile < word(step, TILES):
+        if atomic_load(control, ABORT) != 0 or atomic_load(control, PAUSE) != 0:
             break
         run_tile(step, tile, tile + 1, slots, control, scratch)
+        tile += 1
+    return tile
 
 
 @jit_inline
 def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int:
-    """Run all steps, set by set, and return the status."""
+    """Run all steps, set by set, and return the status.
+
+    With `helped`, workers claim the tiles of shared steps. A resumed run is led as it was begun.
+    """
     step = code + 8 * PROGRAM_HEADER_WORDS
     first, opened = step, 0
+    reached, tile = word(control, REACHED_STEP), word(control, REACHED_TILE)
+    set_word(control, REACHED_STEP, 0)
+    set_word(control, REACHED_TILE, 0)
     for number in range(word(code, STEP_COUNT)):
         kind = word(step, KIND)
         if kind > LAST_KIND:
@@ -185,10 +202,11 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
             end_set(first, step, control)
             first = step
         # Steps with indices are sets by themselves, so no worker has started them yet.
-        if kind in (GATHER, SCATTER) and has_outside(kind, step, slots, control, scratch):
+        is_new = number >= reached
+        if is_new and kind in (GATHER, SCATTER) and has_outside(kind, step, slots, control, scratch):
             atomic_store(control, FAILED_STEP, number)
             return OUTSIDE
-        if kind == EXPERTS and names_no_expert(step, slots, control):
+        if is_new and kind == EXPERTS and names_no_expert(step, slots, control):
             atomic_store(control, FAILED_STEP, number)
             return OUTSIDE
         if begins and word(step, TOGETHER) >> 1 > opened:
@@ -196,11 +214,15 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
             atomic_store(control, PROGRESS, opened)
         if helped and word(step, COUNTER) >= 0:
             claim_tiles(step, slots, control, scratch)
-        else:
-            run_alone(step, slots, control, scratch)
+        elif is_new:
+            tile = run_alone(step, tile if number == reached else 0, slots, control, scratch)
         if atomic_load(control, ABORT) != 0:
             atomic_store(control, FAILED_STEP, number)
             return ABORTED
+        if is_new and atomic_load(control, PAUSE) != 0:
+            set_word(control, REACHED_STEP, number)
+            set_word(control, REACHED_TILE, tile)
+            return PAUSED
         step += 8 * word(step, STEP_WORDS)
     if helped:
         end_set(first, step, control)
@@ -255,14 +277,14 @@ def take_back(control: int, helpers: int) -> None:
 
 
 @jit_entry
-def run_program(code: int, slots: int, control: int, scratch: int, helpers: int) -> int:
-    """Lead a run of an encoded program with `helpers` helpers and return its status; the other
-    arguments are addresses.
+def run_program(code: int, slots: int, control: int, scratch: int, helpers: int, helped: int) -> int:
+    """Lead a run of an encoded program with `helpers` helpers and return its status; the first
+    arguments are addresses. `helped`: see `lead`.
     """
     set_word(control, WORKERS, helpers + 1)
     set_word(scratch + HEAVY_AT, 0, word(control, HEAVY))
     post(code, slots, control, helpers)
-    status = lead(code, slots, control, scratch, helpers > 0)
+    status = lead(code, slots, control, scratch, helped != 0)
     atomic_store(control, STATUS, status)
     atomic_store(control, PROGRESS, FINISHED)
     take_back(control, helpers)
@@ -327,7 +349,7 @@ def transpose_rows(matrix: int, rows: int, columns: int, visited: int, spare: in
 #: The functions that are called by their address, and those that Python calls.
 BY_ADDRESS = (heavy_block,)
 ENTRIES = {
-    run_program: (types.int64,) * 5,
+    run_program: (types.int64,) * 6,
     serve: (types.int64,),
     open_program: (types.int64,) * 3,
     pack_columns: (types.int64,) * 4,
