@@ -30,7 +30,7 @@ LINGER_SECONDS = 0.05
 #: The longest time that the device waits for a run that is about to arrive.
 PATIENCE_SECONDS = 0.005
 #: A run that was begun or went on is not paused for so long.
-SLICE_SECONDS = 0.001
+SLICE_SECONDS = 0.002
 
 
 class FairFlow(Hashable, Protocol):
