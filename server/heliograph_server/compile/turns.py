@@ -38,8 +38,8 @@ TURN_SECONDS, PAUSE_SECONDS = 0.001, 0.0001
 class Pace:
     """The pace of one computation. `why_over` returns the error that ends it.
 
-    A thread that computes in Python gives the interpreter away every five milliseconds. At a pace
-    it does so five times as often, and others need not ask for it.
+    A thread that computes in Python gives the interpreter away when another one has waited for it.
+    At a pace it does so by itself, and sees that its work is no longer wanted.
     """
 
     def __init__(self, why_over: Callable[[], HeliographError | None]) -> None:
