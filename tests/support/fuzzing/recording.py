@@ -72,7 +72,9 @@ def recorder(target: str) -> Iterator[tuple[Recorder, str]]:
     """A recorder before the daemon at `target` (host:port), and the URL to reach it."""
     with grpc.insecure_channel(target, options=OPTIONS) as channel, ThreadPoolExecutor(CALLS) as threads:
         made = Recorder(channel)
-        server = grpc.server(threads, handlers=(made,), options=OPTIONS)
+        # Heads of pools ping often, as a daemon lets them.
+        pings = ("grpc.http2.min_ping_interval_without_data_ms", 20)
+        server = grpc.server(threads, handlers=(made,), options=[*OPTIONS, pings])
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
