@@ -65,8 +65,9 @@ class RawSession:
         self._answers: Any = None
         self.sequence = 0
 
-    def attach(self) -> RawSession:
-        self.send_bytes(command_pb2.CommandBatch(session=self.token).SerializeToString())
+    def attach(self, first: bytes = b"") -> RawSession:
+        """Open the command stream, by a message that names the session."""
+        self.send_bytes(first or command_pb2.CommandBatch(session=self.token).SerializeToString())
         execute: Any = self.channel.stream_stream(
             "/heliograph.v1.CommandService/Execute", None, command_pb2.CompletionBatch.FromString
         )

@@ -88,8 +88,11 @@ class CommandService:
         outbox = CompletionWriter(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
         began = time.monotonic()
+        # Not kept for the life of the session: it may be large.
+        unread = [first]
+        del first
         try:
-            await _converse(session, outbox, first, context, self._decoders, self._pace)
+            await _converse(session, outbox, unread, context, self._decoders, self._pace)
         finally:
             outbox.close()
             try:
@@ -125,7 +128,7 @@ class Pace:
 async def _converse(
     session: Session,
     outbox: CompletionWriter,
-    first: bytes,
+    unread: list[bytes],
     context: Context,
     decoders: Executor,
     pace: Pace,
@@ -135,7 +138,7 @@ async def _converse(
     The reader is not cancelled: gRPC would keep the message that comes next for good. It ends with
     the call.
     """
-    reading = asyncio.create_task(forgetting(_read(session, outbox, first, context, decoders, pace)))
+    reading = asyncio.create_task(forgetting(_read(session, outbox, unread, context, decoders, pace)))
     _readers.add(reading)
     reading.add_done_callback(_readers.discard)
     while (batch := await outbox.take()) is not None:
@@ -151,23 +154,24 @@ async def _converse(
 async def _read(
     session: Session,
     outbox: CompletionWriter,
-    first: bytes,
+    unread: list[bytes],
     context: Context,
     decoders: Executor,
     pace: Pace,
 ) -> None:
-    """Submit the commands that come, until the outbox is closed. Pass the end to the outbox; raise
-    only cancellation."""
+    """Submit the commands of the unread message and those that come, until the outbox is closed.
+
+    Pass the end to the outbox; raise only cancellation.
+    """
     try:
         reader, last = CommandReader(), 0
-        data: Any = first
+        data: Any = unread.pop()
         while data is not aio.EOF and not outbox.is_closed:
             if (run := reader.single(data)) is not None and _answer(session, outbox, run, context):
                 last = run.sequence
             else:
                 if len(data) > SMALL_BYTES:
-                    for part in large_parts(data, SMALL_BYTES):
-                        await check(part, _BATCH, session.limits, decoders)
+                    await _check(data, session.limits, decoders)
                 last = await _submit(session, outbox, reader.read(data), last, pace)
             # The last message is not kept while the next one is awaited.
             data = b""
@@ -180,6 +184,11 @@ async def _read(
     except Exception as error:
         if not outbox.is_closed:
             outbox.end(typed(error, "reading commands"))
+
+
+async def _check(data: bytes, limits: Limits, decoders: Executor) -> None:
+    for part in large_parts(data, SMALL_BYTES):
+        await check(part, _BATCH, limits, decoders)
 
 
 def _answer(session: Session, outbox: CompletionWriter, run: InlineRun, context: Context) -> bool:

@@ -91,6 +91,31 @@ def test_what_a_lost_client_left_is_given_back(greed: Callable[[RawSession], Non
             reaches(process.pid, url, lambda found: found < before + 64 * MIB)
 
 
+def test_the_first_message_of_a_session_is_not_kept() -> None:
+    writes = [command_pb2.SetTensor(tensor=9, data=bytes(2**16)) for _ in range(56)]
+    commands = [command_pb2.Command(sequence=number + 1, set_tensor=one) for number, one in enumerate(writes)]
+    with (
+        started("--device", "cpu:threads=1", "--log-level", "error") as (process, url),
+        sessions(url) as made,
+    ):
+
+        def one_more() -> None:
+            session = RawSession(made[0].channel)
+            batch = command_pb2.CommandBatch(session=session.token, commands=commands)
+            session.attach(batch.SerializeToString())
+            session.sequence = len(commands)
+            session.answer(session.send(synchronize=command_pb2.Synchronize()))
+            made.append(session)
+
+        for _ in range(8):
+            one_more()
+        before = resident_bytes(process.pid)
+        for _ in range(40):
+            one_more()
+        # Their messages have 140 MiB.
+        reaches(process.pid, url, lambda found: found < before + 48 * MIB)
+
+
 def test_what_came_while_a_session_ended_is_given_back() -> None:
     """Its client sends 4 MiB again and again, and reads the end at last."""
     writes = [command_pb2.SetTensor(tensor=9, data=bytes(2**16)) for _ in range(60)]
