@@ -31,7 +31,7 @@ from heliograph_server.session.protocol.instructions import DropRead
 from heliograph_server.session.protocol.transfer_state import TransferState
 from heliograph_server.session.staging import StagedMessages, StagedUpload, Staging
 from heliograph_server.weights.session_weights import SessionWeights
-from heliograph_server.weights.store import PartialContent
+from heliograph_server.weights.store import STALLED_SECONDS, PartialContent
 from heliograph_server.weights.uploads import BREAKS, IncomingUpload
 
 
@@ -95,6 +95,9 @@ class ContentUpload(IncomingUpload):
         self._contents = contents
         self._part: PartialContent | None = contents.begin(digest, size_bytes, offset_bytes)
         self.start_bytes = self.received_bytes = offset_bytes
+        #: When its last bytes came.
+        self._seen = contents.store.now()
+        contents.store.join(self)
 
     def _write(self, data: memoryview) -> None:
         if self._part is None:
@@ -102,13 +105,43 @@ class ContentUpload(IncomingUpload):
         self._part.buffer.set(self.received_bytes, data)
         self._part.hash.update(data)
         self._part.received_bytes += data.nbytes
+        self._seen = self._contents.store.now()
+
+    def give_way(self, since: float) -> bool:
+        """As `OpenUpload.give_way`."""
+        if not self._lock.acquire(blocking=False):
+            # Bytes are being written.
+            return False
+        try:
+            if self._seen > since or (part := self._take()) is None:
+                return False
+            self._ended = DeadlineExceededError(
+                f"no bytes of the upload came for {STALLED_SECONDS:g} s, and its memory was needed",
+                advice="upload it again, without such a pause",
+            )
+        finally:
+            self._lock.release()
+        part.free()
+        return True
+
+    def stalled_on(self, device: str, since: float) -> int:
+        """As `OpenUpload.stalled_on`."""
+        part = self._part
+        return 0 if part is None or self._seen > since else part.bytes_on(device)
+
+    def _take(self) -> PartialContent | None:
+        """Take the content out of the upload."""
+        part, self._part = self._part, None
+        self._contents.store.part(self)
+        return part
 
     def _finish(self) -> None:
         if self._part is None:
             raise ProtocolError("the upload is over")
         if self._part.hash.digest() != self._digest:
             raise ContentMismatchError("the bytes do not have the digest announced", advice="send them again")
-        part, self._part = self._part, None
+        part = self._part
+        self._take()
         try:
             self._contents.add(self._digest, part.buffer)
         finally:
@@ -116,8 +149,7 @@ class ContentUpload(IncomingUpload):
             part.charge.give()
 
     def _abort(self, error: HeliographError) -> None:
-        part, self._part = self._part, None
-        if part is None:
+        if (part := self._take()) is None:
             return
         if isinstance(error, BREAKS):
             self._contents.keep(self._digest, part)

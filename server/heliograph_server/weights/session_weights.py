@@ -125,6 +125,11 @@ class SessionWeights:
             advice="send the content from its start",
         )
 
+    @property
+    def store(self) -> ContentStore:
+        """The store that its contents are in."""
+        return self._store
+
     def keep(self, digest: bytes, beginning: PartialContent) -> None:
         """Keep the bytes of an interrupted upload for a while, so that this tenant can continue
         it."""

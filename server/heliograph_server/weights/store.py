@@ -10,6 +10,9 @@ of its own.
             needs its memory
     kept:   no session holds it, but an interrupted upload may continue: for a bounded time, in
             bounded memory, and only until a device's memory is needed for another content
+
+An upload under way has the memory of the whole content. It gives that away, and ends, if nothing
+came for a while and other work needs memory.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from heliograph_backends.contract import Buffer, MultiBuffer
 from heliograph_proto.digests import DIGEST_BYTES, digest_of
@@ -38,6 +41,8 @@ logger = logging.getLogger(__name__)
 KEEP_SECONDS = 600.0
 #: The most bytes kept, in all.
 KEEP_BYTES = 4 * 2**30
+#: An upload without bytes for so long gives way to whatever needs its memory.
+STALLED_SECONDS = 5.0
 #: Lengths of a secret. So many random bytes cannot be guessed; the longest is only a bound.
 SECRET_BYTES = (16, 1024)
 
@@ -75,10 +80,28 @@ class PartialContent:
     #: The quota charge of its memory.
     charge: Charge
 
+    def bytes_on(self, device: str) -> int:
+        """The bytes of its memory on a device."""
+        parts = _parts_of(self.buffer)
+        return sum(part.size_bytes for part in parts if part.buffer_type.device.name == device)
+
     def free(self) -> None:
         """Free the memory and give back its charge."""
         self.buffer.free()
         self.charge.give()
+
+
+class OpenUpload(Protocol):
+    """An upload under way, as the store sees it."""
+
+    def give_way(self, since: float) -> bool:
+        """End the upload and free its memory, if nothing came since a time of the store's clock.
+
+        Return True if it did. Never waits.
+        """
+
+    def stalled_on(self, device: str, since: float) -> int:
+        """The bytes on a device that `give_way` would free."""
 
 
 @dataclass(eq=False, slots=True)
@@ -117,6 +140,7 @@ class ContentStore:
         self._tenants: dict[bytes, tuple[TenantContents, int]] = {}
         #: With the time when each expires; the oldest first.
         self._kept: OrderedDict[Key, tuple[float, Kept]] = OrderedDict()
+        self._uploads: set[OpenUpload] = set()
         self._closed = False
         #: Contents that clients looked up: found, and not found.
         self.hits = self.misses = 0
@@ -172,6 +196,27 @@ class ContentStore:
         for one in self._all():
             one.forget_lost()
         self._free(gone)
+
+    # Uploads under way
+
+    def now(self) -> float:
+        """The time of the store's clock."""
+        return self._clock()
+
+    def join(self, upload: OpenUpload) -> None:
+        """Register an upload."""
+        with self._lock:
+            self._uploads.add(upload)
+
+    def part(self, upload: OpenUpload) -> None:
+        """Undo `join`. Idempotent."""
+        with self._lock:
+            self._uploads.discard(upload)
+
+    def _open_uploads(self) -> tuple[Sequence[OpenUpload], float]:
+        """The uploads under way, and the time since which each must have had bytes."""
+        with self._lock:
+            return tuple(self._uploads), self._clock() - STALLED_SECONDS
 
     # Kept
 
@@ -234,7 +279,8 @@ class ContentStore:
             threading.Thread(target=self._free, args=(gone,), name="heliograph-expiry", daemon=True).start()
 
     def make_room(self) -> bool:
-        """As `Reclaimable.make_room`: free everything that is kept, and copies that no plan uses.
+        """As `Reclaimable.make_room`: free everything that is kept, what stalled uploads have, and
+        copies that no plan uses.
 
         The caller may hold the lock of one tenant's contents, and another thread that of another's.
         So this waits for no such lock, and skips contents that it would wait for.
@@ -250,7 +296,9 @@ class ContentStore:
             elif self._take(key, one):
                 one.free()
                 is_some = True
-        made = [one.make_room() for one in self._all()]
+        uploads, since = self._open_uploads()
+        made = [upload.give_way(since) for upload in uploads]
+        made += [one.make_room() for one in self._all()]
         return is_some or any(made)
 
     def _all(self) -> list[TenantContents]:
@@ -269,8 +317,10 @@ class ContentStore:
         """As `Reclaimable.idle_on`."""
         with self._lock:
             kept = [one for _, one in self._kept.values()]
-        kept_bytes = sum(_bytes_on(one, device) for one in kept)
-        return kept_bytes + sum(one.idle_on(device) for one in self._all())
+        uploads, since = self._open_uploads()
+        found = sum(_bytes_on(one, device) for one in kept)
+        found += sum(upload.stalled_on(device, since) for upload in uploads)
+        return found + sum(one.idle_on(device) for one in self._all())
 
     def _free(self, gone: Iterable[Kept]) -> None:
         for one in gone:
@@ -311,8 +361,7 @@ class ContentStore:
 def _bytes_on(one: Kept, device: str) -> int:
     if isinstance(one, WholeContent):
         return one.holdings.bytes_of(one.digest, device)
-    parts = _parts_of(one.buffer)
-    return sum(part.size_bytes for part in parts if part.buffer_type.device.name == device)
+    return one.bytes_on(device)
 
 
 def _parts_of(buffer: Buffer) -> tuple[Buffer, ...]:

@@ -14,7 +14,9 @@ from heliograph_backends.contract import Buffer, Usage
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import (
+    CancelledError,
     ContentMismatchError,
+    DeadlineExceededError,
     InvalidArgumentError,
     LimitExceededError,
     MissingContentError,
@@ -27,7 +29,7 @@ from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.runtime.host import Host
 from heliograph_server.scheduler.slices import Slice
 from heliograph_server.weights import tenant_store
-from heliograph_server.weights.store import ContentStore
+from heliograph_server.weights.store import STALLED_SECONDS, ContentStore
 from heliograph_server.weights.tenant_store import ScatteredBuffer, TenantContents
 
 ONE, TWO = content(1), content(2)
@@ -214,6 +216,27 @@ def test_what_is_kept_makes_way_for_contents_that_are_needed() -> None:
         assert not client.is_missing(large)
         with pytest.raises(OutOfMemoryError):
             client.upload(content(5, 4 * 4096))
+
+
+def test_a_stalled_upload_makes_way_for_whatever_needs_its_memory() -> None:
+    now = 0.0
+    with host_with(memory_bytes=6 * 4096, clock=lambda: now) as host:
+        client = Brought(host)
+        slow, large = content(3, 4 * 4096), content(4, 5 * 4096)
+        free = free_bytes(host)
+        stalled = client.session.begin_upload(digest_of(slow), len(slow))
+        stalled.write(0, slow[:1000])
+        now = STALLED_SECONDS - 1
+        with pytest.raises(OutOfMemoryError):
+            client.upload(large)
+        now = STALLED_SECONDS
+        client.upload(large)
+        assert not client.is_missing(large)
+        with pytest.raises(DeadlineExceededError, match="its memory was needed"):
+            stalled.write(1000, slow[1000:])
+        stalled.abort(CancelledError("the call ended"))
+        client.leave()
+        assert free_bytes(host) == free
 
 
 def test_a_tenant_may_hold_only_so_many_contents(monkeypatch: pytest.MonkeyPatch) -> None:
