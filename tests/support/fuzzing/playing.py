@@ -114,9 +114,10 @@ class Player:
         self._channel.close()
 
     def play(self, said: Conversation) -> Verdict:
-        """Play a conversation in a session of its own, and end that session."""
+        """Play a conversation in a session of its own, and end every session that it opened."""
         verdict, calls = Verdict(), dict[int, _Call]()
-        secret, answered = b"", threading.Condition()
+        secrets: list[bytes] = []
+        answered = threading.Condition()
         for step in said.steps:
             call = calls.get(step.call)
             if call is None:
@@ -126,7 +127,7 @@ class Player:
             if step.message is None:
                 call.send(None)
                 continue
-            if not call.send(step.message.replace(SECRET, secret) if secret else step.message):
+            if not call.send(step.message.replace(SECRET, secrets[-1]) if secrets else step.message):
                 continue
             if not METHODS[call.method].client_streaming:
                 call.send(None)
@@ -135,12 +136,12 @@ class Player:
                 with answered:
                     answered.wait_for(lambda call=call: call.answers or call.is_over, most)
                 if call.method == OPEN and call.answers:
-                    secret = session_pb2.OpenResponse.FromString(call.answers[0]).session
-        self._end(calls, secret, answered, verdict)
+                    secrets.append(session_pb2.OpenResponse.FromString(call.answers[0]).session)
+        self._end(calls, secrets, answered, verdict)
         return verdict
 
     def _end(
-        self, calls: dict[int, _Call], secret: bytes, answered: threading.Condition, verdict: Verdict
+        self, calls: dict[int, _Call], secrets: list[bytes], answered: threading.Condition, verdict: Verdict
     ) -> None:
         """Let the calls finish, cancel those that wait for more, and judge them."""
         streams = [call for call in calls.values() if call.method == EXECUTE]
@@ -148,7 +149,7 @@ class Player:
             call.send(None)
         with answered:
             answered.wait_for(lambda: all(call.is_over for call in streams), PATIENCE_SECONDS)
-        if secret:
+        for secret in secrets:
             message = session_pb2.CloseRequest(session=secret).SerializeToString()
             close = self._channel.unary_unary("/heliograph.v1.SessionService/Close")
             try:
@@ -159,7 +160,7 @@ class Player:
             call.send(None)
         for call in calls.values():
             # A call without a message ends only after a minute, and some never end by themselves.
-            if call.method in ENDLESS or not call.sent or not secret:
+            if call.method in ENDLESS or not call.sent or not secrets:
                 call.cancel()
         for call in calls.values():
             if not call.join():

@@ -210,7 +210,7 @@ def _outputs(it: LoadedRecipe) -> list[Array]:
 
 
 class _Impatient(Turn):
-    """A turn that somebody else wants at any time."""
+    """A turn that others want at any time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
