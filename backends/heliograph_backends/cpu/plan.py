@@ -134,9 +134,9 @@ class CpuPlan(Plan):
                         if abort.is_set:
                             raise CancelledError("the run was cancelled")
                         if self._is_asked:
-                            self._give(turn)
+                            self._give(turn, abort)
                         while not step.run():
-                            self._give(turn)
+                            self._give(turn, abort)
                     self.memory.finish_run()
             finally:
                 # Only after the watch has ended: a late abort must not end the next run.
@@ -167,12 +167,12 @@ class CpuPlan(Plan):
 
         return run, sum(step.cost_us for step in steps)
 
-    def _give(self, turn: Turn | None) -> None:
-        """Give the device to others for a while."""
+    def _give(self, turn: Turn | None, abort: Abort) -> None:
+        """Give the device to others for a while, unless the run should end soon."""
         self._is_asked = False
         for step in self._native:
             step.bound.clear_pause()
-        if turn is not None:
+        if turn is not None and not abort.is_requested:
             turn.give()
 
     def _request_pause(self) -> None:

@@ -125,7 +125,7 @@ class _Waiting(Ticket):
 
     def __init__(self, flow: FairFlow) -> None:
         self.flow = flow
-        self.has_begun = False
+        self.has_begun = self.is_paused = False
         self.began = 0.0
         #: Set when the run begins. Created under the lock if it has to wait.
         self.woken: threading.Event | None = None
@@ -140,6 +140,8 @@ class DeviceTurns:
         self._lock = threading.Lock()
         self._queue = FairQueue()
         self._clock = clock
+        #: The run whose thread looks after the others' slices: the last that began to wait.
+        self._keeper: _Waiting | None = None
 
     def __repr__(self) -> str:
         return f"<DeviceTurns {self._queue!r}>"
@@ -175,21 +177,35 @@ class DeviceTurns:
 
     def _await(self, ticket: _Waiting, woken: threading.Event, abort: Abort) -> None:
         """Wait until a run begins, and meanwhile have others give their turns to it."""
-        with abort.watch(woken.set):
-            while not woken.wait(self._ask()):
-                self.look()
         with self._lock:
+            self._keeper = ticket
+        with abort.watch(woken.set):
+            while not woken.wait(self._look_for(ticket)):
+                pass
+        with self._lock:
+            if self._keeper is ticket:
+                self._keeper = None
             if not ticket.has_begun:
                 self._wake(self._queue.withdraw(ticket, self._clock()))
                 raise CancelledError("the run was cancelled")
 
-    def _ask(self) -> float:
-        """Ask the run that should be paused, if any. Return the seconds until the next look."""
+    def _look_for(self, ticket: _Waiting) -> float:
+        """Look at the queue for a run that waits, and return the seconds until its next look.
+
+        One waiting run looks often, so that many do not all wake up with each slice.
+        """
         with self._lock:
-            overdue, seconds = self._queue.overdue(self._clock())
-            if isinstance(overdue, _Waiting) and overdue.asked is not None:
-                overdue.asked()
-        return LOOK_SECONDS if overdue is not None else min(seconds, LOOK_SECONDS)
+            now = self._clock()
+            self._wake(self._queue.look(now))
+            if self._keeper is None:
+                self._keeper = ticket
+            if self._keeper is not ticket:
+                return LOOK_SECONDS
+            overdue, seconds = self._queue.overdue(now)
+            for one in overdue:
+                if isinstance(one, _Waiting) and one.asked is not None:
+                    one.asked()
+            return min(seconds, LOOK_SECONDS)
 
     @contextmanager
     def watch(self, ticket: _Waiting, hook: Callable[[], None]) -> Iterator[None]:
@@ -284,13 +300,15 @@ class FairShare(DeviceLock):
 class _Turn(Turn):
     """A context in which the device is one tenant's."""
 
-    __slots__ = ("_abort", "_device", "_share", "_ticket")
+    __slots__ = ("_abort", "_device", "_share", "_ticket", "paused_seconds")
 
     def __init__(self, share: FairShare, abort: Abort, device: Device | None) -> None:
         self._share = share
         self._abort = abort
         self._device = device
         self._ticket: _Waiting | None = None
+        #: The time in which others had the device.
+        self.paused_seconds = 0.0
 
     def __enter__(self) -> _Turn:
         share = self._share
@@ -308,7 +326,9 @@ class _Turn(Turn):
 
     def give(self) -> None:
         assert self._ticket is not None
+        began = time.perf_counter()
         self._share.turns.give(self._ticket, self._abort)
+        self.paused_seconds += time.perf_counter() - began
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         share = self._share
@@ -353,6 +373,11 @@ def computing(
     if isinstance(device_lock, DeviceLock):
         return device_lock.computing(abort, device)
     return device_lock or nullcontext()
+
+
+def paused_seconds(turn: object) -> float:
+    """The time in seconds in which a run in `turn` gave the device to others."""
+    return turn.paused_seconds if isinstance(turn, _Turn) else 0.0
 
 
 def compute(

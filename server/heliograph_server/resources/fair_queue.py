@@ -10,11 +10,12 @@ device, each has one run at a time, also for a moment after the others left: oth
 many runs would begin them all in each gap of a flow with few.
 
 A long run can be paused: it gives its turn to a flow that is behind, and waits as the first of its
-own flow. `overdue` names the run that should. A run has at least a slice of time, since each pause
+own flow. `overdue` names the runs that should. A run has at least a slice of time, since each pause
 costs two thread switches.
 
 When a run ends and its flow has another one right behind it, that one counts as waiting: it arrives
-as soon as its thread has finished with the ended run, and keeps its turn meanwhile if it is next.
+as soon as its thread has finished with the ended run, and keeps its turn meanwhile if it is next,
+unless a paused run could use the time.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ class FairFlow(Hashable, Protocol):
 class Ticket:
     """One run of a flow, from its arrival to its end."""
 
-    __slots__ = ("began", "flow", "has_begun")
+    __slots__ = ("began", "flow", "has_begun", "is_paused")
 
     def __init__(self, flow: FairFlow) -> None:
         self.flow = flow
         self.has_begun = False
         #: The time at which it began, or went on after a pause.
         self.began = 0.0
+        self.is_paused = False
 
 
 @dataclass(slots=True, eq=False)
@@ -148,35 +150,38 @@ class FairQueue:
         self._waiting -= 1
         return self._next(now)
 
-    def overdue(self, now: float) -> tuple[Ticket | None, float]:
-        """The run that should be paused now, if any; else the seconds in which one may become so."""
-        if not self._waiting or len(self._running) != 1:
-            return None, inf
+    def overdue(self, now: float) -> tuple[tuple[Ticket, ...], float]:
+        """The runs that should be paused now, if any, and the seconds until that may change."""
+        flows = {one.flow for one in self._running}
+        if not self._waiting or len(flows) > 1:
+            return (), inf
+        if not flows:
+            # The device waits for a run that is expected.
+            ends = [one.expected - now for one in self._states.values() if one.expected > now]
+            return (), min(ends, default=inf)
         self._pass_time(now)
-        (running,) = self._running
-        state = self._states[running.flow]
-        tags = [one.tag for flow, one in self._states.items() if one.waiting and flow != running.flow]
+        (flow,) = flows
+        tags = [one.tag for other, one in self._states.items() if one.waiting and other != flow]
         if not tags:
-            return None, inf
+            return (), inf
         # Its tag grows by its time divided by its weight.
-        ahead = (min(tags) - state.tag) * running.flow.weight
-        left = max(ahead, running.began + SLICE_SECONDS - now)
-        return (None, left) if left > 0 else (running, 0.0)
+        ahead = (min(tags) - self._states[flow].tag) * flow.weight
+        left = max(ahead, max(one.began for one in self._running) + SLICE_SECONDS - now)
+        return ((), left) if left > 0 else (tuple(self._running), inf)
 
     def pause(self, ticket: Ticket, now: float) -> list[Ticket]:
         """Stop a run for a while. Return the runs that begin now, or go on: perhaps itself.
 
-        Another run of its flow may be waiting for this one, with a turn of its own; so this has an
-        effect only if it is the device's only run.
+        Other runs of its flow go on until they are paused too. None of them may wait for this one.
         """
         self._pass_time(now)
-        if len(self._running) != 1 or not self._waiting:
+        if not self._waiting:
             return [ticket]
         state = self._states[ticket.flow]
         state.running -= 1
         self._running.discard(ticket)
         state.seen = now
-        ticket.has_begun = False
+        ticket.has_begun, ticket.is_paused = False, True
         state.waiting.appendleft(ticket)
         self._waiting += 1
         return self._next(now)
@@ -252,7 +257,9 @@ class FairQueue:
             return begun
         if self._running:
             return []
-        candidates = (one for one in self._states.values() if one.waiting or one.expected > now)
+        candidates = [one for one in self._states.values() if one.waiting]
+        if not any(one.waiting[0].is_paused for one in candidates):
+            candidates += [one for one in self._states.values() if not one.waiting and one.expected > now]
         state = min(candidates, key=lambda one: one.tag)
         if not state.waiting:
             return []
@@ -261,7 +268,7 @@ class FairQueue:
 
     def _begin(self, state: _State, ticket: Ticket) -> Ticket:
         self._virtual = max(self._virtual, state.tag)
-        ticket.has_begun = True
+        ticket.has_begun, ticket.is_paused = True, False
         ticket.began = self._charged_until
         state.running += 1
         self._running.add(ticket)

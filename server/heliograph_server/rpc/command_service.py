@@ -221,7 +221,12 @@ async def _submit(
             if number:
                 await asyncio.sleep(0)
             last = _submit_turn(session, turn, last)
-            await outbox.has_room()
+            # A stream that waits for its reader takes no turns from others.
+            pace.streams -= 1
+            try:
+                await outbox.has_room()
+            finally:
+                pace.streams += 1
     finally:
         pace.streams -= 1
     return last

@@ -99,6 +99,7 @@ async def receive(
             )
         if piece is not first and piece.target is not None:
             raise ProtocolError("only the first message of an upload has a target")
+        upload.came()
         if writing is not None:
             await writing
         writing = _write(hashers, upload, piece) if hashers is not None else None

@@ -96,8 +96,8 @@ class ContentUpload(IncomingUpload):
         self._part: PartialContent | None = contents.begin(digest, size_bytes, offset_bytes)
         self.start_bytes = self.received_bytes = offset_bytes
         #: When its last bytes came.
-        self._seen = contents.store.now()
-        contents.store.join(self)
+        self._seen = contents.now()
+        contents.join(self)
 
     def _write(self, data: memoryview) -> None:
         if self._part is None:
@@ -105,15 +105,22 @@ class ContentUpload(IncomingUpload):
         self._part.buffer.set(self.received_bytes, data)
         self._part.hash.update(data)
         self._part.received_bytes += data.nbytes
-        self._seen = self._contents.store.now()
 
-    def give_way(self, since: float) -> bool:
-        """As `OpenUpload.give_way`."""
+    def came(self) -> None:
+        self._seen = self._contents.now()
+
+    @property
+    def _is_stalled(self) -> bool:
+        is_whole = self.received_bytes == self.size_bytes
+        return not is_whole and self._contents.now() - self._seen >= STALLED_SECONDS
+
+    def make_room(self) -> bool:
+        """As `Reclaimable.make_room`: end the upload if it is stalled."""
         if not self._lock.acquire(blocking=False):
             # Bytes are being written.
             return False
         try:
-            if self._seen > since or (part := self._take()) is None:
+            if not self._is_stalled or (part := self._take()) is None:
                 return False
             self._ended = DeadlineExceededError(
                 f"no bytes of the upload came for {STALLED_SECONDS:g} s, and its memory was needed",
@@ -124,15 +131,15 @@ class ContentUpload(IncomingUpload):
         part.free()
         return True
 
-    def stalled_on(self, device: str, since: float) -> int:
-        """As `OpenUpload.stalled_on`."""
+    def idle_on(self, device: str) -> int:
+        """As `Reclaimable.idle_on`."""
         part = self._part
-        return 0 if part is None or self._seen > since else part.bytes_on(device)
+        return part.bytes_on(device) if part is not None and self._is_stalled else 0
 
     def _take(self) -> PartialContent | None:
         """Take the content out of the upload."""
         part, self._part = self._part, None
-        self._contents.store.part(self)
+        self._contents.part(self)
         return part
 
     def _finish(self) -> None:

@@ -29,7 +29,7 @@ from heliograph_proto.graph import Leaf
 from heliograph_proto.models import ModelInfo
 from heliograph_server.resources.checks import check_living
 from heliograph_server.resources.quotas import Account, Charge, QuotaKind
-from heliograph_server.resources.reclaim import MemoryReclaim
+from heliograph_server.resources.reclaim import MemoryReclaim, Reclaimable
 from heliograph_server.scheduler.slices import digest_of
 from heliograph_server.weights.cache_writer import CacheWriter
 from heliograph_server.weights.disk_cache import FileSource
@@ -125,10 +125,19 @@ class SessionWeights:
             advice="send the content from its start",
         )
 
-    @property
-    def store(self) -> ContentStore:
-        """The store that its contents are in."""
-        return self._store
+    def now(self) -> float:
+        """The time by which uploads count as stalled."""
+        return self._store.now()
+
+    def join(self, upload: Reclaimable) -> None:
+        """Register an upload under way, which gives way to whatever needs its memory or quota."""
+        self._store.join(upload)
+        self._account.join(upload)
+
+    def part(self, upload: Reclaimable) -> None:
+        """Undo `join`. Idempotent."""
+        self._store.part(upload)
+        self._account.leave(upload)
 
     def keep(self, digest: bytes, beginning: PartialContent) -> None:
         """Keep the bytes of an interrupted upload for a while, so that this tenant can continue

@@ -21,15 +21,15 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from heliograph_backends.contract import Buffer, MultiBuffer
 from heliograph_proto.digests import DIGEST_BYTES, digest_of
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_server.resources.quotas import Account, Charge
-from heliograph_server.resources.reclaim import MemoryReclaim
+from heliograph_server.resources.reclaim import MemoryReclaim, Reclaimable
 from heliograph_server.resources.timers import Deadlines
 from heliograph_server.weights.disk_cache import DiskCache, FileSource
 from heliograph_server.weights.model_files import ModelFiles
@@ -91,19 +91,6 @@ class PartialContent:
         self.charge.give()
 
 
-class OpenUpload(Protocol):
-    """An upload under way, as the store sees it."""
-
-    def give_way(self, since: float) -> bool:
-        """End the upload and free its memory, if nothing came since a time of the store's clock.
-
-        Return True if it did. Never waits.
-        """
-
-    def stalled_on(self, device: str, since: float) -> int:
-        """The bytes on a device that `give_way` would free."""
-
-
 @dataclass(eq=False, slots=True)
 class WholeContent:
     """A content that no plan has used yet. This object is its holder."""
@@ -140,7 +127,7 @@ class ContentStore:
         self._tenants: dict[bytes, tuple[TenantContents, int]] = {}
         #: With the time when each expires; the oldest first.
         self._kept: OrderedDict[Key, tuple[float, Kept]] = OrderedDict()
-        self._uploads: set[OpenUpload] = set()
+        self._uploads: set[Reclaimable] = set()
         self._closed = False
         #: Contents that clients looked up: found, and not found.
         self.hits = self.misses = 0
@@ -193,7 +180,7 @@ class ContentStore:
         with self._lock:
             lost = [key for key, (_, one) in self._kept.items() if _is_lost(one)]
             gone = [self._kept.pop(key)[1] for key in lost]
-        for one in self._all():
+        for one in self._holdings():
             one.forget_lost()
         self._free(gone)
 
@@ -203,20 +190,15 @@ class ContentStore:
         """The time of the store's clock."""
         return self._clock()
 
-    def join(self, upload: OpenUpload) -> None:
+    def join(self, upload: Reclaimable) -> None:
         """Register an upload."""
         with self._lock:
             self._uploads.add(upload)
 
-    def part(self, upload: OpenUpload) -> None:
+    def part(self, upload: Reclaimable) -> None:
         """Undo `join`. Idempotent."""
         with self._lock:
             self._uploads.discard(upload)
-
-    def _open_uploads(self) -> tuple[Sequence[OpenUpload], float]:
-        """The uploads under way, and the time since which each must have had bytes."""
-        with self._lock:
-            return tuple(self._uploads), self._clock() - STALLED_SECONDS
 
     # Kept
 
@@ -296,12 +278,15 @@ class ContentStore:
             elif self._take(key, one):
                 one.free()
                 is_some = True
-        uploads, since = self._open_uploads()
-        made = [upload.give_way(since) for upload in uploads]
-        made += [one.make_room() for one in self._all()]
+        made = [one.make_room() for one in self._all()]
         return is_some or any(made)
 
-    def _all(self) -> list[TenantContents]:
+    def _all(self) -> list[Reclaimable]:
+        with self._lock:
+            uploads = tuple(self._uploads)
+        return [*uploads, *self._holdings()]
+
+    def _holdings(self) -> list[TenantContents]:
         with self._lock:
             return [one for one, _ in self._tenants.values()]
 
@@ -317,10 +302,8 @@ class ContentStore:
         """As `Reclaimable.idle_on`."""
         with self._lock:
             kept = [one for _, one in self._kept.values()]
-        uploads, since = self._open_uploads()
-        found = sum(_bytes_on(one, device) for one in kept)
-        found += sum(upload.stalled_on(device, since) for upload in uploads)
-        return found + sum(one.idle_on(device) for one in self._all())
+        kept_bytes = sum(_bytes_on(one, device) for one in kept)
+        return kept_bytes + sum(one.idle_on(device) for one in self._all())
 
     def _free(self, gone: Iterable[Kept]) -> None:
         for one in gone:

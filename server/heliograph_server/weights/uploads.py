@@ -38,6 +38,9 @@ class IncomingUpload(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.received_bytes:,} of {self.size_bytes:,} bytes>"
 
+    def came(self) -> None:
+        """Note that a piece came, which will be written."""
+
     def write(self, offset_bytes: int, data: bytes | memoryview) -> None:
         """Write the next piece. Raises ProtocolError for a gap or too many bytes, which end the
         upload."""

@@ -24,11 +24,14 @@ from heliograph_proto.errors import (
     ProtocolError,
     SessionClosedError,
 )
+from heliograph_proto.sessions import Quota
 from heliograph_server.resources.quotas import Account
 from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.runtime.host import Host
 from heliograph_server.scheduler.slices import Slice
+from heliograph_server.session.bulk import ContentUpload
 from heliograph_server.weights import tenant_store
+from heliograph_server.weights.session_weights import SessionWeights
 from heliograph_server.weights.store import STALLED_SECONDS, ContentStore
 from heliograph_server.weights.tenant_store import ScatteredBuffer, TenantContents
 
@@ -237,6 +240,40 @@ def test_a_stalled_upload_makes_way_for_whatever_needs_its_memory() -> None:
         stalled.abort(CancelledError("the call ended"))
         client.leave()
         assert free_bytes(host) == free
+
+
+def test_an_upload_that_is_whole_or_has_a_piece_under_way_is_not_stalled() -> None:
+    now = 0.0
+    with host_with(memory_bytes=6 * 4096, clock=lambda: now) as host:
+        client = Brought(host)
+        slow, large = content(3, 2 * 4096), content(4, 5 * 4096)
+        under_way, whole = (client.session.begin_upload(digest_of(one), len(one)) for one in (slow, ONE))
+        whole.write(0, ONE)
+        now = STALLED_SECONDS
+        under_way.came()
+        with pytest.raises(OutOfMemoryError):
+            client.upload(large)
+        under_way.write(0, slow)
+        assert [under_way.finish(), whole.finish()] == [len(slow), len(ONE)]
+
+
+def test_a_quota_counts_no_stalled_upload() -> None:
+    now = 0.0
+    device, store = FakeDevice("fake0"), ContentStore(clock=lambda: now)
+    account = Account("alice", Quota(device_memory_bytes=5 * 4096))
+    weights = SessionWeights(lambda: [device], MemoryReclaim(store), store, account=account)
+
+    def begin(data: bytes) -> ContentUpload:
+        return ContentUpload(digest_of(data), len(data), weights, lambda _: None)
+
+    slow, large = content(3, 4 * 4096), content(4, 4 * 4096)
+    begin(slow).write(0, slow[:1000])
+    with pytest.raises(OutOfMemoryError):
+        begin(large)
+    now = STALLED_SECONDS
+    begin(large).abort(ProtocolError("enough"))
+    assert account.usage().device_memory_bytes == 0
+    device.close()
 
 
 def test_a_tenant_may_hold_only_so_many_contents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,13 @@ from fair_sharing import Sharing, Tenant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heliograph_server.resources.fair_queue import LINGER_SECONDS, SLICE_SECONDS, FairQueue, Ticket
+from heliograph_server.resources.fair_queue import (
+    LINGER_SECONDS,
+    PATIENCE_SECONDS,
+    SLICE_SECONDS,
+    FairQueue,
+    Ticket,
+)
 
 RUN = 0.01
 
@@ -123,10 +129,10 @@ def test_a_long_run_gives_its_turn_to_one_that_is_behind_and_goes_on_after_it() 
     queue, long, short = FairQueue(), Tenant(1.0), Tenant(RUN)
     running, behind, quick = Ticket(long), Ticket(long), Ticket(short)
     queue.arrive(running, 0.0)
-    assert queue.overdue(0.5) == (None, inf)
+    assert queue.overdue(0.5) == ((), inf)
     queue.arrive(quick, 0.5)
     queue.arrive(behind, 0.5)
-    assert queue.overdue(0.51) == (running, 0.0)
+    assert queue.overdue(0.51) == ((running,), inf)
     assert queue.pause(running, 0.51) == [quick] and not running.has_begun
     assert queue.end(quick, 0.52) == [running]
     assert queue.end(running, 0.6) == [behind]
@@ -137,13 +143,13 @@ def test_a_run_has_a_slice_of_time_before_it_is_paused() -> None:
     first, second = Ticket(one), Ticket(other)
     queue.arrive(first, 0.0)
     queue.arrive(second, 0.0)
-    assert queue.overdue(0.0) == (None, SLICE_SECONDS)
+    assert queue.overdue(0.0) == ((), SLICE_SECONDS)
     now = SLICE_SECONDS
-    assert queue.overdue(now) == (first, 0.0)
+    assert queue.overdue(now) == ((first,), inf)
     assert queue.pause(first, now) == [second]
-    assert queue.overdue(now) == (None, SLICE_SECONDS)
+    assert queue.overdue(now) == ((), SLICE_SECONDS)
     # It may get as far ahead as it was behind.
-    assert queue.overdue(2 * now) == (second, 0.0)
+    assert queue.overdue(2 * now) == ((second,), inf)
 
 
 def test_a_tenant_with_a_larger_share_is_paused_later() -> None:
@@ -153,19 +159,44 @@ def test_a_tenant_with_a_larger_share_is_paused_later() -> None:
     queue.arrive(first, 0.0)
     assert queue.pause(second, 0.01) == [first]
     found, seconds = queue.overdue(0.01)
-    assert found is None and seconds == pytest.approx(0.04)
+    assert not found and seconds == pytest.approx(0.04)
 
 
-def test_a_run_is_not_paused_while_another_one_may_wait_for_it_with_a_turn() -> None:
+def test_runs_of_one_tenant_are_all_paused_before_another_has_its_turn() -> None:
     queue, long, short = FairQueue(), Tenant(1.0), Tenant(RUN)
     first, second, quick = Ticket(long), Ticket(long), Ticket(short)
     queue.arrive(first, 0.0)
     queue.arrive(second, 0.0)
     queue.arrive(quick, 0.1)
-    assert queue.overdue(0.2) == (None, inf)
-    assert queue.pause(first, 0.2) == [first] and first.has_begun
-    assert queue.end(second, 0.3) == []
-    assert queue.overdue(0.3) == (first, 0.0)
+    found, _ = queue.overdue(0.2)
+    assert set(found) == {first, second}
+    assert queue.pause(first, 0.2) == []
+    assert queue.pause(second, 0.2) == [quick]
+    # While another tenant is about, each has one run at a time.
+    assert queue.end(quick, 0.3) == [second]
+    assert queue.end(second, 0.4) == [first]
+
+
+def test_a_paused_run_goes_on_while_another_tenants_run_is_only_expected() -> None:
+    queue, long, short = FairQueue(), Tenant(1.0), Tenant(RUN)
+    running, quick = Ticket(long), Ticket(short)
+    queue.arrive(running, 0.0)
+    queue.arrive(quick, 0.1)
+    queue.pause(running, 0.2)
+    assert queue.end(quick, 0.21, has_more=True) == [running]
+
+
+def test_the_end_of_the_wait_for_an_expected_run_is_known() -> None:
+    queue, long, short = FairQueue(), Tenant(1.0), Tenant(RUN)
+    first, again, quick = Ticket(long), Ticket(long), Ticket(short)
+    queue.arrive(first, 0.0)
+    queue.arrive(quick, 0.1)
+    queue.arrive(again, 0.1)
+    queue.end(first, 1.0)
+    assert queue.end(quick, 1.01, has_more=True) == []
+    asked, seconds = queue.overdue(1.01)
+    assert not asked and seconds == pytest.approx(PATIENCE_SECONDS)
+    assert queue.look(1.01 + PATIENCE_SECONDS) == [again]
 
 
 def test_a_paused_run_can_be_withdrawn() -> None:
