@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
 
 from grpc import aio
 
@@ -24,7 +23,7 @@ from heliograph_proto.v1 import admin_pb2, device_pb2
 from heliograph_server.resources.principals import Principal, current_principal
 from heliograph_server.rpc.audit import AuditedService
 from heliograph_server.rpc.ending import end_session
-from heliograph_server.rpc.requests import Requests
+from heliograph_server.rpc.requests import Context, Requests
 from heliograph_server.runtime.draining import Draining
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.runtime.status import list_sessions, take_snapshot
@@ -38,10 +37,6 @@ INTERVAL_MS, LEAST_MS, MOST_MS = 1000, 100, 3_600_000
 #: The most concurrent calls of Watch.
 MOST_WATCHERS = 32
 MOST_REASON = 1000
-
-Request = TypeVar("Request")
-Response = TypeVar("Response")
-Context: TypeAlias = "aio.ServicerContext[Request, Response]"
 
 
 class AdminService:
@@ -76,18 +71,14 @@ class AdminService:
         requests.serve(server, service, audited, is_operators=True)
 
     async def ListSessions(
-        self,
-        request: admin_pb2.ListSessionsRequest,
-        context: Context[admin_pb2.ListSessionsRequest, admin_pb2.ListSessionsResponse],
+        self, request: admin_pb2.ListSessionsRequest, context: Context
     ) -> admin_pb2.ListSessionsResponse:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._askers, list_sessions, self._slot.host)
         return admin_pb2.ListSessionsResponse(sessions=encode_all(found, admin_pb2.SessionStatus))
 
     async def EndSession(
-        self,
-        request: admin_pb2.EndSessionRequest,
-        context: Context[admin_pb2.EndSessionRequest, admin_pb2.EndSessionResponse],
+        self, request: admin_pb2.EndSessionRequest, context: Context
     ) -> admin_pb2.EndSessionResponse:
         found = next((one for one in self._slot.host.sessions if one.number == request.number), None)
         if found is None:
@@ -107,43 +98,31 @@ class AdminService:
         await asyncio.shield(end_session(found, self._closers, error))
         return admin_pb2.EndSessionResponse()
 
-    async def Drain(
-        self,
-        request: admin_pb2.DrainRequest,
-        context: Context[admin_pb2.DrainRequest, admin_pb2.DrainResponse],
-    ) -> admin_pb2.DrainResponse:
+    async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         status = await self._draining.begin(request.deadline_ms / 1e3, stay=request.stay)
         return admin_pb2.DrainResponse(drain=encode(status, admin_pb2.DrainStatus))
 
     async def UndoDrain(
-        self,
-        request: admin_pb2.UndoDrainRequest,
-        context: Context[admin_pb2.UndoDrainRequest, admin_pb2.UndoDrainResponse],
+        self, request: admin_pb2.UndoDrainRequest, context: Context
     ) -> admin_pb2.UndoDrainResponse:
         return admin_pb2.UndoDrainResponse(drain=encode(await self._draining.undo(), admin_pb2.DrainStatus))
 
     async def SetLogLevel(
-        self,
-        request: admin_pb2.SetLogLevelRequest,
-        context: Context[admin_pb2.SetLogLevelRequest, admin_pb2.SetLogLevelResponse],
+        self, request: admin_pb2.SetLogLevelRequest, context: Context
     ) -> admin_pb2.SetLogLevelResponse:
         previous = set_log_level(request.level)
         logger.warning("the log level is now %s; it was %s", request.level, previous)
         return admin_pb2.SetLogLevelResponse(previous=previous)
 
     async def ListBackends(
-        self,
-        request: admin_pb2.ListBackendsRequest,
-        context: Context[admin_pb2.ListBackendsRequest, admin_pb2.ListBackendsResponse],
+        self, request: admin_pb2.ListBackendsRequest, context: Context
     ) -> admin_pb2.ListBackendsResponse:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._askers, self._slot.host.backends.list)
         return admin_pb2.ListBackendsResponse(backends=encode_all(found, admin_pb2.BackendUse))
 
     async def UnloadBackend(
-        self,
-        request: admin_pb2.UnloadBackendRequest,
-        context: Context[admin_pb2.UnloadBackendRequest, admin_pb2.UnloadBackendResponse],
+        self, request: admin_pb2.UnloadBackendRequest, context: Context
     ) -> admin_pb2.UnloadBackendResponse:
         # Goes on even if the operator hangs up.
         unloading = self._closers.submit(self._slot.host.backends.unload, request.name)
@@ -151,19 +130,13 @@ class AdminService:
         return admin_pb2.UnloadBackendResponse(backend=encode(found, device_pb2.Backend))
 
     async def LoadBackend(
-        self,
-        request: admin_pb2.LoadBackendRequest,
-        context: Context[admin_pb2.LoadBackendRequest, admin_pb2.LoadBackendResponse],
+        self, request: admin_pb2.LoadBackendRequest, context: Context
     ) -> admin_pb2.LoadBackendResponse:
         loading = self._closers.submit(self._slot.host.backends.load, request.source, tuple(request.devices))
         found = await asyncio.shield(asyncio.wrap_future(loading))
         return admin_pb2.LoadBackendResponse(backend=encode(found, device_pb2.Backend))
 
-    async def Watch(
-        self,
-        request: admin_pb2.WatchRequest,
-        context: Context[admin_pb2.WatchRequest, admin_pb2.Snapshot],
-    ) -> None:
+    async def Watch(self, request: admin_pb2.WatchRequest, context: Context) -> None:
         interval_ms = request.interval_ms or INTERVAL_MS
         if not LEAST_MS <= interval_ms <= MOST_MS:
             advice = f"choose {LEAST_MS} to {MOST_MS:,} ms"
@@ -176,9 +149,7 @@ class AdminService:
         finally:
             self._watchers -= 1
 
-    async def _send_snapshots(
-        self, context: Context[admin_pb2.WatchRequest, admin_pb2.Snapshot], seconds: float
-    ) -> None:
+    async def _send_snapshots(self, context: Context, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         before: Snapshot | None = None
         while not self._draining.hung_up.is_set():

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -64,20 +63,6 @@ class Refusals:
 
 
 def _audited(name: str, handler: Callable[..., Any], audit: AuditLog) -> Callable[..., Any]:
-    if inspect.isasyncgenfunction(handler):
-
-        @functools.wraps(handler)
-        async def streaming(request: Any, context: Any) -> AsyncIterator[Any]:
-            try:
-                async for answer in handler(request, context):
-                    yield answer
-            except BaseException as error:
-                _record(audit, name, request, context, error)
-                raise
-            _record(audit, name, request, context)
-
-        return streaming
-
     @functools.wraps(handler)
     async def calling(request: Any, context: Any) -> Any:
         try:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor, Future
-from typing import Any
 
 from grpc import aio
 
 from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.rpc.receiving import abort, decoded, first_of, next_piece, receive
-from heliograph_server.rpc.requests import Requests, gives_bytes, takes_bytes
+from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
 from heliograph_server.rpc.upload_service import TicketCalls
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
@@ -44,7 +43,7 @@ class BulkService:
     async def Upload(
         self,
         requests: AsyncIterator[bytes],
-        context: aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> bulk_pb2.UploadResponse:
         first = decoded(await first_of(anext(requests, None)))
         if first is None or first.target is None:
@@ -85,7 +84,7 @@ class BulkService:
     async def UploadShared(
         self,
         requests: AsyncIterator[bytes],
-        context: aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> None:
         first = _place_of(await first_of(anext(requests, None)))
         if first is None or not isinstance(_target(first.target), bytes):
@@ -108,9 +107,7 @@ class BulkService:
             raise
 
     @gives_bytes
-    async def Download(
-        self, request: bulk_pb2.DownloadRequest, context: aio.ServicerContext[Any, Any]
-    ) -> None:
+    async def Download(self, request: bulk_pb2.DownloadRequest, context: Context) -> None:
         session = self._slot.session(request.session)
         download = session.open_download(request.transfer)
         try:
@@ -123,9 +120,7 @@ class BulkService:
             download.close()
 
     async def FindMissingContents(
-        self,
-        request: bulk_pb2.FindMissingContentsRequest,
-        context: aio.ServicerContext[Any, Any],
+        self, request: bulk_pb2.FindMissingContentsRequest, context: Context
     ) -> bulk_pb2.FindMissingContentsResponse:
         session = self._slot.session(request.session)
         if (count := len(request.digests) + len(request.sent_digests)) > (

@@ -14,7 +14,7 @@ from heliograph_proto import codec
 from heliograph_proto.v1 import device_pb2, model_pb2
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.message_limits import check_placement, check_queries
-from heliograph_server.rpc.requests import Requests
+from heliograph_server.rpc.requests import Context, Requests
 from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
 
@@ -43,40 +43,30 @@ class DeviceService:
         requests.serve(server, device_pb2.DESCRIPTOR.services_by_name["DeviceService"], self)
 
     async def ListDevices(
-        self,
-        request: device_pb2.ListDevicesRequest,
-        context: aio.ServicerContext[device_pb2.ListDevicesRequest, device_pb2.ListDevicesResponse],
+        self, request: device_pb2.ListDevicesRequest, context: Context
     ) -> device_pb2.ListDevicesResponse:
         found = await asyncio.wrap_future(self._askers.submit(self._slot.host.device_list))
         return codec.encode(replace(found, facts=self._facts()), device_pb2.ListDevicesResponse)
 
     async def GetMemory(
-        self,
-        request: device_pb2.GetMemoryRequest,
-        context: aio.ServicerContext[device_pb2.GetMemoryRequest, device_pb2.GetMemoryResponse],
+        self, request: device_pb2.GetMemoryRequest, context: Context
     ) -> device_pb2.GetMemoryResponse:
         asking = self._askers.submit(self._slot.host.memory_for, request.device, current_principal())
         memory = await asyncio.wrap_future(asking)
         return device_pb2.GetMemoryResponse(memory=codec.encode(memory, device_pb2.Memory))
 
     async def QueryOps(
-        self,
-        request: device_pb2.QueryOpsRequest,
-        context: aio.ServicerContext[device_pb2.QueryOpsRequest, device_pb2.QueryOpsResponse],
+        self, request: device_pb2.QueryOpsRequest, context: Context
     ) -> device_pb2.QueryOpsResponse:
         return await self._answer(_query_ops, request)
 
     async def QueryPlacement(
-        self,
-        request: device_pb2.QueryPlacementRequest,
-        context: aio.ServicerContext[device_pb2.QueryPlacementRequest, device_pb2.QueryPlacementResponse],
+        self, request: device_pb2.QueryPlacementRequest, context: Context
     ) -> device_pb2.QueryPlacementResponse:
         return await self._answer(_query_placement, request)
 
     async def ListLinks(
-        self,
-        request: device_pb2.ListLinksRequest,
-        context: aio.ServicerContext[device_pb2.ListLinksRequest, device_pb2.ListLinksResponse],
+        self, request: device_pb2.ListLinksRequest, context: Context
     ) -> device_pb2.ListLinksResponse:
         found = await asyncio.wrap_future(self._askers.submit(self._slot.host.links))
         return device_pb2.ListLinksResponse(links=codec.encode_all(found, device_pb2.MemberLink))
@@ -116,18 +106,14 @@ class ModelService:
         requests.serve(server, model_pb2.DESCRIPTOR.services_by_name["ModelService"], self)
 
     async def ListModels(
-        self,
-        request: model_pb2.ListModelsRequest,
-        context: aio.ServicerContext[model_pb2.ListModelsRequest, model_pb2.ListModelsResponse],
+        self, request: model_pb2.ListModelsRequest, context: Context
     ) -> model_pb2.ListModelsResponse:
         session = self._slot.session(request.session)
         names = await asyncio.wrap_future(self._readers.submit(session.models))
         return model_pb2.ListModelsResponse(names=names)
 
     async def DescribeModel(
-        self,
-        request: model_pb2.DescribeModelRequest,
-        context: aio.ServicerContext[model_pb2.DescribeModelRequest, model_pb2.DescribeModelResponse],
+        self, request: model_pb2.DescribeModelRequest, context: Context
     ) -> model_pb2.DescribeModelResponse:
         session = self._slot.session(request.session)
         found = await asyncio.wrap_future(self._readers.submit(session.describe_model, request.name))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from grpc import aio
 
@@ -38,13 +38,12 @@ from heliograph_server.links.links import wrong_size
 from heliograph_server.links.probe import check_probe, probe
 from heliograph_server.resources.failures import typed
 from heliograph_server.rpc.receiving import first_of
-from heliograph_server.rpc.requests import Requests, gives_bytes, takes_bytes
+from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
 from heliograph_server.runtime.host_slot import HostSlot
 
 logger = logging.getLogger(__name__)
 
 Found = TypeVar("Found", OutgoingValue, IncomingValue)
-Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
 
 #: The most bytes that an Echo sends back.
 ECHO_BYTES = 2**20

@@ -27,7 +27,7 @@ from heliograph_server.rpc.message_limits import (
     check_options,
     check_reserve,
 )
-from heliograph_server.rpc.requests import Requests
+from heliograph_server.rpc.requests import Context, Requests
 from heliograph_server.rpc.session_service import traced
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
@@ -52,11 +52,7 @@ class PlanService:
         """Register the service with a server."""
         requests.serve(server, plan_pb2.DESCRIPTOR.services_by_name["PlanService"], self)
 
-    async def Compile(
-        self,
-        request: plan_pb2.CompileRequest,
-        context: aio.ServicerContext[plan_pb2.CompileRequest, plan_pb2.CompileResponse],
-    ) -> plan_pb2.CompileResponse:
+    async def Compile(self, request: plan_pb2.CompileRequest, context: Context) -> plan_pb2.CompileResponse:
         session = self._slot.session(request.session)
         check_bindings(request, session.limits)
         async with self._in_time():
@@ -71,9 +67,7 @@ class PlanService:
                     return codec.encode(info, plan_pb2.CompileResponse)
 
     async def PlaceContents(
-        self,
-        request: plan_pb2.PlaceContentsRequest,
-        context: aio.ServicerContext[plan_pb2.PlaceContentsRequest, plan_pb2.PlaceContentsResponse],
+        self, request: plan_pb2.PlaceContentsRequest, context: Context
     ) -> plan_pb2.PlaceContentsResponse:
         session = self._slot.session(request.compile.session)
         check_bindings(request.compile, session.limits)
@@ -122,20 +116,14 @@ class PlanService:
         return self._locks.setdefault(session, asyncio.Lock())
 
     async def Estimate(
-        self,
-        request: plan_pb2.EstimateRequest,
-        context: aio.ServicerContext[plan_pb2.EstimateRequest, plan_pb2.EstimateResponse],
+        self, request: plan_pb2.EstimateRequest, context: Context
     ) -> plan_pb2.EstimateResponse:
         session = self._slot.session(request.session)
         async with self._in_time(), self._one_at_a_time(session):
             found = await self._in_turn(session, request, partial(_estimate, session, request))
         return codec.encode(found, plan_pb2.EstimateResponse)
 
-    async def Reserve(
-        self,
-        request: plan_pb2.ReserveRequest,
-        context: aio.ServicerContext[plan_pb2.ReserveRequest, plan_pb2.ReserveResponse],
-    ) -> plan_pb2.ReserveResponse:
+    async def Reserve(self, request: plan_pb2.ReserveRequest, context: Context) -> plan_pb2.ReserveResponse:
         session = self._slot.session(request.session)
         async with self._in_time(), self._one_at_a_time(session):
             undo = partial(_forget, session, request.reservation)
@@ -143,11 +131,7 @@ class PlanService:
         shares = [plan_pb2.ReservedShare(name=name, size_bytes=size) for name, size in sizes.items()]
         return plan_pb2.ReserveResponse(devices=shares)
 
-    async def Explain(
-        self,
-        request: plan_pb2.ExplainRequest,
-        context: aio.ServicerContext[plan_pb2.ExplainRequest, plan_pb2.ExplainResponse],
-    ) -> plan_pb2.ExplainResponse:
+    async def Explain(self, request: plan_pb2.ExplainRequest, context: Context) -> plan_pb2.ExplainResponse:
         session = self._slot.session(request.session)
         return await asyncio.wrap_future(self._listeners.submit(_explain, session, request.plan))
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
 from urllib.parse import unquote
 
 from grpc import aio
@@ -20,7 +19,7 @@ from heliograph_proto.trace_context import handing_on, trace_in
 from heliograph_proto.v1 import session_pb2
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.ending import end_session
-from heliograph_server.rpc.requests import Requests
+from heliograph_server.rpc.requests import Context, Requests
 from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
@@ -52,11 +51,7 @@ class SessionService:
         """Register the service with a server."""
         requests.serve(server, session_pb2.DESCRIPTOR.services_by_name["SessionService"], self)
 
-    async def Open(
-        self,
-        request: session_pb2.OpenRequest,
-        context: aio.ServicerContext[session_pb2.OpenRequest, session_pb2.OpenResponse],
-    ) -> session_pb2.OpenResponse:
+    async def Open(self, request: session_pb2.OpenRequest, context: Context) -> session_pb2.OpenResponse:
         versions = (request.version_min, request.version_max)
         host = self._slot.host
         opening = self._askers.submit(
@@ -75,11 +70,7 @@ class SessionService:
             info = replace(info, shared_memory=self._offer(context.peer()))
         return codec.encode(info, session_pb2.OpenResponse)
 
-    async def Close(
-        self,
-        request: session_pb2.CloseRequest,
-        context: aio.ServicerContext[session_pb2.CloseRequest, session_pb2.CloseResponse],
-    ) -> session_pb2.CloseResponse:
+    async def Close(self, request: session_pb2.CloseRequest, context: Context) -> session_pb2.CloseResponse:
         try:
             # Without a slot of the session's calls, so that it can end at their limit.
             session = self._slot.host.session(request.session, current_principal())
@@ -89,19 +80,13 @@ class SessionService:
         return session_pb2.CloseResponse()
 
     async def GetStatistics(
-        self,
-        request: session_pb2.GetStatisticsRequest,
-        context: aio.ServicerContext[session_pb2.GetStatisticsRequest, session_pb2.GetStatisticsResponse],
+        self, request: session_pb2.GetStatisticsRequest, context: Context
     ) -> session_pb2.GetStatisticsResponse:
         host = self._slot.host
         traffic = self._slot.session(request.session).traffic
         return codec.encode(replace(traffic, peers=host.exchange.traffic), session_pb2.GetStatisticsResponse)
 
-    async def FollowLog(
-        self,
-        request: session_pb2.FollowLogRequest,
-        context: aio.ServicerContext[session_pb2.FollowLogRequest, session_pb2.FollowLogResponse],
-    ) -> None:
+    async def FollowLog(self, request: session_pb2.FollowLogRequest, context: Context) -> None:
         session = self._slot.session(request.session)
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
@@ -122,7 +107,7 @@ class SessionService:
             follower.close()
 
 
-async def _write_lines(follower: LogFollower, context: aio.ServicerContext[Any, Any]) -> None:
+async def _write_lines(follower: LogFollower, context: Context) -> None:
     lines, dropped = follower.take()
     for number in range(0, len(lines), LINES_A_MESSAGE):
         part = lines[number : number + LINES_A_MESSAGE]
@@ -134,7 +119,7 @@ async def _write_lines(follower: LogFollower, context: aio.ServicerContext[Any, 
 
 
 @contextmanager
-def traced(name: str, host: Host, session: Session, context: aio.ServicerContext[Any, Any]) -> Iterator[None]:
+def traced(name: str, host: Host, session: Session, context: Context) -> Iterator[None]:
     """Create a span of this name while a call is answered, if its caller sends a sampled one.
 
     Calls to other daemons meanwhile belong to the span.

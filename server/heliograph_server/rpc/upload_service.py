@@ -11,15 +11,13 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
-from grpc import aio
-
 from heliograph_backends.contract import UploadNews
 from heliograph_proto.codec import encode_error
 from heliograph_proto.errors import CancelledError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.receiving import abort, decoded, first_of, next_piece, receive
-from heliograph_server.rpc.requests import takes_bytes
+from heliograph_server.rpc.requests import Context, takes_bytes
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.runtime.upload_tickets import AdmittedUpload, Announced, given_up
 
@@ -31,7 +29,7 @@ class TicketCalls:
         self._slot = slot
         self._workers = workers
 
-    async def Admit(self, request: bulk_pb2.AdmitRequest, context: aio.ServicerContext[Any, Any]) -> None:
+    async def Admit(self, request: bulk_pb2.AdmitRequest, context: Context) -> None:
         host = self._slot.host
         session = self._slot.session(request.session)
         announced = [Announced(one.tensor, one.size_bytes, one.digest) for one in request.contents]
@@ -63,9 +61,7 @@ class TicketCalls:
         return asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
     @takes_bytes
-    async def UploadAdmitted(
-        self, requests: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]
-    ) -> None:
+    async def UploadAdmitted(self, requests: AsyncIterator[bytes], context: Context) -> None:
         host = self._slot.host
         first = decoded(await first_of(anext(requests, None)))
         target = bulk_pb2.UploadTarget.FromString((first and first.target) or b"")
