@@ -123,9 +123,9 @@ class _SharedHost:
         registry = open_registry((given,)) if given else open_registry()
         host = Host(registry)
         if any(one.site is not None for one in registry.devices):
-            from heliograph_server.links.blocking import BlockingPeers
+            from heliograph_server.links.thread import ThreadPeers
 
-            host.exchange.use(BlockingPeers())
+            host.exchange.use(ThreadPeers())
         return host
 
     def _pool(self, timeout: float) -> Host:
