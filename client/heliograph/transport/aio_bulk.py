@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -11,8 +13,8 @@ import grpc
 from heliograph.core.effects import ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Transfer
 from heliograph.transport import bulk, handshake
-from heliograph.transport.aio_direct_upload import AioDirect
 from heliograph.transport.channels import open_aio_channel
+from heliograph.transport.direct_upload import Channels, DirectUpload
 from heliograph.transport.shared_memory import SharedUpload, cut_short, take_slots
 from heliograph_proto.errors import CancelledError, HeliographError
 from heliograph_proto.sessions import Traffic
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: The most uploads to other daemons at once, each on a thread.
+MOST_DIRECT = 32
+
 
 class AioBulk:
     """The uploads and downloads of a session."""
@@ -31,7 +36,8 @@ class AioBulk:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
         self._channel = open_aio_channel(self._address, shell.channel_options, shell.credentials)
-        self._direct = AioDirect(self._address, shell.credentials)
+        self._others = Channels(self._address, shell.credentials)
+        self._senders = ThreadPoolExecutor(MOST_DIRECT, "heliograph-direct")
 
     def start_upload(self, upload: StartUpload) -> Transfer:
         """Start to send bytes, in a task of the session."""
@@ -47,7 +53,8 @@ class AioBulk:
             is_here = isinstance(upload.target, bytes) and upload.offer is None
             slots = take_slots(space) if is_here else []
             if upload.offer is not None:
-                await self._direct.send(upload, upload.offer)
+                direct = DirectUpload(upload, upload.offer)
+                await moved(partial(direct.run, self._others), direct.cancel, self._senders)
             elif space is not None and slots:
                 await self._send_shared(SharedUpload(space, slots, self._info.session, upload))
             else:
@@ -134,21 +141,27 @@ class AioBulk:
     async def close(self) -> None:
         """End all calls."""
         await self._channel.close()
-        await self._direct.close()
+        self._others.close()
+        self._senders.shutdown(wait=False)
 
 
-async def moved(function: Callable[[], T]) -> T:
+async def moved(
+    function: Callable[[], T], stop: Callable[[], None] = lambda: None, threads: Executor | None = None
+) -> T:
     """Run a function that moves bytes in a thread.
 
-    A cancelled task waits for its end, which is near, since the memory is used again.
+    A cancelled task calls `stop` and waits for its end, which is near, since the memory is used
+    again.
     """
-    moving = asyncio.ensure_future(asyncio.to_thread(function))
+    moving = asyncio.get_running_loop().run_in_executor(threads, function)
     cancelled: asyncio.CancelledError | None = None
     while not moving.done():
         try:
             await asyncio.wait([moving])
         except asyncio.CancelledError as error:
             cancelled = error
+            stop()
     if cancelled is not None:
+        moving.exception()  # that of a function that was stopped
         raise cancelled
     return moving.result()

@@ -26,7 +26,6 @@ from heliograph_proto.errors import (
     CancelledError,
     DeadlineExceededError,
     HeliographError,
-    InternalError,
     PermissionDeniedError,
     ProtocolError,
     UnavailableError,
@@ -84,9 +83,6 @@ def refusal(error: Any, offer: ContentOffer, *, has_begun: bool) -> HeliographEr
     or that this one cannot take uploads.
     """
     found = handshake.upload_error(error, address_of(offer))
-    if has_begun and isinstance(found, InternalError) and not handshake.is_typed(error):
-        # grpc.aio raises this if a connection breaks during a write.
-        return UnavailableError(f"the connection to {offer.address} broke: {found.message}")
     if has_begun or isinstance(found, PermissionDeniedError | UnreachableError | CancelledError):
         return found
     return UnreachableError(f"{offer.address} cannot be reached from here: {found.message}")
@@ -257,18 +253,6 @@ class TicketUpload:
         self._call.cancel()
 
 
-def no_connection(error: Any, offer: ContentOffer) -> HeliographError | None:
-    """Return the error of a request that every daemon answers, or None if a daemon did answer."""
-    match error.code():
-        case grpc.StatusCode.UNAVAILABLE:
-            return UnreachableError(f"{offer.address} cannot be reached from here: {error.details()}")
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return UnreachableError(f"{offer.address} did not answer within {CONNECT_SECONDS:g} s")
-        case grpc.StatusCode.CANCELLED:
-            return CancelledError("the upload was cancelled")
-    return None
-
-
 class Channels:
     """Connections to daemons other than the session's, by address, each made once. Thread-safe."""
 
@@ -324,13 +308,19 @@ class Channels:
 
 
 def _no_answer(channel: grpc.Channel, offer: ContentOffer) -> HeliographError | None:
-    """Ask the daemon for an answer. Returns the error if there is none."""
+    """Ask the daemon for any answer. Returns the error if there is none."""
     method: Any = channel.unary_unary(HEALTH, None, None)
     try:
         method(b"", timeout=CONNECT_SECONDS)
     except grpc.RpcError as error:
         handshake.forget_traceback(error)
-        return no_connection(error, offer)
+        match error.code():
+            case grpc.StatusCode.UNAVAILABLE:
+                return UnreachableError(f"{offer.address} cannot be reached from here: {error.details()}")
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                return UnreachableError(f"{offer.address} did not answer within {CONNECT_SECONDS:g} s")
+            case grpc.StatusCode.CANCELLED:
+                return CancelledError("the upload was cancelled")
     except ValueError:
         return CancelledError("the session was closed")
     return None
