@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heliograph_backends.contract import Arena, Usage
+from heliograph_backends.contract import Arena, Buffer, Usage
 from heliograph_backends.host_memory.buffers import HostBuffer, HostBufferType
 
 
@@ -31,7 +31,7 @@ class HostArena(Arena):
         """The blocks that plans can use."""
         return self._blocks
 
-    def give(self, blocks: Sequence[HostBuffer]) -> list[HostBuffer]:
+    def give(self, blocks: Sequence[Buffer]) -> list[Buffer]:
         """Return nothing: the arena keeps its blocks."""
         return []
 

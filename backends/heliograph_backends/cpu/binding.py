@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from heliograph_backends.contract import LeafBindings, Tensor, Usage
-from heliograph_backends.contract.access import copy as copy_tensor
+from heliograph_backends.contract import Buffer, LeafBindings, Tensor
+from heliograph_backends.contract.plan_blocks import PlanBlocks
 from heliograph_backends.cpu.kernels import PackedForm
 from heliograph_backends.host_memory.buffers import HostBuffer, array_over
 from heliograph_backends.host_memory.order import Held
@@ -28,10 +28,10 @@ class Lender(Protocol):
     """A source of memory for a plan: an arena, or the plan that it replaces."""
 
     @property
-    def blocks(self) -> Sequence[HostBuffer]:
+    def blocks(self) -> Sequence[Buffer]:
         """The offered memory."""
 
-    def give(self, blocks: Sequence[HostBuffer]) -> list[HostBuffer]:
+    def give(self, blocks: Sequence[Buffer]) -> list[Buffer]:
         """Return those of the borrowed blocks that the borrower owns from now on."""
 
 
@@ -75,15 +75,12 @@ class CpuPlanMemory:
         self._held: dict[int, Held] = {}
         #: Values in `use` that lie in other memory in each run.
         self._changing: dict[int, None] = {}
-        self._own: list[HostBuffer] = []
-        self._arena: list[HostBuffer] = []
+        #: The memory that the plan allocates.
+        self.own = PlanBlocks(device.buffer_type)
+        self._arena: list[Buffer] = []
         self._lender = lender
         #: The lender's buffers in use, with the used bytes of each.
-        self._borrowed: dict[HostBuffer, int] = {}
-        self._spares: dict[int, Tensor] = {}
-        self._temporary: list[HostBuffer] = []
-        #: (written tensor, output), for outputs that kernels cannot write in place.
-        self._late: list[tuple[Tensor, Tensor]] = []
+        self._borrowed: dict[Buffer, int] = {}
         self._written: Spans | None = None
         self._input_slots = {
             storage.leaf_slots[value]: leaf.type
@@ -100,22 +97,18 @@ class CpuPlanMemory:
             raise
 
     @property
-    def own_bytes(self) -> int:
-        """Bytes of the device's memory that the plan owns."""
-        return sum(buffer.size_bytes for buffer in self._own)
-
-    @property
     def borrowed_bytes(self) -> int:
         """Bytes in the lender's memory."""
         return sum(self._borrowed.values())
 
     @property
-    def blocks(self) -> Sequence[HostBuffer]:
+    def blocks(self) -> Sequence[Buffer]:
         return self._arena
 
-    def give(self, blocks: Sequence[HostBuffer]) -> list[HostBuffer]:
-        given = [each for each in blocks if each in self._own]
-        self._own = [each for each in self._own if each not in given]
+    def give(self, blocks: Sequence[Buffer]) -> list[Buffer]:
+        owned = self.own.owned
+        given = [each for each in blocks if each in owned]
+        owned[:] = [each for each in owned if each not in given]
         return given
 
     # Bound once
@@ -153,7 +146,7 @@ class CpuPlanMemory:
         A plan as a lender may only be freed after this.
         """
         for buffer in self._lender.give(list(self._borrowed)) if self._lender is not None else ():
-            self._own.append(buffer)
+            self.own.owned.append(buffer)
             del self._borrowed[buffer]
         self._lender = None
 
@@ -161,11 +154,8 @@ class CpuPlanMemory:
         """Free the plan's own memory. Idempotent."""
         self.unbind_run()
         self._changing.clear()
-        for buffer in self._own:
-            buffer.free()
-        self._own.clear()
+        self.own.free()
         self._arena.clear()
-        self._spares.clear()
         for held in self._held.values():
             held.release()
         self._held.clear()
@@ -178,9 +168,7 @@ class CpuPlanMemory:
         for (slot, type), tensor in zip(self._input_slots.items(), inputs, strict=True):
             if not _can_use(tensor) or (self._written and self._written.overlaps(tensor)):
                 # Kernels cannot read it in place, or a result would overwrite it before it is read.
-                plain = self._plain(tensor.type)
-                copy_tensor(tensor, plain)
-                tensor = plain
+                tensor = self.own.copied(tensor)
             self._bind(slot, tensor, type)
         for place, (slot, output) in enumerate(zip(self.storage.output_slots, outputs, strict=True)):
             target = self._target(place, output)
@@ -210,11 +198,6 @@ class CpuPlanMemory:
         finally:
             self.unbind_run()
 
-    def finish_run(self) -> None:
-        """Copy the outputs that kernels could not write in place."""
-        for source, target in self._late:
-            copy_tensor(source, target)
-
     def unbind_run(self) -> None:
         """Drop the references to the run's tensors, so that they can be freed."""
         for slot in self.run_slots:
@@ -223,10 +206,7 @@ class CpuPlanMemory:
                 held.release()
         for value in self._changing:
             self.arrays[value] = None
-        self._late.clear()
-        for buffer in self._temporary:
-            buffer.free()
-        self._temporary.clear()
+        self.own.end_run()
 
     def output_array(self, place: int) -> Any:
         """Return the NumPy view of an output's own memory, or None for a skipped output."""
@@ -243,7 +223,7 @@ class CpuPlanMemory:
         for number, size in enumerate(self.storage.own_bytes):
             type = TensorType(DTYPES["u8"], (size,))
             in_arena = number < len(self.storage.arena)
-            buffer = self._arena[number] if in_arena else self._allocate(size)
+            buffer = self._arena[number] if in_arena else self.own.allocate(size)
             self._bind(self.storage.arena_slot + number, Tensor(type, buffer), type)
         written = frozenset(self.storage.written)
         for value, tensor in {**bindings.weights, **bindings.variables}.items():
@@ -267,7 +247,7 @@ class CpuPlanMemory:
                 self._arena.append(offered.pop(place))
                 self._borrowed[self._arena[-1]] = size
             else:
-                self._arena.append(self._allocate(size))
+                self._arena.append(self.own.allocate(size))
 
     def _bind(
         self,
@@ -293,33 +273,14 @@ class CpuPlanMemory:
         self._held[slot] = held
         self.addresses[slot] = held.address + tensor.offset_bytes
 
-    def _allocate(self, size: int) -> HostBuffer:
-        buffer = self.device.buffer_type.allocate(size, Usage.COMPUTE)
-        self._own.append(buffer)
-        return buffer
-
     def _target(self, place: int, output: Tensor | None) -> Tensor | None:
         """Return the tensor that a run writes for an output: its own, or another; None if none is
         written."""
         if output is None:
-            return None if place in self._copied else self._spare(place)
-        if _can_use(output) and output.buffer.is_plain:
-            return output
-        plain = self._plain(output.type)
-        self._late.append((plain, output))
-        return plain
-
-    def _plain(self, type: TensorType) -> Tensor:
-        buffer = self.device.buffer_type.allocate(type.nbytes, Usage.COMPUTE)
-        self._temporary.append(buffer)
-        return Tensor(type, buffer)
-
-    def _spare(self, place: int) -> Tensor:
-        """Return memory for a skipped output."""
-        if place not in self._spares:
             type = self._output_types[place]
-            self._spares[place] = Tensor(type, self._allocate(type.nbytes))
-        return self._spares[place]
+            return None if place in self._copied else self.own.spare(place, type)
+        in_place = _can_use(output) and output.buffer.is_plain
+        return output if in_place else self.own.written_for(output)
 
 
 class Spans:
@@ -344,22 +305,14 @@ class Spans:
 
 def span_of(tensor: Tensor) -> tuple[int, int]:
     """Return the address of a tensor's first byte and the one after its last byte."""
-    assert isinstance(tensor.buffer, HostBuffer), "the CPU computes on host memory"
-    start = tensor.buffer.address + tensor.offset_bytes
+    start = address_of(tensor)
     return start, start + tensor.extent_bytes
 
 
-def are_separate(bindings: LeafBindings) -> bool:
-    """True if no variable shares a byte with another variable or a weight."""
-    kinds = ((False, bindings.weights), (True, bindings.variables))
-    spans = [(*span_of(each), variable) for variable, bound in kinds for each in bound.values()]
-    end = variable_end = 0
-    for start, stop, variable in sorted(spans):
-        if start < stop and (start < variable_end or (variable and start < end)):
-            return False
-        end = max(end, stop)
-        variable_end = max(variable_end, stop) if variable else variable_end
-    return True
+def address_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's first byte."""
+    assert isinstance(tensor.buffer, HostBuffer), "the CPU computes on host memory"
+    return tensor.buffer.address + tensor.offset_bytes
 
 
 def _can_use(tensor: Tensor) -> bool:

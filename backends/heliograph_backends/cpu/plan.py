@@ -28,8 +28,9 @@ from heliograph_backends.contract import (
     Tensor,
     Turn,
 )
+from heliograph_backends.contract.plan_blocks import are_separate
 from heliograph_backends.cpu import kernels as k
-from heliograph_backends.cpu.binding import CpuPlanMemory, Lender, are_separate
+from heliograph_backends.cpu.binding import CpuPlanMemory, Lender, address_of
 from heliograph_backends.cpu.lowering.lowering import CpuLowering
 from heliograph_backends.cpu.lowering.packing import packed_forms
 from heliograph_backends.planning.concurrency import concurrent_nodes, side_by_side
@@ -38,7 +39,7 @@ from heliograph_backends.planning.groups import Group, steps_of_nodes
 from heliograph_backends.planning.layout import is_direct, place_values
 from heliograph_backends.planning.storage import StorageLayout, plan_storage
 from heliograph_backends.reference import define_node
-from heliograph_backends.reference.base import index_message, place_of
+from heliograph_backends.reference.base import index_error
 from heliograph_proto.errors import (
     CancelledError,
     ComputeFailedError,
@@ -78,7 +79,7 @@ class CpuPlan(Plan):
         self.device = device
         self.threads = options.threads
         self._lock = threading.Lock()
-        layout = plan_layout(device, graph, options, direct=are_separate(bindings))
+        layout = plan_layout(device, graph, options, direct=are_separate(bindings, address_of))
         self.storage = layout.storage
         self.memory = CpuPlanMemory(device, graph, self.storage, bindings, layout.forms, lender)
         self.scratch = k.Scratch()
@@ -96,7 +97,7 @@ class CpuPlan(Plan):
         self._groups = layout.groups
         self._native = [step for step in self._steps if isinstance(step, _NativeStep)]
         self.arena_bytes = self.memory.borrowed_bytes
-        self.compute_bytes = self.memory.own_bytes + self.arena_bytes
+        self.compute_bytes = self.memory.own.size_bytes + self.arena_bytes
         self.steps = sum(step.count for step in self._steps)
 
     def __repr__(self) -> str:
@@ -104,7 +105,7 @@ class CpuPlan(Plan):
 
     @property
     def held_bytes(self) -> int:
-        return self.memory.own_bytes
+        return self.memory.own.size_bytes
 
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         self._compute(inputs, outputs, abort, None)
@@ -137,7 +138,7 @@ class CpuPlan(Plan):
                             self._give(turn, abort)
                         while not step.run():
                             self._give(turn, abort)
-                    self.memory.finish_run()
+                    self.memory.own.finish_run()
             finally:
                 # Only after the watch has ended: a late abort must not end the next run.
                 self._is_asked = False
@@ -303,14 +304,9 @@ class _NativeStep(_Step):
             raise ComputeFailedError(f"native step {self.bound.failed_step} ended with {status.name}")
 
     def _index_error(self) -> OutOfRangeError:
-        """Return the error of an index out of range, with the same message as the definition."""
         number = self._numbers[self.bound.failed_step]
-        node = self._graph.nodes[number]
-        *leading, rows, _ = self._graph.type_of(node.operands[0]).shape
-        choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
-        index, indices = int(self.bound.outside), self._memory.elements(node.operands[-1])
-        message = index_message(node.op, index, choices, place_of(index, indices))
-        return OutOfRangeError(message, origin=self._graph.origin(number))
+        indices = self._memory.elements(self._graph.nodes[number].operands[-1])
+        return index_error(self._graph, number, int(self.bound.outside), indices)
 
 
 class _DefinitionStep(_Step):

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from heliograph_backends.contract import LeafBindings, Tensor, Usage, access
+from heliograph_backends.contract import LeafBindings, Tensor, access
+from heliograph_backends.contract.plan_blocks import PlanBlocks
 from heliograph_backends.cuda.lowering.lowering import FAILURE_TYPE
 from heliograph_backends.cuda.lowering.target import OwnSlots
-from heliograph_backends.cuda.memory import CudaBuffer, address_of, can_reach, owner_of
+from heliograph_backends.cuda.memory import address_of, can_reach, owner_of
 from heliograph_backends.planning.storage import StorageLayout
 from heliograph_proto.errors import InvalidInputError
 from heliograph_proto.graph import Graph, LeafKind
@@ -29,7 +30,7 @@ MOST_FIXED_BYTES = 32 * 2**20
 def fixed_bytes(graph: Graph) -> tuple[int, ...]:
     """Return the size of each buffer for an input or output in a fixed place; empty if they are too
     large."""
-    sizes = [max(1, type.nbytes) for type in _run_types(graph)]
+    sizes = [type.nbytes for type in _run_types(graph)]
     return tuple(sizes) if sum(sizes) <= MOST_FIXED_BYTES else ()
 
 
@@ -58,11 +59,9 @@ class CudaPlanMemory:
         count = storage.slots + len(self.own_slots)
         self.addresses = [0] * count
         self._owners: list[Any] = [None] * count
-        self._own: list[CudaBuffer] = []
+        #: Memory for intermediate results, and for inputs and outputs in fixed places.
+        self.own = PlanBlocks(device.buffer_type)
         self._fixed: list[Tensor] = []
-        self._temporary: list[CudaBuffer] = []
-        self._late: list[tuple[Tensor, Tensor]] = []
-        self._spares: dict[int, Tensor] = {}
         inputs = [value for value, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.INPUT]
         self.input_slots = tuple(storage.leaf_slots[value] for value in inputs)
         self.run_slots = frozenset((*self.input_slots, *storage.output_slots))
@@ -77,11 +76,6 @@ class CudaPlanMemory:
         except BaseException:
             self.free()
             raise
-
-    @property
-    def compute_bytes(self) -> int:
-        """Bytes for intermediate results, and for inputs and outputs in fixed places."""
-        return sum(buffer.size_bytes for buffer in self._own)
 
     def array(self, value: int) -> Any:
         """Return the view of a value in the array library, in the memory that is bound now."""
@@ -99,11 +93,8 @@ class CudaPlanMemory:
     def free(self) -> None:
         """Give the plan's own memory back. Idempotent."""
         self.unbind_run()
-        for buffer in self._own:
-            buffer.free()
-        self._own.clear()
+        self.own.free()
         self._fixed.clear()
-        self._spares.clear()
         self._owners = [None] * len(self._owners)
 
     # With each run
@@ -115,27 +106,19 @@ class CudaPlanMemory:
             for source, target in zip(inputs, self._fixed, strict=False):
                 access.copy(source, target)
             given = zip(self._fixed[len(inputs) :], outputs, strict=True)
-            self._late = [(source, target) for source, target in given if target is not None]
+            self.own.late += [(source, output) for source, output in given if output is not None]
             return
         for slot, tensor in zip(self.input_slots, inputs, strict=True):
             self._bind(slot, self._readable(tensor))
         for place, (slot, output) in enumerate(zip(self.storage.output_slots, outputs, strict=True)):
             self._bind(slot, self._target(place, output))
 
-    def finish_run(self) -> None:
-        """Copy the outputs that were not written in place."""
-        for source, target in self._late:
-            access.copy(source, target)
-
     def unbind_run(self) -> None:
         """Release the run's tensors, so that they can be freed."""
-        self._late = []
+        self.own.end_run()
         if not self.is_fixed:
             for slot in self.run_slots:
                 self.addresses[slot], self._owners[slot] = 0, None
-        for buffer in self._temporary:
-            buffer.free()
-        self._temporary.clear()
 
     # Parts
 
@@ -174,50 +157,18 @@ class CudaPlanMemory:
         return in_place and address_of(tensor) % alignment == 0
 
     def _allocate(self, type: TensorType) -> Tensor:
-        buffer = self.device.buffer_type.allocate(max(1, type.nbytes), Usage.COMPUTE)
-        self._own.append(buffer)
-        return Tensor(type, buffer)
+        return Tensor(type, self.own.allocate(type.nbytes))
 
     def _readable(self, tensor: Tensor) -> Tensor:
         """Return the tensor, or a copy if kernels cannot read it in place or a result would
         overwrite it before it is read."""
         if self._can_use(tensor) and not any(tensor.buffer is one.buffer for one in self._written):
             return tensor
-        plain = self._plain(tensor.type)
-        access.copy(tensor, plain)
-        return plain
+        return self.own.copied(tensor)
 
     def _target(self, place: int, output: Tensor | None) -> Tensor:
         """Return the tensor that a run writes an output to: the output itself, or the plan's own
         memory."""
-        if output is not None and self._can_use(output):
-            return output
-        type = self.graph.type_of(self.graph.outputs[place].value)
         if output is None:
-            if place not in self._spares:
-                self._spares[place] = self._allocate(type)
-            return self._spares[place]
-        plain = self._plain(type)
-        self._late.append((plain, output))
-        return plain
-
-    def _plain(self, type: TensorType) -> Tensor:
-        buffer = self.device.buffer_type.allocate(max(1, type.nbytes), Usage.COMPUTE)
-        self._temporary.append(buffer)
-        return Tensor(type, buffer)
-
-
-def are_separate(bindings: LeafBindings) -> bool:
-    """True if no variable has a byte in common with another variable or a weight."""
-    spans = [
-        (address_of(tensor), address_of(tensor) + tensor.extent_bytes, variable)
-        for variable, bound in ((False, bindings.weights), (True, bindings.variables))
-        for tensor in bound.values()
-    ]
-    end = variable_end = 0
-    for start, stop, variable in sorted(spans):
-        if start < stop and (start < variable_end or (variable and start < end)):
-            return False
-        end = max(end, stop)
-        variable_end = max(variable_end, stop) if variable else variable_end
-    return True
+            return self.own.spare(place, self._types[len(self.input_slots) + place])
+        return output if self._can_use(output) else self.own.written_for(output)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from heliograph_backends.cuda.driver.driver import Queue
 from heliograph_backends.cuda.lowering.lowering import FAILURE_TYPE
-from heliograph_backends.reference.base import index_message, place_of
-from heliograph_proto.errors import OutOfRangeError
+from heliograph_backends.reference.base import index_error
 from heliograph_proto.graph import Graph
 
 if TYPE_CHECKING:
@@ -52,16 +50,11 @@ class IndexReport:
             self._is_clear = True
             return
         number, index = int(self._words[0]) - 1, int(self._words[1].astype(np.int64))
-        node = self._graph.nodes[number]
-        *leading, rows, _ = self._graph.type_of(node.operands[0]).shape
-        choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
-        place = self._place(node.operands[-1], index, queue)
-        raise OutOfRangeError(
-            index_message(node.op, index, choices, place), origin=self._graph.origin(number)
-        )
+        indices = self._indices(self._graph.nodes[number].operands[-1], queue)
+        raise index_error(self._graph, number, index, indices)
 
-    def _place(self, value: int, index: int, queue: Queue) -> Sequence[Any] | None:
-        """Return the place of an index; None if later steps have overwritten it."""
+    def _indices(self, value: int, queue: Queue) -> np.ndarray[Any, Any] | None:
+        """Return the tensor of indices; None if it is not contiguous."""
         plan, type = self._plan_memory, self._graph.type_of(value)
         slot, offset, strides = plan.storage.locate(value)
         if strides != type.strides:
@@ -70,4 +63,4 @@ class IndexReport:
         source = plan.addresses[slot] + offset
         self._driver.copy(int(indices.ctypes.data), source, indices.nbytes, queue)
         plan.device.settle(queue)
-        return place_of(index, indices)
+        return indices

@@ -25,7 +25,8 @@ from heliograph_backends.contract import (
     Plan,
     Tensor,
 )
-from heliograph_backends.cuda.binding import CudaPlanMemory, are_separate, fixed_bytes
+from heliograph_backends.contract.plan_blocks import are_separate
+from heliograph_backends.cuda.binding import CudaPlanMemory, fixed_bytes
 from heliograph_backends.cuda.driver.driver import Queue
 from heliograph_backends.cuda.graph_replay import Replays
 from heliograph_backends.cuda.index_report import REPORTING, IndexReport
@@ -33,7 +34,7 @@ from heliograph_backends.cuda.lowering import moves
 from heliograph_backends.cuda.lowering.fusion import joined
 from heliograph_backends.cuda.lowering.launch import Launch, Located
 from heliograph_backends.cuda.lowering.lowering import FAILURE_TYPE, CudaLowering, Work
-from heliograph_backends.cuda.memory import can_reach
+from heliograph_backends.cuda.memory import address_of, can_reach
 from heliograph_backends.cuda.plan_kernels import PlanKernels
 from heliograph_backends.cuda.steps import ArrayCopy, DefinitionStep, KernelStep, Step
 from heliograph_backends.planning.fusion import group_nodes
@@ -97,7 +98,7 @@ class CudaPlan(Plan):
         self._lock = threading.Lock()
         self._freed = False
         _check_reach(device, bindings)
-        layout = plan_layout(device, graph, options, direct=are_separate(bindings))
+        layout = plan_layout(device, graph, options, direct=are_separate(bindings, address_of))
         self.memory = CudaPlanMemory(device, graph, layout.storage, bindings, layout.workspace_bytes)
         self._kernels = PlanKernels(device.kernels)
         try:
@@ -111,7 +112,7 @@ class CudaPlan(Plan):
             self.memory.free()
             raise
         self._replays = Replays(self._steps, self.memory)
-        self.compute_bytes = self.memory.compute_bytes
+        self.compute_bytes = self.memory.own.size_bytes
         self.steps = len(self._steps)
 
     def __repr__(self) -> str:
@@ -203,7 +204,7 @@ class CudaPlan(Plan):
             if self._report is not None:
                 self._report.begin(queue)
             self._replays.run(queue, abort)
-        self.memory.finish_run()
+        self.memory.own.finish_run()
         if self._report is not None:
             self._report.fetch(queue)
         self.device.settle(queue)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from heliograph_proto.errors import OutOfRangeError
+from heliograph_proto.graph import Graph
 
 Array: TypeAlias = Any
 #: kernel(*operands, out); the returned value is ignored.
@@ -67,10 +68,18 @@ def index_message(op: str, index: int, choices: str, place: Sequence[Any] | None
     return message if place is None else f"{message}, at {list(map(int, place))} of the indices"
 
 
-def place_of(index: int, indices: np.ndarray[Any, Any]) -> Sequence[Any] | None:
-    """Return the first place of an index; None if it is not there."""
-    found = np.flatnonzero(indices == index)
-    return np.unravel_index(int(found[0]), indices.shape) if found.size else None
+def index_error(
+    graph: Graph, number: int, index: int, indices: np.ndarray[Any, Any] | None
+) -> OutOfRangeError:
+    """Return the error of a kernel for an index out of range, as the definition raises it.
+
+    `indices`: the tensor of indices, which may be overwritten; None if it is not known.
+    """
+    node = graph.nodes[number]
+    *leading, rows, _ = graph.type_of(node.operands[0]).shape
+    choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
+    place = None if indices is None else next(map(tuple, np.argwhere(indices == index)), None)
+    return OutOfRangeError(index_message(node.op, index, choices, place), origin=graph.origin(number))
 
 
 def cycled(xp: Any, x: Array, shape: tuple[int, ...]) -> Array:
