@@ -109,7 +109,6 @@ class SessionInfo:
     incarnation: bytes
     server: str
     devices: tuple[DeviceInfo, ...]
-    lease_ms: int = 0
     #: None: the server shares no memory with this client.
     shared_memory: SharedMemoryOffer | None = None
     #: True if the server is the head of a pool, whose devices may appear and disappear.

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from heliograph_proto.graph import Graph, LeafKind, Node
+from heliograph_proto.graph import Graph, Node
 from heliograph_proto.ops.table import OPS
 from heliograph_proto.pace import in_turns
 from heliograph_proto.types import TensorType
@@ -168,15 +168,6 @@ def last_assignments(graph: Graph) -> dict[int, int]:
     """Map each variable that is assigned to, by value number, to the last node that assigns to
     it."""
     return {node.operands[0]: number for number, node in enumerate(graph.nodes) if node.op == "assign"}
-
-
-def assigned_variables(graph: Graph) -> frozenset[str]:
-    """Return the names of the variables that a run writes."""
-    return frozenset(
-        graph.leaves[value].name
-        for value in last_assignments(graph)
-        if graph.leaves[value].kind is LeafKind.VARIABLE
-    )
 
 
 def view(

@@ -32,11 +32,6 @@ class RunSlots:
     def __repr__(self) -> str:
         return f"<RunSlots on {len(self._last)} copies, {sum(1 for _ in self.running())} runs in flight>"
 
-    @property
-    def overlap(self) -> bool:
-        """True if several runs may be in progress at once."""
-        return len(self._last) > 1
-
     def next(self) -> int:
         """The copy for the next run."""
         slot, self._next = self._next, (self._next + 1) % len(self._last)

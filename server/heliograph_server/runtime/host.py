@@ -92,9 +92,8 @@ class HostStatistics(SessionStatistics):
 
     sessions: int = 0
     timers: int = 0
-    #: Open ends of edges to other daemons, and bytes held for those.
+    #: Open ends of edges to other daemons.
     edges: int = 0
-    exchanged_bytes: int = 0
 
 
 class Host:
@@ -176,7 +175,6 @@ class Host:
             sessions=len(parts),
             timers=self._deadlines.pending,
             edges=self.exchange.open_edges,
-            exchanged_bytes=self.exchange.budget.held_bytes,
             **sums,
         )
 

@@ -19,7 +19,6 @@ BOUNDS = (
 #: The phases of a run: until its turn, until its inputs are ready, until devices have computed,
 #: until its outputs are delivered.
 PHASES = ("queue", "input", "compute", "output")
-OUTCOMES = ("ok", "cancelled", "failed")
 
 
 class Histogram:

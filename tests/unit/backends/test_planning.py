@@ -14,7 +14,6 @@ from heliograph_backends.planning.fusion import MAX_NODES, group_nodes, needed_n
 from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import (
     ValuePlace,
-    assigned_variables,
     broadcast_strides,
     place_values,
     reshape_strides,
@@ -160,14 +159,6 @@ def variable_graph(*, assign_last: bool) -> Graph:
 def test_a_view_of_a_variable_is_a_copy_if_the_variable_is_assigned_to_later() -> None:
     assert place_values(variable_graph(assign_last=True))[2].root == 2
     assert place_values(variable_graph(assign_last=False))[3].root == 0
-
-
-def test_the_variables_that_a_run_writes_are_those_assigned_to() -> None:
-    made = Maker()
-    v, w, x = (made.variable(np.zeros(2, np.float32)) for _ in range(3))
-    made.node("assign", v, x)
-    made.output(w)
-    assert assigned_variables(made.graph()) == {"variable0"}
 
 
 # Fusion
