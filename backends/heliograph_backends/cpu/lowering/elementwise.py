@@ -9,20 +9,9 @@ from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels import Operation
 from heliograph_proto.graph import Node
 
-#: Elementwise ops that are a single instruction.
-INSTRUCTIONS: Mapping[str, Operation] = {
-    "add": Operation.ADD, "sub": Operation.SUB, "mul": Operation.MUL, "div": Operation.DIV,
-    "maximum": Operation.MAXIMUM, "minimum": Operation.MINIMUM, "neg": Operation.NEG,
-    "abs": Operation.ABS, "sgn": Operation.SGN, "sqr": Operation.SQUARE, "sqrt": Operation.SQRT,
-    "rsqrt": Operation.RSQRT, "exp": Operation.EXP, "expm1": Operation.EXPM1, "log": Operation.LOG,
-    "tanh": Operation.TANH, "erf": Operation.ERF, "sigmoid": Operation.SIGMOID, "relu": Operation.RELU,
-    "elu": Operation.ELU, "gelu": Operation.GELU, "gelu_erf": Operation.GELU_ERF,
-    "gelu_quick": Operation.GELU_QUICK, "silu": Operation.SILU, "softplus": Operation.SOFTPLUS,
-    "hardswish": Operation.HARDSWISH, "hardsigmoid": Operation.HARDSIGMOID, "step": Operation.STEP,
-    "floor": Operation.FLOOR, "ceil": Operation.CEIL, "round": Operation.ROUND, "trunc": Operation.TRUNC,
-    "scale": Operation.SCALE_BIAS, "clamp": Operation.CLAMP, "leaky_relu": Operation.LEAKY_RELU,
-    "cont": Operation.COPY,
-}  # fmt: skip
+_NAMES = {Operation.COPY: "cont", Operation.SQUARE: "sqr", Operation.SCALE_BIAS: "scale"}
+#: Elementwise ops that are a single instruction, most of the same name.
+INSTRUCTIONS: Mapping[str, Operation] = {_NAMES.get(one, one.name.lower()): one for one in Operation}
 #: The attributes of ops that become immediates of instructions, in order.
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     "scale": ("scale", "bias"), "clamp": ("min", "max"), "leaky_relu": ("slope",),

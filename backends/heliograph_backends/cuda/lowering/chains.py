@@ -19,16 +19,8 @@ from heliograph_backends.cuda.lowering.target import CudaTarget
 from heliograph_proto.graph import Graph, Node
 from heliograph_proto.types import TensorType
 
-#: Ops that are one instruction of the same name.
-INSTRUCTIONS = {
-    name: CudaOperation[name.upper()]
-    for name in (
-        "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sgn", "sqr", "sqrt", "rsqrt",
-        "exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tanh", "erf", "sigmoid", "relu",
-        "elu", "silu", "gelu", "gelu_erf", "gelu_quick", "softplus", "hardswish", "hardsigmoid", "step",
-        "floor", "ceil", "round", "trunc", "scale", "clamp", "leaky_relu",
-    )
-} | {"cont": CudaOperation.COPY}  # fmt: skip
+#: Ops that are one instruction, of the same name but for a copy.
+INSTRUCTIONS = {"cont" if one is CudaOperation.COPY else one.name.lower(): one for one in CudaOperation}
 #: The attributes of ops that become an instruction's numbers.
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     "scale": ("scale", "bias"), "clamp": ("min", "max"), "leaky_relu": ("slope",),
