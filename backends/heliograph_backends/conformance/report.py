@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from heliograph_backends.conformance.harness.outcome import CaseOutcome, Result
@@ -81,15 +81,7 @@ class Report:
             "counts": _named(self.counts),
             "groups": {group: _named(counts) for group, counts in self.by_group.items()},
             "results": [
-                {
-                    "id": one.id,
-                    "group": one.group,
-                    "outcome": one.outcome.value,
-                    "detail": one.detail,
-                    "error": one.error,
-                    "seconds": one.seconds,
-                    "missing_ops": list(one.missing_ops),
-                }
+                asdict(one) | {"outcome": one.outcome.value, "missing_ops": list(one.missing_ops)}
                 for one in self.results
             ],
         }

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import heliograph as hg
@@ -113,14 +114,7 @@ def as_json(found: hg.Comparison) -> dict[str, Any]:
 
 
 def _row_as_json(row: hg.ComparedNode) -> dict[str, Any]:
-    apart = row.difference
-    figures = {
-        "nmse": apart.nmse,
-        "max_difference": apart.max_difference,
-        "different": apart.different,
-        "nan_mismatches": apart.nan_mismatches,
-        "infinity_mismatches": apart.infinity_mismatches,
-    } if apart is not None else {}  # fmt: skip
+    figures = {} if row.difference is None else asdict(row.difference)
     return {
         "number": row.number,
         "name": row.name,

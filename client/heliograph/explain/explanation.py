@@ -307,49 +307,16 @@ def _write(path: PathArgument, data: bytes) -> None:
 
 
 def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
-    return {
-        "number": one.number,
-        "device": one.device,
-        "nodes": [node.number for node in one.nodes],
-        "parts": [
-            {"node": part.node, "first": part.share.first, "count": part.share.count} for part in one.parts
-        ],
-        "copies": [
-            {
-                "value": copy.value,
-                "name": copy.name,
-                "source": copy.source,
-                "size_bytes": copy.size_bytes,
-                "rows_only": copy.rows_only,
-                "ahead": copy.ahead,
-                "route": str(copy.route),
-                "predicted_us": copy.predicted_us,
-            }
-            for copy in one.copies
-        ],
-        "steps": one.steps,
-        "compute_bytes": one.compute_bytes,
-        "copy_us": one.copy_us,
-        "compute_us": one.compute_us,
-        "began_us": one.began_us,
-        "note": one.note,
-        "predicted_copy_us": one.predicted_copy_us,
-        "predicted_compute_us": one.predicted_compute_us,
-        "predicted_began_us": one.predicted_began_us,
-    }
+    parts = [{"node": part.node, "first": part.share.first, "count": part.share.count} for part in one.parts]
+    copies = [_as_json(copy, route=str(copy.route)) for copy in one.copies]
+    return _as_json(one, nodes=[node.number for node in one.nodes], parts=parts, copies=copies)
 
 
 def _node_as_json(one: ExplainedNode) -> dict[str, Any]:
-    return {
-        "number": one.number,
-        "name": one.name,
-        "op": one.op,
-        "type": one.type.dtype.name,
-        "shape": one.type.shape,
-        "split": one.split,
-        "device": one.device,
-        "cause": str(one.cause),
-        "why": one.why,
-        "concurrent": one.concurrent,
-        "step": one.step,
-    }
+    return _as_json(one, type=one.type.dtype.name, shape=one.type.shape, cause=str(one.cause))
+
+
+def _as_json(one: Any, **others: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name without its type, and `others` instead or besides."""
+    names = (field.name for field in fields(one) if field.name != "type")
+    return {name: getattr(one, name) for name in names} | others
