@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf import descriptor_pool
@@ -100,6 +101,11 @@ def _row(
     return method, _Codec(encode, read)
 
 
+def _as(kind: type[AnswerT]) -> Callable[[Message], AnswerT]:
+    """Return the decoder of messages that are dataclasses of this kind."""
+    return partial(codec.decode, kind=kind)
+
+
 def _encode_find(request: m.FindMissing, session: bytes) -> Message:
     return bulk_pb2.FindMissingContentsRequest(
         session=session, digests=request.digests, sent_digests=request.sent
@@ -143,12 +149,7 @@ def _encode_describe(name: str, session: bytes) -> Message:
 _CODECS = dict(
     (
         _row(m.FIND_MISSING, _encode_find, bulk_pb2.FindMissingContentsResponse, _decode_missing),
-        _row(
-            m.COMPILE,
-            codec.encode_compile_request,
-            plan_pb2.CompileResponse,
-            lambda found: codec.decode(found, PlanInfo),
-        ),
+        _row(m.COMPILE, codec.encode_compile_request, plan_pb2.CompileResponse, _as(PlanInfo)),
         _row(
             m.PLACE_CONTENTS,
             codec.encode_place_contents_request,
@@ -156,18 +157,8 @@ _CODECS = dict(
             lambda found: codec.decode_all(found.offers, ContentOffer),
         ),
         _row(m.RESERVE, codec.encode_reserve_request, plan_pb2.ReserveResponse, _decode_reserved),
-        _row(
-            m.ESTIMATE,
-            codec.encode_estimate_request,
-            plan_pb2.EstimateResponse,
-            lambda found: codec.decode(found, PlanEstimate),
-        ),
-        _row(
-            m.EXPLAIN,
-            _encode_explain,
-            plan_pb2.ExplainResponse,
-            lambda found: codec.decode(found, PlanReport),
-        ),
+        _row(m.ESTIMATE, codec.encode_estimate_request, plan_pb2.EstimateResponse, _as(PlanEstimate)),
+        _row(m.EXPLAIN, _encode_explain, plan_pb2.ExplainResponse, _as(PlanReport)),
         _row(
             m.GET_MEMORY,
             lambda device, _: device_pb2.GetMemoryRequest(device=device),
@@ -178,7 +169,7 @@ _CODECS = dict(
             m.LIST_DEVICES,
             lambda _, session: device_pb2.ListDevicesRequest(),
             device_pb2.ListDevicesResponse,
-            lambda found: codec.decode(found, DeviceList),
+            _as(DeviceList),
         ),
         _row(
             m.LIST_LINKS,
@@ -192,30 +183,20 @@ _CODECS = dict(
             device_pb2.QueryOpsResponse,
             lambda found: codec.decode_all(found.answers, OpAnswer),
         ),
-        _row(
-            m.QUERY_PLACEMENT,
-            _encode_placement,
-            device_pb2.QueryPlacementResponse,
-            lambda found: codec.decode(found, PlacementInfo),
-        ),
+        _row(m.QUERY_PLACEMENT, _encode_placement, device_pb2.QueryPlacementResponse, _as(PlacementInfo)),
         _row(
             m.GET_STATISTICS,
             lambda _, session: session_pb2.GetStatisticsRequest(session=session),
             session_pb2.GetStatisticsResponse,
-            lambda found: codec.decode(found, Traffic),
+            _as(Traffic),
         ),
-        _row(m.PROBE, _encode_probe, peer_pb2.ProbeResponse, lambda found: codec.decode(found, ProbeResult)),
+        _row(m.PROBE, _encode_probe, peer_pb2.ProbeResponse, _as(ProbeResult)),
         _row(
             m.LIST_MODELS,
             lambda _, session: model_pb2.ListModelsRequest(session=session),
             model_pb2.ListModelsResponse,
             lambda found: tuple(found.names),
         ),
-        _row(
-            m.DESCRIBE_MODEL,
-            _encode_describe,
-            model_pb2.DescribeModelResponse,
-            lambda found: codec.decode(found, ModelInfo),
-        ),
+        _row(m.DESCRIBE_MODEL, _encode_describe, model_pb2.DescribeModelResponse, _as(ModelInfo)),
     )
 )
