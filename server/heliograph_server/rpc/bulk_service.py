@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 
 from grpc import aio
 
 from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
-from heliograph_server.rpc.receiving import abort, decoded, first_of, next_piece, receive
+from heliograph_server.rpc.receiving import abort, begun, decoded, first_of, next_piece, receive
 from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
 from heliograph_server.rpc.upload_service import TicketCalls
 from heliograph_server.runtime.host_slot import HostSlot
@@ -73,12 +73,7 @@ class BulkService:
         if isinstance(found, int):
             return session.begin_upload(found, target.size_bytes)
         workers = self._relays if session.is_relayed(found) else self._hashers
-        beginning = workers.submit(session.begin_upload, found, target.size_bytes, offset_bytes)
-        try:
-            return await asyncio.wrap_future(beginning)
-        except asyncio.CancelledError:
-            beginning.add_done_callback(_abandon)
-            raise
+        return await begun(workers.submit(session.begin_upload, found, target.size_bytes, offset_bytes))
 
     @takes_bytes
     async def UploadShared(
@@ -159,9 +154,3 @@ def _take_shared(
     """Write a copy of a piece in shared memory, so that the hashed bytes are those kept."""
     upload.write(request.offset_bytes, session.shared_bytes(request.shared_offset_bytes, request.size_bytes))
     return upload.received_bytes
-
-
-def _abandon(beginning: Future[uploads.IncomingUpload]) -> None:
-    """Abort an upload whose client left while it began."""
-    if not beginning.cancelled() and beginning.exception() is None:
-        beginning.result().abort(CancelledError("the upload broke off before its end"))

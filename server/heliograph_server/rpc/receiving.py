@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import TypeVar
 
 from heliograph_proto.codec.bulk import UploadPiece, decode_upload
@@ -18,6 +18,7 @@ from heliograph_server.weights.uploads import IncomingUpload
 FIRST_SECONDS = NEXT_SECONDS = 60.0
 
 T = TypeVar("T")
+Upload = TypeVar("Upload", bound=IncomingUpload)
 
 
 async def first_of(reading: Awaitable[T], seconds: float | None = None) -> T:
@@ -118,13 +119,31 @@ def _write(hashers: Executor, upload: IncomingUpload, piece: UploadPiece) -> asy
     return writing
 
 
+async def begun(beginning: Future[Upload]) -> Upload:
+    """Wait until an upload has begun. It is aborted if the client leaves meanwhile."""
+    try:
+        return await asyncio.wrap_future(beginning)
+    except asyncio.CancelledError:
+        beginning.add_done_callback(_abandon)
+        raise
+
+
+def _abandon(beginning: Future[Upload]) -> None:
+    if not beginning.cancelled() and beginning.exception() is None:
+        beginning.result().abort(_broke_off())
+
+
 async def abort(hashers: Executor, upload: IncomingUpload) -> None:
     """Abort an upload, even if the caller is cancelled.
 
     On a thread, since a piece that is being hashed holds the upload's lock.
     """
-    aborting = hashers.submit(upload.abort, CancelledError("the upload broke off before its end"))
+    aborting = hashers.submit(upload.abort, _broke_off())
     await asyncio.shield(asyncio.wrap_future(aborting))
+
+
+def _broke_off() -> CancelledError:
+    return CancelledError("the upload broke off before its end")
 
 
 def decoded(message: bytes | None) -> UploadPiece | None:

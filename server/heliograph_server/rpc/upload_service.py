@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
 from heliograph_backends.contract import UploadNews
 from heliograph_proto.codec import encode_error
-from heliograph_proto.errors import CancelledError, ProtocolError
+from heliograph_proto.errors import ProtocolError
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.resources.principals import current_principal
-from heliograph_server.rpc.receiving import abort, decoded, first_of, next_piece, receive
+from heliograph_server.rpc.receiving import abort, begun, decoded, first_of, next_piece, receive
 from heliograph_server.rpc.requests import Context, takes_bytes
 from heliograph_server.runtime.host_slot import HostSlot
-from heliograph_server.runtime.upload_tickets import AdmittedUpload, Announced, given_up
+from heliograph_server.runtime.upload_tickets import Announced, given_up
 
 
 class TicketCalls:
@@ -70,7 +70,8 @@ class TicketCalls:
         admission = host.admissions.find(target.ticket, current_principal())
         if target.size_bytes != admission.size_bytes:
             raise ProtocolError(f"{target.size_bytes} bytes, where {admission.size_bytes} were announced")
-        upload = await _begun(admission.begin())
+        # No other upload of the content is open then.
+        upload = await begun(admission.begin())
         try:
             limits = admission.session.limits
             await context.write(
@@ -88,16 +89,6 @@ class TicketCalls:
         except BaseException:
             await abort(self._workers, upload)
             raise
-
-
-async def _begun(beginning: Future[AdmittedUpload]) -> AdmittedUpload:
-    """Wait until no other upload of the content is open. Aborted if the client leaves."""
-    try:
-        return await asyncio.wrap_future(beginning)
-    except asyncio.CancelledError:
-        if not beginning.cancelled() and beginning.done() and beginning.exception() is None:
-            beginning.result().abort(CancelledError("the upload broke off before its end"))
-        raise
 
 
 def _end_all(made: Sequence[Any]) -> None:
