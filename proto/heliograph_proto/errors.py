@@ -48,6 +48,45 @@ from typing import ClassVar
 from heliograph_proto.types import TensorType
 from heliograph_proto.v1 import error_pb2
 
+__all__ = [
+    "CancelledError",
+    "ComputeFailedError",
+    "ConfigurationError",
+    "ConnectionError",
+    "ContentMismatchError",
+    "DeadlineExceededError",
+    "DeviceLostError",
+    "DrainingError",
+    "HandleError",
+    "HandleExistsError",
+    "HeliographError",
+    "InternalError",
+    "InvalidArgumentError",
+    "InvalidGraphError",
+    "InvalidInputError",
+    "InvalidModelError",
+    "LimitExceededError",
+    "MemberLostError",
+    "MissingContentError",
+    "NotHeliographError",
+    "Origin",
+    "OutOfMemoryError",
+    "OutOfRangeError",
+    "PermissionDeniedError",
+    "ProtocolError",
+    "Reason",
+    "ResourceError",
+    "SessionClosedError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnknownDeviceError",
+    "UnknownHandleError",
+    "UnknownOpError",
+    "UnsupportedError",
+    "VersionMismatchError",
+    "WorkError",
+]
+
 Reason = error_pb2.Reason
 
 
