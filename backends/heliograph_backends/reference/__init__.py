@@ -35,23 +35,19 @@ from heliograph_backends.reference.stored import define_stored, is_stored
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import DType
 
+_SAME_NAME = (
+    "add", "bitwise_and", "bitwise_or", "bitwise_xor", "ceil", "copysign", "cos", "equal", "exp", "expm1",
+    "floor", "floor_divide", "greater", "greater_equal", "hypot", "isfinite", "isinf", "isnan", "less",
+    "less_equal", "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "maximum", "minimum", "not_equal", "remainder", "signbit", "sin", "sqrt", "tanh",
+    "trunc",
+)  # fmt: skip
 #: Ops that are a single ufunc, called as ufunc(*operands, out).
-UFUNCS = {
-    "neg": "negative", "abs": "absolute", "sgn": "sign", "sqr": "square", "sqrt": "sqrt",
-    "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
-    "log10": "log10", "sin": "sin", "cos": "cos",
-    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
-    "atanh": "arctanh", "atan2": "arctan2", "hypot": "hypot", "logaddexp": "logaddexp",
-    "tanh": "tanh", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
-    "logical_not": "logical_not", "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
-    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide",
-    "floor_divide": "floor_divide", "remainder": "remainder",
-    "maximum": "maximum", "minimum": "minimum", "equal": "equal", "not_equal": "not_equal",
-    "less": "less", "less_equal": "less_equal", "greater": "greater",
-    "greater_equal": "greater_equal", "logical_and": "logical_and", "logical_or": "logical_or",
-    "logical_xor": "logical_xor", "signbit": "signbit", "copysign": "copysign",
-    "bitwise_invert": "invert", "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or",
-    "bitwise_xor": "bitwise_xor",
+UFUNCS = {name: name for name in _SAME_NAME} | {
+    "neg": "negative", "abs": "absolute", "sgn": "sign", "sqr": "square", "acos": "arccos",
+    "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atanh": "arctanh",
+    "atan2": "arctan2", "round": "rint", "sub": "subtract", "mul": "multiply", "div": "divide",
+    "bitwise_invert": "invert",
 }  # fmt: skip
 
 _FAMILIES = (
