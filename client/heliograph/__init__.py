@@ -28,41 +28,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 from heliograph import _bootstrap as _bootstrap
-from heliograph import errors
-from heliograph.errors import *
-from heliograph.functions import (
-    bits,
-    creation,
-    data_types,
-    elementary,
-    elementwise,
-    linear,
-    manipulation,
-    neural,
-    reductions,
-    sorting,
-)
-from heliograph.functions.bits import *
-from heliograph.functions.creation import *
-from heliograph.functions.data_types import *
-from heliograph.functions.elementary import *
-from heliograph.functions.elementwise import *
-from heliograph.functions.linear import *
-from heliograph.functions.manipulation import *
-from heliograph.functions.neural import *
-from heliograph.functions.reductions import *
-from heliograph.functions.sorting import *
-from heliograph.graph.builder import Graph, assign
-from heliograph.graph.names import hint
-from heliograph.graph.server_weights import ServerWeight
-from heliograph.graph.value import Value
-from heliograph.ops import ops
-from heliograph.procedures.server_weights import ServerWeights
 from heliograph_proto import __version__
-from heliograph_proto.types import DType, TensorType
 
 if TYPE_CHECKING:
     from heliograph import aio as aio
+    from heliograph import errors as errors
     from heliograph._base.buffer import aligned_empty
     from heliograph._base.placement import CompileOptions
     from heliograph._base.reservation import Reservation
@@ -72,11 +42,39 @@ if TYPE_CHECKING:
     from heliograph.connection import connect
     from heliograph.core.watching import DeviceEvent
     from heliograph.device import Device, Event, Stream
+    from heliograph.errors import *
     from heliograph.explain.explanation import Explanation
+    from heliograph.functions import (
+        bits,
+        creation,
+        data_types,
+        elementary,
+        elementwise,
+        linear,
+        manipulation,
+        neural,
+        reductions,
+        sorting,
+    )
+    from heliograph.functions.bits import *
+    from heliograph.functions.creation import *
+    from heliograph.functions.data_types import *
+    from heliograph.functions.elementary import *
+    from heliograph.functions.elementwise import *
+    from heliograph.functions.linear import *
+    from heliograph.functions.manipulation import *
+    from heliograph.functions.neural import *
+    from heliograph.functions.reductions import *
+    from heliograph.functions.sorting import *
+    from heliograph.graph.builder import Graph, assign
     from heliograph.graph.files import load, save
+    from heliograph.graph.server_weights import ServerWeight
+    from heliograph.graph.value import Value
+    from heliograph.op_functions import ops
     from heliograph.plan import Plan
     from heliograph.procedures.checkpoint import Checkpoint, load_checkpoint
     from heliograph.procedures.rebuild import Rebuild
+    from heliograph.procedures.server_weights import ServerWeights
     from heliograph.procedures.taps import Tap
     from heliograph.run_future import RunFuture
     from heliograph.session import Session, copy_plan
@@ -96,9 +94,10 @@ if TYPE_CHECKING:
     from heliograph_proto.plans import Cause, PlanEstimate, SplitEstimate
     from heliograph_proto.quantization.blocks import dequantize, quantize
     from heliograph_proto.sessions import LogLine
+    from heliograph_proto.types import DType, TensorType
 
-#: Names that are imported on first use, by their modules. Code that only builds graphs or reads the
-#: op table does not pay for the transport, nor asyncio code for the blocking API.
+#: The modules of the names, which are imported on first use: a program pays for what it uses, and the
+#: command line for nothing else. `test_every_lazy_name_is_in_its_module` compares.
 _LAZY = {
     "heliograph._base.buffer": "aligned_empty",
     "heliograph._base.reservation": "Reservation",
@@ -125,6 +124,56 @@ _LAZY = {
     "heliograph_proto.plans": "Cause PlanEstimate SplitEstimate",
     "heliograph_proto.quantization.blocks": "dequantize quantize",
     "heliograph_proto.sessions": "LogLine",
+    "heliograph.graph.builder": "Graph assign",
+    "heliograph.graph.server_weights": "ServerWeight",
+    "heliograph.graph.value": "Value",
+    "heliograph.op_functions": "ops",
+    "heliograph.procedures.server_weights": "ServerWeights",
+    "heliograph_proto.types": "DType TensorType",
+    "heliograph.errors": (
+        "CancelledError ComputeFailedError ConfigurationError ConnectionError "
+        "ContentMismatchError DeadlineExceededError DeviceLostError DrainingError HandleError "
+        "HandleExistsError HeliographError InternalError InvalidArgumentError "
+        "InvalidGraphError InvalidInputError InvalidModelError LimitExceededError "
+        "MemberLostError MissingContentError NotHeliographError Origin OutOfMemoryError "
+        "OutOfRangeError PermissionDeniedError ProtocolError Reason ResourceError "
+        "SessionClosedError UnauthenticatedError UnavailableError UnknownDeviceError "
+        "UnknownHandleError UnknownOpError UnsupportedError VersionMismatchError WorkError"
+    ),
+    "heliograph.functions.bits": (
+        "bitwise_and bitwise_invert bitwise_left_shift bitwise_or bitwise_right_shift "
+        "bitwise_xor copysign nextafter signbit"
+    ),
+    "heliograph.functions.creation": (
+        "arange asarray empty empty_like eye from_dlpack full full_like linspace meshgrid "
+        "ones ones_like tril triu zeros zeros_like"
+    ),
+    "heliograph.functions.data_types": "astype can_cast finfo iinfo isdtype result_type",
+    "heliograph.functions.elementary": (
+        "acos acosh asin asinh atan atan2 atanh cos cosh erf exp expm1 hypot log log10 log1p "
+        "log2 logaddexp rsqrt sin sinh sqrt tan tanh"
+    ),
+    "heliograph.functions.elementwise": (
+        "abs add ceil clip conj divide equal floor floor_divide greater greater_equal "
+        "isfinite isinf isnan less less_equal logical_and logical_not logical_or logical_xor "
+        "maximum minimum multiply negative not_equal positive pow real reciprocal remainder "
+        "round sign square subtract trunc where"
+    ),
+    "heliograph.functions.linear": "matmul tensordot vecdot",
+    "heliograph.functions.manipulation": (
+        "broadcast_arrays broadcast_to concat expand_dims flatten flip matrix_transpose "
+        "moveaxis permute_dims repeat reshape roll split squeeze stack take tile unstack"
+    ),
+    "heliograph.functions.neural": (
+        "gelu l2_normalize layer_norm log_softmax relu rms_norm scaled_dot_product_attention "
+        "sigmoid silu softmax softplus"
+    ),
+    "heliograph.functions.reductions": (
+        "all any argmax argmin count_nonzero diff max mean min prod std sum var"
+    ),
+    "heliograph.functions.sorting": (
+        "argsort cumulative_prod cumulative_sum searchsorted sort take_along_axis"
+    ),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names.split()}
 
@@ -163,27 +212,34 @@ __all__ += ["Device", "DeviceEvent", "DeviceType", "Event", "OpAnswer", "OpQuery
 # Tools
 __all__ += ["ComparedNode", "Comparison", "Verdict", "compare", "tune_allocator"]
 # Errors and functions
-__all__ += errors.__all__
-__all__ += creation.__all__
-__all__ += data_types.__all__
-__all__ += elementwise.__all__
-__all__ += elementary.__all__
-__all__ += bits.__all__
-__all__ += linear.__all__
-__all__ += manipulation.__all__
-__all__ += reductions.__all__
-__all__ += sorting.__all__
-__all__ += neural.__all__
+if TYPE_CHECKING:
+    __all__ += errors.__all__
+    __all__ += creation.__all__
+    __all__ += data_types.__all__
+    __all__ += elementwise.__all__
+    __all__ += elementary.__all__
+    __all__ += bits.__all__
+    __all__ += linear.__all__
+    __all__ += manipulation.__all__
+    __all__ += reductions.__all__
+    __all__ += sorting.__all__
+    __all__ += neural.__all__
+else:
+    for _module in _LAZY:
+        if _module.startswith(("heliograph.errors", "heliograph.functions.")):
+            __all__ += _LAZY[_module].split()
 
 
 def __getattr__(name: str) -> object:
     """Import a lazy name. Other names raise an AttributeError that suggests a near one."""
-    if name == "aio":
-        return importlib.import_module("heliograph.aio")
+    if name in ("aio", "errors"):
+        return importlib.import_module(f"heliograph.{name}")
     if name in _MODULE_OF:
         found = getattr(importlib.import_module(_MODULE_OF[name]), name)
         globals()[name] = found
         return found
+    from heliograph.graph.names import hint
+
     # With `obj=None` Python does not append a suggestion of its own.
     raise AttributeError(f"module 'heliograph' has no attribute {name!r}{hint(name)}", name=name, obj=None)
 

@@ -41,7 +41,7 @@ def incomplete(tmp_path: Path) -> Path:
     assert held is not None
     folder = tmp_path / "kernels"
     folder.mkdir(mode=0o700)
-    shutil.copytree(held, folder / held.name, ignore=shutil.ignore_patterns("*.open_program-*"))
+    shutil.copytree(held, folder / held.name, ignore=shutil.ignore_patterns("open_program-*"))
     return folder
 
 
@@ -49,7 +49,7 @@ def test_the_first_call_compiles_and_the_second_finds_everything_warm(incomplete
     folder = incomplete
     first = heliograph(folder, "warmup")
     assert first.returncode == 0 and first.stderr == ""
-    assert "functions compiled in" in first.stdout and f"are in {folder}" in first.stdout
+    assert "1 kernels compiled in" in first.stdout and f"are in {folder}" in first.stdout
     second = heliograph(folder, "warmup")
     assert second.returncode == 0 and second.stdout.startswith("all kernels are warm, loaded in ")
     found = json.loads(heliograph(folder, "warmup", "--json").stdout)
@@ -77,9 +77,9 @@ def test_progress_names_what_was_compiled() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
     with warmup.kernel_progress(console) as show:
         assert show is not None
-        show(3, 48, "run_body")
+        show(3, 15, "rows_block")
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "compiled run_body" in printed and "3/48" in printed
+    assert "compiled rows_block" in printed and "3/15" in printed
 
 
 def test_nobody_watches_a_pipe() -> None:
@@ -90,7 +90,7 @@ def test_nobody_watches_a_pipe() -> None:
 def test_words_tell_warm_from_cold() -> None:
     folder = Path("/kernels")
     assert warmup.said(CacheState(folder), 0.5) == "all kernels are warm, loaded in 0.5 s from /kernels"
-    assert "48 functions compiled in 20.0 s" in warmup.said(CacheState(folder, None, 48), 20.0)
+    assert "15 kernels compiled in 20.0 s" in warmup.said(CacheState(folder, None, 15), 20.0)
 
 
 def test_a_process_that_has_the_kernels_knows_where_they_are() -> None:

@@ -32,7 +32,6 @@ from heliograph_backends.cpu.hbm import hbm_buffer_types, why_no_hbm
 from heliograph_backends.cpu.op_paths import op_path_of
 from heliograph_backends.cpu.plan import CpuPlan, estimate
 from heliograph_backends.cpu.stream import CpuStream
-from heliograph_backends.cpu.warming import load_kernels
 from heliograph_backends.host_memory.buffers import (
     HostBuffer,
     HostBufferType,
@@ -126,7 +125,7 @@ class CpuDevice(Device):
         # bits.
         self._helpers_free = threading.Lock()
         if self.native:
-            load_kernels()
+            kernels.start()
         self._workers = kernels.WorkerPool(self.threads)
 
     def __repr__(self) -> str:

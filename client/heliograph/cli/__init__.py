@@ -19,10 +19,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from heliograph_proto import __version__
-from heliograph_proto.errors import ConfigurationError, HeliographError
 
+# The help needs no errors, which load NumPy and protobuf.
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from heliograph_proto.errors import ConfigurationError, HeliographError
 
 #: The built-in commands in groups, in the order of the help.
 GROUPS = {
@@ -59,25 +61,28 @@ COMMANDS = {name: help for group in GROUPS.values() for name, help in group.item
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status of the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    verbose, command = 0, ""
     try:
         parsed, module = parse(given)
-    except HeliographError as error:
-        return complain(error, verbose=0)
-    _log(parsed.verbose)
-    try:
+        verbose, command = parsed.verbose, parsed.command
+        _log(verbose)
         status: int = module.run(parsed)
         sys.stdout.flush()
         return status
-    except HeliographError as error:
-        return complain(error, parsed.verbose)
     except ModuleNotFoundError as error:
-        return complain(missing_extra(error, parsed.command), parsed.verbose)
+        return complain(missing_extra(error, command), verbose)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader is gone; the flush of stdout at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except Exception as error:
+        from heliograph_proto.errors import HeliographError
+
+        if not isinstance(error, HeliographError):
+            raise
+        return complain(error, verbose)
 
 
 def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
@@ -168,6 +173,8 @@ def _listed() -> str:
 
 def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigurationError:
     """The error for a command that needs an extra."""
+    from heliograph_proto.errors import ConfigurationError
+
     extra = "models" if command == "embed" else "server"
     return ConfigurationError(
         f"the package {error.name!r} is not installed", advice=f"pip install 'heliograph[{extra}]'"

@@ -9,7 +9,7 @@ import textwrap
 from typing import Any
 
 from heliograph.cli.common.arguments import add_json_argument
-from heliograph.ops import describe_attribute
+from heliograph.op_functions import describe_attribute
 from heliograph_proto.ops.table import OPS, Op, op
 from heliograph_proto.types import DType
 from heliograph_server.commands.conformance import add_backend_argument

@@ -59,15 +59,15 @@ def said(state: CacheState, seconds: float) -> str:
         return f"all kernels are warm, loaded in {seconds:.1f} s from {state.folder}"
     if state.read_only:
         lost = f"and not kept: {state.folder} is read-only"
-        return f"{state.compiled} functions compiled in {seconds:.1f} s, {lost}"
-    return f"{state.compiled} functions compiled in {seconds:.1f} s; the kernels are in {state.folder}"
+        return f"{state.compiled} kernels compiled in {seconds:.1f} s, {lost}"
+    return f"{state.compiled} kernels compiled in {seconds:.1f} s; the kernels are in {state.folder}"
 
 
 @contextmanager
 def kernel_progress(
     console: Console | None = None,
 ) -> Iterator[Callable[[int, int, str], None] | None]:
-    """Show on stderr which function was compiled last. Gives None without a terminal."""
+    """Show on stderr which kernel was compiled last. Gives None without a terminal."""
     with progress_bar("loading the kernels", None, console, *COUNTED) as update:
         if update is None:
             yield None

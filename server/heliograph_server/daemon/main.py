@@ -9,16 +9,19 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from heliograph.transport.allocator import tune_allocator, use_one_arena
 from heliograph_backends.registry.plugins import origin_of_package
 from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.types import size_text
-from heliograph_server.auth.sharing import Share
 from heliograph_server.config.config import ServerConfig, Sources
 from heliograph_server.daemon.daemon import Daemon, is_starting, leave, serve
 from heliograph_server.telemetry import logs
+
+if TYPE_CHECKING:
+    from heliograph_server.auth.sharing import Share
 
 logger = logging.getLogger("heliograph")
 

@@ -369,7 +369,7 @@ class Impatient:
             os.kill(os.getpid(), signal.SIGTERM)
 sys.argv = ["heliograph", "serve"]
 sys.meta_path.insert(0, Impatient())
-import heliograph
+import heliograph.errors
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
     other = code.replace('["heliograph",', '["other",')

@@ -1,4 +1,4 @@
-"""Where compiled CPU kernels are kept."""
+"""The folder of compiled CPU kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from heliograph_backends.cpu.kernels import Refusal, available
-from heliograph_backends.cpu.kernels.runtime.native import open_cache, source_digest
+from heliograph_backends.cpu.kernels.runtime.native import cache_state, open_cache, source_digest, warmup
+from heliograph_backends.cpu.kernels.runtime.objects import MODULES, ObjectFolder
 
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -74,20 +75,18 @@ if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 state = native.open_cache(Path(sys.argv[1]))
-with native._writable(state) as place:
-    held = sorted(one.name for one in place.iterdir()) if place else None
-    alone = place is not None and place != state.folder and os.access(place, os.W_OK)
-print(json.dumps([str(state.folder), state.read_only, held, alone, bool(place and place.exists())]))
+code = state.folder and native.ObjectFolder(state.folder, "here").read("serve")
+print(json.dumps([str(state.folder), state.read_only, code and code.decode()]))
 """
 
 
 @pytest.fixture
 def filled() -> Iterator[Path]:
-    """A folder below which the kernels of these sources lie, and that nobody but root can write to."""
+    """A folder below which the kernels of these sources lie, and that only root can write to."""
     folder = Path(tempfile.mkdtemp())
     inner = folder / "kernels" / source_digest()
     inner.mkdir(parents=True)
-    (inner / "a kernel").touch()
+    ObjectFolder(inner, "here").write("serve", b"code")
     for one in (inner, inner.parent):
         one.chmod(0o555)
     folder.chmod(0o755)
@@ -98,20 +97,90 @@ def filled() -> Iterator[Path]:
 
 
 def _as_a_user(folder: Path) -> Any:
-    """What a process that is not root finds."""
+    """Return the findings of a process that is not root."""
     command = [sys.executable, "-c", READ_ONLY, str(folder)]
     done = subprocess.run(command, env=_environment(), check=False, capture_output=True, text=True)
     assert not done.returncode, done.stderr
     return json.loads(done.stdout)
 
 
-def test_a_folder_that_can_only_be_read_is_read_by_way_of_a_copy_which_goes(filled: Path) -> None:
-    found, read_only, held, alone, left = _as_a_user(filled)
-    assert (found, read_only) == (str(filled / source_digest()), True)
-    assert held == ["a kernel"] and alone and not left
+def test_a_folder_that_can_only_be_read_is_read(filled: Path) -> None:
+    assert _as_a_user(filled) == [str(filled / source_digest()), True, "code"]
 
 
 def test_a_folder_that_can_only_be_read_but_others_can_write_to_is_refused(filled: Path) -> None:
     filled.chmod(0o575 if os.getuid() else 0o757)
-    found, read_only, *_ = _as_a_user(filled)
-    assert (found, read_only) == ("None", False)
+    assert _as_a_user(filled) == ["None", False, None]
+
+
+#: A sum of rows, which waits for `rows_block`, in a process whose cache lacks that: what was loaded
+#: when the program was bound, whether numba was imported, and the sum's bits.
+BOUND = """
+import json, logging, sys
+import numpy as np
+from heliograph_backends.cpu import kernels
+from heliograph_backends.cpu.kernels.runtime.native import _native
+source = np.random.default_rng(int(sys.argv[1])).standard_normal((3, 100), dtype=np.float32)
+target = np.zeros(3, np.float32)
+kernels.start()
+loaded = sorted(_native._loaded)
+made = kernels.ProgramBuilder()
+made.sum_rows((3, 100), kernels.Operand(0, 0, (400, 4)), kernels.Operand(1, 0, (4,)))
+bound = kernels.BoundProgram(made.build(), [source.ctypes.data, target.ctypes.data])
+assert bound.run() is kernels.Status.OK
+there = "rows_block" in _native._loaded
+print(json.dumps([loaded, there, "numba" in sys.modules, target.tobytes().hex()]))
+"""
+
+
+def _bound(folder: Path, code: str = BOUND) -> Any:
+    environment = _environment() | {"HELIOGRAPH_KERNEL_CACHE": str(folder)}
+    command = [sys.executable, "-c", code, str(SEED)]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def lacking(tmp_path: Path) -> Path:
+    """A cache without one entry that takes a second to compile."""
+    held = cache_state().folder or warmup().folder
+    assert held is not None
+    folder = tmp_path / "kernels"
+    folder.mkdir(mode=0o700)
+    shutil.copytree(held, folder / held.name, ignore=shutil.ignore_patterns("rows_block-*"))
+    return folder
+
+
+def test_a_start_waits_for_no_compiler_and_a_program_for_its_own_entries(lacking: Path) -> None:
+    loaded, there, numba, bits = _bound(lacking)
+    assert loaded == sorted(set(MODULES) - {"rows_block"}) and there and not numba
+    again, _, _, same = _bound(lacking)
+    assert set(again) == set(MODULES) and same == bits
+
+
+#: A compiler that has all object code already, in the folder of `$HELD`.
+COPIER = """
+from heliograph_backends.cpu.kernels.runtime import compiling
+compiling._COMPILER = '''
+import os, sys
+from pathlib import Path
+from heliograph_backends.cpu.kernels.runtime.objects import ObjectFolder, machine_digest
+held, folder = (ObjectFolder(Path(path), machine_digest()) for path in (os.environ["HELD"], sys.argv[1]))
+for line in sys.stdin:
+    folder.write(line.strip(), held.read(line.strip()))
+    print(line.strip(), flush=True)
+'''
+"""
+
+
+def test_where_nothing_can_be_kept_the_bits_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, file = cache_state().folder or warmup().folder, tmp_path / "file"
+    assert held is not None
+    file.touch()
+    monkeypatch.setenv("HELD", str(held))
+    loaded, there, numba, bits = _bound(file, COPIER + BOUND)
+    assert loaded == [] and there and not numba
+    assert _bound(held.parent)[-1] == bits

@@ -1,100 +1,186 @@
-"""How CPU kernels are compiled by two processes, and by one where that cannot be."""
+"""The compiling of CPU kernels by processes of their own, and by this one where that fails."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from heliograph_backends.cpu.kernels import available
+from heliograph_backends.cpu.kernels.program.words import TABLE, Kind, Place
 from heliograph_backends.cpu.kernels.runtime import compiling
-from heliograph_backends.cpu.kernels.runtime.compiling import (
-    LEAST_MEMORY_BYTES,
-    Seen,
-    meanwhile,
-    why_not_apart,
-)
+from heliograph_backends.cpu.kernels.runtime.compiling import PROCESS_BYTES, Compiling, process_count
+from heliograph_backends.cpu.kernels.runtime.objects import CORE, MODULES, ObjectFolder, machine_digest
 
-RUNNER = SimpleNamespace(BY_ADDRESS=[SimpleNamespace(name="heavy_block")])
-NAMES = {"heavy_block"}
+if not available():
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+SECONDS = 60.0
+
+#: A compiler whose object code is the name of the entry; it cannot compile `bad`.
+COMPILER = """
+import sys
+from pathlib import Path
+from heliograph_backends.cpu.kernels.runtime.objects import ObjectFolder
+for line in sys.stdin:
+    name = line.strip()
+    if name == "bad":
+        sys.exit(1)
+    ObjectFolder(Path(sys.argv[1]), "here").write(name, name.encode())
+    print(name, flush=True)
+"""
+
+
+class Watched:
+    """A compiling of some entries, and what it did."""
+
+    def __init__(self, folder: Path, entries: Sequence[str]) -> None:
+        self.done: list[tuple[str, bytes]] = []
+        self.first = threading.Event()
+        self.compiling = Compiling(ObjectFolder(folder, "here"), entries, self._was_done)
+
+    def _was_done(self, entry: str, code: bytes) -> None:
+        self.done.append((entry, code))
+        self.first.set()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.done]
 
 
 @pytest.fixture
-def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)
-    monkeypatch.setattr(compiling, "machine_memory_bytes", lambda: LEAST_MEMORY_BYTES)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_COMPILER", COMPILER)
+    monkeypatch.setattr(compiling, "machine_memory_bytes", lambda: 2 * PROCESS_BYTES)
 
 
-@pytest.mark.usefixtures("large_machine")
-def test_another_process_compiles_what_is_not_in_the_cache(tmp_path: Path) -> None:
-    assert why_not_apart(tmp_path, NAMES) == ""
-    (tmp_path / "heavy.heavy_block-17.py311.nbi").touch()
-    assert why_not_apart(tmp_path, NAMES) == "the cache has it"
-    assert why_not_apart(None, NAMES) == "nothing is kept on disk"
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The entries that this process compiles, without a compiler."""
+    from heliograph_backends.cpu.kernels.runtime import emitting
+
+    here: list[str] = []
+
+    def compile_entry(name: str) -> bytes:
+        here.append(name)
+        return b"here"
+
+    monkeypatch.setattr(emitting, "compile_entry", compile_entry)
+    return here
 
 
-@pytest.mark.usefixtures("large_machine")
-def test_a_small_machine_compiles_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "machine_memory_bytes", lambda: LEAST_MEMORY_BYTES - 1)
-    assert "bytes of memory" in why_not_apart(tmp_path, NAMES)
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {1}, raising=False)
-    assert why_not_apart(tmp_path, NAMES) == "there is only one processor"
+@pytest.mark.usefixtures("one_process")
+def test_another_process_compiles_one_entry_after_the_other(tmp_path: Path, compiled_here: list[str]) -> None:
+    it = Watched(tmp_path, ["one", "two", "three"])
+    it.compiling.run()
+    assert it.done == [("one", b"one"), ("two", b"two"), ("three", b"three")]
+    assert compiled_here == []
 
 
-@pytest.mark.usefixtures("large_machine")
-def test_a_program_that_is_no_python_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("one_process")
+def test_what_somebody_waits_for_goes_first(tmp_path: Path) -> None:
+    it = Watched(tmp_path, ["one", "two", "three"])
+    it.compiling.hasten(["three"])
+    it.compiling.run()
+    assert it.names == ["three", "one", "two"]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_this_process_compiles_what_the_other_one_cannot(tmp_path: Path, compiled_here: list[str]) -> None:
+    it = Watched(tmp_path, ["one", "bad", "two"])
+    it.compiling.run()
+    assert it.names == ["one", "bad", "two"] and compiled_here == ["bad", "two"]
+    assert ObjectFolder(tmp_path, "here").read("bad") == b"here"
+
+
+@pytest.mark.parametrize("executable", ["", "/nowhere/python", "/bin/false"])
+def test_this_process_compiles_where_no_other_can_be_started(
+    executable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_here: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    it = Watched(tmp_path, ["one", "two"])
+    it.compiling.run()
+    assert it.names == compiled_here == ["one", "two"]
+
+
+def test_kernels_are_used_also_where_they_cannot_be_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compiled_here: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert "not a Python" in why_not_apart(tmp_path, NAMES)
+    it = Watched(tmp_path / "missing", ["one"])
+    it.compiling.run()
+    assert it.done == [("one", b"here")] and "not kept on disk" in caplog.text
+
+
+@pytest.mark.usefixtures("one_process")
+def test_an_end_ends_the_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_here: list[str]
+) -> None:
+    monkeypatch.setattr(compiling, "_COMPILER", COMPILER + "    sys.stdin.read()\n")
+    it = Watched(tmp_path, ["one", "two"])
+    running = threading.Thread(target=it.compiling.run)
+    running.start()
+    assert it.first.wait(SECONDS)
+    it.compiling.stop()
+    running.join(SECONDS)
+    assert not running.is_alive() and it.names == ["one"] and compiled_here == []
+
+
+def test_there_are_as_many_processes_as_processors_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
+    monkeypatch.setattr(compiling, "machine_memory_bytes", lambda: 2**40)
+    assert process_count(15) == 4 and process_count(2) == 2
+    monkeypatch.setattr(compiling, "machine_memory_bytes", lambda: 4 * PROCESS_BYTES)
+    assert process_count(15) == 2
+    monkeypatch.setattr(compiling, "machine_memory_bytes", lambda: 1)
+    assert process_count(15) == 1
 
 
 def test_the_other_process_finds_its_module() -> None:
+    from heliograph_backends.cpu.kernels.runtime import emitting
+
     names: dict[str, object] = {}
-    exec(compiling._APART.partition(";")[0], names)
-    assert names["compiling"] is compiling
+    exec(compiling._COMPILER.partition(";")[0], names)
+    assert names["emitting"] is emitting
 
 
-@pytest.mark.usefixtures("large_machine")
-@pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
-def test_a_process_that_cannot_be_started_or_fails_is_no_failure(
-    executable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", executable)
-    seen = Seen(NAMES, None)
-    with meanwhile(tmp_path, RUNNER, seen):
-        pass
-    assert seen.names == set()
+def test_every_entry_has_a_place_or_is_called_by_python() -> None:
+    assert {*TABLE.values(), *CORE} == set(MODULES)
+    assert set(TABLE) == {*Kind, *Place} and sorted(TABLE) == list(range(len(TABLE)))
 
 
-@pytest.mark.usefixtures("large_machine")
-def test_what_the_other_process_compiled_is_counted_once(
+def _cut(data: bytes) -> bytes:
+    return data[:-1]
+
+
+def _flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+@pytest.mark.parametrize("broken", [_cut, _flipped, lambda data: b""])
+def test_a_broken_file_is_as_a_missing_one(broken: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    folder = ObjectFolder(tmp_path, "here")
+    assert folder.read("one") is None
+    folder.write("one", b"code")
+    assert folder.read("one") == b"code"
+    folder.file("one").write_bytes(broken(folder.file("one").read_bytes()))
+    assert folder.read("one") is None
+
+
+def test_code_of_another_processor_or_compiler_is_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, int, str]] = []
-    seen = Seen(
-        {"heavy_block", "post"}, lambda done, all_of_them, name: told.append((done, all_of_them, name))
-    )
-    script = tmp_path / "python"
-    script.write_text("#!/bin/sh\necho heavy_block\necho post\necho somebody_else\n")
-    script.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(script))
-    seen.add("post")
-    with meanwhile(tmp_path, RUNNER, seen):
-        pass
-    assert told == [(1, 2, "post"), (2, 2, "heavy_block")]
-
-
-@pytest.mark.usefixtures("large_machine")
-def test_a_failure_here_ends_the_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[str]] = []
-    popen = subprocess.Popen
-
-    def recorded(*arguments: object, **keywords: object) -> subprocess.Popen[str]:
-        started.append(popen(["sleep", "60"], stdout=subprocess.PIPE, text=True))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", recorded)
-    with pytest.raises(KeyboardInterrupt), meanwhile(tmp_path, RUNNER, Seen(NAMES, None)):
-        raise KeyboardInterrupt
-    assert started[0].returncode is not None and started[0].returncode < 0
+    here = machine_digest()
+    ObjectFolder(tmp_path, here).write("one", b"code")
+    assert ObjectFolder(tmp_path, machine_digest()).read("one") == b"code"
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    assert ObjectFolder(tmp_path, machine_digest()).read("one") is None
+    monkeypatch.delenv("NUMBA_CPU_NAME")
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: "another")
+    assert machine_digest() != here

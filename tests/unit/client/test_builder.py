@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import subprocess
 import sys
@@ -262,6 +263,28 @@ def test_every_exported_name_is_there() -> None:
     assert len(set(hg.__all__)) == len(hg.__all__)
     for name in hg.__all__:
         assert getattr(hg, name) is not None
+
+
+def test_every_lazy_name_is_in_its_module() -> None:
+    for module, names in hg._LAZY.items():
+        found = importlib.import_module(module)
+        listed = names.split()
+        assert all(getattr(found, name) is getattr(hg, name) for name in listed)
+        if module == "heliograph.errors" or module.startswith("heliograph.functions."):
+            assert listed == found.__all__
+
+
+def test_importing_and_the_help_load_no_numpy_grpc_or_protobuf() -> None:
+    code = """
+import sys, heliograph, heliograph.cli
+try:
+    heliograph.cli.main(["--help"])
+except SystemExit as end:
+    print(end.code, {"numpy", "grpc", "google"} & {name.split(".")[0] for name in sys.modules})
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert found.stdout.splitlines()[-1] == "0 set()" and found.stderr == ""
+    assert "heliograph" in found.stdout
 
 
 def test_importing_loads_no_server_numba_or_rich() -> None:

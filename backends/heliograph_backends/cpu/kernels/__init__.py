@@ -5,9 +5,10 @@
     bound = BoundProgram(builder.build(), [inputs_address, weight_address, ...])
     status = bound.run(WorkerPool(2))
 
-Building is plain Python. Binding and packing compile the kernels at the first use, or load them
-from the disk cache, unless `warmup` did. They need numba; `available` is true if it is installed.
-Importing this package imports no numba.
+Building is plain Python. Binding and packing load the kernels that they need from the disk cache at
+the first use, or wait until they are compiled; `start` and `warmup` begin earlier. Compiling needs
+numba, in processes of its own; `available` is true if it is installed. This process imports no
+numba.
 
 Bits do not depend on the number of workers, on how steps are cut into tiles, or on whether an
 elementwise program runs as a step or as the epilogue of a matrix product. The folders, bottom up:
@@ -40,6 +41,7 @@ from heliograph_backends.cpu.kernels.runtime.native import (
     available,
     cache_state,
     find_cache,
+    start,
     warmup,
 )
 from heliograph_backends.cpu.kernels.runtime.workers import WorkerPool
@@ -73,5 +75,6 @@ __all__ = [
     "available",
     "cache_state",
     "find_cache",
+    "start",
     "warmup",
 ]

@@ -21,7 +21,6 @@ from heliograph_backends.cpu.kernels.program.words import (
     COLUMN_STRIDE,
     CONSTANTS,
     FIRST,
-    HEAVY_AT,
     IMMEDIATES,
     INSTRUCTION_WORDS,
     INSTRUCTIONS,
@@ -33,7 +32,6 @@ from heliograph_backends.cpu.kernels.program.words import (
     ROUNDING,
     ROW_STRIDE,
     SECOND,
-    STEP_HEADER_WORDS,
     STREAMED,
     TABLE_AT,
     WIDE_ROW,
@@ -41,12 +39,11 @@ from heliograph_backends.cpu.kernels.program.words import (
     WRITTEN,
 )
 from heliograph_backends.cpu.kernels.vector.atomics import float_of_bits, set_word, word
-from heliograph_backends.cpu.kernels.vector.lanes import jit, jit_inline
+from heliograph_backends.cpu.kernels.vector.lanes import Entry, jit, jit_inline
 from heliograph_backends.cpu.kernels.vector.space import (
     convert_rows,
     copy_block,
     fill_row,
-    locate,
     operand_base,
 )
 
@@ -116,8 +113,8 @@ def gather(
         if access & READ == 0 or same:
             continue
         if access >> WIDENING:
-            heavy, kind = word(scratch + HEAVY_AT, 0), access >> WIDENING & KINDS
-            convert_rows(heavy, kind, buffer, place, row_stride, column_stride, rows, columns)
+            kind = access >> WIDENING & KINDS
+            convert_rows(scratch, kind, buffer, place, row_stride, column_stride, rows, columns)
         else:
             copy_block(buffer, 4 * columns, 4, place, row_stride, column_stride, rows, columns)
 
@@ -154,14 +151,16 @@ def scatter(body: int, scratch: int, row: int, rows: int, column: int, columns: 
             place = word(scratch + BASES_AT, number) + row * row_stride + column * column_stride
             buffer, access = buffer_of(body, scratch, number), word(operand, ACCESS)
             if access >> ROUNDING:
-                heavy, kind = word(scratch + HEAVY_AT, 0), access >> ROUNDING
-                convert_rows(heavy, kind, buffer, place, row_stride, column_stride, rows, columns)
+                kind = access >> ROUNDING
+                convert_rows(scratch, kind, buffer, place, row_stride, column_stride, rows, columns)
             else:
                 copy_block(place, row_stride, column_stride, buffer, 4 * columns, 4, rows, columns)
 
 
-@jit
-def run_body(body: int, slots: int, scratch: int, row: int, rows: int, column: int, columns: int) -> None:
+@Entry
+def elementwise_body(
+    body: int, slots: int, scratch: int, row: int, rows: int, column: int, columns: int
+) -> None:
     """Run an elementwise program over rows by columns at the block's outer indices."""
     chunk = word(body, CHUNK)
     height, width = 1, min(columns, chunk)
@@ -177,10 +176,3 @@ def run_body(body: int, slots: int, scratch: int, row: int, rows: int, column: i
             interpret(body, scratch, chunk_rows * chunk_columns)
             scatter(body, scratch, top, chunk_rows, left, chunk_columns)
             again = True
-
-
-@jit_inline
-def elementwise_block(step: int, block: int, slots: int, scratch: int) -> None:
-    """Run one block of an elementwise step."""
-    row, rows, column, columns = locate(step, block, scratch)
-    run_body(step + 8 * STEP_HEADER_WORDS, slots, scratch, row, rows, column, columns)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from heliograph_backends.cpu.kernels.matmul.matmul import multiply_panels
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
-from heliograph_backends.cpu.kernels.matmul.stored_matmul import multiply_few, unpack_panels
 from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS
 from heliograph_backends.cpu.kernels.program.words import (
     BLOCKS,
@@ -49,8 +48,14 @@ from heliograph_backends.cpu.kernels.program.words import (
     STRIP_GAP_BYTES,
     UNPACKED_DEPTH,
 )
-from heliograph_backends.cpu.kernels.vector.atomics import load_i32, set_word, word
-from heliograph_backends.cpu.kernels.vector.lanes import jit, jit_inline
+from heliograph_backends.cpu.kernels.vector.atomics import (
+    call_multiply_few,
+    call_unpack_panels,
+    load_i32,
+    set_word,
+    word,
+)
+from heliograph_backends.cpu.kernels.vector.lanes import Entry, jit, jit_inline
 from heliograph_backends.cpu.kernels.vector.space import copy_block, copy_row, locate, next_block
 
 OUTER_STRIDE = OUTER_STRIDES + OUTER_DIMENSIONS - 1
@@ -174,7 +179,8 @@ def multiply_listed(
         source = weights + start // word(step, EXPERT_BLOCK) * word(step, EXPERT_BLOCK_BYTES)
         first = 1 if start == 0 else 0
         if few:
-            multiply_few(
+            call_multiply_few(
+                scratch,
                 form,
                 product,
                 product_row,
@@ -190,7 +196,7 @@ def multiply_listed(
             )
         else:
             panel_bytes = (size + 15) // 16 * 16 * PANEL_ROW_BYTES
-            unpack_panels(form, panels, panel_bytes, source, column_step, size, columns)
+            call_unpack_panels(scratch, form, panels, panel_bytes, source, column_step, size, columns)
             multiply_panels(
                 product, product_row, left, left_row, panels, panel_bytes, count, columns, size, first, 0, 0
             )
@@ -200,8 +206,8 @@ def multiply_listed(
             copy_row(target, product + row * product_row, columns)
 
 
-@jit_inline
-def experts_block(step: int, block: int, slots: int, scratch: int) -> None:
+@Entry
+def experts_block(_kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of a product with experts."""
     _, _, column, columns = locate(step, block, scratch)
     expert = expert_of(step, slots, word(scratch + INDEX_AT, OUTER_DIMENSIONS - 1))

@@ -4,10 +4,8 @@ epilogue while C is in the cache.
 
 from __future__ import annotations
 
-from heliograph_backends.cpu.kernels.elementwise.interpreter import run_body
 from heliograph_backends.cpu.kernels.matmul.inner_loop import KERNEL_COLUMNS, KERNEL_ROWS, multiply_strip
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES, pack_panels
-from heliograph_backends.cpu.kernels.matmul.stored_matmul import multiply_few, unpack_panels
 from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS
 from heliograph_backends.cpu.kernels.program.words import (
     BLOCKS,
@@ -30,8 +28,13 @@ from heliograph_backends.cpu.kernels.program.words import (
     ROW_STRIDE,
     STRIP_GAP_BYTES,
 )
-from heliograph_backends.cpu.kernels.vector.atomics import word
-from heliograph_backends.cpu.kernels.vector.lanes import jit, jit_inline
+from heliograph_backends.cpu.kernels.vector.atomics import (
+    call_elementwise,
+    call_multiply_few,
+    call_unpack_panels,
+    word,
+)
+from heliograph_backends.cpu.kernels.vector.lanes import Entry, jit, jit_inline
 from heliograph_backends.cpu.kernels.vector.space import (
     copy_block,
     locate,
@@ -112,14 +115,14 @@ def multiply_slice(
     form, begin, last = word(step, PACK_RIGHT), 0, 0
     if form:
         right, panel_bytes = packed, (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
-        place = start // word(step, RIGHT_BLOCK)
-        source = operand_address(step + 8 * RIGHT, slots, scratch, place, column)
+        source = operand_address(step + 8 * RIGHT, slots, scratch, start // word(step, RIGHT_BLOCK), column)
         row_step = word(step + 8 * RIGHT, ROW_STRIDE)
         column_step = word(step + 8 * RIGHT, COLUMN_STRIDE)
         if form == 1:
             pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
         elif rows <= FEW_ROWS:
-            multiply_few(
+            call_multiply_few(
+                scratch,
                 form,
                 product,
                 product_row,
@@ -135,7 +138,7 @@ def multiply_slice(
             )
             return
         else:
-            unpack_panels(form, right, panel_bytes, source, column_step, depth, columns)
+            call_unpack_panels(scratch, form, right, panel_bytes, source, column_step, depth, columns)
     else:
         panel_bytes, begin = word(step, DEPTH) * PANEL_ROW_BYTES, start
         right = operand_base(step + 8 * RIGHT, slots, scratch) + column // PANEL_COLUMNS * panel_bytes
@@ -157,8 +160,8 @@ def columns_ahead(step: int, block: int, scratch: int) -> int:
     return distance
 
 
-@jit_inline
-def matmul_block(step: int, block: int, slots: int, scratch: int) -> None:
+@Entry
+def matmul_block(_kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of a matrix product and its epilogue."""
     row, rows, column, columns = locate(step, block, scratch)
     depth, depth_block = word(step, DEPTH), word(step, DEPTH_BLOCK)
@@ -167,4 +170,4 @@ def matmul_block(step: int, block: int, slots: int, scratch: int) -> None:
         part = min(depth_block, depth - start)
         multiply_slice(step, slots, scratch, row, rows, column, columns, start, part, ahead)
     if word(step, HAS_EPILOGUE):
-        run_body(step + 8 * EPILOGUE, slots, scratch, row, rows, column, columns)
+        call_elementwise(scratch, step + 8 * EPILOGUE, slots, scratch, row, rows, column, columns)

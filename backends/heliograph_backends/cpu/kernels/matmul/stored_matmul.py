@@ -44,11 +44,11 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     F32_VECTOR,
     I64,
     LANES,
+    Entry,
     Lanes,
     emitted,
     integer,
     jit,
-    jit_inline,
     local,
     loop,
     pointer,
@@ -390,7 +390,7 @@ def multiply_stored(
     _dispatch(builder, kind, call)
 
 
-@jit_inline
+@Entry
 def unpack_panels(
     kind: int, target: int, panel_bytes: int, source: int, step: int, depth: int, columns: int
 ) -> None:
@@ -415,7 +415,7 @@ def part_of(kind: int, depth: int) -> int:
     return max(found, 1)
 
 
-@jit_inline
+@Entry
 def multiply_few(
     kind: int,
     product: int,

@@ -99,6 +99,7 @@ class ProgramBuilder:
         self._steps: list[_Added] = []
         self._set = ALONE
         self._pack_bytes = 0
+        self._needs = words.ALWAYS
 
     def elementwise(self, shape: Sequence[int], body: Elementwise) -> None:
         """Run an elementwise program over `shape`, whose axes must merge to at most eight."""
@@ -336,6 +337,7 @@ class ProgramBuilder:
             slots=max(self._slots, default=-1) + 1,
             steps=len(steps),
             shared_steps=len(shared),
+            needs=self._needs,
             scratch_bytes=words.PACK_AT + self._pack_bytes,
             shared_cost_ns=sum(step.nanoseconds for step in shared),
         )
@@ -396,6 +398,7 @@ class ProgramBuilder:
         self._size = size + len(code) // WORD_BYTES
         self._steps.append(_Added(size, encoding.shared, encoding.nanoseconds, self._set))
         self._pack_bytes = max(self._pack_bytes, encoding.pack_bytes)
+        self._needs |= encoding.needs
 
 
 def _runs(steps: Sequence[_Added]) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ Shapes are in elements, strides in bytes. Errors are ValueErrors.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -73,6 +74,8 @@ class Encoding:
     operands: tuple[int, ...]
     shared: bool
     nanoseconds: float
+    #: The places of its entries in the table, as bits.
+    needs: int = 0
     #: Bytes of each worker's scratch for packing.
     pack_bytes: int = 0
     #: The same step without writes past the caches, if `code` has them.
@@ -148,7 +151,7 @@ def encode_gemm(
     places = (layout.LEFT, layout.RIGHT, layout.PRODUCT, *_body_places(layout.EPILOGUE, len(extra.operands)))
     code = step_words(Kind.MATMUL, space, words, nanoseconds, False)
     pack_bytes = _pack_bytes(space, min(depth, depth_block), pack_left, not packed and not streams)
-    return encoding_of([code], places, space, nanoseconds, pack_bytes)
+    return encoding_of([code], places, space, nanoseconds, pack_bytes, stored=form > 1)
 
 
 def encode_rows(
@@ -278,11 +281,20 @@ def step_words(kind: Kind, space: Space, payload: list[int], nanoseconds: float,
 
 
 def encoding_of(
-    codes: list[bytes], places: tuple[int, ...], space: Space, nanoseconds: float, pack_bytes: int = 0
+    codes: list[bytes],
+    places: tuple[int, ...],
+    space: Space,
+    nanoseconds: float,
+    pack_bytes: int = 0,
+    *,
+    stored: bool = False,
 ) -> Encoding:
+    """Return the encoding of a step. `stored`: operands of other data types take part."""
     shared = space.tiles > 1 and nanoseconds > SHARING_NS
     through_caches = codes[1] if len(codes) > 1 else b""
-    return Encoding(codes[0], places, shared, nanoseconds, pack_bytes, through_caches)
+    kind = int.from_bytes(codes[0][: layout.WORD_BYTES], sys.byteorder)
+    needs = 1 << kind | (layout.FOR_STORED if stored else 0)
+    return Encoding(codes[0], places, shared, nanoseconds, needs, pack_bytes, through_caches)
 
 
 def _pack_bytes(space: Space, depth: int, pack_left: bool, pack_right: bool) -> int:

@@ -53,7 +53,7 @@ def encode_experts(form: Experts, operands: tuple[Operand, Operand, Operand, Ope
     areas, pack_bytes = _areas(form, space, min(places, UNPACKED_ROW_BLOCK))
     code = step_words(Kind.EXPERTS, space, words + areas, nanoseconds, False)
     at = (layout.EXPERT_WEIGHTS, layout.EXPERT_ROWS, layout.EXPERT_IDS, layout.EXPERT_RESULT)
-    return encoding_of([code], at, space, nanoseconds, pack_bytes)
+    return encoding_of([code], at, space, nanoseconds, pack_bytes, stored=True)
 
 
 def _cut(form: Experts, places: int) -> tuple[Space, float]:

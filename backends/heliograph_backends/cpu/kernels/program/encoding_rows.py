@@ -148,7 +148,8 @@ def _moving(kind: Kind, space: Space, words: list[int], conversion: int, places:
     elements = prod(space.outer) * rows * space.columns
     each = 8 / MEMORY_BYTES_PER_NS if conversion < UNPACK else TRANSCENDENTAL_NS
     nanoseconds = elements * each * (8 if conversion >= PACK else 1)
-    return encoding_of([step_words(kind, space, words, nanoseconds, False)], places, space, nanoseconds)
+    code = step_words(kind, space, words, nanoseconds, False)
+    return encoding_of([code], places, space, nanoseconds, stored=conversion >= UNPACK)
 
 
 # Attention
@@ -178,7 +179,8 @@ def encode_attention(
     areas, pack_bytes = _areas(space.row_block, form)
     words += _form_words(form) + areas + [float_bits(slope) for slope in form.slopes]
     code = step_words(Kind.ATTENTION, space, words, nanoseconds, False)
-    return encoding_of([code], tuple(places), space, nanoseconds, pack_bytes)
+    stored = (form.key_form, form.value_form) != (FLOAT32, FLOAT32)
+    return encoding_of([code], tuple(places), space, nanoseconds, pack_bytes, stored=stored)
 
 
 def _form_words(form: Attention) -> list[int]:

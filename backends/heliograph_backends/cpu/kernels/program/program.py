@@ -157,3 +157,5 @@ class Program:
     """Bytes of scratch that each worker needs."""
     shared_cost_ns: float
     """A rough estimate of one worker's time for the shared steps."""
+    needs: int
+    """The places of its entries in the table, as bits."""

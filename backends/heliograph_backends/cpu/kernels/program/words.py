@@ -56,7 +56,8 @@ COLUMN_STRIDE: Final = 3
 OUTER_STRIDES: Final = 4
 OPERAND_WORDS: Final = OUTER_STRIDES + OUTER_DIMENSIONS
 
-# Matrix product, after the step header: three operands, then these words, then the epilogue's body.
+# Matrix products, after the step header: three operands, then these words, then the epilogue's
+# body.
 LEFT: Final = STEP_HEADER_WORDS
 RIGHT: Final = LEFT + OPERAND_WORDS
 PRODUCT: Final = RIGHT + OPERAND_WORDS
@@ -181,8 +182,8 @@ ACCESS: Final = OPERAND_WORDS
 BODY_OPERAND_WORDS: Final = OPERAND_WORDS + 1
 READ: Final = 1
 WRITTEN: Final = 2
-# Operands of f16 and bf16 are staged: at these bits are the conversions to and from float32, as
-# kinds of `heavy_block`, see `elements`.
+# Operands of f16 and bf16 are staged: at these bits are the conversions to and from float32, see
+# `elements`.
 WIDENING: Final = 2
 ROUNDING: Final = 12
 
@@ -201,11 +202,11 @@ INSTRUCTION_WORDS: Final = 5
 STREAMED: Final = 256
 FETCHED: Final = 512
 
-# Each worker's scratch, in bytes: the block's outer indices, the address of `heavy_block`, the tile
-# that the worker probably runs next, the addresses of the values in this chunk, those of the
-# operands in this block, buffers, packed matrices.
+# Each worker's scratch, in bytes: the block's outer indices, the address of the table of entries,
+# the tile that the worker probably runs next, the addresses of the values in this chunk, those of
+# the operands in this block, buffers, packed matrices.
 INDEX_AT: Final = 0
-HEAVY_AT: Final = 48
+ENTRIES_AT: Final = 48
 NEXT_AT: Final = 64
 MAXIMUM_VALUES: Final = 64
 TABLE_AT: Final = 128
@@ -225,8 +226,8 @@ ABORT: Final = 0
 PAUSE: Final = 1
 STATUS: Final = 8
 FAILED_STEP: Final = 9
-HEAVY: Final = 11  # the address of `heavy_block`
 FAILED_INDEX: Final = 10  # the index that is out of range
+ENTRIES: Final = 11  # the address of the table of entries, see `Place`
 REACHED_STEP: Final = 12  # where a paused run goes on; 0: at its start
 REACHED_TILE: Final = 13  # of that step, if the leader runs it alone
 MAILS: Final = 16  # the address of the table of the helpers' mails
@@ -280,9 +281,36 @@ class Kind(IntEnum):
     EXPERTS = 14
 
 
-#: This plus a conversion of `elements`, in place of a kind: `heavy_block` converts rows for other
-#: kernels. Below are the positions of the words that describe the rows; the step is that of the
-#: narrow elements.
+class Place(IntEnum):
+    """Places in the table of entries' addresses, after those of kinds, of the entries that work on
+    blocks of stored elements."""
+
+    MULTIPLY_FEW = len(Kind)
+    UNPACK_PANELS = len(Kind) + 1
+    PACK_ROW = len(Kind) + 2
+
+
+#: The name of the entry at each place of the table.
+TABLE: Final[dict[int, str]] = {
+    Kind.ELEMENTWISE: "elementwise_body",
+    Kind.MATMUL: "matmul_block",
+    **dict.fromkeys(range(Kind.LAYER_NORM, Kind.MAX + 1), "rows_block"),
+    Kind.ROTARY: "rotary_block",
+    **dict.fromkeys((Kind.CONVERT, Kind.GATHER, Kind.SCATTER), "moves_block"),
+    Kind.ATTENTION: "attention_block",
+    Kind.EXPERTS: "experts_block",
+    Place.MULTIPLY_FEW: "multiply_few",
+    Place.UNPACK_PANELS: "unpack_panels",
+    Place.PACK_ROW: "pack_row",
+}
+#: Places as bits: those that every program uses, and those for stored elements.
+ALWAYS: Final = 1 << Kind.ELEMENTWISE | 1 << Kind.CONVERT
+FOR_STORED: Final = sum(1 << place for place in Place)
+
+
+#: This plus a conversion of `elements`, in place of a kind: the entry of moves converts rows for
+#: other kernels. Below are the positions of the words that describe the rows; the step is that of
+#: the narrow elements.
 CONVERTED: Final = 256
 CONVERTED_TO: Final = 0
 CONVERTED_FROM: Final = 1

@@ -18,7 +18,6 @@ import numpy as np
 
 from heliograph_backends.cpu.kernels.matmul.matmul import multiply_panels
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES, pack_panels
-from heliograph_backends.cpu.kernels.matmul.stored_matmul import multiply_few, unpack_panels
 from heliograph_backends.cpu.kernels.program.elements import FLOAT32, Conversion
 from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS, Stored
 from heliograph_backends.cpu.kernels.program.words import (
@@ -64,6 +63,8 @@ from heliograph_backends.cpu.kernels.rows.convert_lanes import convert_plain
 from heliograph_backends.cpu.kernels.rows.reductions import first_row
 from heliograph_backends.cpu.kernels.rows.stored_rows import unpack_row
 from heliograph_backends.cpu.kernels.vector.atomics import (
+    call_multiply_few,
+    call_unpack_panels,
     float_of_bits,
     load_bits,
     load_double,
@@ -74,7 +75,7 @@ from heliograph_backends.cpu.kernels.vector.atomics import (
     store_f32,
     word,
 )
-from heliograph_backends.cpu.kernels.vector.lanes import jit, jit_inline
+from heliograph_backends.cpu.kernels.vector.lanes import Entry, jit, jit_inline
 from heliograph_backends.cpu.kernels.vector.space import locate, operand_address, operand_base
 
 F16_F32 = int(Conversion.F16_F32)
@@ -142,21 +143,41 @@ def open_rows(step: int, slots: int, scratch: int, row: int, rows: int, states: 
 
 @jit_inline
 def multiply_keys(
-    step: int, keys: int, count: int, queries: int, query_row: int, rows: int, scores: int, panels: int
+    step: int,
+    scratch: int,
+    keys: int,
+    count: int,
+    queries: int,
+    query_row: int,
+    rows: int,
+    scores: int,
+    panels: int,
 ) -> None:
     """Write the products of rows of queries with a block of keys to `scores`."""
     form, depth = word(step, KEY_FORM), word(step, KEY_WIDTH)
     key_row = word(step + 8 * KEYS, ROW_STRIDE)
     panel_bytes = (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
     if form != FLOAT32 and rows <= FEW_ROWS:
-        multiply_few(
-            form, scores, SCORE_ROW_BYTES, queries, query_row, keys, key_row, rows, count, depth, 1, keys
+        call_multiply_few(
+            scratch,
+            form,
+            scores,
+            SCORE_ROW_BYTES,
+            queries,
+            query_row,
+            keys,
+            key_row,
+            rows,
+            count,
+            depth,
+            1,
+            keys,
         )
         return
     if form == FLOAT32:
         pack_panels(panels, panel_bytes, keys, 4, key_row, depth, count)
     else:
-        unpack_panels(form, panels, panel_bytes, keys, key_row, depth, count)
+        call_unpack_panels(scratch, form, panels, panel_bytes, keys, key_row, depth, count)
     multiply_panels(
         scores, SCORE_ROW_BYTES, queries, query_row, panels, panel_bytes, rows, count, depth, 1, 0, 0
     )
@@ -184,7 +205,15 @@ def weigh_rows(
 
 @jit_inline
 def add_block(
-    step: int, values: int, count: int, target: int, target_row: int, rows: int, first: int, area: int
+    step: int,
+    scratch: int,
+    values: int,
+    count: int,
+    target: int,
+    target_row: int,
+    rows: int,
+    first: int,
+    area: int,
 ) -> None:
     """Add the block's powers times its values to the target."""
     form, columns = word(step, VALUE_FORM), word(step, COLUMNS)
@@ -194,7 +223,7 @@ def add_block(
         size, bytes_ = word(step, VALUE_ELEMENTS), word(step, VALUE_BYTES)
         for key in range(count):
             source = values + key * value_row
-            unpack_row(form, size, bytes_, wide + 4 * key * columns, source, columns, panel)
+            unpack_row(scratch, form, size, bytes_, wide + 4 * key * columns, source, columns, panel)
         form, values, value_row = FLOAT32, wide, 4 * columns
     if rows <= FEW_ROWS:
         add_values(
@@ -248,8 +277,8 @@ def finish_rows(step: int, target: int, target_row: int, rows: int, seen: bool, 
         states += STATE_BYTES
 
 
-@jit_inline
-def attention_block(step: int, block: int, slots: int, scratch: int) -> None:
+@Entry
+def attention_block(_kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of rows of queries."""
     row, rows, _, _ = locate(step, block, scratch)
     area = scratch + PACK_AT
@@ -272,10 +301,10 @@ def attention_block(step: int, block: int, slots: int, scratch: int) -> None:
         if mask and all_hidden(step, shown, mask_row, rows, count):
             continue
         scores, panels = area + word(step, SCORES_AT), area + word(step, PANELS_AT)
-        multiply_keys(step, keys + start * key_row, count, queries, query_row, rows, scores, panels)
+        multiply_keys(step, scratch, keys + start * key_row, count, queries, query_row, rows, scores, panels)
         weigh_rows(step, scratch, row, rows, shown, mask_row, count, area)
         if first == 0:
             scale_rows(step, target, target_row, rows, area)
-        add_block(step, values + start * value_row, count, target, target_row, rows, first, area)
+        add_block(step, scratch, values + start * value_row, count, target, target_row, rows, first, area)
         first = 0
     finish_rows(step, target, target_row, rows, first == 0, area)

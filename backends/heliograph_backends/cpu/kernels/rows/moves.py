@@ -7,13 +7,21 @@ memory does no harm.
 
 from __future__ import annotations
 
-from heliograph_backends.cpu.kernels.program.elements import PACK, UNPACK
+from heliograph_backends.cpu.kernels.program.elements import PACK, UNPACK, Conversion
 from heliograph_backends.cpu.kernels.program.words import (
     BLOCKS,
     BUFFERS_AT,
     CHOICES,
     COLUMN_STRIDE,
     CONVERSION,
+    CONVERTED,
+    CONVERTED_COUNT,
+    CONVERTED_FROM,
+    CONVERTED_FROM_ROW,
+    CONVERTED_ROWS,
+    CONVERTED_STEP,
+    CONVERTED_TO,
+    CONVERTED_TO_ROW,
     FAILED_INDEX,
     FROM_BYTES,
     FROM_ELEMENTS,
@@ -28,11 +36,12 @@ from heliograph_backends.cpu.kernels.program.words import (
     Kind,
 )
 from heliograph_backends.cpu.kernels.rows.convert_lanes import convert_plain
-from heliograph_backends.cpu.kernels.rows.stored_rows import pack_row, unpack_row
-from heliograph_backends.cpu.kernels.vector.atomics import load_i32, set_word, word
-from heliograph_backends.cpu.kernels.vector.lanes import jit, jit_inline
+from heliograph_backends.cpu.kernels.rows.stored_rows import unpack_row
+from heliograph_backends.cpu.kernels.vector.atomics import call_pack_row, load_i32, set_word, word
+from heliograph_backends.cpu.kernels.vector.lanes import Entry, jit, jit_inline
 from heliograph_backends.cpu.kernels.vector.space import locate, operand_address
 
+F16_F32 = int(Conversion.F16_F32)
 CONVERT, GATHER, SCATTER = int(Kind.CONVERT), int(Kind.GATHER), int(Kind.SCATTER)
 
 
@@ -78,10 +87,10 @@ def move_rows(
     """Convert rows; for blocks, a single row."""
     conversion = word(step, CONVERSION)
     if conversion >= PACK:
-        pack_row(conversion - PACK, word(step, TO_BYTES), target, source, columns)
+        call_pack_row(scratch, conversion - PACK, word(step, TO_BYTES), target, source, columns)
     elif conversion >= UNPACK:
         size, count = word(step, FROM_ELEMENTS), word(step, FROM_BYTES)
-        unpack_row(conversion - UNPACK, size, count, target, source, columns, scratch + BUFFERS_AT)
+        unpack_row(scratch, conversion - UNPACK, size, count, target, source, columns, scratch + BUFFERS_AT)
     else:
         target_step, source_step = (
             word(step + 8 * MOVED_TO, COLUMN_STRIDE),
@@ -125,3 +134,33 @@ def move_block(kind: int, step: int, block: int, slots: int, scratch: int) -> No
             target += target_row
         if kind == CONVERT or 0 <= index < choices:
             move_rows(step, there, here, columns, together, target_row, source_row, scratch)
+
+
+@jit_inline
+def convert_staged(conversion: int, rows: int) -> None:
+    """Convert the rows described by words."""
+    widens, step = conversion >= F16_F32, word(rows, CONVERTED_STEP)
+    convert_plain(
+        conversion,
+        word(rows, CONVERTED_TO),
+        4 if widens else step,
+        word(rows, CONVERTED_FROM),
+        step if widens else 4,
+        word(rows, CONVERTED_COUNT),
+        word(rows, CONVERTED_ROWS),
+        word(rows, CONVERTED_TO_ROW),
+        word(rows, CONVERTED_FROM_ROW),
+    )
+
+
+@Entry
+def moves_block(kind: int, step: int, block: int, slots: int, scratch: int) -> None:
+    """Run one block of a step that moves rows.
+
+    With CONVERTED + a conversion as the kind, convert rows between contiguous float32 and f16 or
+    bf16; `step` is then the address of the words that describe them.
+    """
+    if kind >= CONVERTED:
+        convert_staged(kind - CONVERTED, step)
+    else:
+        move_block(kind, step, block, slots, scratch)

@@ -28,7 +28,6 @@ from heliograph_backends.cpu.kernels.elementwise.interpreter import KINDS
 from heliograph_backends.cpu.kernels.program.words import (
     BIAS,
     BUFFERS_AT,
-    HEAVY_AT,
     INDEX_AT,
     MASKED_AS,
     OUTER_DIMENSIONS,
@@ -65,6 +64,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     F64,
     F64_VECTOR,
     I64,
+    Entry,
     Lanes,
     emitted,
     integer,
@@ -263,7 +263,7 @@ def slope_of(step: int, scratch: int, row: int) -> Any:
     return float_of_bits(word(place, 0))
 
 
-@jit
+@Entry
 def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of a row step."""
     row, rows, _, columns = locate(step, block, scratch)
@@ -282,8 +282,7 @@ def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> No
             slope = slope_of(step, scratch, number)
         if masked:
             mask = scratch + STAGED_AT
-            heavy = word(scratch + HEAVY_AT, 0)
-            convert_rows(heavy, masked >> WIDENING & KINDS, mask, weight, 0, 2, 1, columns)
+            convert_rows(scratch, masked >> WIDENING & KINDS, mask, weight, 0, 2, 1, columns)
         apply_row(kind, target, source, mask, bias, columns, parameter, slope, staging, ahead)
         target += word(step + 8 * TARGET, ROW_STRIDE)
         source = ahead

@@ -21,7 +21,6 @@ from heliograph_backends.cpu.kernels.program.words import (
     BIAS,
     BUFFERS_AT,
     COLUMNS,
-    HEAVY_AT,
     PAIR_WORDS,
     PAIRS,
     ROTATIONS,
@@ -42,6 +41,7 @@ from heliograph_backends.cpu.kernels.vector.atomics import double_of_bits, load_
 from heliograph_backends.cpu.kernels.vector.lanes import (
     I32_VECTOR,
     LANES,
+    Entry,
     Lanes,
     element,
     emitted,
@@ -136,8 +136,8 @@ def turn_head(step: int, target: int, source: int, table: int) -> None:
         turn_halves(target + 4 * start, source + 4 * start, table, pairs)
 
 
-@jit
-def rotary_block(step: int, block: int, slots: int, scratch: int) -> None:
+@Entry
+def rotary_block(_kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of tokens."""
     row, rows, _, _ = locate(step, block, scratch)
     target = first_row(step + 8 * TARGET, slots, scratch, row)
@@ -145,17 +145,17 @@ def rotary_block(step: int, block: int, slots: int, scratch: int) -> None:
     positions = first_row(step + 8 * WEIGHT, slots, scratch, row)
     factors = first_row(step + 8 * BIAS, slots, scratch, row)
     table, narrow, width = scratch + BUFFERS_AT, word(step, TURNED_AS), word(step, WIDTH)
-    heavy, staged = word(scratch + HEAVY_AT, 0), scratch + STAGED_AT
+    staged = scratch + STAGED_AT
     columns, together = word(step, COLUMNS), max(1, STAGED_ELEMENTS // width) * width
     for _ in range(rows):
         prepare_angles(step, positions, factors, table)
         if narrow:
             for first in range(0, columns, together):
                 count = min(together, columns - first)
-                convert_rows(heavy, narrow >> WIDENING & KINDS, staged, source + 2 * first, 0, 2, 1, count)
+                convert_rows(scratch, narrow >> WIDENING & KINDS, staged, source + 2 * first, 0, 2, 1, count)
                 for head in range(staged, staged + 4 * count, 4 * width):
                     turn_head(step, head, head, table)
-                convert_rows(heavy, narrow >> ROUNDING, staged, target + 2 * first, 0, 2, 1, count)
+                convert_rows(scratch, narrow >> ROUNDING, staged, target + 2 * first, 0, 2, 1, count)
         else:
             for head in range(0, 4 * columns, 4 * width):
                 turn_head(step, target + head, source + head, table)

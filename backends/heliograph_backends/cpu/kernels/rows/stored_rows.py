@@ -14,14 +14,14 @@ import numpy as np
 from numba import types
 
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES, transpose
-from heliograph_backends.cpu.kernels.matmul.stored_matmul import unpack_panel
 from heliograph_backends.cpu.kernels.program.elements import BLOCK_ELEMENTS, Block
 from heliograph_backends.cpu.kernels.program.words import PANEL_COLUMNS
 from heliograph_backends.cpu.kernels.rows.convert_lanes import store_byte, store_half
-from heliograph_backends.cpu.kernels.vector.atomics import load_f32
+from heliograph_backends.cpu.kernels.vector.atomics import call_unpack_panels, load_f32
 from heliograph_backends.cpu.kernels.vector.lanes import (
     I64,
     LANES,
+    Entry,
     Lanes,
     emitted,
     integer,
@@ -61,13 +61,21 @@ def spread_panel(builder: Any, target: Any, panel: Any, block_size: Any, blocks:
 
 @jit_inline
 def unpack_row(
-    kind: int, block_size: int, block_bytes: int, target: int, source: int, count: int, panel: int
+    scratch: int,
+    kind: int,
+    block_size: int,
+    block_bytes: int,
+    target: int,
+    source: int,
+    count: int,
+    panel: int,
 ) -> None:
     """Write `count` stored elements as float32; the panel has room for 32 blocks."""
     blocks = count // block_size
     for first in range(0, blocks, PANEL_COLUMNS):
         present = min(blocks - first, PANEL_COLUMNS)
-        unpack_panel(kind, panel, source + first * block_bytes, block_bytes, block_size, present)
+        here = source + first * block_bytes
+        call_unpack_panels(scratch, kind, panel, 0, here, block_bytes, block_size, present)
         spread_panel(target + 4 * first * block_size, panel, block_size, present)
 
 
@@ -146,7 +154,7 @@ def pack_unsigned(target: int, source: int, bits: int) -> None:
     pack_quanta(target + 4, source, inverse(scale), HALF, least, bits)
 
 
-@jit
+@Entry
 def pack_row(kind: int, block_bytes: int, target: int, source: int, count: int) -> None:
     """Round `count` float32, a multiple of 32, to blocks."""
     for _ in range(count // BLOCK_ELEMENTS):

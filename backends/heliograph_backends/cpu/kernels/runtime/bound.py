@@ -33,14 +33,14 @@ class BoundProgram:
         self, program: Program, slots: Sequence[int] | NDArray[np.int64], scratch: Scratch | None = None
     ) -> None:
         self.program = program
-        self._entries = native.entries()
+        self._entries = native.entries(program.needs)
         if isinstance(slots, np.ndarray):
             self._slots = slots
         else:
             self._slots = np.zeros(max(1, program.slots), dtype=np.int64)
         self._pool: WorkerPool | None = None
         self._control = aligned_words(words.COUNTERS + program.shared_steps * words.COUNTER_WORDS)
-        self._control[words.HEAVY] = self._entries.heavy_block.address
+        self._control[words.ENTRIES] = native.table_address()
         self._code_at = int(program.code.ctypes.data)
         self._slots_at = int(self._slots.ctypes.data)
         self._control_at = int(self._control.ctypes.data)

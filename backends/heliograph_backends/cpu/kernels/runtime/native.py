@@ -1,37 +1,50 @@
-"""The compiled entries, with a disk cache in a private folder.
+"""The kernels of this process: loaded from a private folder, or compiled into it meanwhile.
 
-numba's cache files are pickles, so write access to them means code execution in this process. The
-folder must therefore belong to this user and not be writable by others; otherwise nothing is
-cached, and `cache_state` has the reason. A folder that root or this user filled and that this user
-cannot write to is also read, so that container images can contain kernels. The name of the inner
-folder is a digest of the package's sources, because numba checks only the file of the function that
-it loads, not of its callees.
+The folder holds machine code, so write access to it means code execution in this process. It must
+therefore belong to this user and not be writable by others; otherwise nothing is kept on disk, and
+`cache_state` has the reason. A folder that root or this user filled and that this user cannot write
+to is also read, so that container images can contain kernels. The name of the inner folder is a
+digest of the package's sources; `objects` has its files.
 
-The machine's instruction set is part of numba's own key, so one home folder can serve several kinds
-of machines.
+Entries that the folder lacks are compiled in the background, see `compiling`. Programs wait for
+their own entries only. Of several processes that need kernels, one compiles, and the others load
+what it has finished.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.util
 import logging
 import os
-import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-from heliograph_backends.cpu.kernels.runtime.compiling import Progress, compile_entries
+from heliograph_backends.cpu.kernels.program.words import TABLE
+from heliograph_backends.cpu.kernels.runtime.compiling import Compiling
+from heliograph_backends.cpu.kernels.runtime.loading import Linker
+from heliograph_backends.cpu.kernels.runtime.memory import aligned_words
+from heliograph_backends.cpu.kernels.runtime.objects import CORE, MODULES, ObjectFolder, machine_digest
+from heliograph_backends.cpu.kernels.runtime.turns import TELL_SECONDS, turn
+from heliograph_proto.errors import DeadlineExceededError
 
 logger = logging.getLogger(__name__)
 
+#: Called for each entry that was compiled, with the number that are loaded, the number of all, its
+#: name.
+Progress: TypeAlias = Callable[[int, int, str], None]
+
+#: The most seconds that a program waits for its entries.
+LOAD_SECONDS = 600.0
 ENVIRONMENT_VARIABLE = "HELIOGRAPH_KERNEL_CACHE"
 
 
@@ -52,9 +65,9 @@ class CacheState:
 
     folder: Path | None
     refusal: Refusal | None = None
-    #: The number of functions that were compiled instead of loaded.
+    #: The number of entries that were compiled instead of loaded.
     compiled: int = 0
-    #: True if the folder can only be read; then newly compiled functions are not kept.
+    #: True if the folder can only be read; then newly compiled entries are not kept.
     read_only: bool = False
 
 
@@ -73,17 +86,24 @@ def default_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "heliograph" / "kernels"
 
 
+#: The modules of this folder that machine code depends on.
+COMPILED_HERE = ("emitting.py", "runner.py")
+
+
 def source_digest() -> str:
-    """Return a digest of the kernels' sources."""
+    """Return a digest of the kernels' sources: all but those that only load and run them."""
     digest = hashlib.sha256()
-    folder = Path(__file__).parents[1]
+    own = Path(__file__).parent
+    folder = own.parent
     for path in sorted(folder.rglob("*.py")):
+        if path.parent == own and path.name not in COMPILED_HERE:
+            continue
         digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
 def check_folder(folder: Path) -> Refusal | None:
-    """Return the reason why `folder` cannot hold pickles, or None."""
+    """Return the reason why `folder` cannot hold machine code, or None."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -146,72 +166,157 @@ def open_cache(folder: Path) -> CacheState:
     return CacheState(inner) if refusal is None else CacheState(None, refusal)
 
 
+class Entries:
+    """The functions of the kernels that Python calls."""
+
+    __slots__ = ("open_program", "pack_columns", "run_program", "serve", "transpose_rows")
+
+    run_program: Callable[[int, int, int, int, int, bool], int]
+    open_program: Callable[[int, int, int], int]
+    serve: Callable[[int], int]
+    pack_columns: Callable[[int, int, int, int], int]
+    transpose_rows: Callable[[int, int, int, int, int], int]
+
+
 class _Native:
-    """The compiled entries of this process; loaded once, under a lock."""
+    """The entries of this process, each loaded once."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.runner: Any = None
         self.cache = CacheState(None)
+        self.functions = Entries()
+        #: The functions for each set of needs that was asked for and is loaded.
+        self.needed: dict[int, Entries] = {}
+        #: The addresses of entries by their `Place`, read by the runner.
+        self.table = aligned_words(len(TABLE))
+        self._changed = threading.Condition()
+        self._linker: Linker | None = None
+        self._loaded: set[str] = set()
+        self._progress: list[Progress] = []
+        self._compiling: Compiling | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._tell_at = 0.0
 
-    def load(self, folder: Path | None, progress: Progress | None = None) -> Any:
-        with self.lock:
-            if self.runner is None:
-                cache = open_cache(folder or default_folder())
-                _announce(cache)
-                with _writable(cache) as place:
-                    self.runner, compiled = compile_entries(place, progress)
-                self.cache = replace(cache, compiled=compiled)
-            return self.runner
+    def start(self, folder: Path | None = None, progress: Progress | None = None) -> None:
+        """Load what the folder has, and begin to compile the rest. The first call determines the
+        folder."""
+        with self._changed:
+            if progress is not None:
+                self._progress.append(progress)
+            if len(self._loaded) == len(MODULES) or (self._thread is not None and self._thread.is_alive()):
+                return
+            if self._linker is None:
+                self.cache = open_cache(folder or default_folder())
+                self._linker = Linker()
+            kept = self.cache.folder and ObjectFolder(self.cache.folder, machine_digest())
+            if kept:
+                self._load_kept(kept)
+            missing = len(MODULES) - len(self._loaded)
+            if missing:
+                _announce(self.cache, missing)
+                self._failure = None
+                self._thread = threading.Thread(
+                    target=self._fill, args=(kept,), name="heliograph-compiling", daemon=True
+                )
+                self._thread.start()
 
+    def require(self, entries: Collection[str]) -> Entries:
+        """Wait until these entries are loaded. Raises what their compiler raised, or
+        DeadlineExceededError."""
+        if not self._loaded.issuperset(entries):
+            self.start()
+            with self._changed:
+                if self._compiling is not None:
+                    self._compiling.hasten(entries)
+                there = self._changed.wait_for(lambda: self._has(entries), LOAD_SECONDS)
+            if self._failure is not None and not self._loaded.issuperset(entries):
+                raise self._failure
+            if not there:
+                message = f"the CPU kernels were not compiled within {LOAD_SECONDS:.0f} s"
+                raise DeadlineExceededError(message, advice="run `heliograph warmup` beforehand")
+        return self.functions
 
-#: Places for a copy of a read-only cache: the system's folder of temporary files, else memory,
-#: which exists also in containers without a writable folder.
-SCRATCH = (None, "/dev/shm")
+    def stop(self) -> None:
+        """End the processes that compile."""
+        if self._compiling is not None:
+            self._compiling.stop()
 
+    def _has(self, entries: Collection[str]) -> bool:
+        return self._failure is not None or self._loaded.issuperset(entries)
 
-@contextmanager
-def _writable(cache: CacheState) -> Iterator[Path | None]:
-    """Yield a folder that numba can use; numba writes to it even to check whether it can.
-
-    For a read-only cache this is a private, temporary copy; None if no copy is possible.
-    """
-    if not cache.read_only or cache.folder is None:
-        yield cache.folder
-        return
-    with ExitStack() as stack:
-        yield _copied(cache.folder, stack)
-
-
-def _copied(folder: Path, stack: ExitStack) -> Path | None:
-    for place in SCRATCH:
+    def _fill(self, kept: ObjectFolder | None) -> None:
+        """Compile and load all entries that are missing; on a thread of its own."""
         try:
-            made = tempfile.TemporaryDirectory(
-                prefix="heliograph-kernels-", dir=place, ignore_cleanup_errors=True
-            )
-            stack.enter_context(made)
-            copy = Path(shutil.copytree(folder, Path(made.name, folder.name)))
-            for one in (copy, *filter(Path.is_dir, copy.rglob("*"))):
-                one.chmod(0o700)
-            return copy
-        except OSError as error:
-            logger.debug("no copy of the CPU kernels in %s: %s", place or "the temporary folder", error)
-    logger.warning("CPU kernels in %s are not used: no folder can be written to; mount one at /tmp", folder)
-    return None
+            with ExitStack() as stack:
+                if kept is None or self.cache.read_only:
+                    place = stack.enter_context(tempfile.TemporaryDirectory(prefix="heliograph-kernels-"))
+                    folder = ObjectFolder(Path(place), machine_digest())
+                else:
+                    folder = kept
+                    stack.enter_context(turn(kept.path, lambda: self._load_kept_from(kept)))
+                    self._load_kept_from(kept)
+                missing = [entry for entry in MODULES if entry not in self._loaded]
+                compiling = Compiling(folder, missing, self._compiled)
+                self._compiling = compiling
+                compiling.run()
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+        finally:
+            self._compiling = None
+
+    def _load_kept_from(self, kept: ObjectFolder) -> None:
+        with self._changed:
+            self._load_kept(kept)
+
+    def _load_kept(self, kept: ObjectFolder) -> None:
+        for entry in MODULES:
+            if entry not in self._loaded and (code := kept.read(entry)) is not None:
+                self._load(entry, code)
+
+    def _compiled(self, entry: str, code: bytes) -> None:
+        """Tell that an entry was compiled, and load it."""
+        with self._changed:
+            self.cache = replace(self.cache, compiled=self.cache.compiled + 1)
+            done = len(self._loaded) + 1
+            for progress in self._progress:
+                progress(done, len(MODULES), entry)
+            if done == len(MODULES) or time.monotonic() >= self._tell_at:
+                self._tell_at = time.monotonic() + TELL_SECONDS
+                logger.info("compiling the CPU kernels: %d of %d are done", done, len(MODULES))
+            self._load(entry, code)
+
+    def _load(self, entry: str, code: bytes) -> None:
+        assert self._linker is not None
+        address, function = self._linker.load(entry, code)
+        if entry in CORE:
+            setattr(self.functions, entry, function)
+        for place, name in TABLE.items():
+            if name == entry:
+                self.table[place] = address
+        self._loaded.add(entry)
+        self._changed.notify_all()
 
 
-def _announce(cache: CacheState) -> None:
-    """Log that loading will take long, and why the kernels are not kept."""
+def _announce(cache: CacheState, missing: int) -> None:
+    """Log that graphs will wait, and why the kernels are not kept."""
     if cache.refusal is not None:
         logger.warning("CPU kernels are not kept on disk: %s", cache.refusal.value)
-    if cache.folder is None or not any(cache.folder.rglob("*.nbi")):
-        logger.info(
-            "compiling the CPU kernels: 20 to 40 seconds, once per machine and version; "
-            "`heliograph warmup` does it beforehand"
-        )
+    logger.info(
+        "compiling %d CPU kernels in the background, once per machine and version; graphs wait for those "
+        "that they need; `heliograph warmup` does it beforehand",
+        missing,
+    )
 
 
 _native = _Native()
+atexit.register(_native.stop)
+
+
+def start() -> None:
+    """Load the kernels of the cache, and compile the others in the background."""
+    _native.start()
 
 
 def warmup(folder: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> CacheState:
@@ -219,7 +324,8 @@ def warmup(folder: str | os.PathLike[str] | None = None, progress: Progress | No
 
     Raises ImportError if numba is missing.
     """
-    _native.load(None if folder is None else Path(folder), progress)
+    _native.start(None if folder is None else Path(folder), progress)
+    _native.require(MODULES)
     return _native.cache
 
 
@@ -229,10 +335,20 @@ def find_cache(folder: str | os.PathLike[str] | None = None) -> CacheState:
 
 
 def cache_state() -> CacheState:
-    """Return the cache in use; without folder and refusal before `warmup`."""
+    """Return the cache in use; without folder and refusal before `start` or `warmup`."""
     return _native.cache
 
 
-def entries() -> Any:
-    """Return the module of the compiled entries: `run_program`, `pack_columns` and others."""
-    return _native.load(None)
+def table_address() -> int:
+    """Return the address of the table of entries."""
+    return int(_native.table.ctypes.data)
+
+
+def entries(needs: int = 0) -> Entries:
+    """Return the functions that Python calls, when they and the entries at the places `needs`,
+    which are bits, are loaded."""
+    found = _native.needed.get(needs)
+    if found is None:
+        names = {TABLE[place] for place in TABLE if needs >> place & 1}
+        found = _native.needed[needs] = _native.require({*CORE, *names})
+    return found

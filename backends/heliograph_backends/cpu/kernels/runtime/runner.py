@@ -23,9 +23,6 @@ not depend on the assignment of tiles.
 
 from __future__ import annotations
 
-from numba import types
-
-from heliograph_backends.cpu.kernels.elementwise.interpreter import elementwise_block
 from heliograph_backends.cpu.kernels.matmul.experts import names_no_expert
 from heliograph_backends.cpu.kernels.matmul.packing import pack_columns_in_place, transpose_rows_in_place
 from heliograph_backends.cpu.kernels.program.words import (
@@ -37,10 +34,10 @@ from heliograph_backends.cpu.kernels.program.words import (
     COUNTER_WORDS,
     COUNTERS,
     DONE,
+    ENTRIES,
+    ENTRIES_AT,
     FAILED_STEP,
     FINISHED,
-    HEAVY,
-    HEAVY_AT,
     KIND,
     MAIL_BEFORE,
     MAIL_CODE,
@@ -61,6 +58,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     SCRATCHES,
     STATUS,
     STEP_COUNT,
+    STEP_HEADER_WORDS,
     STEP_WORDS,
     STREAMS,
     TILES,
@@ -71,9 +69,6 @@ from heliograph_backends.cpu.kernels.program.words import (
     Status,
 )
 from heliograph_backends.cpu.kernels.rows.moves import has_outside
-from heliograph_backends.cpu.kernels.rows.reductions import rows_block
-from heliograph_backends.cpu.kernels.rows.rope import rotary_block
-from heliograph_backends.cpu.kernels.runtime.blocks import heavy_block
 from heliograph_backends.cpu.kernels.vector.atomics import (
     atomic_add,
     atomic_exchange,
@@ -81,6 +76,7 @@ from heliograph_backends.cpu.kernels.vector.atomics import (
     atomic_replace,
     atomic_store,
     call_block,
+    call_elementwise,
     finish_streaming,
     pause,
     processor,
@@ -88,13 +84,13 @@ from heliograph_backends.cpu.kernels.vector.atomics import (
     word,
     yield_core,
 )
-from heliograph_backends.cpu.kernels.vector.lanes import jit, jit_entry, jit_inline
+from heliograph_backends.cpu.kernels.vector.lanes import Entry, jit, jit_inline
+from heliograph_backends.cpu.kernels.vector.space import locate
 
 OK, ABORTED = int(Status.OK), int(Status.ABORTED)
 INVALID, OUTSIDE, PAUSED = int(Status.INVALID), int(Status.OUTSIDE), int(Status.PAUSED)
-ELEMENTWISE, MATMUL, ROTARY = int(Kind.ELEMENTWISE), int(Kind.MATMUL), int(Kind.ROTARY)
-CONVERT, GATHER, SCATTER = int(Kind.CONVERT), int(Kind.GATHER), int(Kind.SCATTER)
-EXPERTS = int(Kind.EXPERTS)
+ELEMENTWISE, EXPERTS = int(Kind.ELEMENTWISE), int(Kind.EXPERTS)
+GATHER, SCATTER = int(Kind.GATHER), int(Kind.SCATTER)
 LAST_KIND = int(max(Kind))
 PARKED, WAITING, POSTED, TAKEN = (int(each) for each in Mail)
 SPINS_BEFORE_YIELD = 4096
@@ -106,19 +102,17 @@ LOOKS = 1280
 
 
 @jit_inline
-def run_tile(step: int, tile: int, following: int, slots: int, control: int, scratch: int) -> None:
+def run_tile(step: int, tile: int, following: int, slots: int, scratch: int) -> None:
     """Run the blocks of one tile; `following` is this worker's probable next tile."""
     set_word(scratch + NEXT_AT, 0, following)
     kind, per_tile = word(step, KIND), word(step, BLOCKS_PER_TILE)
     for block in range(tile * per_tile, min((tile + 1) * per_tile, word(step, BLOCKS))):
         if kind == ELEMENTWISE:
-            elementwise_block(step, block, slots, scratch)
-        elif kind == MATMUL or kind >= CONVERT:
-            call_block(word(control, HEAVY), kind, step, block, slots, scratch)
-        elif kind == ROTARY:
-            rotary_block(step, block, slots, scratch)
+            row, rows, column, columns = locate(step, block, scratch)
+            body = step + 8 * STEP_HEADER_WORDS
+            call_elementwise(scratch, body, slots, scratch, row, rows, column, columns)
         else:
-            rows_block(kind, step, block, slots, scratch)
+            call_block(kind, step, block, slots, scratch)
     if word(step, STREAMS):
         finish_streaming()
 
@@ -155,7 +149,7 @@ def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
             for tile in range(first, behind):
                 if atomic_load(control, ABORT) == 0:
                     following = tile + 1 if tile + 1 < behind else atomic_load(counter, CLAIMED)
-                    run_tile(step, tile, following, slots, control, scratch)
+                    run_tile(step, tile, following, slots, scratch)
             atomic_add(counter, DONE, behind - first)
         claimed = first + share
 
@@ -176,7 +170,7 @@ def run_alone(step: int, tile: int, slots: int, control: int, scratch: int) -> i
     while tile < word(step, TILES):
         if atomic_load(control, ABORT) != 0 or atomic_load(control, PAUSE) != 0:
             break
-        run_tile(step, tile, tile + 1, slots, control, scratch)
+        run_tile(step, tile, tile + 1, slots, scratch)
         tile += 1
     return tile
 
@@ -236,7 +230,7 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
 @jit_inline
 def help_along(code: int, slots: int, control: int, scratch: int) -> None:
     """Take part in the shared steps as they open."""
-    set_word(scratch + HEAVY_AT, 0, word(control, HEAVY))
+    set_word(scratch + ENTRIES_AT, 0, word(control, ENTRIES))
     step = code + 8 * PROGRAM_HEADER_WORDS
     for _ in range(word(code, STEP_COUNT)):
         counter = word(step, COUNTER)
@@ -276,13 +270,13 @@ def take_back(control: int, helpers: int) -> None:
                     yield_core()
 
 
-@jit_entry
+@Entry
 def run_program(code: int, slots: int, control: int, scratch: int, helpers: int, helped: int) -> int:
     """Lead a run of an encoded program with `helpers` helpers and return its status; the first
     arguments are addresses. `helped`: see `lead`.
     """
     set_word(control, WORKERS, helpers + 1)
-    set_word(scratch + HEAVY_AT, 0, word(control, HEAVY))
+    set_word(scratch + ENTRIES_AT, 0, word(control, ENTRIES))
     post(code, slots, control, helpers)
     status = lead(code, slots, control, scratch, helped != 0)
     atomic_store(control, STATUS, status)
@@ -291,7 +285,7 @@ def run_program(code: int, slots: int, control: int, scratch: int, helpers: int,
     return status
 
 
-@jit_entry
+@Entry
 def serve(mail: int) -> None:
     """Help with programs posted to a mail; park the helper after a while without one."""
     looks = 0
@@ -315,7 +309,7 @@ def serve(mail: int) -> None:
             yield_core()
 
 
-@jit_entry
+@Entry
 def open_program(control: int, shared_steps: int, helpers: int) -> int:
     """Prepare a program for helpers; return the number of them that are parked or on the leader's
     processor.
@@ -334,24 +328,13 @@ def open_program(control: int, shared_steps: int, helpers: int) -> int:
     return found
 
 
-@jit_entry
+@Entry
 def pack_columns(matrix: int, depth: int, panels: int, scratch: int) -> None:
     """Pack columns in place, see `packing.pack_columns_in_place`."""
     pack_columns_in_place(matrix, depth, panels, scratch)
 
 
-@jit_entry
+@Entry
 def transpose_rows(matrix: int, rows: int, columns: int, visited: int, spare: int) -> None:
     """Transpose panels' rows in place, see `packing.transpose_rows_in_place`."""
     transpose_rows_in_place(matrix, rows, columns, visited, spare)
-
-
-#: The functions that are called by their address, and those that Python calls.
-BY_ADDRESS = (heavy_block,)
-ENTRIES = {
-    run_program: (types.int64,) * 6,
-    serve: (types.int64,),
-    open_program: (types.int64,) * 3,
-    pack_columns: (types.int64,) * 4,
-    transpose_rows: (types.int64,) * 5,
-}

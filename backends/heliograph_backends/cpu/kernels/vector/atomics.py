@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 
+from heliograph_backends.cpu.kernels.program.words import ENTRIES_AT, Kind, Place
 from heliograph_backends.cpu.kernels.vector.lanes import (
     F32,
     F64,
@@ -15,6 +17,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     call_address,
     element,
     emitted,
+    integer,
     intrinsic_function,
     pointer,
 )
@@ -90,12 +93,34 @@ def float_of_bits(builder: Any, bits: Any) -> Any:
     return builder.bitcast(builder.trunc(bits, I32), F32)
 
 
-@emitted(types.void, *[types.int64] * 6)
-def call_block(
-    builder: Any, address: Any, kind: Any, step: Any, block: Any, slots: Any, scratch: Any
-) -> None:
-    """Call `heavy_block` at this address."""
-    call_address(builder, address, kind, step, block, slots, scratch)
+def _call(builder: Any, scratch: Any, place: Any, *arguments: Any) -> None:
+    table = builder.load(pointer(builder, builder.add(scratch, integer(ENTRIES_AT)), I64))
+    call_address(builder, builder.load(_word(builder, table, place)), *arguments)
+
+
+@emitted(types.void, *[types.int64] * 5)
+def call_block(builder: Any, kind: Any, step: Any, block: Any, slots: Any, scratch: Any) -> None:
+    """Run one block of a step by the entry of its kind."""
+    _call(builder, scratch, kind, kind, step, block, slots, scratch)
+
+
+def caller(place: int, arguments: int) -> Any:
+    """Return an intrinsic of the scratch and the arguments that calls the entry at this place."""
+
+    def call_entry(builder: Any, scratch: Any, *values: Any) -> None:
+        _call(builder, scratch, integer(place), *values)
+
+    names = ["builder", "scratch", *(f"argument{number}" for number in range(arguments))]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    call_entry.__dict__["__signature__"] = inspect.Signature([inspect.Parameter(one, kind) for one in names])
+    return emitted(types.void, *[types.int64] * (1 + arguments))(call_entry)
+
+
+#: Calls of entries by other entries; the first argument is the scratch.
+call_elementwise = caller(Kind.ELEMENTWISE, 7)
+call_multiply_few = caller(Place.MULTIPLY_FEW, 12)
+call_unpack_panels = caller(Place.UNPACK_PANELS, 7)
+call_pack_row = caller(Place.PACK_ROW, 5)
 
 
 @emitted(types.int64, types.int64, types.int64)

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from llvmlite import binding, ir
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
 
@@ -36,19 +36,13 @@ MASK = ir.VectorType(ir.IntType(1), LANES)
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Untyped on purpose: the typed parts of numba differ between its versions.
 _njit: Any = njit
-_cfunc: Any = cfunc
 _get_or_insert: Any = cgutils.get_or_insert_function
 _alloca_once: Any = cgutils.alloca_once
 
 
-#: Names of the separately compiled functions in the modules imported so far.
-compiled_names: set[str] = set()
-
-
 def jit(function: Function) -> Function:
-    """Compile with numba: no GIL, no contraction, no bounds checks; cached with its caller."""
+    """Compile with numba: no GIL, no contraction, no bounds checks; part of its caller's object."""
     compiled: Function = _njit(nogil=True, error_model="numpy")(function)
-    compiled_names.add(function.__name__)
     return compiled
 
 
@@ -60,51 +54,23 @@ def jit_inline(function: Function) -> Function:
     return compiled
 
 
-def use_disk_cache(enabled: bool) -> None:
-    """Set whether functions made by `jit_entry` from now on are kept on disk."""
-    global _disk_cache
-    _disk_cache = enabled
+class Entry:
+    """A function of int64 that is compiled once and by itself, into an object of its own. Python
+    and the other entries call it by its address.
 
-
-_disk_cache = False
-
-
-def jit_entry(function: Function) -> Function:
-    """Like `jit`, for functions that Python calls; the disk cache holds these."""
-    compiled: Function = _njit(nogil=True, error_model="numpy", cache=_disk_cache)(function)
-    compiled_names.add(function.__name__)
-    return compiled
-
-
-class ByAddress:
-    """A function of int64 that compiled code calls by its address. It is compiled once and by
-    itself, while a `jit` function is optimised again with each function around it.
+    A `jit` function, in contrast, is optimised again with each function around it.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-        self._arguments = len(inspect.signature(function).parameters)
-        self._compiled: Any = None
-
-    def compile(self) -> None:
-        """Compile the function, or load it from the disk cache."""
-        if self._compiled is None:
-            signature = types.void(*[types.int64] * self._arguments)
-            self._compiled = _cfunc(signature, error_model="numpy", cache=_disk_cache)(self._function)
-
-    @property
-    def name(self) -> str:
-        """The name of the function."""
-        return self._function.__name__
-
-    @property
-    def address(self) -> int:
-        """The address of its code, after `compile`."""
-        return int(self._compiled.address)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.name = function.__name__
+        self.arguments = len(inspect.signature(function).parameters)
+        # Annotations are texts in these modules.
+        self.returns = function.__annotations__["return"] == "int"
 
 
 def call_address(builder: ir.IRBuilder, address: ir.Value, *arguments: ir.Value) -> None:
-    """Call a function of int64 that `ByAddress` compiled."""
+    """Call an entry by its address."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(arguments))
     builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
 

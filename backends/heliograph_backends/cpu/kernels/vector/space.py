@@ -15,6 +15,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     COLUMNS,
     CONVERTED,
     CONVERTED_WORDS,
+    ENTRIES_AT,
     INDEX_AT,
     NEXT_AT,
     OFFSET,
@@ -27,6 +28,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     ROWS,
     SLOT,
     WORD_BYTES,
+    Kind,
 )
 from heliograph_backends.cpu.kernels.vector.atomics import load_f32, set_word, store_f32, word
 from heliograph_backends.cpu.kernels.vector.lanes import (
@@ -152,7 +154,7 @@ def copy_block(
 
 def _convert_rows(
     builder: Any,
-    heavy: Any,
+    scratch: Any,
     kind: Any,
     buffer: Any,
     place: Any,
@@ -164,12 +166,14 @@ def _convert_rows(
     zero, one = integer(0), integer(1)
     widens = builder.icmp_signed(">=", kind, integer(FIRST_WIDENING))
     words = workspace(builder, WORD_BYTES * CONVERTED_WORDS)
+    table = builder.load(pointer(builder, builder.add(scratch, integer(ENTRIES_AT)), I64))
+    moves = builder.load(pointer(builder, element(builder, table, integer(Kind.CONVERT), I64), I64))
 
     def convert(*described: Any) -> None:
         for number, value in enumerate(described):
             place = builder.add(words, integer(WORD_BYTES * number))
             builder.store(value, pointer(builder, place, I64))
-        call_address(builder, heavy, kind, words, zero, zero, zero)
+        call_address(builder, moves, kind, words, zero, zero, zero)
 
     repeats = builder.and_(builder.icmp_signed("==", column, zero), builder.icmp_signed(">", columns, one))
     with builder.if_else(builder.and_(widens, repeats)) as (spread, each):
@@ -197,7 +201,7 @@ def _convert_rows(
 @emitted(types.void, *[types.int64] * 8)
 def convert_rows(
     builder: Any,
-    heavy: Any,
+    scratch: Any,
     kind: Any,
     buffer: Any,
     place: Any,
@@ -206,9 +210,10 @@ def convert_rows(
     rows: Any,
     columns: Any,
 ) -> None:
-    """Convert rows of f16 or bf16 with these strides to float32 in a buffer, or back.
+    """Convert rows of f16 or bf16 with these strides to float32 in a buffer, or back, by the entry
+    of moves.
 
     It is a separate function, which does not enlarge its callers.
     """
     function = subroutine(builder, "convert_rows", (I64,) * 8, _convert_rows)
-    builder.call(function, [heavy, kind, buffer, place, row, column, rows, columns])
+    builder.call(function, [scratch, kind, buffer, place, row, column, rows, columns])

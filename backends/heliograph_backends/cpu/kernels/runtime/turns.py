@@ -1,4 +1,4 @@
-"""Loading of the kernels when a device starts: of several processes on a machine, one compiles."""
+"""Of several processes that need kernels, one compiles."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-
-from heliograph_backends.cpu import kernels
 
 try:
     import fcntl
@@ -21,42 +19,19 @@ logger = logging.getLogger(__name__)
 #: The most seconds to wait for another process that compiles, and the pause between looks.
 WAIT_SECONDS = 180.0
 LOOK_SECONDS = 0.1
-#: How often progress is logged, in seconds.
+#: How often waiting is logged, in seconds.
 TELL_SECONDS = 10.0
-#: Files in the cache: locked while its kernels are compiled; there once all of them are.
-LOCK, DONE = ".compiling", ".complete"
-
-
-def load_kernels(
-    cache: kernels.CacheState | None = None,
-    warmup: Callable[..., object] = kernels.warmup,
-) -> None:
-    """Load the kernels, and compile those that the cache lacks, unless another process does."""
-    if cache is None:
-        if kernels.cache_state().folder is not None:
-            return
-        cache = kernels.find_cache()
-    with _turn(cache):
-        warmup(progress=_Told())
-
-
-class _Told:
-    """Logs the progress of compiling, at first and from time to time."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def __call__(self, done: int, of_all: int, name: str) -> None:
-        if (now := time.monotonic()) >= self._next:
-            self._next = now + TELL_SECONDS
-            logger.info("compiling the CPU kernels: %d of %d functions are done", done, of_all)
+#: A file in the cache that is locked while its kernels are compiled.
+LOCK = ".compiling"
 
 
 @contextmanager
-def _turn(cache: kernels.CacheState) -> Iterator[None]:
-    """Wait for another process that compiles into the cache, in bounded time."""
-    folder = cache.folder
-    if folder is None or cache.read_only or fcntl is None or (folder / DONE).exists():
+def turn(folder: Path, look: Callable[[], None]) -> Iterator[None]:
+    """Wait for another process that compiles into the folder, in bounded time.
+
+    `look` is called from time to time during the wait.
+    """
+    if fcntl is None:
         yield
         return
     try:
@@ -66,15 +41,13 @@ def _turn(cache: kernels.CacheState) -> Iterator[None]:
         yield
         return
     try:
-        _wait_for(lock)
+        _wait_for(lock, look)
         yield
-        with suppress(OSError):
-            Path(folder, DONE).touch()
     finally:
         os.close(lock)
 
 
-def _wait_for(lock: int) -> None:
+def _wait_for(lock: int, look: Callable[[], None]) -> None:
     begun = told = time.monotonic()
     waits = False
     while not _is_taken(lock):
@@ -92,6 +65,7 @@ def _wait_for(lock: int) -> None:
             logger.info("still waiting for the CPU kernels, for %.0f seconds", now - begun)
         waits = True
         time.sleep(LOOK_SECONDS)
+        look()
 
 
 def _is_taken(lock: int) -> bool:
