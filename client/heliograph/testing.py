@@ -13,7 +13,7 @@ from heliograph.errors import UnavailableError
 from heliograph.transport.channels import credentials_of, open_channel
 from heliograph_proto.addresses import parse_address
 
-#: The time until a daemon serves: its first start on a machine compiles the CPU kernels.
+#: The time until a daemon serves, with devices that may be slow to start.
 START_SECONDS = 180.0
 #: The time that a daemon may take to end after SIGTERM before it is killed.
 STOP_SECONDS = 40.0

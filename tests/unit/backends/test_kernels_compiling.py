@@ -96,6 +96,7 @@ def test_this_process_compiles_what_the_other_one_cannot(tmp_path: Path, compile
     assert ObjectFolder(tmp_path, "here").read("bad") == b"here"
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("executable", ["", "/nowhere/python", "/bin/false"])
 def test_this_process_compiles_where_no_other_can_be_started(
     executable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_here: list[str]

@@ -136,6 +136,8 @@ class Compiling:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                # Ctrl-C drains a daemon, whose programs may still wait for entries.
+                start_new_session=True,
             )
         except OSError as error:
             logger.debug("starting a process that compiles kernels failed: %s", error)
