@@ -107,6 +107,12 @@ def test_this_process_compiles_where_no_other_can_be_started(
     assert it.names == compiled_here == ["one", "two"]
 
 
+def test_this_process_compiles_where_no_folder_can_be_written_to(compiled_here: list[str]) -> None:
+    done: list[str] = []
+    Compiling(None, ["one"], lambda entry, code: done.append(entry)).run()
+    assert done == compiled_here == ["one"]
+
+
 def test_kernels_are_used_also_where_they_cannot_be_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -28,8 +28,10 @@ PROCESS_BYTES = 2**29
 _COMPILER = "from heliograph_backends.cpu.kernels.runtime import emitting; emitting.main()"
 
 
-def why_no_process() -> str:
+def why_no_process(folder: ObjectFolder | None) -> str:
     """Return the reason for compiling in this process, or an empty text."""
+    if folder is None:
+        return "no folder can be written to"
     if not sys.executable or getattr(sys, "frozen", False):
         return "the program is not a Python interpreter that takes commands"
     return ""
@@ -45,7 +47,7 @@ class Compiling:
     """The compiling of some entries into a folder; `run` blocks, the rest is for any thread."""
 
     def __init__(
-        self, folder: ObjectFolder, entries: Iterable[str], done: Callable[[str, bytes], None]
+        self, folder: ObjectFolder | None, entries: Iterable[str], done: Callable[[str, bytes], None]
     ) -> None:
         self._folder = folder
         self._done = done
@@ -53,6 +55,7 @@ class Compiling:
         self._entries = list(entries)
         self._processes: list[subprocess.Popen[str]] = []
         self._stopped = False
+        self._owner = os.getpid()
 
     def hasten(self, entries: Collection[str]) -> None:
         """Compile these entries before others that have not been begun."""
@@ -61,7 +64,7 @@ class Compiling:
 
     def run(self) -> None:
         """Compile all entries. Raises what the compiler raises in this process."""
-        why_not = why_no_process()
+        why_not = why_no_process(self._folder)
         if why_not:
             logger.debug("this process compiles the kernels: %s", why_not)
         else:
@@ -76,13 +79,17 @@ class Compiling:
             emitting = importlib.import_module("heliograph_backends.cpu.kernels.runtime.emitting")
             code = emitting.compile_entry(entry)
             try:
-                self._folder.write(entry, code)
+                if self._folder is not None:
+                    self._folder.write(entry, code)
             except OSError as error:
                 logger.warning("a CPU kernel is not kept on disk: %s", error)
             self._done(entry, code)
 
     def stop(self) -> None:
-        """End the processes; what they have not finished is not compiled."""
+        """End the processes; what they have not finished is not compiled. A fork of this process
+        leaves them to it."""
+        if self._owner != os.getpid():
+            return
         with self._lock:
             self._stopped = True
             self._entries.clear()
@@ -95,7 +102,8 @@ class Compiling:
 
     def _feed(self) -> None:
         """Give entries to a process, one after the other."""
-        process = self._started()
+        assert self._folder is not None
+        process = self._started(self._folder)
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
@@ -125,12 +133,12 @@ class Compiling:
             with self._lock:
                 self._entries.insert(0, entry)
 
-    def _started(self) -> subprocess.Popen[str] | None:
+    def _started(self, folder: ObjectFolder) -> subprocess.Popen[str] | None:
         """Start a process, with this process's import path."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             process = subprocess.Popen(
-                [sys.executable, "-c", _COMPILER, str(self._folder.path)],
+                [sys.executable, "-c", _COMPILER, str(folder.path)],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -195,6 +195,8 @@ class _Native:
         self._compiling: Compiling | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        #: The entries that a program was the last to wait for.
+        self._wanted: Collection[str] = ()
         self._tell_at = 0.0
 
     def start(self, folder: Path | None = None, progress: Progress | None = None) -> None:
@@ -226,6 +228,7 @@ class _Native:
         if not self._loaded.issuperset(entries):
             self.start()
             with self._changed:
+                self._wanted = entries
                 if self._compiling is not None:
                     self._compiling.hasten(entries)
                 there = self._changed.wait_for(lambda: self._has(entries), LOAD_SECONDS)
@@ -248,9 +251,9 @@ class _Native:
         """Compile and load all entries that are missing; on a thread of its own."""
         try:
             with ExitStack() as stack:
+                folder: ObjectFolder | None
                 if kept is None or self.cache.read_only:
-                    place = stack.enter_context(tempfile.TemporaryDirectory(prefix="heliograph-kernels-"))
-                    folder = ObjectFolder(Path(place), machine_digest())
+                    folder = _scratch(stack)
                 else:
                     folder = kept
                     stack.enter_context(turn(kept.path, lambda: self._load_kept_from(kept)))
@@ -258,6 +261,7 @@ class _Native:
                 missing = [entry for entry in MODULES if entry not in self._loaded]
                 compiling = Compiling(folder, missing, self._compiled)
                 self._compiling = compiling
+                compiling.hasten(self._wanted)
                 compiling.run()
         except BaseException as error:
             with self._changed:
@@ -297,6 +301,25 @@ class _Native:
                 self.table[place] = address
         self._loaded.add(entry)
         self._changed.notify_all()
+
+
+#: Places for objects that are not kept: the system's folder of temporary files, else memory, which
+#: exists also in containers without a writable folder.
+SCRATCH = (None, "/dev/shm")
+
+
+def _scratch(stack: ExitStack) -> ObjectFolder | None:
+    """Return a private, temporary folder; None if there is no place for one."""
+    for place in SCRATCH:
+        try:
+            made = tempfile.TemporaryDirectory(
+                prefix="heliograph-kernels-", dir=place, ignore_cleanup_errors=True
+            )
+        except OSError as error:
+            logger.debug("no CPU kernels in %s: %s", place or "the temporary folder", error)
+        else:
+            return ObjectFolder(Path(stack.enter_context(made)), machine_digest())
+    return None
 
 
 def _announce(cache: CacheState, missing: int) -> None:
