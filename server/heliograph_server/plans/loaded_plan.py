@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 from heliograph_backends.contract import (
@@ -108,6 +108,15 @@ class PlanCopy:
     def __repr__(self) -> str:
         return f"<PlanCopy of {self.plan!r}>"
 
+    def turn(self, abort: Abort) -> AbstractContextManager[object]:
+        """A context in which the plan's device computes. Raises CancelledError while it waits.
+
+        A plan on several devices takes the turns of its splits itself.
+        """
+        if isinstance(self.plan, MultiDevicePlan):
+            return nullcontext()
+        return computing(self._device_lock, abort, self.device)
+
     def compute(
         self,
         inputs: Sequence[Tensor],
@@ -115,18 +124,19 @@ class PlanCopy:
         abort: Abort,
         observe: Observe | None,
         exchange_run: int = 0,
+        turn: object = None,
     ) -> None:
-        """Run once. `observe` is called for the observed nodes; `exchange_run`: see
-        `MultiDevicePlan.compute`. Raises what `Plan.compute` does."""
+        """Run once, in `turn`, which the plan may give to others for a while if it is a `Turn`.
+
+        `observe` is called for the observed nodes; `exchange_run`: see `MultiDevicePlan.compute`.
+        Raises what `Plan.compute` does.
+        """
+        if self._commits:
+            abort.begin_writes()
         if isinstance(self.plan, MultiDevicePlan):
-            if self._commits:
-                abort.begin_writes()
             self.plan.compute(inputs, outputs, abort, observe, exchange_run)
         else:
-            with computing(self._device_lock, abort, self.device) as held:
-                if self._commits:
-                    abort.begin_writes()
-                compute(self.plan, inputs, outputs, abort, held)
+            compute(self.plan, inputs, outputs, abort, turn)
         if self._assigns:
             abort.end_writes()
 

@@ -11,7 +11,7 @@ fixed, the last step writes the client's tensors; otherwise a copy at the end ma
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -24,6 +24,9 @@ from heliograph_server.resources.handles import TensorHandle
 from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.session.protocol.instructions import RunTask
 from heliograph_server.session.taps import LoopObserver
+
+#: The time after which a loop gives its turn on the device to others.
+TURN_SECONDS = 0.0005
 
 Inputs: TypeAlias = Sequence[Tensor]
 Outputs: TypeAlias = Sequence[Tensor | None]
@@ -108,31 +111,40 @@ class LoopRun:
         Raises the errors of step `done`, and CancelledError after an abort.
         """
         observe = self._loaded.observing(observer) if self._loaded.is_observed else None
-        first, *slots = (self._step(bound, abort, observe, room) for bound in (self._first, *self._bound))
-        self._do(first, 0, observer, abort)
-        while self.done < self._loop.steps and not self._progress.stops and not self._is_over():
-            side = self.done % 2
-            self._do(slots[side], side, observer, abort)
+        turn = partial(self._turn, observer, observe, abort)
+        while not self._is_complete():
+            turn() if room is None else room.for_work(turn)
+            for place in self._loop.taps:
+                tensor = self._outputs[(self.done - 1) % 2][place]
+                assert tensor is not None
+                observer.output(place, tensor, abort)
 
-    def _step(
-        self, bound: tuple[Inputs, Outputs], abort: Abort, observe: Observe | None, room: MemoryReclaim | None
-    ) -> Callable[[], None]:
-        inputs, outputs = bound
-        compute = partial(self._copy.compute, inputs, outputs, abort, observe)
-        return compute if room is None else partial(room.for_work, compute)
+    def _turn(self, observer: LoopObserver, observe: Observe | None, abort: Abort) -> None:
+        """Run one or several steps in one turn on the device.
 
-    def _do(self, step: Callable[[], None], side: int, observer: LoopObserver, abort: Abort) -> None:
-        if abort.is_set:
-            raise CancelledError("the loop was cancelled")
-        observer.step = self.done
-        begun = time.perf_counter()
-        step()
-        self._loaded.note(self._task.slot, (time.perf_counter() - begun) * 1e6)
-        self._progress.done += 1
-        for place in self._loop.taps:
-            tensor = self._outputs[side][place]
-            assert tensor is not None
-            observer.output(place, tensor, abort)
+        Entering the device costs more than a small step. A turn ends after TURN_SECONDS, so that
+        other tenants wait no longer, and before a step's outputs are sent.
+        """
+        # A plan that may take long can give the turn to others; a short one ends before.
+        is_long = self._loaded.expected_us > TURN_SECONDS * 1e6
+        begun = ended = time.perf_counter()
+        first = self.done
+        with self._copy.turn(abort) as turn:
+            while self.done == first or not (self._loop.taps or self._is_complete()):
+                if abort.is_set:
+                    raise CancelledError("the loop was cancelled")
+                observer.step = self.done
+                inputs, outputs = self._bound[self.done % 2] if self.done else self._first
+                self._copy.compute(inputs, outputs, abort, observe, turn=turn if is_long else None)
+                self._progress.done += 1
+                ended = time.perf_counter()
+                if ended - begun > TURN_SECONDS:
+                    break
+        self._loaded.note(self._task.slot, (ended - begun) * 1e6 / (self.done - first))
+
+    def _is_complete(self) -> bool:
+        """True if no step is to follow the last one."""
+        return self.done > 0 and (self.done >= self._loop.steps or self._progress.stops or self._is_over())
 
     def _is_over(self) -> bool:
         """True if the `until` output of the last step is not zero."""

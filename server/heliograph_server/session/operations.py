@@ -286,7 +286,11 @@ class Operations:
         try:
             inputs = self._room.for_work(partial(self._inputs, copy, task))
             outputs = self._outputs(copy, task)
-            compute = partial(copy.compute, inputs, outputs, abort, observe, task.command.exchange_run)
+
+            def compute() -> None:
+                with copy.turn(abort) as turn:
+                    copy.compute(inputs, outputs, abort, observe, task.command.exchange_run, turn)
+
             self._book.had_inputs(sequence)
             started = time.perf_counter()
             try:
