@@ -153,7 +153,9 @@ class CompletionWriter:
     def end_write(self) -> None:
         """Record that the answer was written, or failed."""
         self._answering = False
-        self._woken.set()
+        # Waking the task that writes costs as much as the rest of a small run's Python.
+        if self._pieces or self._must_acknowledge or self._is_ending:
+            self._woken.set()
 
     async def has_room(self) -> None:
         """Wait while more than HIGH_WATER_BYTES are unwritten."""
@@ -176,8 +178,12 @@ class CompletionWriter:
     @property
     def _must_acknowledge(self) -> bool:
         """True if a late acknowledgement is due, since its time is over or the stream ends."""
-        is_due = self._ack_is_due or self._finish_at is not None or self.error is not None
-        return is_due and self._acknowledged > self._written_through
+        return (self._ack_is_due or self._is_ending) and self._acknowledged > self._written_through
+
+    @property
+    def _is_ending(self) -> bool:
+        """True once the stream is to end."""
+        return self._finish_at is not None or self.error is not None
 
     def _encode_next(self) -> bytes:
         listed: list[Completion | InlineResult] = []
