@@ -61,7 +61,7 @@ def write_bytes(
     what = tensor._doing("writing")
     how = Sending(stream_handle(tensor._shell, stream), what=what)
     tensor._shell.drive(
-        write(tensor._shell.core, command, _bytes(data), tensor._item_bytes, how), timeout, what
+        write(tensor._shell.core, command, _bytes(data), tensor.dtype.block_bytes, how), timeout, what
     )
 
 
@@ -76,7 +76,7 @@ def read_bytes(
     offset, _ = tensor._range(offset_bytes, out.nbytes if chunks is None else chunks.extent_bytes)
     command = GetTensor(tensor._live_handle, offset, out.nbytes, chunks=chunks)
     number = stream_handle(tensor._shell, stream)
-    procedure = read(tensor._shell.core, command, _bytes(out), tensor._item_bytes, number)
+    procedure = read(tensor._shell.core, command, _bytes(out), tensor.dtype.block_bytes, number)
     tensor._shell.drive(procedure, None, tensor._doing("reading"))
 
 

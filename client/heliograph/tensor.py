@@ -99,7 +99,7 @@ class Tensor(ArrayAccess):
         command, data = self._writing(array, offset_bytes)
         what = self._doing("writing")
         how = Sending(stream_handle(self._shell, stream), observed=not copy, keep=not copy, what=what)
-        procedure = write(self._shell.core, command, data, self._item_bytes, how)
+        procedure = write(self._shell.core, command, data, self.dtype.block_bytes, how)
         pendings = self._shell.drive(traced(SET_SPAN, procedure), timeout, what)
         return None if copy else WriteFuture(self._shell, pendings, what)
 
@@ -128,7 +128,7 @@ class Tensor(ArrayAccess):
         """
         command, make = self._reading(out, offset_bytes, size_bytes)
         procedure = read_new(
-            self._shell.core, command, make, self._item_bytes, stream_handle(self._shell, stream)
+            self._shell.core, command, make, self.dtype.block_bytes, stream_handle(self._shell, stream)
         )
         return self._shell.drive(traced(GET_SPAN, procedure), timeout, self._doing("reading"))
 
@@ -177,7 +177,7 @@ class Tensor(ArrayAccess):
         command, data = self._writing_2d(array, offset_bytes, stride_bytes)
         what = self._doing("writing")
         how = Sending(stream_handle(self._shell, stream), what=what)
-        procedure = write(self._shell.core, command, data, self._item_bytes, how)
+        procedure = write(self._shell.core, command, data, self.dtype.block_bytes, how)
         self._shell.drive(traced(SET_SPAN, procedure), timeout, what)
 
     def get_2d(

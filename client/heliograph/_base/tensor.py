@@ -360,15 +360,11 @@ class TensorBase(Handle, Typed):
         if self.size == 0 or self.dtype.kind == "quantized":
             return self.nbytes
         pairs = zip(self.shape, self._strides, strict=True)
-        return sum((size - 1) * step for size, step in pairs) + self._item_bytes
+        return sum((size - 1) * step for size, step in pairs) + self.dtype.block_bytes
 
     @property
     def _named(self) -> str:
         return f"the tensor {self.type} on {self.device}"
-
-    @property
-    def _item_bytes(self) -> int:
-        return self.dtype.block_bytes
 
 
 def _check_out(out: np.ndarray[Any, Any], size_bytes: int) -> None:

@@ -118,7 +118,7 @@ class BlockingShell(ABC):
 
     def advance(self, step: Callable[[], T]) -> T:
         """Perform a step of the core under the lock, fire what it settled, send what it queued."""
-        return undisturbed(lambda: self._advance(step))
+        return undisturbed(partial(self._advance, step))
 
     def _advance(self, step: Callable[[], T]) -> T:
         settled: list[Outcome] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from heliograph_proto.errors import LimitExceededError, UnavailableError
 from heliograph_server.resources.principals import current_principal
-from heliograph_server.resources.quotas import Charge, QuotaKind
+from heliograph_server.resources.quotas import QuotaKind
 from heliograph_server.runtime.host import Host
 from heliograph_server.session.session import Session
 
@@ -71,7 +71,8 @@ class HostSlot:
                 advice="try again; the operator may raise max_calls",
                 retry_after_seconds=1.0,
             )
-        charge = self._charge()
+        host = self._host
+        charge = None if host is None else host.account(current_principal()).charge(QuotaKind.CALLS, 1)
         self._calls += 1
         _CALL.set(call := _Call())
         try:
@@ -84,11 +85,6 @@ class HostSlot:
                 self._calls_of[call.session] -= 1
                 if not self._calls_of[call.session]:
                     del self._calls_of[call.session]
-
-    def _charge(self) -> Charge | None:
-        if self._host is None:
-            return None
-        return self._host.account(current_principal()).charge(QuotaKind.CALLS, 1)
 
     def session(self, token: bytes) -> Session:
         """A session of the caller, whose calls include this one from now on.

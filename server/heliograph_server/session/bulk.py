@@ -51,28 +51,18 @@ class TransferUpload(IncomingUpload):
         super().__init__(incoming.size_bytes, over)
         self._arrived = arrived
         self._broke = broke
-        #: None once the upload has ended.
-        self._incoming: StagedUpload | None = incoming
+        self._incoming = incoming
 
     def _write(self, data: memoryview) -> None:
-        self._open().add(data.cast("B"))
+        self._incoming.add(data.cast("B"))
 
     def _finish(self) -> None:
-        incoming = self._open()
         self._arrived()
-        incoming.end()
-        self._incoming = None
-
-    def _open(self) -> StagedUpload:
-        if self._incoming is None:
-            raise ProtocolError("the upload is over")
-        return self._incoming
+        self._incoming.end()
 
     def _abort(self, error: HeliographError) -> None:
-        incoming, self._incoming = self._incoming, None
-        if incoming is not None:
-            incoming.fail(error)
-            self._broke(error)
+        self._incoming.fail(error)
+        self._broke(error)
 
 
 class ContentUpload(IncomingUpload):
@@ -100,8 +90,7 @@ class ContentUpload(IncomingUpload):
         contents.join(self)
 
     def _write(self, data: memoryview) -> None:
-        if self._part is None:
-            raise ProtocolError("the upload is over")
+        assert self._part is not None, "an upload that is over gets no more"
         self._part.buffer.set(self.received_bytes, data)
         self._part.hash.update(data)
         self._part.received_bytes += data.nbytes
@@ -143,8 +132,7 @@ class ContentUpload(IncomingUpload):
         return part
 
     def _finish(self) -> None:
-        if self._part is None:
-            raise ProtocolError("the upload is over")
+        assert self._part is not None, "an upload that is over gets no more"
         if self._part.hash.digest() != self._digest:
             raise ContentMismatchError("the bytes do not have the digest announced", advice="send them again")
         part = self._part

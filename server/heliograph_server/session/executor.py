@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 from heliograph_backends.contract import Abort, BufferType
 from heliograph_backends.host_memory.sealed import SealedMemory
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
-from heliograph_proto.commands import Command, Completion, CompletionBatch, RunCommand
+from heliograph_proto.commands import Command, CompletionBatch, RunCommand
 from heliograph_proto.devices import DeviceChange
 from heliograph_proto.errors import (
     CancelledError,
@@ -564,19 +564,14 @@ class Executor:
         """Perform a command's work after `begin_work`. A failure becomes the command's error."""
         state = work.state
         try:
-            work.result = self._perform(work)
+            assert not isinstance(state.task, FreeTask)
+            parent = state.task.command.trace_parent if isinstance(state.task, RunTask) else ""
+            # The calls of a run to other daemons belong to its own span.
+            with handing_on(self._book.below(parent, state.sequence)) if parent else nullcontext():
+                work.result = self._execution.perform(state.sequence, state.task, work.abort)
         except BaseException as error:
             self.work_failed(work, error)
         tell_weights(state)
-
-    def _perform(self, work: CommandWork) -> Completion:
-        state = work.state
-        assert not isinstance(state.task, FreeTask)
-        if isinstance(state.task, RunTask) and state.task.command.trace_parent:
-            # Its calls to other daemons belong to its own span.
-            with handing_on(self._book.below(state.task.command.trace_parent, state.sequence)):
-                return self._execution.perform(state.sequence, state.task, work.abort)
-        return self._execution.perform(state.sequence, state.task, work.abort)
 
     def shared_part(self, place: SharedPlace) -> memoryview:
         """Bytes shared with the client. Raises UnknownHandleError once the session has ended."""

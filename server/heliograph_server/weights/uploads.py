@@ -32,7 +32,7 @@ class IncomingUpload(ABC):
         self.received_bytes = 0
         self._over = over
         self._lock = threading.RLock()
-        #: The error that ended it before its end.
+        #: The error of every later piece, once it is over.
         self._ended: HeliographError | None = None
 
     def __repr__(self) -> str:
@@ -78,14 +78,16 @@ class IncomingUpload(ABC):
             except HeliographError as error:
                 self.abort(error)
                 raise
+            self._ended = ProtocolError("the upload is over")
             self._over(self)
         return self.received_bytes
 
     def abort(self, error: HeliographError) -> None:
         """Give everything back. The command that waits for the bytes fails. Idempotent."""
         with self._lock:
-            self._ended = self._ended or error
-            self._abort(error)
+            if self._ended is None:
+                self._ended = error
+                self._abort(error)
             self._over(self)
 
     def _check_open(self) -> None:
