@@ -55,7 +55,7 @@ class Credit:
     done; the shell fires it later.
     """
 
-    __slots__ = ("_gates", "_limit", "_settle", "_waiting", "held_bytes")
+    __slots__ = ("_ended", "_gates", "_limit", "_settle", "_waiting", "held_bytes")
 
     def __init__(
         self,
@@ -66,6 +66,8 @@ class Credit:
         self._limit, self._gates, self._settle = limit, gates, settle
         self.held_bytes = 0
         self._waiting: deque[CreditGrant] = deque()
+        #: The error of later requests, once the session has ended.
+        self._ended: HeliographError | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.held_bytes:,} of {self._limit():,}, {len(self._waiting)} wait>"
@@ -82,9 +84,17 @@ class Credit:
     def _has_room(self, size_bytes: int) -> bool:
         return self.held_bytes + size_bytes <= self._limit() or not self.held_bytes
 
+    def reserve(self, size_bytes: int, gate: OrderGate | None = None) -> CreditGrant:
+        """Request bytes of credit, granted in order, to the first open gate first."""
+        grant = CreditGrant(size_bytes, gate)
+        self.ask(grant)
+        return grant
+
     def ask(self, grant: CreditGrant) -> None:
         """Settle a grant now or later, or with an error if it might never be granted."""
-        if self.could_reserve(grant.size_bytes, grant.gate):
+        if self._ended is not None:
+            grant.settle(self._ended)
+        elif self.could_reserve(grant.size_bytes, grant.gate):
             self._take(grant)
             grant.settle()
         elif self._may_ask(grant.gate) and (refusal := self._refusal(grant)) is not None:
@@ -101,17 +111,19 @@ class Credit:
 
     def withdraw(self, grant: CreditGrant) -> None:
         """Give up a grant, granted or not."""
-        if not grant.done:
+        if grant.done:
+            if grant.error is None:
+                self.give_back(grant.size_bytes)
+        elif self._ended is None:
             self._waiting.remove(grant)
             self.share_out()
-        elif grant.error is None:
-            self.give_back(grant.size_bytes)
 
     def give_back(self, size_bytes: int) -> None:
         """Return credit, which may settle waiting grants."""
-        self.held_bytes -= size_bytes
-        if self._waiting:
-            self.share_out()
+        if self._ended is None:
+            self.held_bytes -= size_bytes
+            if self._waiting:
+                self.share_out()
 
     def share_out(self) -> None:
         """Settle the grants for which there is room, and those that might never have any."""
@@ -126,6 +138,7 @@ class Credit:
 
     def end(self, error: HeliographError) -> None:
         """End the session: waiting requests fail with this error."""
+        self._ended = error
         for grant in self._waiting:
             self._settle(grant, error)
         self._waiting.clear()
@@ -203,7 +216,8 @@ class CreditCore:
         self._gates: deque[OrderGate] = deque()
         most_bytes = most_observed_bytes(limits)
         self._observed = ObservedCredit(lambda: most_bytes, self._gates, self.settle)
-        self._credit = Credit(self._most_carried_bytes, self._gates, self.settle)
+        #: The credit of commands.
+        self.credit = Credit(self._most_carried_bytes, self._gates, self.settle)
 
     @abstractmethod
     def settle(self, outcome: Outcome, error: HeliographError | None = None) -> None:
@@ -217,29 +231,6 @@ class CreditCore:
         # The server may still hold a transfer for a moment after it has reported the command.
         return limit - max(limit // 4, self._observed.held_bytes)
 
-    def could_reserve(self, size_bytes: int, gate: OrderGate | None = None) -> bool:
-        """True if a grant would come at once. A request larger than the limit is granted alone."""
-        return self._credit.could_reserve(size_bytes, gate)
-
-    def reserve(self, size_bytes: int, gate: OrderGate | None = None) -> CreditGrant:
-        """Request bytes of credit, granted in order, to the first open gate first."""
-        grant = CreditGrant(size_bytes, gate)
-        if self.lost is not None:
-            grant.settle(self.lost)
-        else:
-            self._credit.ask(grant)
-        return grant
-
-    def withdraw(self, grant: CreditGrant) -> None:
-        """Give up a grant, granted or not."""
-        if self.lost is None:
-            self._credit.withdraw(grant)
-
-    def give_back(self, size_bytes: int) -> None:
-        """Return credit, which may settle waiting grants."""
-        if self.lost is None:
-            self._credit.give_back(size_bytes)
-
     @property
     def free_observed_bytes(self) -> int:
         """The bytes of values that an observed run may have on their way."""
@@ -251,19 +242,14 @@ class CreditCore:
         Fails with LimitExceededError if there is no room and that might last until values are read.
         """
         grant = ObservedGrant(feed, inline_bytes, gate)
-        if self.lost is not None:
-            grant.settle(self.lost)
-        else:
-            self._observed.ask(grant)
+        self._observed.ask(grant)
         return grant
 
     def withdraw_observed(self, grant: CreditGrant) -> None:
         """Give up such a grant, granted or not."""
-        if self.lost is None:
-            self._observed.withdraw(grant)
-            self._credit.share_out()
+        self._observed.withdraw(grant)
+        self.credit.share_out()
 
     def _observed_ended(self, feed: Feed) -> None:
-        if self.lost is None:
-            self._observed.ended(feed)
-            self._credit.share_out()
+        self._observed.ended(feed)
+        self.credit.share_out()

@@ -205,11 +205,11 @@ class ClientCore(CreditCore):
         """
         if self.lost is not None or self.default_stream != c.DEFAULT_STREAM or not self.speaks_bytes:
             return None
-        if len(self._outbox) >= self.limits.in_flight_commands or not self._credit.could_reserve(size_bytes):
+        if len(self._outbox) >= self.limits.in_flight_commands or not self.credit.could_reserve(size_bytes):
             return None
         if self._frees_come_first:
             self.collect()
-        self._credit.held_bytes += size_bytes
+        self.credit.held_bytes += size_bytes
         pending = Pending(run, c.DEFAULT_STREAM, True, run.form.timeout_ms)
         pending.observed, pending.credit_bytes = True, size_bytes
         pending.source_of, pending.what = plan.source_of, plan.what
@@ -264,7 +264,7 @@ class ClientCore(CreditCore):
         if gate in self._gates:
             self._gates.remove(gate)
             self._observed.share_out()
-            self._credit.share_out()
+            self.credit.share_out()
 
     def release(self, handle: int) -> None:
         """Free a handle after everything queued so far. Safe in destructors and from any thread."""
@@ -390,7 +390,7 @@ class ClientCore(CreditCore):
                 # The same as `_complete`, for the most frequent case.
                 pending.completion, pending.done = completion, True
                 self._settled.append(pending)
-                self.give_back(pending.credit_bytes)
+                self.credit.give_back(pending.credit_bytes)
             else:
                 self._complete(pending, completion)
         self._completed_through = max(self._completed_through, batch.completed_through)
@@ -411,7 +411,7 @@ class ClientCore(CreditCore):
         if error is not None and not pending.observed:
             self._note(pending, error)
         if pending.credit_bytes:
-            self.give_back(pending.credit_bytes)
+            self.credit.give_back(pending.credit_bytes)
         if pending.feed is not None:
             self._observed_ended(pending.feed)
         if pending.slot is not None and self.shared is not None:
@@ -517,7 +517,7 @@ class ClientCore(CreditCore):
         ]
         for outcome in (*self._in_flight.values(), *queued):
             self.settle(outcome, error)
-        for credit in (self._credit, self._observed):
+        for credit in (self.credit, self._observed):
             credit.end(error)
         for held in (self._in_flight, self._outbox, self._gates):
             held.clear()
@@ -532,7 +532,7 @@ class ClientCore(CreditCore):
             sent_commands=self._next_sequence - 1,
             completed_commands=self._next_sequence - 1 - len(self._in_flight),
             queued_commands=len(self._outbox),
-            in_flight_bytes=self._credit.held_bytes + self._observed.held_bytes,
+            in_flight_bytes=self.credit.held_bytes + self._observed.held_bytes,
         )
 
 

@@ -121,13 +121,13 @@ def arrive(core: ClientCore, written: Sequence[int] = (), gate: OrderGate | None
 
 def credit(core: ClientCore, size_bytes: int, gate: OrderGate | None = None) -> Procedure[None]:
     """Wait for credit for this many bytes."""
-    grant = core.reserve(size_bytes, gate)
+    grant = core.credit.reserve(size_bytes, gate)
     if grant.done and grant.error is None:
         return
     try:
         yield from wait_for(core, grant)
     except BaseException:
-        core.withdraw(grant)
+        core.credit.withdraw(grant)
         raise
 
 
@@ -148,7 +148,7 @@ def send_on_credit(
             credit_bytes=size_bytes,
         )
     except HeliographError:
-        core.give_back(size_bytes)
+        core.credit.give_back(size_bytes)
         raise
 
 
@@ -203,7 +203,7 @@ def read(
     try:
         for piece in pieces(out.nbytes, source.chunks, _piece_bytes(core, out.nbytes), item_bytes):
             # Waits for credit only while this read holds none.
-            while len(window) == _WINDOW or (window and not core.could_reserve(piece.size_bytes)):
+            while len(window) == _WINDOW or (window and not core.credit.could_reserve(piece.size_bytes)):
                 yield from _receive(core, window)
             window.append((yield from _request(core, source, piece, piece.of(out), stream)))
         while window:
@@ -211,7 +211,7 @@ def read(
     finally:
         for unread in window:
             core.cancel(unread.pending)
-            core.give_back(unread.out.nbytes)
+            core.credit.give_back(unread.out.nbytes)
             if unread.slot is not None:
                 core.give_slot(unread.slot, behind=unread.pending)
 
@@ -248,7 +248,7 @@ def _request(
     try:
         return _Read(core.send(command, stream=stream, observed=True), number, slot, out)
     except HeliographError:
-        core.give_back(out.nbytes)
+        core.credit.give_back(out.nbytes)
         if slot is not None:
             core.give_slot(slot)
         raise
@@ -271,7 +271,7 @@ def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[None]:
             raise
     window.popleft()
     core.count(Traffic(read_bytes=oldest.out.nbytes))
-    core.give_back(oldest.out.nbytes)
+    core.credit.give_back(oldest.out.nbytes)
 
 
 # Writing

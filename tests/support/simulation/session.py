@@ -212,7 +212,7 @@ class SimulatedSession:
 
     def _with_credit(self, size: int, make: Callable[[], c.CommandKind], *handles: int) -> None:
         """Send a command whose bytes hold credit until it is done."""
-        grant = self.core.reserve(size)
+        grant = self.core.credit.reserve(size)
 
         def granted() -> None:
             if grant.error is not None:
@@ -221,7 +221,7 @@ class SimulatedSession:
                 self._send(make(), credit_bytes=size)
                 self._pump()
             else:
-                self.core.give_back(size)
+                self.core.credit.give_back(size)
 
         grant.add_callback(granted)
 
@@ -320,14 +320,14 @@ class SimulatedSession:
         number = self._tensor(1024)
         if number is None:
             return
-        grant = self.core.reserve(1024)
+        grant = self.core.credit.reserve(1024)
         grant.add_callback(partial(self._upload, grant, number))
 
     def _upload(self, grant: CreditGrant, number: int) -> None:
         if grant.error is not None:
             return
         if self.core.lost is not None or number not in self._tensors:
-            self.core.give_back(1024)
+            self.core.credit.give_back(1024)
             return
         transfer, data = self.core.transfer(), self._random.randbytes(1024)
         pending = self._send(c.SetTensor(number, 0, None, transfer, 1024), credit_bytes=1024)
@@ -376,7 +376,7 @@ class SimulatedSession:
         number = self._tensor(1024)
         if number is None:
             return
-        grant = self.core.reserve(1024)
+        grant = self.core.credit.reserve(1024)
         grant.add_callback(partial(self._download, grant, number))
 
     def _download(self, grant: CreditGrant, number: int) -> None:
@@ -384,7 +384,7 @@ class SimulatedSession:
         if grant.error is not None:
             return
         if self.core.lost is not None or number not in self._tensors:
-            self.core.give_back(1024)
+            self.core.credit.give_back(1024)
             return
         transfer = self.core.transfer()
         self._send(c.GetTensor(number, 0, 1024, transfer))
@@ -402,7 +402,7 @@ class SimulatedSession:
 
     def _downloaded(self, transfer: int, found: bytes | HeliographError) -> None:
         self.server.took(transfer)
-        self.core.give_back(1024)
+        self.core.credit.give_back(1024)
         self._fire()
         self._pump()
 

@@ -217,22 +217,22 @@ def test_a_failed_free_bothers_nobody(core: ClientCore) -> None:
 
 
 def test_byte_credit_is_granted_in_the_order_of_asking(core: ClientCore) -> None:
-    first, second, third = core.reserve(500), core.reserve(300), core.reserve(10)
+    first, second, third = core.credit.reserve(500), core.credit.reserve(300), core.credit.reserve(10)
     assert [one.done for one in (first, second, third)] == [True, False, False]
-    core.give_back(500)
+    core.credit.give_back(500)
     assert core.take_settled() == [second, third]
 
 
 def test_a_withdrawn_grant_lets_the_next_one_pass(core: ClientCore) -> None:
-    core.reserve(500)
-    second, third = core.reserve(300), core.reserve(10)
-    core.withdraw(second)
+    core.credit.reserve(500)
+    second, third = core.credit.reserve(300), core.credit.reserve(10)
+    core.credit.withdraw(second)
     assert core.take_settled() == [third]
 
 
 def test_something_larger_than_all_credit_goes_alone(core: ClientCore) -> None:
-    assert core.reserve(10_000).done
-    assert not core.reserve(1).done
+    assert core.credit.reserve(10_000).done
+    assert not core.credit.reserve(1).done
 
 
 def observed_run(core: ClientCore, feed: Feed) -> Pending:
@@ -249,12 +249,12 @@ def telling(size_bytes: int, pauses: bool = False) -> Feed:
 
 
 def test_what_observed_runs_tell_has_room_beside_what_commands_carry(core: ClientCore) -> None:
-    core.reserve(600)
+    core.credit.reserve(600)
     run = observed_run(core, telling(200))
-    assert core.statistics().in_flight_bytes == 800 and not core.reserve(1).done
+    assert core.statistics().in_flight_bytes == 800 and not core.credit.reserve(1).done
     # Beyond a quarter of all it is the others' room that it takes.
-    other, waiting = observed_run(core, telling(100)), core.reserve(1)
-    core.give_back(101)
+    other, waiting = observed_run(core, telling(100)), core.credit.reserve(1)
+    core.credit.give_back(101)
     assert not waiting.done
     assert waiting in done(core, other.sequence, c.Completion(other.sequence))
     done(core, other.sequence, c.Completion(run.sequence))
@@ -306,10 +306,10 @@ def test_what_is_behind_a_gate_holds_no_room_of_observed_runs(core: ClientCore) 
 
 
 def test_the_end_of_a_command_gives_its_credit_back(core: ClientCore) -> None:
-    core.reserve(600)
+    core.credit.reserve(600)
     core.send(c.SetTensor(1, 0, None, 1, 600), credit_bytes=600)
     core.take(10**6)
-    waiting = core.reserve(600)
+    waiting = core.credit.reserve(600)
     assert waiting in done(core, 1)
 
 
@@ -326,8 +326,8 @@ def test_commands_behind_an_open_gate_wait_for_it(core: ClientCore) -> None:
 def test_what_is_behind_a_gate_gets_no_credit_that_the_gate_waits_for(core: ClientCore) -> None:
     """Else both would wait for ever: one for credit, the other for its turn."""
     first, second = core.open_gate(), core.open_gate()
-    behind, later = core.reserve(1), core.reserve(1, second)
-    assert not behind.done and not later.done and core.reserve(1, first).done
+    behind, later = core.credit.reserve(1), core.credit.reserve(1, second)
+    assert not behind.done and not later.done and core.credit.reserve(1, first).done
     core.close_gate(first)
     assert core.take_settled() == [later]
     core.close_gate(second)
@@ -338,7 +338,7 @@ def test_a_lost_connection_fails_everything_and_what_comes(core: ClientCore) -> 
     gate = core.open_gate()
     sent = core.send(c.Synchronize(), observed=True)
     gated = core.send(c.Synchronize(), gate=gate)
-    grant = core.reserve(600)
+    grant = core.credit.reserve(600)
     core.connection_lost(hg.UnavailableError("gone"))
     assert {id(one) for one in core.take_settled()} == {id(one) for one in (sent, gated, grant)}
     for later in (lambda: core.send(c.Synchronize()), core.check, sent.raise_error, grant.raise_error):

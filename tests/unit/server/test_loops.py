@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from core_loops import F4, FED, ONE, PLAN, X, doubling
 from cuda_emulation import EmulatedDriver, why_not
 from graph_arrivals import chain, compile_received
 
+from heliograph_backends.contract import Abort, Device
 from heliograph_backends.cpu.backend import CpuDevice
 from heliograph_backends.cuda import CudaDevice
 from heliograph_backends.fake import FakeDevice
@@ -30,7 +32,7 @@ from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.plans import Port
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import tensor_type
-from heliograph_server.resources.device_queue import SHORT_US
+from heliograph_server.resources.device_queue import SHORT_US, DeviceLock
 from heliograph_server.resources.handles import PlanHandle
 from heliograph_server.session.protocol.loop_rules import Unread, check_loop
 
@@ -216,6 +218,26 @@ def test_its_steps_are_so_many_runs_of_the_plan(client: CoreClient) -> None:
     # What was slow once is forgotten, and the loop as a whole was never one run.
     assert loaded.expected_us < 1000 * SHORT_US
     assert loaded.took_us <= loaded.expected_us
+
+
+class CountedTurns(DeviceLock):
+    """A device's lock that counts how often it was entered to compute."""
+
+    entered = 0
+
+    def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
+        self.entered += 1
+        return super().computing(abort, device)
+
+
+@pytest.mark.parametrize("taps", [(), (0,)], ids=["alone", "streamed"])
+def test_short_steps_share_a_turn_unless_their_values_are_sent(
+    client: CoreClient, taps: tuple[int, ...]
+) -> None:
+    loaded = client.session._core.handles.get(PLAN, PlanHandle).plan
+    turns = loaded.copies[0]._device_lock = CountedTurns()
+    client.do(loop_of(64, taps=taps, unread_bytes=10**6 if taps else 0))
+    assert turns.entered == 64 if taps else turns.entered < 64
 
 
 def test_no_loop_runs_on_the_thread_that_brings_it(fake: FakeDevice) -> None:
