@@ -38,7 +38,7 @@ from heliograph_server.plans.multi_device import (
 from heliograph_server.plans.predicted import with_prediction
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.plans.taps import tapped_bytes
-from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, compute, computing
+from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, compute
 from heliograph_server.resources.measurements import Recorder
 from heliograph_server.resources.memories import host_memory
 from heliograph_server.scheduler.tensor_split import Divided
@@ -89,7 +89,7 @@ class PlanCopy:
         self.plan = plan
         self.device = device
         #: For a plan on this device alone; a plan on several devices has the locks of its splits.
-        self._device_lock = device_lock
+        self._device_lock = device_lock or DeviceLock()
         self._assigns = any(node.op == "assign" for node in plan.graph.nodes)
         self._commits = commits(plan)
         self._scratch: dict[object, Tensor] = {}
@@ -115,7 +115,7 @@ class PlanCopy:
         """
         if isinstance(self.plan, MultiDevicePlan):
             return nullcontext()
-        return computing(self._device_lock, abort, self.device)
+        return self._device_lock.computing(abort, self.device)
 
     def compute(
         self,

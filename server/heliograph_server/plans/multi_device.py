@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -46,7 +46,7 @@ from heliograph_server.plans.split_copies import RunCopies, SplitMemoryMap
 from heliograph_server.plans.split_runner import Precedences, SplitRunner
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.plans.wiring import bindings_of
-from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, compute, computing, paused_seconds
+from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, compute, paused_seconds
 from heliograph_server.resources.memories import host_memory
 from heliograph_server.scheduler.model import ALL_ROWS, Schedule
 from heliograph_server.scheduler.split_memory import Place, ahead_of, moves, returned_places, values_between
@@ -167,7 +167,7 @@ class RunResources:
     #: Shared by copies of a plan, whose runs overlap.
     precedences: Precedences | None = None
     #: By device name: held while a plan computes there.
-    device_locks: Mapping[str, AbstractContextManager[object]] = field(default_factory=dict)
+    device_locks: Mapping[str, DeviceLock] = field(default_factory=dict)
     #: The memory of each device for values between splits; empty: its default buffer type.
     memories: Sequence[BufferType] = ()
     #: Returns the reserved memory of a device, by name.
@@ -219,7 +219,7 @@ class LocalMultiPlan(MultiDevicePlan):
         #: The reason why values between splits on other hosts go through this process, as text.
         self.why_whole = ""
         self._precedences = resources.precedences
-        self._device_locks = [resources.device_locks.get(device.name, nullcontext()) for device in devices]
+        self._device_locks = [resources.device_locks.get(device.name) or DeviceLock() for device in devices]
         #: For each split of the last run the microseconds of its copies, of its nodes, and when it
         #: began.
         self._took_us: list[tuple[float, float, float]] = []
@@ -292,7 +292,7 @@ class LocalMultiPlan(MultiDevicePlan):
         alone = all(one.device == self.schedule.main for one in self.schedule.splits)
         still = not any(move.copies or move.ahead for move in self._moves)
         on_host = device.type is DeviceType.CPU and device.buffer_type.is_host
-        if not (alone and still and on_host and isinstance(device_lock, DeviceLock)):
+        if not (alone and still and on_host):
             return None
         memory = host_memory(device)
         types = {place: self.graph.type_of(place[0]) for place in self._input_places}
@@ -358,7 +358,7 @@ class LocalMultiPlan(MultiDevicePlan):
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
         # The device is held while the split computes, not while it waits for its inputs.
         turn = self._precedences.of[split.device].turn(rank, abort) if self._precedences else nullcontext()
-        with turn, computing(self._device_locks[split.device], abort, self.devices[split.device]) as held:
+        with turn, self._device_locks[split.device].computing(abort, self.devices[split.device]) as held:
             started = time.perf_counter()
             try:
                 if self._commits[number]:

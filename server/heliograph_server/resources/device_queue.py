@@ -366,15 +366,6 @@ class DeviceShares(Mapping[str, DeviceLock]):
         return len(self.wholes)
 
 
-def computing(
-    device_lock: AbstractContextManager[object] | None, abort: Abort, device: Device
-) -> AbstractContextManager[object]:
-    """A context in which a device computes, also for callers without a lock."""
-    if isinstance(device_lock, DeviceLock):
-        return device_lock.computing(abort, device)
-    return device_lock or nullcontext()
-
-
 def paused_seconds(turn: object) -> float:
     """The time in seconds in which a run in `turn` gave the device to others."""
     return turn.paused_seconds if isinstance(turn, _Turn) else 0.0

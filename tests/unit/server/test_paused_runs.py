@@ -22,7 +22,7 @@ from heliograph_backends.contract import (
 from heliograph_backends.cpu.backend import CpuDevice
 from heliograph_proto.errors import CancelledError
 from heliograph_proto.types import F32, TensorType
-from heliograph_server.resources.device_queue import DeviceLock, FairShare, compute, computing
+from heliograph_server.resources.device_queue import DeviceLock, FairShare, compute
 
 SIZE, PRODUCTS, SECONDS = 512, 300, 60.0
 
@@ -51,7 +51,7 @@ class LongRun:
         return Tensor(type, buffer)
 
     def run(self, abort: Abort, began: threading.Event | None = None) -> bytes:
-        with computing(self.own, abort, self.device) as turn:
+        with self.own.computing(abort, self.device) as turn:
             if began is not None:
                 began.set()
             compute(self.plan, [self.input], [self.result], abort, turn)
@@ -61,7 +61,7 @@ class LongRun:
 
     def use(self) -> None:
         """Something short of the other tenant."""
-        with computing(self.other, Abort(), self.device):
+        with self.other.computing(Abort(), self.device):
             pass
 
 
@@ -106,7 +106,7 @@ def test_a_run_that_is_cancelled_while_another_tenant_has_its_turn_ends_there() 
     thread = threading.Thread(target=run)
     thread.start()
     assert began.wait(SECONDS)
-    with computing(it.other, Abort(), it.device):
+    with it.other.computing(Abort(), it.device):
         abort.set()
         thread.join(SECONDS)
         assert not thread.is_alive() and len(ends) == 1
