@@ -13,6 +13,8 @@ VERSION_MAX = 1
 #: The server exchanges values with other servers, for graphs that run on several.
 EXCHANGE = "exchange"
 SHARED_MEMORY = "shared-memory"
+#: The server takes commands over a unix socket, from clients that it shares memory with.
+COMMAND_SOCKET = "command-socket"
 #: The server accepts contents by ticket.
 TICKETS = "tickets"
 #: The server has devices of servers that accept contents by ticket.
@@ -21,6 +23,7 @@ DIRECT_WEIGHTS = "direct-weights"
 WATCH = "watch"
 #: The optional features that this package supports, as the handshake names them.
 FEATURES = (
+    COMMAND_SOCKET,
     DIRECT_WEIGHTS,
     EXCHANGE,
     SHARED_MEMORY,

@@ -294,6 +294,11 @@ class ClientCore(CreditCore):
         return bool(self._outbox or self._cancels or self._continues or self._garbage)
 
     @property
+    def is_answered(self) -> bool:
+        """True if the server has answered every command that was sent."""
+        return not self._in_flight
+
+    @property
     def is_full(self) -> bool:
         """True if the queued commands should leave before more are queued."""
         return len(self._outbox) >= _MESSAGE_COMMANDS

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -48,6 +49,8 @@ from heliograph.transport.channels import (
     fetch_pinned,
     open_aio_channel,
 )
+from heliograph.transport.command_socket.on_loop import LoopSocket
+from heliograph.transport.command_socket.opening import MOST_BYTES, open_command_socket
 from heliograph.transport.log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
 from heliograph.transport.shared_memory import (
     SharedMemoryArgument,
@@ -322,7 +325,9 @@ class AioGrpcShell(AioShell):
         channel: grpc.aio.Channel,
         channel_options: Options,
         credentials: Credentials = NO_CREDENTIALS,
+        connection: socket.socket | None = None,
     ) -> None:
+        """`connection`: the command socket, if there is one."""
         super().__init__(address, info)
         self._channel, self.credentials = channel, credentials
         self.channel_options = channel_options
@@ -331,6 +336,13 @@ class AioGrpcShell(AioShell):
         self.core.speaks_bytes = True
         execute: Any = channel.stream_stream(handshake.EXECUTE)
         self._stream: Any = execute()
+        self._completions = CompletionReader()
+        self._socket: LoopSocket | None = None
+        if connection is not None:
+            self._socket = LoopSocket(connection, MOST_BYTES, self._received, self._misread)
+            self._socket.read_on()
+        #: What commands are written to, after the first message.
+        self._wire: Any = self._socket or self._stream
         #: True while a write is in progress; further commands wait for the next one.
         self._writing = True
         self.spawn(self._write())
@@ -358,7 +370,10 @@ class AioGrpcShell(AioShell):
                 if not isinstance(answer, HeliographError):
                     info = handshake.decode_open(answer, address)
                     shared = await cls._share(channel, address, info, shared_memory, end)
-                    made = cls(address, info, channel, options, credentials)
+                    seconds = seconds_for(end)
+                    opening = partial(open_command_socket, address, info, shared_memory, seconds)
+                    connection = await moved(opening)
+                    made = cls(address, info, channel, options, credentials, connection)
                     made.core.set_shared(shared)
                     return made
                 if not handshake.is_starting(answer) or time.monotonic() + handshake.START_SECONDS > end:
@@ -408,17 +423,17 @@ class AioGrpcShell(AioShell):
             while self.core.lost is None:
                 if not self._writing and (commands := self._take()):
                     self._writing = True
-                    await self._stream.write(encode_commands(commands))
+                    await self._wire.write(encode_commands(commands))
                     self._writing = False
                 else:
                     await self._wait_for_output()
-        except (grpc.RpcError, asyncio.InvalidStateError):
+        except (grpc.RpcError, asyncio.InvalidStateError, OSError):
             logger.debug("the command stream ended; the reader reports why")
 
     def flush(self) -> None:
         if not self._writing and (commands := self._take()):
             self._writing = True
-            begin(self._stream.write(encode_commands(commands)), self._was_sent)
+            begin(self._wire.write(encode_commands(commands)), self._was_sent)
 
     def _was_sent(self, error: BaseException | None) -> None:
         if error is not None:
@@ -449,17 +464,33 @@ class AioGrpcShell(AioShell):
 
     async def _read(self) -> None:
         error: Any = None
-        reader = CompletionReader()
         try:
             while (message := await self._stream.read()) is not grpc.aio.EOF:
-                self.apply(reader.read(message))
+                self._received((message,))
         except grpc.aio.AioRpcError as broken:
             error = broken
         except Exception as defect:
-            logger.exception("a completion could not be understood")
-            self._lose(InternalError(f"a completion could not be understood: {defect}"))
+            self._misread(defect)
+        if self._socket is not None:
+            self._socket.drain()
         self._lose(handshake.stream_error(error, self.address))
         self._ring()
+
+    def _received(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            self.apply(self._completions.read(message))
+
+    def _misread(self, defect: Exception | None) -> None:
+        """End the session for a defect of its messages; at their good end the call tells why."""
+        if defect is not None:
+            logger.error("a completion could not be understood", exc_info=defect)
+            self._lose(InternalError(f"a completion could not be understood: {defect}"))
+            self._ring()
+
+    def abandon(self) -> None:
+        super().abandon()
+        if self._socket is not None:
+            self._socket.abandon()
 
     async def follow_log(self, level: str) -> AsyncLogSource:
         self.core.check()
@@ -519,6 +550,8 @@ class AioGrpcShell(AioShell):
         try:
             await super().close()
         finally:
+            if self._socket is not None:
+                self._socket.close()
             await self._bulk.close()
             await self._channel.close()
 

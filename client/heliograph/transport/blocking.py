@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import threading
 import time
 import weakref
@@ -49,6 +50,8 @@ from heliograph.transport import handshake
 from heliograph.transport.blocking_bulk import BlockingBulk
 from heliograph.transport.calls import unary
 from heliograph.transport.channels import FORKED, NO_CREDENTIALS, fetch_pinned, open_channel
+from heliograph.transport.command_socket.blocking import BlockingSocket
+from heliograph.transport.command_socket.opening import open_command_socket
 from heliograph.transport.direct_upload import Announcement, Tell, TicketUpload
 from heliograph.transport.log_lines import LogSource, RemoteLog
 from heliograph.transport.shared_memory import (
@@ -62,7 +65,7 @@ from heliograph_proto import DIRECT_WEIGHTS
 from heliograph_proto.addresses import Address, Credentials
 from heliograph_proto.codec.inline_forms import InlineRun
 from heliograph_proto.codec.inline_runs import CompletionReader, encode_commands
-from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.commands import CompletionBatch
 from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError, UnsupportedError
 from heliograph_proto.plans import ContentOffer
 from heliograph_proto.sessions import SessionInfo
@@ -319,7 +322,12 @@ def call_unary(
 
 
 class GrpcShell(BlockingShell):
-    """A session over gRPC: one channel for commands and calls, one for bulk data."""
+    """A session over gRPC: one channel for commands and calls, one for bulk data.
+
+    On one host commands go over a socket of their own (`command_socket`).
+    """
+
+    _socket: BlockingSocket | None = None
 
     def __init__(
         self,
@@ -338,21 +346,32 @@ class GrpcShell(BlockingShell):
             with as_current(CONNECT_SPAN):
                 info = self._open(address, timeout)
             shared = self._share(address, info, shared_memory, end)
+            connection = open_command_socket(address, info, shared_memory, seconds_for(end))
         except BaseException:
             undisturbed(self._channel.close)
             raise
         super().__init__(address, info)
-        undisturbed(partial(self._begin, shared))
+        undisturbed(partial(self._begin, shared, connection))
 
-    def _begin(self, shared: SharedSpace | str) -> None:
+    def _begin(self, shared: SharedSpace | str, connection: socket.socket | None) -> None:
         """Open the command stream."""
         self.core.set_shared(shared)
+        if connection is not None:
+            completions, core = CompletionReader(), self.core
+            self._socket = BlockingSocket(
+                connection,
+                self._message,
+                lambda message: self.apply(completions.read(message)),
+                lambda: core.is_answered,
+            )
         self._bulk = BlockingBulk(self)
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._has_rung = False
         self.core.speaks_bytes = True
         execute: Any = self._channel.stream_stream(handshake.EXECUTE)
         self._stream: Any = execute(self._batches())
+        if self._socket is not None:
+            self._stream.add_done_callback(lambda _, ended=self._socket.end: ended())
         self._reader = threading.Thread(
             target=self._read, args=(self._stream,), name="heliograph-reader", daemon=True
         )
@@ -392,17 +411,33 @@ class GrpcShell(BlockingShell):
         """Yield the messages that gRPC's thread sends, until the session ends."""
         yield encode_commands([], self.info.session)
         while self.core.lost is None:
-            if commands := self._take():
-                yield encode_commands(commands)
+            if self._socket is not None:
+                self._socket.send_all()
+            elif message := self._message():
+                yield message
                 continue
             self._bell.get()
             self._has_rung = False
             if self.core.has_only_garbage:
                 self._gather()
 
-    def _take(self) -> list[Command | InlineRun]:
+    def _message(self) -> bytes:
+        """Return the next message to send; empty if there is none."""
         with self._lock:
-            return self.core.take(self.info.limits.message_bytes // 2)
+            commands = self.core.take(self.info.limits.message_bytes // 2)
+        return encode_commands(commands) if commands else b""
+
+    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        with self._lock:
+            pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
+        if pending is not None and not (waits and self._socket is not None and self._socket.send_now()):
+            self._ring_once()
+        return pending
+
+    def wait(self, outcome: Outcome, deadline: Deadline) -> None:
+        if self._socket is not None and not outcome.done:
+            self._socket.wait(outcome, deadline)
+        wait(outcome, deadline)
 
     def _gather(self) -> None:
         """Let frees gather, unless something else is to be sent."""
@@ -425,6 +460,8 @@ class GrpcShell(BlockingShell):
         end: HeliographError = handshake.stream_error(None, self.address)
         reader = CompletionReader()
         try:
+            if self._socket is not None:
+                self._socket.read_until_end()
             for message in stream:
                 self.apply(reader.read(message))
         except grpc.RpcError as error:
@@ -467,6 +504,11 @@ class GrpcShell(BlockingShell):
 
     def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
         return self._bulk.bring(offer, size_bytes)
+
+    def abandon(self) -> None:
+        super().abandon()
+        if self._socket is not None:
+            self._socket.abandon()
 
     def _disconnect(self, was_open: bool) -> None:
         self._ring()

@@ -135,8 +135,22 @@ def _ask(
 ) -> tuple[Any, int]:
     """Request memory. Returns its bytes, and a tensor's position in it.
 
-    Raises UnsupportedError if there is no shared memory, UnavailableError if it is broken, or the
-    server's error.
+    Raises the errors of `ask_for`.
+    """
+    response, descriptor = ask_for(address, info, request, seconds)
+    try:
+        return mapped(descriptor, response.size_bytes), response.offset_bytes
+    finally:
+        os.close(descriptor)
+
+
+def ask_for(
+    address: Address, info: SessionInfo, request: memory_pb2.MemoryRequest, seconds: float
+) -> tuple[memory_pb2.MemoryResponse, int]:
+    """Return the answer to a request, and its descriptor, which the caller closes.
+
+    Raises UnsupportedError if nothing is shared, UnavailableError if the server's socket is broken,
+    or the server's error.
     """
     end = time.monotonic() + seconds
     try:
@@ -150,7 +164,7 @@ def _ask(
         response = _decoded(answer)
         if not descriptors:
             raise UnavailableError("the server sent none")
-        return mapped(descriptors[0], response.size_bytes), response.offset_bytes
+        return response, descriptors.pop()
     finally:
         for one in descriptors:
             os.close(one)

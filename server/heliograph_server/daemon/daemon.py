@@ -56,6 +56,7 @@ from heliograph_server.rpc.admin_service import AdminService
 from heliograph_server.rpc.audit import Refusals
 from heliograph_server.rpc.bulk_service import BulkService
 from heliograph_server.rpc.command_service import CommandService
+from heliograph_server.rpc.command_socket.sockets import CommandSockets
 from heliograph_server.rpc.device_service import DeviceService, ModelService
 from heliograph_server.rpc.peer_service import PeerService
 from heliograph_server.rpc.plan_service import PlanService
@@ -155,7 +156,8 @@ class Daemon:
         self._movers = self._pools[-2]
         self._turns = CompileTurns()
         self._server: aio.Server | None = None
-        self._memory = MemoryService(self._slot)
+        self._sockets = CommandSockets()
+        self._memory = MemoryService(self._slot, self._sockets)
         self.health = Health(SERVICES, config.health_listen)
         #: Files that are read again when they change, and on SIGHUP.
         self.watch = FileWatch(on_reload=lambda *found: self.audit.record(reloaded(*found)))
@@ -254,7 +256,7 @@ class Daemon:
             PlanService(self._slot, self._turns, listeners, compile_seconds),
             BulkService(self._slot, hashers, relays),
             ModelService(self._slot, readers),
-            CommandService(self._slot, closers, decoders),
+            CommandService(self._slot, closers, decoders, self._sockets),
             PeerService(self._slot, movers, lambda address: self._shown(address)),
             AdminService(self._slot, self.draining, askers, closers, self.access.why_not, self.audit),
             ReflectionService((*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)),

@@ -28,6 +28,7 @@ from heliograph_proto.errors import CancelledError, HeliographError, ProtocolErr
 from heliograph_proto.sessions import Limits
 from heliograph_proto.v1 import command_pb2
 from heliograph_server.resources.failures import typed
+from heliograph_server.rpc.command_socket.sockets import CommandSocket, CommandSockets
 from heliograph_server.rpc.completion_writer import CompletionWriter
 from heliograph_server.rpc.decoding import check
 from heliograph_server.rpc.ending import end_session
@@ -53,6 +54,10 @@ HANDLES_A_COMMAND = 8
 Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
 
 
+#: The messages of a stream: those of its call, or of its socket.
+Wire: TypeAlias = "Context | CommandSocket"
+
+
 #: Where the first message names the session.
 _SESSION = (command_pb2.CommandBatch.SESSION_FIELD_NUMBER,)
 
@@ -66,9 +71,13 @@ _readers: set[asyncio.Task[None]] = set()
 class CommandService:
     """Runs command streams. A session lives as long as its stream."""
 
-    def __init__(self, slot: HostSlot, closers: Executor, decoders: Executor) -> None:
-        """The fields of large messages are counted on the threads of `decoders`."""
+    def __init__(
+        self, slot: HostSlot, closers: Executor, decoders: Executor, sockets: CommandSockets | None = None
+    ) -> None:
+        """The fields of large messages are counted on the threads of `decoders`; `sockets` has the
+        connections of clients on this host."""
         self._slot = slot
+        self._sockets = sockets or CommandSockets()
         self._closers = closers
         self._decoders = decoders
         self._pace = Pace()
@@ -87,14 +96,17 @@ class CommandService:
         session = self._slot.session(leading_bytes(first, _SESSION))
         outbox = CompletionWriter(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
+        wire = self._sockets.take(session) or context
         began = time.monotonic()
         # Not kept for the life of the session: it may be large.
         unread = [first]
         del first
         try:
-            await _converse(session, outbox, unread, context, self._decoders, self._pace)
+            await _converse(session, outbox, unread, wire, self._decoders, self._pace)
         finally:
             outbox.close()
+            if isinstance(wire, CommandSocket):
+                wire.close()
             try:
                 await self._close(session)
             finally:
@@ -129,7 +141,7 @@ async def _converse(
     session: Session,
     outbox: CompletionWriter,
     unread: list[bytes],
-    context: Context,
+    wire: Wire,
     decoders: Executor,
     pace: Pace,
 ) -> None:
@@ -138,12 +150,12 @@ async def _converse(
     The reader is not cancelled: gRPC would keep the message that comes next for good. It ends with
     the call.
     """
-    reading = asyncio.create_task(forgetting(_read(session, outbox, unread, context, decoders, pace)))
+    reading = asyncio.create_task(forgetting(_read(session, outbox, unread, wire, decoders, pace)))
     _readers.add(reading)
     reading.add_done_callback(_readers.discard)
     while (batch := await outbox.take()) is not None:
         try:
-            await context.write(batch)
+            await wire.write(batch)
         except Exception as error:
             logger.debug("the client is gone: %s", error)
             break
@@ -155,7 +167,7 @@ async def _read(
     session: Session,
     outbox: CompletionWriter,
     unread: list[bytes],
-    context: Context,
+    wire: Wire,
     decoders: Executor,
     pace: Pace,
 ) -> None:
@@ -165,17 +177,25 @@ async def _read(
     """
     try:
         reader, last = CommandReader(), 0
+
+        def at_once(message: bytes) -> bool:
+            nonlocal last
+            run = reader.single(message)
+            if run is None or not _answer(session, outbox, run, wire):
+                return False
+            last = run.sequence
+            return True
+
+        read = partial(wire.read, at_once) if isinstance(wire, CommandSocket) else wire.read
         data: Any = unread.pop()
         while data is not aio.EOF and not outbox.is_closed:
-            if (run := reader.single(data)) is not None and _answer(session, outbox, run, context):
-                last = run.sequence
-            else:
+            if not at_once(data):
                 if len(data) > SMALL_BYTES:
                     await _check(data, session.limits, decoders)
                 last = await _submit(session, outbox, reader.read(data), last, pace)
             # The last message is not kept while the next one is awaited.
             data = b""
-            data = await context.read()
+            data = await read()
         if not outbox.is_closed:
             session.end_of_commands()
             outbox.finish_at(last)
@@ -191,7 +211,7 @@ async def _check(data: bytes, limits: Limits, decoders: Executor) -> None:
         await check(part, _BATCH, limits, decoders)
 
 
-def _answer(session: Session, outbox: CompletionWriter, run: InlineRun, context: Context) -> bool:
+def _answer(session: Session, outbox: CompletionWriter, run: InlineRun, wire: Wire) -> bool:
     """Perform a run that came alone, and write its answer without a turn of the loop.
 
     False if that is not possible.
@@ -199,7 +219,7 @@ def _answer(session: Session, outbox: CompletionWriter, run: InlineRun, context:
 
     def give(result: InlineResult) -> None:
         outbox.begin_write(result.sequence)
-        begin(context.write(encode_result(result)), partial(_answered, outbox))
+        begin(wire.write(encode_result(result)), partial(_answered, outbox))
 
     return outbox.may_write() and session.answer(run, give)
 

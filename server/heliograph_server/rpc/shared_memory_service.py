@@ -34,6 +34,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.sessions import SharedMemoryOffer
 from heliograph_proto.v1 import memory_pb2
 from heliograph_server.config.sockets import bind_socket, unbind
+from heliograph_server.rpc.command_socket.sockets import CommandSockets
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import FileOfMemory
 
@@ -62,8 +63,9 @@ class _Connection:
 class MemoryService:
     """Listens beside the daemon's addresses. On the event loop; nothing blocks."""
 
-    def __init__(self, slot: HostSlot) -> None:
+    def __init__(self, slot: HostSlot, sockets: CommandSockets | None = None) -> None:
         self._slot = slot
+        self._sockets = sockets or CommandSockets()
         self._listeners: list[socket.socket] = []
         self._paths: list[Address] = []
         self._connections: dict[int, _Connection] = {}
@@ -188,6 +190,8 @@ class MemoryService:
                     return session.share_memory()
                 case "tensor":
                     return session.share_tensor(request.tensor)
+                case "command_socket":
+                    return FileOfMemory(self._sockets.connect(session).detach(), 0)
             raise ProtocolError("a request for memory must name the session's memory or a tensor")
         except HeliographError:
             raise

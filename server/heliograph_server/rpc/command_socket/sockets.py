@@ -1,0 +1,135 @@
+"""The connections of sessions whose command stream has not begun, and how a stream reads its own.
+
+On the event loop, except where it says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grpc import aio
+
+from heliograph.transport.command_socket.on_loop import READ_BYTES, LoopSocket
+from heliograph_proto.errors import HandleExistsError, OutOfMemoryError
+from heliograph_server.session.session import Session
+
+
+class CommandSockets:
+    """Keeps connections until the command streams of their sessions begin."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Session, socket.socket] = {}
+
+    def __repr__(self) -> str:
+        return f"<CommandSockets {len(self._kept)} waiting>"
+
+    def connect(self, session: Session) -> socket.socket:
+        """Keep one end of a new connection for a session, and return the client's.
+
+        Raises HandleExistsError for a second one, OutOfMemoryError without free descriptors, or the
+        error that closed the session.
+        """
+        if session in self._kept or session.is_attached:
+            raise HandleExistsError("the session has its command socket, or its command stream, already")
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise OutOfMemoryError(f"no command socket: {error.strerror}") from None
+        self._kept[session] = ours
+        session.when_closing[self] = lambda _: self._drop(session)
+        if session.closed is not None:
+            self._drop(session)
+            theirs.close()
+            raise session.closed.anew()
+        return theirs
+
+    def take(self, session: Session) -> CommandSocket | None:
+        """Return the connection of a session whose stream begins; None without one."""
+        session.when_closing.pop(self, None)
+        kept = self._kept.pop(session, None)
+        return None if kept is None else CommandSocket(kept, session.limits.message_bytes)
+
+    def _drop(self, session: Session) -> None:
+        """Close the connection of a session that ended first. From any thread."""
+        kept = self._kept.pop(session, None)
+        if kept is not None:
+            kept.close()
+
+
+class CommandSocket:
+    """The messages of one command stream, read and written as those of a gRPC call."""
+
+    def __init__(self, connection: socket.socket, most_bytes: int) -> None:
+        self._messages: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._awaited: asyncio.Future[None] | None = None
+        self._at_once: Callable[[bytes], bool] = lambda message: False
+        self._error: Exception | None = None
+        self._is_over = False
+        self._socket = LoopSocket(connection, most_bytes, self._came, self._ended)
+        self.write = self._socket.write
+
+    def __repr__(self) -> str:
+        return f"<CommandSocket {len(self._messages)} messages waiting, {self._socket}>"
+
+    async def read(self, at_once: Callable[[bytes], bool]) -> Any:
+        """Return the next message, or aio.EOF.
+
+        A message that comes alone while this waits is first passed to `at_once`, which returns True
+        if it has dealt with it. Raises its errors, and LimitExceededError.
+        """
+        self._at_once = at_once
+        if not self._messages and not self._is_over:
+            self._socket.read_on()
+            self._awaited = asyncio.get_running_loop().create_future()
+            try:
+                await self._awaited
+            finally:
+                self._awaited = None
+        else:
+            # Others have their turn, as they have between two messages of gRPC.
+            await asyncio.sleep(0)
+        if self._messages:
+            message = self._messages.popleft()
+            self._waiting_bytes -= len(message)
+            return message
+        if self._error is not None:
+            raise self._error
+        return aio.EOF
+
+    def _came(self, messages: Sequence[bytes]) -> None:
+        is_idle = self._awaited is not None and not self._awaited.done()
+        if is_idle and len(messages) == 1 and self._is_done(messages[0]):
+            return
+        self._messages.extend(messages)
+        self._waiting_bytes += sum(map(len, messages))
+        if self._waiting_bytes >= READ_BYTES:
+            self._socket.pause()
+        self._wake()
+
+    def _is_done(self, message: bytes) -> bool:
+        try:
+            return self._at_once(message)
+        except Exception as error:
+            self._ended(error)
+            return True
+
+    def _ended(self, error: Exception | None) -> None:
+        self._error, self._is_over = error, True
+        self._socket.pause()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._is_over = True
+        self._messages.clear()
+        self._socket.close()
+        self._wake()
