@@ -435,7 +435,8 @@ class GrpcShell(BlockingShell):
         return pending
 
     def wait(self, outcome: Outcome, deadline: Deadline) -> None:
-        if self._socket is not None and not outcome.done:
+        # Completions alone end commands; other outcomes end in other ways.
+        if self._socket is not None and type(outcome) is Pending and not outcome.done:
             self._socket.wait(outcome, deadline)
         wait(outcome, deadline)
 
@@ -512,6 +513,9 @@ class GrpcShell(BlockingShell):
 
     def _disconnect(self, was_open: bool) -> None:
         self._ring()
+        if self._socket is not None:
+            # Callers that read it find the session closed.
+            self._socket.end()
         if was_open:
             self._say_goodbye(self.info.session)
         self._stream.cancel()
