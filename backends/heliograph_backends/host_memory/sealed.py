@@ -57,8 +57,9 @@ def whole_pages(size_bytes: int) -> int:
     return -(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-class _Files:
-    """A bounded counter of the process's files, each of which takes a descriptor and a mapping."""
+class Files:
+    """A bounded counter of what the process shares, each of which takes a descriptor, and memory
+    also a mapping."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,11 +79,13 @@ class _Files:
             self._count += 1
 
     def give(self) -> None:
+        """Count one less."""
         with self._lock:
             self._count -= 1
 
 
-_FILES = _Files()
+#: Those of this process.
+FILES = Files()
 
 
 class SealedMemory:
@@ -97,11 +100,11 @@ class SealedMemory:
             raise UnsupportedError(f"memory that other processes can map is unavailable: {why}")
         self.size_bytes = size_bytes
         self._lock = threading.Lock()
-        _FILES.take()
+        FILES.take()
         try:
             self._descriptor, whole = _mapped_file(size_bytes)
         except HeliographError:
-            _FILES.give()
+            FILES.give()
             raise
         #: Empty after `close`.
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = whole[:size_bytes]
@@ -137,7 +140,7 @@ class SealedMemory:
         if descriptor >= 0:
             self.array = np.empty(0, np.uint8)
             os.close(descriptor)
-            _FILES.give()
+            FILES.give()
 
 
 def _given_back() -> UnknownHandleError:

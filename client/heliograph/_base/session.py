@@ -80,6 +80,16 @@ class SessionBase:
         """The reason why they do not; empty if they do."""
         return self._shell.core.why_not_shared
 
+    @property
+    def command_socket(self) -> bool:
+        """True if commands and completions go over a unix socket, and not by gRPC."""
+        return not self._shell.core.why_no_socket
+
+    @property
+    def why_no_command_socket(self) -> str:
+        """The reason why they go by gRPC, or nowhere; empty if they do not."""
+        return self._shell.core.why_no_socket
+
     def __reduce__(self) -> NoReturn:
         raise refuse_pickle("session", "connect there: hg.connect(session.address)")
 

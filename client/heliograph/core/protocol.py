@@ -111,6 +111,8 @@ class ClientCore(CreditCore):
         #: Memory that the server maps as well, and the reason if there is none.
         self.shared: SharedSpace | None = None
         self.why_not_shared = ALONE
+        #: The reason why commands do not go over a unix socket; empty if they do.
+        self.why_no_socket = ALONE
         #: The bytes that writes and reads of tensors have carried, and how often they were copied
         #: here.
         self.traffic = Traffic()
@@ -530,6 +532,7 @@ class ClientCore(CreditCore):
             left.clear()
         # The pages are freed with the last array over them.
         self.shared, self.why_not_shared = None, "the session has ended"
+        self.why_no_socket = self.why_not_shared
 
     def statistics(self) -> ProtocolStatistics:
         """Return counts at this moment."""

@@ -325,9 +325,9 @@ class AioGrpcShell(AioShell):
         channel: grpc.aio.Channel,
         channel_options: Options,
         credentials: Credentials = NO_CREDENTIALS,
-        connection: socket.socket | None = None,
+        connection: socket.socket | str = "it was not requested",
     ) -> None:
-        """`connection`: the command socket, if there is one."""
+        """`connection`: the command socket, or why there is none."""
         super().__init__(address, info)
         self._channel, self.credentials = channel, credentials
         self.channel_options = channel_options
@@ -338,7 +338,8 @@ class AioGrpcShell(AioShell):
         self._stream: Any = execute()
         self._completions = CompletionReader()
         self._socket: LoopSocket | None = None
-        if connection is not None:
+        self.core.why_no_socket = connection if isinstance(connection, str) else ""
+        if not isinstance(connection, str):
             self._socket = LoopSocket(connection, MOST_BYTES, self._received, self._misread)
             self._socket.read_on()
         #: What commands are written to, after the first message.

@@ -353,10 +353,13 @@ class GrpcShell(BlockingShell):
         super().__init__(address, info)
         undisturbed(partial(self._begin, shared, connection))
 
-    def _begin(self, shared: SharedSpace | str, connection: socket.socket | None) -> None:
+    def _begin(self, shared: SharedSpace | str, connection: socket.socket | str) -> None:
         """Open the command stream."""
         self.core.set_shared(shared)
-        if connection is not None:
+        if isinstance(connection, str):
+            self.core.why_no_socket = connection
+        else:
+            self.core.why_no_socket = ""
             completions, core = CompletionReader(), self.core
             self._socket = BlockingSocket(
                 connection,

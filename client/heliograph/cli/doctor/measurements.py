@@ -165,6 +165,8 @@ class TransportMeasurements:
     shared_memory: bool
     #: Why tensors do not go through shared memory; empty if they do.
     why_not_shared: str
+    #: Why commands do not go over a unix socket; empty if they do.
+    why_no_command_socket: str
     version: int
     #: Optional features that both sides support, and those of this client that the server does not.
     features: tuple[str, ...]

@@ -92,6 +92,7 @@ def measure(url: Servers, timeout: float, report: Report) -> TransportMeasuremen
             chunk_bytes=session.info.limits.chunk_bytes,
             shared_memory=session.shared_memory,
             why_not_shared=session.why_not_shared,
+            why_no_command_socket=session.why_no_command_socket,
             version=session.info.version,
             features=session.info.features,
             missing_features=tuple(one for one in COMMON_FEATURES if one not in session.info.features),

@@ -18,21 +18,23 @@ MOST_BYTES = 2**32 - 1
 
 def open_command_socket(
     address: Address, info: SessionInfo, argument: SharedMemoryArgument, seconds: float = ANSWER_SECONDS
-) -> socket.socket | None:
-    """Return a connection for the command stream that begins; None to use gRPC for it."""
-    if argument is False or COMMAND_SOCKET not in info.features:
-        return None
+) -> socket.socket | str:
+    """Return a connection for the command stream that begins, or why commands go by gRPC."""
+    if argument is False:
+        return "it was turned off by the client: shared_memory=False"
+    if COMMAND_SOCKET not in info.features:
+        return "the server does not support it"
     request = memory_pb2.MemoryRequest(session=info.session, command_socket=memory_pb2.CommandSocket())
     try:
         _, descriptor = ask_for(address, info, request, seconds)
-    except HeliographError:
-        return None
+    except HeliographError as error:
+        return error.message
     try:
         made = socket.socket(fileno=descriptor)
-    except OSError:
+    except OSError as error:
         os.close(descriptor)
-        return None
+        return f"the server sent no socket: {error.strerror}"
     if (made.family, made.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
         made.close()
-        return None
+        return "the server sent another kind of socket"
     return made

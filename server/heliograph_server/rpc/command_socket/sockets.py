@@ -14,6 +14,7 @@ from typing import Any
 from grpc import aio
 
 from heliograph.transport.command_socket.on_loop import READ_BYTES, LoopSocket
+from heliograph_backends.host_memory.sealed import FILES
 from heliograph_proto.errors import HandleExistsError, OutOfMemoryError
 from heliograph_server.session.session import Session
 
@@ -30,14 +31,16 @@ class CommandSockets:
     def connect(self, session: Session) -> socket.socket:
         """Keep one end of a new connection for a session, and return the client's.
 
-        Raises HandleExistsError for a second one, OutOfMemoryError without free descriptors, or the
-        error that closed the session.
+        Raises HandleExistsError for a second one, LimitExceededError or OutOfMemoryError without
+        free descriptors, or the error that closed the session.
         """
         if session in self._kept or session.is_attached:
             raise HandleExistsError("the session has its command socket, or its command stream, already")
+        FILES.take()
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
+            FILES.give()
             raise OutOfMemoryError(f"no command socket: {error.strerror}") from None
         self._kept[session] = ours
         session.when_closing[self] = lambda _: self._drop(session)
@@ -58,6 +61,7 @@ class CommandSockets:
         kept = self._kept.pop(session, None)
         if kept is not None:
             kept.close()
+            FILES.give()
 
 
 class CommandSocket:
@@ -69,7 +73,7 @@ class CommandSocket:
         self._awaited: asyncio.Future[None] | None = None
         self._at_once: Callable[[bytes], bool] = lambda message: False
         self._error: Exception | None = None
-        self._is_over = False
+        self._is_over = self._is_closed = False
         self._socket = LoopSocket(connection, most_bytes, self._came, self._ended)
         self.write = self._socket.write
 
@@ -129,7 +133,10 @@ class CommandSocket:
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        self._is_over = True
+        if self._is_closed:
+            return
+        self._is_closed = self._is_over = True
         self._messages.clear()
         self._socket.close()
+        FILES.give()
         self._wake()
