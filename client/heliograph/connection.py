@@ -111,9 +111,9 @@ def connect(
         progress: A function of (bytes done, total bytes), called from any thread while weights are
             uploaded. "auto" shows bars on stderr for uploads, also of tensors, that take more than
             a second, if stderr is a terminal and rich is installed. None is silent.
-        shared_memory: Whether tensors go through memory that both sides map. "auto" uses it if both
-            sides prove that they are on one host and belong to one user. True insists on it, False
-            never uses it.
+        shared_memory: Whether tensors go through memory that both sides map, and commands over a
+            unix socket. "auto" uses both if both sides prove that they are on one host and belong
+            to one user. True insists on the memory, False never uses either.
         token: The token for a server that requires one. Default: the one in the URL
             (URL?token=TOKEN, as `heliograph serve` prints it), else $HELIOGRAPH_TOKEN, else the
             content of the file $HELIOGRAPH_TOKEN_FILE.

@@ -9,8 +9,9 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 from figures import Figure, paired_medians, seconds_of
@@ -25,6 +26,8 @@ VALUE = np.ones(NBYTES // 4, np.float32)
 ROUNDS, RUNS = 7, 300
 #: Times a bare echo.
 BAR_ECHO = 1.25
+#: Times a run by gRPC, of one over a command socket.
+BAR_GRPC = 0.5
 IN_FLIGHT = 500
 LIMIT_US = 20.0
 PIPELINED_RUNS = 5_000
@@ -39,8 +42,9 @@ def one_op() -> hg.Graph:
 def latency() -> Iterator[Figure]:
     """Microseconds from a run's call to its outputs."""
     others = _ggml_rpc("graph", "sets, computes and gets in")
+    # Without a command socket, since the peers have gRPC.
     with (
-        running_daemon("--log-level", "warning") as url,
+        running_daemon("--log-level", "warning", "--no-shared-memory") as url,
         PeerProcess("peer_grpc.py", "server", "aio") as server,
     ):
         for name, client, measured in (("aio", "aio", _aio), ("blocking", "client", _blocking)):
@@ -86,6 +90,31 @@ async def _aio_seconds(plan: hg.aio.Plan, runs: int, warmup: int = 50) -> list[f
         await plan.run(x=VALUE)
         seconds.append(time.perf_counter() - start)
     return seconds[warmup:]
+
+
+def near() -> Iterator[Figure]:
+    """Microseconds from a run's call to its outputs over a command socket, beside peers."""
+    with ExitStack() as stack:
+        url = stack.enter_context(running_daemon("--log-level", "warning"))
+        session = stack.enter_context(hg.connect(url))
+        by_grpc = stack.enter_context(hg.connect(url, shared_memory=False))
+        assert session.command_socket, session.why_no_command_socket
+        peers: list[tuple[str, Callable[[int], list[float]], float, str]] = [
+            ("grpc", _seconds_of_runs(by_grpc), BAR_GRPC, "the same by gRPC")
+        ]
+        if ggml_rpc_there():
+            client = stack.enter_context(client_and_server("peer_rpc.py"))
+            graphs = partial(client.seconds, "graph", NBYTES)
+            peers.append(("ggml-rpc", graphs, 1.0, "ggml-rpc: set, compute, get"))
+        measured = _seconds_of_runs(session)
+        for name, peer, bar, against in peers:
+            ours, theirs = paired_medians(measured, peer, ROUNDS, RUNS)
+            yield Figure(f"planes-near/{name}", ours * 1e6, theirs * 1e6, bar, "us", against)
+
+
+def _seconds_of_runs(session: hg.Session) -> Callable[[int], list[float]]:
+    plan = session.compile(one_op())
+    return lambda runs: seconds_of(lambda: plan.run(x=VALUE), runs, warmup=50)
 
 
 def pipelined() -> Iterator[Figure]:

@@ -57,6 +57,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "planes-download": planes.downloads,
     "planes-shared": planes_shared.figures,
     "planes-latency": planes_latency.latency,
+    "planes-near": planes_latency.near,
     "planes-pipelined": planes_latency.pipelined,
     "planner": planner.figures,
     "pool-chain": pool_runs.chain,

@@ -113,6 +113,7 @@ def test_one_host_without_shared_memory_says_why_as_both_sides_know_it() -> None
             server=SideFacts("heliograph/0.1.0", facts),
             shared_memory=False,
             why_not_shared="the server offers none",
+            why_no_command_socket="the server offers none",
             transports=(transport(TransportKind.GRPC, 900e6),),
         )
     )
@@ -169,6 +170,7 @@ def test_a_slow_grpc_on_one_host_matters_where_tensors_go_by_it() -> None:
         slow,
         shared_memory=False,
         why_not_shared="another user",
+        why_no_command_socket="another user",
         transports=(transport(TransportKind.GRPC, 50e6),),
     )
     assert [one.name for one in find(alone)] == ["shared_memory", "slow_transport"]
@@ -333,6 +335,7 @@ def test_a_hostile_server_s_words_stay_on_their_line(capsys: pytest.CaptureFixtu
         features=(evil,),
         shared_memory=False,
         why_not_shared=evil,
+        why_no_command_socket=evil,
         transports=(PathMeasurement(TransportKind.GRPC, why_not=evil),),
     )
     doctor.show(found, find(found))
@@ -451,6 +454,7 @@ def test_every_transport_is_measured_both_ways(url: str, measured: dict[str, Any
         assert trips["samples"] >= 2 and 0 < trips["median_seconds"] <= trips["p90_seconds"]
     assert found["in_process"] == (url == "local:") and found["local_address"]
     assert found["shared_memory"] == (url != "local:") == (not found["why_not_shared"])
+    assert bool(found["why_no_command_socket"]) == (url == "local:")
     assert found["chunk_bytes"] == MIB and "tickets" in found["features"]
     assert found["devices"][0]["name"] == "cpu0" and found["compression"].startswith("none")
     for finding in measured["findings"]:
@@ -469,6 +473,7 @@ def test_people_see_tables_and_findings(daemon: Any, capsys: pytest.CaptureFixtu
         "mapped tensor",
         "event loop",
         "shared memory: on",
+        "commands: over a unix socket",
         "cpu0",
     ):
         assert words in printed

@@ -66,6 +66,7 @@ WELL = TransportMeasurements(
     chunk_bytes=MIB,
     shared_memory=True,
     why_not_shared="",
+    why_no_command_socket="",
     version=1,
     features=("blake3", "statistics"),
     missing_features=(),
@@ -83,4 +84,5 @@ FAR = replace(
     transports=(transport(TransportKind.GRPC, 900e6),),
     shared_memory=False,
     why_not_shared="the server offers none",
+    why_no_command_socket="the server offers none",
 )

@@ -342,7 +342,7 @@ class AioGrpcShell(AioShell):
         if not isinstance(connection, str):
             self._socket = LoopSocket(connection, MOST_BYTES, self._received, self._misread)
             self._socket.read_on()
-        #: What commands are written to, after the first message.
+        #: The socket, or call, of commands, after the first message.
         self._wire: Any = self._socket or self._stream
         #: True while a write is in progress; further commands wait for the next one.
         self._writing = True

@@ -271,7 +271,8 @@ class ServerConfig:
     shared_memory: Annotated[
         bool,
         Setting(
-            "Use shared memory instead of sockets for tensors of clients on this host and of the same user.",
+            "Use shared memory for tensors, and a unix socket for commands, of clients on this host and of "
+            "the same user.",
             section="listening",
         ),
     ] = True

@@ -1,4 +1,4 @@
-"""Commands over a unix socket: who gets it, what goes over it, how it ends, and what it withstands."""
+"""Commands over a unix socket: offers, messages, ends, and hostile clients."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def filled(size: int, number: float) -> np.ndarray[Any, Any]:
     return np.full(size, number, np.float32)
 
 
-# Who gets it
+# Offers
 
 
 def test_commands_of_a_client_on_the_servers_host_go_over_a_socket_unless_told_otherwise(near: str) -> None:
@@ -78,7 +78,7 @@ def test_within_one_process_there_is_no_socket() -> None:
         assert session.why_no_command_socket == "the server is this process"
 
 
-# What goes over it
+# Messages
 
 
 def test_messages_larger_than_the_sockets_room_arrive_both_ways_and_in_order(near: str) -> None:
@@ -156,7 +156,7 @@ def test_asyncio_runs_go_over_it_in_order_and_may_be_cancelled(near: str) -> Non
     asyncio.run(scenario())
 
 
-# How it ends
+# Ends
 
 ENDLESS: dict[str, Any] = {"x": filled(2, 0), "steps": 10**9, "carry": {"y": "x"}}
 
@@ -192,7 +192,7 @@ def test_callers_that_wait_learn_that_the_daemon_ended(aio: bool) -> None:
         assert isinstance(error[0], hg.HeliographError) and not isinstance(error[0], hg.InternalError)
 
 
-# What it withstands
+# Hostile clients
 
 
 class RawSocket:
@@ -266,7 +266,7 @@ def raw_socket(url: str) -> Iterator[RawSocket]:
 
 @pytest.fixture
 def lone() -> Iterator[ThreadDaemon]:
-    """A daemon that nobody else uses."""
+    """A daemon without other clients."""
     with thread_daemon(shared_memory=True, limits=Limits(attach_timeout_ms=1000)) as daemon:
         yield daemon
 

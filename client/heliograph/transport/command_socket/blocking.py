@@ -182,7 +182,7 @@ class BlockingSocket:
     # The end
 
     def end(self) -> None:
-        """End it. What has come can still be read. From any thread."""
+        """End it. Messages that have come can still be read. From any thread."""
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
