@@ -65,9 +65,10 @@ class RawSession:
         self._answers: Any = None
         self.sequence = 0
 
-    def attach(self, first: bytes = b"") -> RawSession:
+    def attach(self, first: bytes = b"", *, command_socket: bool = False) -> RawSession:
         """Open the command stream, by a message that names the session."""
-        self.send_bytes(first or command_pb2.CommandBatch(session=self.token).SerializeToString())
+        named = command_pb2.CommandBatch(session=self.token, command_socket=command_socket)
+        self.send_bytes(first or named.SerializeToString())
         execute: Any = self.channel.stream_stream(
             "/heliograph.v1.CommandService/Execute", None, command_pb2.CompletionBatch.FromString
         )

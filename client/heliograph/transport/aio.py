@@ -62,7 +62,7 @@ from heliograph.transport.shared_memory import (
 from heliograph_proto import DIRECT_WEIGHTS
 from heliograph_proto.addresses import Address, Credentials
 from heliograph_proto.codec.inline_forms import InlineRun
-from heliograph_proto.codec.inline_runs import CompletionReader, encode_commands
+from heliograph_proto.codec.inline_runs import CompletionReader, encode_commands, encode_first
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError
@@ -370,10 +370,7 @@ class AioGrpcShell(AioShell):
                     answer = await cls._greet(channel, address, timeout, end, credentials)
                 if not isinstance(answer, HeliographError):
                     info = handshake.decode_open(answer, address)
-                    shared = await cls._share(channel, address, info, shared_memory, end)
-                    seconds = seconds_for(end)
-                    opening = partial(open_command_socket, address, info, shared_memory, seconds)
-                    connection = await moved(opening)
+                    shared, connection = await cls._share(channel, address, info, shared_memory, end)
                     made = cls(address, info, channel, options, credentials, connection)
                     made.core.set_shared(shared)
                     return made
@@ -391,13 +388,15 @@ class AioGrpcShell(AioShell):
         info: SessionInfo,
         shared_memory: SharedMemoryArgument,
         end: float,
-    ) -> SharedSpace | str:
-        """Return shared memory, or the reason why there is none.
+    ) -> tuple[SharedSpace | str, socket.socket | str]:
+        """Return shared memory and the command socket, or the reasons why there is none.
 
-        If it is required, the session ends without it.
+        If the memory is required, the session ends without it.
         """
         try:
-            return await moved(partial(share, address, info, shared_memory, seconds_for(end)))
+            shared = await moved(partial(share, address, info, shared_memory, seconds_for(end)))
+            opening = partial(open_command_socket, address, info, shared_memory, seconds_for(end))
+            return shared, await moved(opening)
         except BaseException:
             close: Any = channel.unary_unary(handshake.CLOSE, None, None)
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -419,7 +418,7 @@ class AioGrpcShell(AioShell):
 
     async def _write(self) -> None:
         try:
-            await self._stream.write(encode_commands([], self.info.session))
+            await self._stream.write(encode_first(self.info.session, self._socket is not None))
             self._writing = False
             while self.core.lost is None:
                 if not self._writing and (commands := self._take()):

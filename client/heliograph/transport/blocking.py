@@ -64,7 +64,7 @@ from heliograph.transport.shared_memory import (
 from heliograph_proto import DIRECT_WEIGHTS
 from heliograph_proto.addresses import Address, Credentials
 from heliograph_proto.codec.inline_forms import InlineRun
-from heliograph_proto.codec.inline_runs import CompletionReader, encode_commands
+from heliograph_proto.codec.inline_runs import CompletionReader, encode_commands, encode_first
 from heliograph_proto.commands import CompletionBatch
 from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError, UnsupportedError
 from heliograph_proto.plans import ContentOffer
@@ -345,8 +345,7 @@ class GrpcShell(BlockingShell):
         try:
             with as_current(CONNECT_SPAN):
                 info = self._open(address, timeout)
-            shared = self._share(address, info, shared_memory, end)
-            connection = open_command_socket(address, info, shared_memory, seconds_for(end))
+            shared, connection = self._share(address, info, shared_memory, end)
         except BaseException:
             undisturbed(self._channel.close)
             raise
@@ -382,13 +381,14 @@ class GrpcShell(BlockingShell):
 
     def _share(
         self, address: Address, info: SessionInfo, shared_memory: SharedMemoryArgument, end: float
-    ) -> SharedSpace | str:
-        """Return shared memory, or the reason why there is none.
+    ) -> tuple[SharedSpace | str, socket.socket | str]:
+        """Return shared memory and the command socket, or the reasons why there is none.
 
-        If it is required, the session ends without it.
+        If the memory is required, the session ends without it.
         """
         try:
-            return share(address, info, shared_memory, seconds_for(end))
+            shared = share(address, info, shared_memory, seconds_for(end))
+            return shared, open_command_socket(address, info, shared_memory, seconds_for(end))
         except BaseException:
             self._say_goodbye(info.session)
             raise
@@ -412,10 +412,11 @@ class GrpcShell(BlockingShell):
 
     def _batches(self) -> Iterator[bytes]:
         """Yield the messages that gRPC's thread sends, until the session ends."""
-        yield encode_commands([], self.info.session)
+        socket = self._socket
+        yield encode_first(self.info.session, socket is not None)
         while self.core.lost is None:
-            if self._socket is not None:
-                self._socket.send_all()
+            if socket is not None:
+                socket.send_all()
             elif message := self._message():
                 yield message
                 continue
@@ -433,14 +434,15 @@ class GrpcShell(BlockingShell):
     def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
         with self._lock:
             pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
-        if pending is not None and not (waits and self._socket is not None and self._socket.send_now()):
+        socket = self._socket if waits else None
+        if pending is not None and not (socket is not None and socket.send_now()):
             self._ring_once()
         return pending
 
     def wait(self, outcome: Outcome, deadline: Deadline) -> None:
         # Completions alone end commands; other outcomes end in other ways.
-        if self._socket is not None and type(outcome) is Pending and not outcome.done:
-            self._socket.wait(outcome, deadline)
+        if (socket := self._socket) is not None and type(outcome) is Pending and not outcome.done:
+            socket.wait(outcome, deadline)
         wait(outcome, deadline)
 
     def _gather(self) -> None:
@@ -464,8 +466,8 @@ class GrpcShell(BlockingShell):
         end: HeliographError = handshake.stream_error(None, self.address)
         reader = CompletionReader()
         try:
-            if self._socket is not None:
-                self._socket.read_until_end()
+            if (socket := self._socket) is not None:
+                socket.read_until_end()
             for message in stream:
                 self.apply(reader.read(message))
         except grpc.RpcError as error:
@@ -528,7 +530,7 @@ class GrpcShell(BlockingShell):
             self._reader.join(handshake.CLOSE_SECONDS)
         # See the module's docstring. A channel that the garbage collector finds would delay, and
         # ignore, what interrupts the thread that it runs in.
-        self._stream = self._channel = None
+        self._stream = self._channel = self._socket = None
 
     def _say_goodbye(self, session: bytes) -> None:
         request = handshake.close_request(session)

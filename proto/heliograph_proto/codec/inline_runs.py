@@ -35,9 +35,14 @@ _F = TypeVar("_F", RunForm, ResultForm)
 Received: TypeAlias = "InlineRun | command_pb2.Command"
 
 
-def encode_commands(commands: Iterable[c.Command | InlineRun], session: bytes = b"") -> bytes:
+def encode_first(session: bytes, command_socket: bool = False) -> bytes:
+    """Encode the first CommandBatch of a stream."""
+    return command_pb2.CommandBatch(session=session, command_socket=command_socket).SerializeToString()
+
+
+def encode_commands(commands: Iterable[c.Command | InlineRun]) -> bytes:
     """Encode a CommandBatch."""
-    frames = [command_pb2.CommandBatch(session=session).SerializeToString()] if session else []
+    frames = []
     for one in commands:
         if type(one) is InlineRun:
             frames.append(one.frame())

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -96,7 +97,7 @@ class CommandService:
         session = self._slot.session(leading_bytes(first, _SESSION))
         outbox = CompletionWriter(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
-        wire = self._sockets.take(session) or context
+        wire = self._sockets.take(session, _announces_socket(first)) or context
         began = time.monotonic()
         # Not kept for the life of the session: it may be large.
         unread = [first]
@@ -120,6 +121,15 @@ class CommandService:
         """Close the session. This goes on even if the handler is cancelled again."""
         error = CancelledError("the command stream ended")
         await asyncio.shield(end_session(session, self._closers, error))
+
+
+def _announces_socket(first: bytes) -> bool:
+    """True if the first message says that the others go over a socket; it is short then."""
+    if len(first) > SMALL_BYTES:
+        return False
+    with suppress(DecodeError):
+        return command_pb2.CommandBatch.FromString(first).command_socket
+    return False
 
 
 class Pace:

@@ -215,6 +215,9 @@ class RawSocket:
         self._frames = FrameReader(2**32)
         self._messages: list[bytes] = []
 
+    def attach(self) -> None:
+        self.session.attach(command_socket=True)
+
     def ask(self) -> tuple[Any, list[int]]:
         """Requests a command socket."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
@@ -274,16 +277,29 @@ def lone() -> Iterator[ThreadDaemon]:
 def test_a_session_has_one_socket_and_asks_before_its_stream_begins(lone: ThreadDaemon) -> None:
     with raw_socket(lone.url) as raw:
         assert isinstance(raw.refusal(), hg.HandleExistsError)
-        raw.session.attach()
+        raw.attach()
         assert not raw.answer(raw.command(memset=command_pb2.Memset(tensor=5))).outputs
         assert isinstance(raw.refusal(), hg.HandleExistsError)
         raw.session.token = b"another session's"
         assert isinstance(raw.refusal(), hg.SessionClosedError)
 
 
+def test_a_client_that_did_not_get_its_socket_uses_grpc(lone: ThreadDaemon) -> None:
+    with raw_socket(lone.url) as raw:
+        raw.socket.close()
+        raw.session.attach()
+        raw.session.allocate(1, 4)
+        assert not raw.session.answer(raw.session.send(memset=command_pb2.Memset(tensor=1))).HasField("error")
+
+
+def test_a_stream_that_announces_a_socket_without_one_is_refused(lone: ThreadDaemon) -> None:
+    with raw_channel(lone.url) as channel:
+        assert isinstance(RawSession(channel).attach(command_socket=True).end(), hg.ProtocolError)
+
+
 def test_commands_in_pieces_of_a_byte_are_answered(lone: ThreadDaemon) -> None:
     with raw_socket(lone.url) as raw:
-        raw.session.attach()
+        raw.attach()
         batch = command_pb2.CommandBatch(
             commands=[command_pb2.Command(sequence=1, notify=True, memset=command_pb2.Memset(tensor=5))]
         )
@@ -296,7 +312,7 @@ def test_commands_in_pieces_of_a_byte_are_answered(lone: ThreadDaemon) -> None:
 
 def test_a_message_that_is_too_long_ends_the_session_before_it_arrives(lone: ThreadDaemon) -> None:
     with raw_socket(lone.url) as raw:
-        raw.session.attach()
+        raw.attach()
         raw.socket.sendall((raw.session.limits.message_bytes + 1).to_bytes(4, "little"))
         assert isinstance(raw.session.end(), hg.LimitExceededError)
     still_serves(lone.url)
@@ -310,7 +326,7 @@ def test_garbage_ends_the_session_and_nothing_else(lone: ThreadDaemon) -> None:
         plan = witness.compile(plus_one(4))
         for turn in range(20):
             with raw_socket(lone.url) as raw:
-                raw.session.attach()
+                raw.attach()
                 data = chosen.randbytes(chosen.randrange(1, 4000))
                 # Some of it in frames, whose content is then garbage.
                 raw.socket.sendall(framed(b"\xff" + data) if turn % 2 else b"\xff\xff\xff\xff" + data)
@@ -320,7 +336,7 @@ def test_garbage_ends_the_session_and_nothing_else(lone: ThreadDaemon) -> None:
 
 def test_a_client_that_reads_no_answers_is_not_read_either_and_others_go_on(lone: ThreadDaemon) -> None:
     with raw_socket(lone.url) as raw:
-        raw.session.attach()
+        raw.attach()
         raw.command(allocate=command_pb2.Allocate(tensor=1, type=f32(2**16)))
         for _ in range(400):
             raw.command(get_tensor=command_pb2.GetTensor(tensor=1, size_bytes=2**17))
@@ -340,7 +356,7 @@ def test_a_session_that_never_begins_its_stream_loses_its_socket(lone: ThreadDae
 def test_half_a_message_and_an_end_leave_nothing_behind(lone: ThreadDaemon) -> None:
     def once() -> None:
         with raw_socket(lone.url) as raw:
-            raw.session.attach()
+            raw.attach()
             assert raw.answer(raw.command(memset=command_pb2.Memset(tensor=5)))
             raw.socket.sendall(b"\x00\x10\x00\x00half")
 

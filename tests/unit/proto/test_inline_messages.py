@@ -17,6 +17,7 @@ from heliograph_proto.codec.inline_runs import (
     CommandReader,
     CompletionReader,
     encode_commands,
+    encode_first,
     encode_result,
     encode_results,
 )
@@ -95,7 +96,7 @@ def test_a_run_has_the_bytes_that_protobuf_gives_it(dice: random.Random) -> None
     expected = command_pb2.CommandBatch(
         session=b"me", commands=[encode_command(one.command()) for one in runs]
     ).SerializeToString()
-    assert encode_commands(runs, b"me") == expected
+    assert encode_first(b"me") + encode_commands(runs) == expected
 
 
 def test_a_result_has_the_bytes_that_protobuf_gives_it(dice: random.Random) -> None:

@@ -56,6 +56,7 @@ class BlockingSocket:
         self._is_aside = False
         self._reads = 0
         self._is_over = False
+        self._error: Exception | None = None
         # Closed when no thread uses it any more.
         weakref.finalize(self, connection.close).atexit = False
 
@@ -137,12 +138,19 @@ class BlockingSocket:
             data = b""
         if not data:
             self._is_over = True
-        for message in self._frames.feed(data):
-            self._apply(message)
+        try:
+            for message in self._frames.feed(data):
+                self._apply(message)
+        except Exception as error:
+            # The session's thread raises it.
+            self._error, self._is_over = error, True
+            self.end()
 
     def read_until_end(self) -> None:
-        """Read whenever no caller does, until the other end or `end` ends it. Raises the errors of
-        `apply`."""
+        """Read whenever no caller does, until the other end or `end` ends it.
+
+        Raises the errors of `apply`, also those that a caller met.
+        """
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         while not self._is_over:
@@ -157,6 +165,8 @@ class BlockingSocket:
                 if seen == self._reads:
                     continue
             self._stand_aside()
+        if self._error is not None:
+            raise self._error
 
     def _stand_aside(self) -> None:
         """Wait until callers have stopped to read, or `attend`."""

@@ -15,7 +15,7 @@ from grpc import aio
 
 from heliograph.transport.command_socket.on_loop import READ_BYTES, LoopSocket
 from heliograph_backends.host_memory.sealed import FILES
-from heliograph_proto.errors import HandleExistsError, OutOfMemoryError
+from heliograph_proto.errors import HandleExistsError, OutOfMemoryError, ProtocolError
 from heliograph_server.session.session import Session
 
 
@@ -50,14 +50,23 @@ class CommandSockets:
             raise session.closed.anew()
         return theirs
 
-    def take(self, session: Session) -> CommandSocket | None:
-        """Return the connection of a session whose stream begins; None without one."""
+    def take(self, session: Session, is_used: bool) -> CommandSocket | None:
+        """Return the connection of a session whose stream begins; None if its client uses gRPC.
+
+        Raises ProtocolError if it uses a connection that it has not requested.
+        """
         session.when_closing.pop(self, None)
+        if not is_used:
+            # The client did not get the other end.
+            self._drop(session)
+            return None
         kept = self._kept.pop(session, None)
-        return None if kept is None else CommandSocket(kept, session.limits.message_bytes)
+        if kept is None:
+            raise ProtocolError("the command stream announces a command socket that was not requested")
+        return CommandSocket(kept, session.limits.message_bytes)
 
     def _drop(self, session: Session) -> None:
-        """Close the connection of a session that ended first. From any thread."""
+        """Close a connection that is not used. From any thread."""
         kept = self._kept.pop(session, None)
         if kept is not None:
             kept.close()
