@@ -73,7 +73,7 @@ class Files:
         with self._lock:
             if self._count >= max(1, room // SHARE):
                 raise LimitExceededError(
-                    f"this process shares {self._count:,} pieces of memory, the most that it can",
+                    f"this process shares {self._count:,} pieces of memory and sockets, the most that it can",
                     advice="put several tensors into one buffer, free some, or raise the limit (ulimit -n)",
                 )
             self._count += 1

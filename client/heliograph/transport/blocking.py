@@ -434,7 +434,7 @@ class GrpcShell(BlockingShell):
     def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
         with self._lock:
             pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
-        socket = self._socket if waits else None
+        socket = self._socket if waits or self.core.is_full else None
         if pending is not None and not (socket is not None and socket.send_now()):
             self._ring_once()
         return pending

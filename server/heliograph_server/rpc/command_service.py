@@ -97,16 +97,16 @@ class CommandService:
         session = self._slot.session(leading_bytes(first, _SESSION))
         outbox = CompletionWriter(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
-        wire = self._sockets.take(session, _announces_socket(first)) or context
-        began = time.monotonic()
+        began, wire = time.monotonic(), None
         # Not kept for the life of the session: it may be large.
-        unread = [first]
+        unread, announces_socket = [first], _announces_socket(first)
         del first
         try:
-            await _converse(session, outbox, unread, wire, self._decoders, self._pace)
+            wire = self._sockets.take(session, announces_socket)
+            await _converse(session, outbox, unread, wire or context, self._decoders, self._pace)
         finally:
             outbox.close()
-            if isinstance(wire, CommandSocket):
+            if wire is not None:
                 wire.close()
             try:
                 await self._close(session)

@@ -123,6 +123,7 @@ def test_who_takes_all_shared_memory_leaves_descriptors_to_others() -> None:
                 other = others.enter_context(hg.connect(url))
                 # It goes on without.
                 assert not other.shared_memory and "the most that it can" in other.why_not_shared
+                assert "the most that it can" in other.why_no_command_socket
                 assert other.put(np.arange(3)).get().tolist() == [0, 1, 2]
         for one in tensors[:2]:
             one.free()

@@ -58,7 +58,7 @@ class BlockingSocket:
         self._is_over = False
         self._error: Exception | None = None
         # Closed when no thread uses it any more.
-        weakref.finalize(self, connection.close).atexit = False
+        weakref.finalize(self, connection.close)
 
     def __repr__(self) -> str:
         return f"<BlockingSocket {'over' if self._is_over else 'open'}, {self._reads:,} reads by callers>"
@@ -117,11 +117,14 @@ class BlockingSocket:
         try:
             if self._reader.setdefault(0, claim) is not claim:
                 return
+            self._reads += 1
+            # The answer to a short run is often there once the run was sent.
+            undisturbed(self._read)
             while not (outcome.done or self._is_over):
-                self._reads += 1
                 seconds = deadline.remaining()
                 if not self._poll.poll(None if seconds is None else seconds * 1e3):
                     raise deadline.error()
+                self._reads += 1
                 undisturbed(self._read)
         finally:
             if 0 in self._reader and self._reader[0] is claim:

@@ -90,7 +90,7 @@ class CommandSocket:
         return f"<CommandSocket {len(self._messages)} messages waiting, {self._socket}>"
 
     async def read(self, at_once: Callable[[bytes], bool]) -> Any:
-        """Return the next message, or aio.EOF.
+        """Return the next message, or several joined, or aio.EOF.
 
         A message that comes alone while this waits is first passed to `at_once`, which returns True
         if it has dealt with it. Raises its errors, and LimitExceededError.
@@ -107,12 +107,19 @@ class CommandSocket:
             # Others have their turn, as they have between two messages of gRPC.
             await asyncio.sleep(0)
         if self._messages:
-            message = self._messages.popleft()
-            self._waiting_bytes -= len(message)
-            return message
+            return self._take()
         if self._error is not None:
             raise self._error
         return aio.EOF
+
+    def _take(self) -> bytes:
+        """Return the first messages as one: protobuf joins them, and their lists."""
+        size, taken = 0, []
+        while self._messages and (not taken or size + len(self._messages[0]) <= READ_BYTES):
+            taken.append(self._messages.popleft())
+            size += len(taken[-1])
+        self._waiting_bytes -= size
+        return taken[0] if len(taken) == 1 else b"".join(taken)
 
     def _came(self, messages: Sequence[bytes]) -> None:
         is_idle = self._awaited is not None and not self._awaited.done()
