@@ -131,7 +131,7 @@ class RunFuture:
         return None
 
     def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
-        """Call function(self) when the run has ended, from another thread. It must not block."""
+        """Call function(self) when the run has ended, from any thread. It must not block."""
         self._pending.add_callback(partial(function, self))
 
 

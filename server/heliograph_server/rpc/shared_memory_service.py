@@ -1,4 +1,5 @@
-"""Gives clients of this host memory: descriptors over unix sockets, as in `memory.proto`.
+"""Gives clients of this host memory and command sockets: descriptors over unix sockets, as in
+`memory.proto`.
 
 Beside each unix socket that the daemon listens on there is a second one, for clients that share its
 folder, also in containers. For clients over TCP there is one in Linux's abstract namespace, visible

@@ -332,7 +332,11 @@ def test_garbage_ends_the_session_and_nothing_else(lone: ThreadDaemon) -> None:
             assert plan.run(x=filled(4, turn))["y"][0] == turn + 1
 
 
-def test_a_client_that_reads_no_answers_is_not_read_either_and_others_go_on(lone: ThreadDaemon) -> None:
+@pytest.mark.parametrize("handles", [10_000, 0])
+def test_a_client_that_reads_no_answers_is_not_read_either_and_others_go_on(
+    lone: ThreadDaemon, handles: int
+) -> None:
+    """Also if its messages are empty."""
     with raw_socket(lone.url) as raw:
         raw.attach()
         raw.command(allocate=command_pb2.Allocate(tensor=1, type=f32(2**16)))
@@ -341,7 +345,10 @@ def test_a_client_that_reads_no_answers_is_not_read_either_and_others_go_on(lone
         raw.socket.settimeout(1.0)
         with pytest.raises(TimeoutError):
             for _ in range(1000):
-                raw.command(free=command_pb2.Free(handles=range(1000, 11_000)))
+                if handles:
+                    raw.command(free=command_pb2.Free(handles=range(1000, 1000 + handles)))
+                else:
+                    raw.socket.sendall(bytes(40_000))
         still_serves(lone.url)
     still_serves(lone.url)
 

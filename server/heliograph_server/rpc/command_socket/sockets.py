@@ -18,6 +18,9 @@ from heliograph_backends.host_memory.sealed import FILES
 from heliograph_proto.errors import HandleExistsError, OutOfMemoryError, ProtocolError
 from heliograph_server.session.session import Session
 
+#: The approximate memory of a message beside its bytes, of which it may have none.
+MESSAGE_BYTES = 64
+
 
 class CommandSockets:
     """Keeps connections until the command streams of their sessions begin."""
@@ -114,11 +117,11 @@ class CommandSocket:
 
     def _take(self) -> bytes:
         """Return the first messages as one: protobuf joins them, and their lists."""
-        size, taken = 0, []
+        size, taken = 0, list[bytes]()
         while self._messages and (not taken or size + len(self._messages[0]) <= READ_BYTES):
             taken.append(self._messages.popleft())
             size += len(taken[-1])
-        self._waiting_bytes -= size
+        self._waiting_bytes -= size + MESSAGE_BYTES * len(taken)
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
     def _came(self, messages: Sequence[bytes]) -> None:
@@ -126,7 +129,7 @@ class CommandSocket:
         if is_idle and len(messages) == 1 and self._is_done(messages[0]):
             return
         self._messages.extend(messages)
-        self._waiting_bytes += sum(map(len, messages))
+        self._waiting_bytes += sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
         if self._waiting_bytes >= READ_BYTES:
             self._socket.pause()
         self._wake()
