@@ -65,7 +65,10 @@ def scraping(url: str) -> Iterator[None]:
 
 
 def _blocking(watched: str, plain: str) -> tuple[float, float]:
-    with hg.connect(watched) as first, hg.connect(plain) as second:
+    with (
+        hg.connect(watched, shared_memory=False) as first,
+        hg.connect(plain, shared_memory=False) as second,
+    ):
         one, other = first.compile(one_op()), second.compile(one_op())
         return paired_medians(
             lambda runs: seconds_of(lambda: one.run(x=VALUE), runs, warmup=50),
@@ -91,4 +94,4 @@ def _aio(watched: str, plain: str) -> tuple[float, float]:
 
 
 async def _opened(url: str) -> hg.aio.Session:
-    return await hg.aio.connect(url)
+    return await hg.aio.connect(url, shared_memory=False)

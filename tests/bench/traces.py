@@ -1,4 +1,4 @@
-"""What traces cost: a plan of one op, 64 bytes in and 64 out, with some of its runs traced or all.
+"""What traces cost: a plan of one op, 64 bytes in and 64 out by gRPC, with some of its runs traced or all.
 
 Client and daemon export to a collector, in a process of its own. The caller's span stands for a request of
 its own that many runs belong to: making that is not counted, the client's span of each run is. Blocks are so
@@ -61,7 +61,7 @@ def _figures_of(name: str, found: dict[str, list[float]], note: str) -> Iterator
 
 
 def _blocking(url: str) -> dict[str, list[float]]:
-    with hg.connect(url) as session:
+    with hg.connect(url, shared_memory=False) as session:
         plan = session.compile(_one_op())
 
         def block(each: int) -> float:
@@ -122,4 +122,4 @@ def _one_op() -> hg.Graph:
 
 
 async def _opened(url: str) -> hg.aio.Session:
-    return await hg.aio.connect(url)
+    return await hg.aio.connect(url, shared_memory=False)
