@@ -231,7 +231,8 @@ def _answer(session: Session, outbox: CompletionWriter, run: InlineRun, wire: Wi
         outbox.begin_write(result.sequence)
         begin(wire.write(encode_result(result)), partial(_answered, outbox))
 
-    return outbox.may_write() and session.answer(run, give)
+    # Asked again once no completion is on its way to the outbox.
+    return outbox.may_write() and session.answer(run, give, outbox.may_write)
 
 
 def _answered(outbox: CompletionWriter, error: BaseException | None) -> None:

@@ -221,15 +221,21 @@ class Executor:
         finally:
             self.deliver()
 
-    def answer(self, run: InlineRun, give: Callable[[InlineResult], None]) -> bool:
-        """Perform the next command, a short run, at once if every earlier completion was delivered.
+    def answer(
+        self,
+        run: InlineRun,
+        give: Callable[[InlineResult], None],
+        may_give: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Perform the next command, a short run, at once if every earlier completion was delivered
+        and, after that, `may_give` is true.
 
         Return True if it was performed. Success is passed to `give`, which acknowledges every
         command up to this one; a failure is delivered as any other.
         """
         with self.lock:
             is_silent = self.core.is_silent and not (self._delivering or self._calls)
-            if not is_silent or not self._do_inline(run):
+            if not is_silent or not may_give() or not self._do_inline(run):
                 return False
             result = self.core.take_result()
             telling = self._book.take() if result is not None else None

@@ -394,6 +394,21 @@ def test_one_behind_others_is_not_begun_before_them(attached: Attached) -> None:
     assert list(attached.done) == [1, 2]
 
 
+def test_one_is_not_begun_while_completions_are_on_their_way_to_the_client(attached: Attached) -> None:
+    attached.session.submit([run_of(1)])
+    asked: list[bool] = []
+
+    def is_blocked() -> bool:
+        # Asked once every earlier completion was delivered, so none can come in between.
+        asked.append(1 in attached.done)
+        return False
+
+    assert not attached.session.answer(run_of(2), attached.given.append, is_blocked)
+    assert asked == [True] and not attached.given
+    attached.session.submit([run_of(2)])
+    assert list(attached.done) == [1, 2]
+
+
 def test_one_that_fails_is_an_error_of_its_command_and_of_the_next_mark(attached: Attached) -> None:
     def fail() -> None:
         raise ComputeFailedError("no")

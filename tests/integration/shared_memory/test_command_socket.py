@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,6 +101,29 @@ def test_threads_that_wait_at_the_same_time_each_get_their_own_results(near: str
 
         with ThreadPoolExecutor(8) as threads:
             assert all(threads.map(once, range(0, 8000, 1000)))
+
+
+def test_runs_of_all_kinds_in_threads_end_in_order_with_their_results(near: str) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    with hg.connect(near) as session:
+        plan = session.compile(plus_one(4))
+
+        def once(number: int) -> bool:
+            chosen = random.Random(seed + number)
+            for _ in range(60):
+                x = filled(4, chosen.randrange(1000))
+                runs = [plan.submit(x=x + turn) for turn in range(chosen.randrange(20))]
+                with suppress(hg.DeadlineExceededError):
+                    plan.run(x=x, timeout=chosen.choice([SECONDS, 5e-5]))
+                held = session.put(x)
+                assert np.array_equal(held.get(timeout=SECONDS), x)
+                for turn, run in enumerate(runs):
+                    assert np.array_equal(run.result(SECONDS)["y"], x + turn + 1)
+            return True
+
+        with ThreadPoolExecutor(6) as threads:
+            assert all(threads.map(once, range(6)))
 
 
 def test_a_run_that_nobody_waits_for_is_done_after_others_were_waited_for(near: str) -> None:
@@ -292,7 +315,11 @@ def test_a_client_that_did_not_get_its_socket_uses_grpc(lone: ThreadDaemon) -> N
 
 def test_a_stream_that_announces_a_socket_without_one_is_refused(lone: ThreadDaemon) -> None:
     with raw_channel(lone.url) as channel:
-        assert isinstance(RawSession(channel).attach(command_socket=True).end(), hg.ProtocolError)
+        session = RawSession(channel).attach(command_socket=True)
+        try:
+            assert isinstance(session.end(), hg.ProtocolError)
+        finally:
+            session.close()
 
 
 def test_commands_in_pieces_of_a_byte_are_answered(lone: ThreadDaemon) -> None:
