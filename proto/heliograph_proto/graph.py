@@ -215,36 +215,71 @@ def _check_name(name: str, what: str, *, required: bool) -> None:
 
 def _check_nodes(graph: Graph) -> tuple[tuple[Node, ...], int]:
     """Return the nodes with complete attributes, and the length of the longest path."""
-    types = [leaf.type for leaf in graph.leaves]
+    forms = _Forms(graph)
+    types = forms.types
     depths = [0] * len(types)
     complete = []
     for number, node in enumerate(in_turns(graph.nodes)):
         try:
-            checked = _check_node(graph, node, types)
+            checked = forms.check(node)
         except HeliographError as error:
             raise error.at(_partial_origin(number, node, types)) from None
         complete.append(checked)
         types.append(checked.type)
-        depths.append(1 + max((depths[value] for value in node.operands), default=0))
+        depths.append(1 + max([depths[value] for value in node.operands], default=0))
     return tuple(complete), max(depths, default=0)
 
 
-def _check_node(graph: Graph, node: Node, types: list[TensorType]) -> Node:
-    _check_name(node.name, "node", required=False)
-    for value in node.operands:
-        if not 0 <= value < len(types):
+class _Forms:
+    """The inferred types and attributes of nodes, by form: op, attributes, and operands' types.
+
+    Models repeat their layers, so most nodes have the form of an earlier one, and nothing is
+    inferred for them. Equal types become one object, by which forms are told apart.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._leaves = graph.leaves
+        self._one: dict[TensorType, TensorType] = {}
+        #: The types of the leaves, to which the caller adds those of the nodes.
+        self.types = [self._one.setdefault(leaf.type, leaf.type) for leaf in graph.leaves]
+        #: Result and attributes; without attributes a node of this form is complete as it is.
+        self._known: dict[tuple[Any, ...], tuple[TensorType, Mapping[str, Any] | None]] = {}
+
+    def check(self, node: Node) -> Node:
+        """Return a node complete. Raises InvalidGraphError, UnknownOpError."""
+        _check_name(node.name, "node", required=False)
+        operands, attributes, types = node.operands, node.attributes, self.types
+        if operands and not 0 <= min(operands) <= max(operands) < len(types):
+            value = next(value for value in operands if not 0 <= value < len(types))
             raise InvalidGraphError(
                 f"an operand is value {value}, which does not come before this node",
                 advice="each node comes after its operands; a graph has no cycles",
             )
-    found, attributes = infer(node.op, [types[value] for value in node.operands], node.attributes)
-    if node.op == "assign":
-        first = node.operands[0]
-        if first >= len(graph.leaves) or graph.leaves[first].kind is not LeafKind.VARIABLE:
+        # The graph keeps the attributes alive, so their id is theirs.
+        key = node.op, id(attributes) if attributes else 0, *[id(types[value]) for value in operands]
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._infer(node)
+        found, complete = known
+        if node.op == "assign":
+            self._check_assigned(operands[0])
+        if found is not node.type and found != node.type:
+            raise InvalidGraphError(f"the result is {found}, but the graph says {node.type}")
+        if complete is None and found is node.type:
+            return node
+        return Node(node.op, operands, found, attributes if complete is None else complete, node.name)
+
+    def _infer(self, node: Node) -> tuple[TensorType, Mapping[str, Any] | None]:
+        found, complete = infer(node.op, [self.types[value] for value in node.operands], node.attributes)
+        if found == node.type:
+            found = self._one.setdefault(node.type, node.type)
+        given = node.attributes
+        is_complete = complete == given and all(type(complete[name]) is type(given[name]) for name in given)
+        return self._one.setdefault(found, found), None if is_complete else complete
+
+    def _check_assigned(self, value: int) -> None:
+        if value >= len(self._leaves) or self._leaves[value].kind is not LeafKind.VARIABLE:
             raise InvalidGraphError("assign: the first operand is not a variable")
-    if found != node.type:
-        raise InvalidGraphError(f"the result is {found}, but the graph says {node.type}")
-    return Node(node.op, node.operands, found, attributes, node.name)
 
 
 def _partial_origin(number: int, node: Node, types: list[TensorType]) -> Origin:

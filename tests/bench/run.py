@@ -15,6 +15,7 @@ from pathlib import Path
 
 import attention
 import bandwidth
+import compiling
 import decoder
 import deploy_metrics
 import deploy_tls
@@ -44,6 +45,7 @@ from rich.table import Table
 BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "attention": attention.figures,
     "bandwidth": bandwidth.figures,
+    "compile": compiling.figures,
     "decoder": decoder.figures,
     "deploy-traces": traces.figures,
     "deploy-fair": fairness.fair,

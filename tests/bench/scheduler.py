@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, permutations
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,12 @@ from core_client import CoreClient
 from heliograph_backends.contract import Abort, Device, DeviceCompileOptions, LeafBindings, Tensor, access
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.fake import FakeDevice
-from heliograph_backends.registry import Registry
-from heliograph_proto import codec
 from heliograph_proto import commands as c
-from heliograph_proto.digests import digest_of
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
-from heliograph_proto.v1 import plan_pb2
 from heliograph_server.compile.candidates import candidates, kinds_of
 from heliograph_server.compile.memory_fit import spread
 from heliograph_server.plans.multi_device import LocalMultiPlan
-from heliograph_server.rpc.plan_service import compile_request, received
-from heliograph_server.runtime.host import Host
 from heliograph_server.scheduler.costs import costs_of
 from heliograph_server.scheduler.model import Candidate, Problem, Rates, SiteLink
 from heliograph_server.scheduler.pipeline_stages import stretches
@@ -41,14 +35,13 @@ from heliograph_server.scheduler.schedule import schedule
 from heliograph_server.scheduler.split_memory import plan_between, values_between
 from heliograph_server.scheduler.splits import clocks, cut
 from heliograph_server.scheduler.weight_homes import leaf_roots
-from heliograph_server.session.session import Session
 
-NODES, WIDTH, RUNS, AGAIN_RUNS = 10_000, 64, 7, 50
+NODES, WIDTH, RUNS = 10_000, 64, 7
 STAGES, STAGE_SECONDS, PIPELINE_RUNS = 4, 0.01, 200
 BOUNDARIES, BAR_BOUNDARY_US = 200, 60.0
 #: Hosts, and what part of all weights each of them holds.
 HOSTS, SHARE, BAR_STRETCHES_MS = 5, 0.4, 60.0
-BAR_MS, BAR_AGAIN_MS, SLEEP_SECONDS = 250.0, 5.0, 0.05
+BAR_MS, SLEEP_SECONDS = 100.0, 0.05
 #: Of ggml's scheduler in C, for a graph of so many nodes; measured elsewhere, so a context and no peer.
 GGML_MS = 1.7
 
@@ -94,7 +87,6 @@ def figures() -> Iterator[Figure]:
     yield _cold("gaps", graph, "soft_max", plenty, {})
     yield _cold("tight", graph, "", tight, {})
     yield _by_time(graph)
-    yield _again(graph)
     yield _side_by_side()
     yield _pipeline()
     yield _boundary()
@@ -138,63 +130,6 @@ def _by_time(graph: Graph) -> Figure:
     bar = BAR_STRETCHES_MS
     note = f"{count:,} nodes, {HOSTS} hosts; {runs}"
     return Figure("scheduler-time/stretches", seconds * 1e3, bar, 1.0, "ms", f"{bar:.0f} ms", note)
-
-
-def _again(graph: Graph) -> Figure:
-    """From the bytes of a request that compiles a graph which the session has a plan of to the bytes of the
-    answer, as the daemon does it."""
-    devices = [*(Accelerator(f"fake{number}", "", 2**30) for number in range(2)), CpuDevice("cpu0", 1)]
-    host = Host(Registry.of(*devices))
-    try:
-        session = host.session(host.open_session().session)
-        session.attach(lambda batch: None)
-        request = _request(_uploaded(session, graph), [device.name for device in devices])
-        data, numbers = request.SerializeToString(), count(1)
-        first = min(seconds_of(lambda: answered(session, data, next(numbers)), 1, warmup=0))
-        seconds = min(seconds_of(lambda: answered(session, data, next(numbers)), AGAIN_RUNS, warmup=2))
-    finally:
-        host.close()
-    note = f"{len(graph.nodes):,} nodes, all of them pinned; {first * 1e3:.0f} ms the first time"
-    return Figure(
-        "scheduler-time/again", seconds * 1e3, BAR_AGAIN_MS, 1.0, "ms", f"{BAR_AGAIN_MS:.0f} ms", note
-    )
-
-
-def answered(session: Session, data: bytes, plan: int) -> bytes:
-    """Compiles what a request says under this handle; the answer's bytes."""
-    request = plan_pb2.CompileRequest.FromString(data)
-    request.plan = plan
-    found, size_bytes = received(session, request)
-    session.requests.reserve(size_bytes)
-    try:
-        return codec.encode(
-            compile_request(session, request, found), plan_pb2.CompileResponse
-        ).SerializeToString()
-    finally:
-        session.requests.give(size_bytes)
-
-
-def _uploaded(session: Session, graph: Graph) -> Graph:
-    """The graph with weights whose contents the session has: zeros."""
-    digests = {leaf.type: digest_of(bytes(leaf.type.nbytes)) for leaf in graph.weights}
-    for type, digest in digests.items():
-        receiver = session.begin_upload(digest, type.nbytes)
-        receiver.write(0, bytes(type.nbytes))
-        receiver.finish()
-    return replace(
-        graph, leaves=tuple(replace(leaf, digest=digests.get(leaf.type, b"")) for leaf in graph.leaves)
-    )
-
-
-def _request(graph: Graph, names: Sequence[str]) -> plan_pb2.CompileRequest:
-    """Thirds that are pinned."""
-    third = len(graph.nodes) // 3 + 1
-    pins = [
-        plan_pb2.Pin(device=name, nodes=range(n * third, min((n + 1) * third, len(graph.nodes))))
-        for n, name in enumerate(names)
-    ]
-    options = plan_pb2.PlanOptions(devices=names, pins=pins)
-    return plan_pb2.CompileRequest(graph=codec.encode_graph(graph), options=options)
 
 
 def _side_by_side() -> Figure:

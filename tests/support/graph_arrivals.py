@@ -12,6 +12,7 @@ from heliograph_proto import codec
 from heliograph_proto import commands as c
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.plans import CompileRequest, PlanInfo, ReceivedGraph
+from heliograph_proto.sessions import Limits
 from heliograph_proto.types import tensor_type
 
 F4 = tensor_type("f32", (4,))
@@ -32,13 +33,13 @@ class Arrivals:
         self.decoded = 0
 
     def of(self, graph: Graph, size_bytes: int = 0) -> ReceivedGraph:
-        digest, found = codec.graph_digest(codec.encode_graph(graph))
+        received = codec.received_graph(codec.graph_bytes(graph), Limits())
 
         def decode() -> Graph:
             self.decoded += 1
             return graph
 
-        return ReceivedGraph(digest, size_bytes or found, decode)
+        return ReceivedGraph(received.digest, size_bytes or received.size_bytes, decode)
 
 
 def compile_received(client: CoreClient, plan: int, graph: Graph, **wish: Any) -> PlanInfo:

@@ -18,7 +18,8 @@ from heliograph_proto.codec.graphs import (
     decode_query,
     encode_graph,
     encode_queries,
-    graph_digest,
+    graph_bytes,
+    received_graph,
 )
 from heliograph_proto.codec.plans import (
     decode_compile_request,
@@ -68,5 +69,6 @@ __all__ = [
     "encode_queries",
     "encode_reserve_request",
     "encode_type",
-    "graph_digest",
+    "graph_bytes",
+    "received_graph",
 ]

@@ -11,11 +11,11 @@ import hashlib
 from google.protobuf.message import DecodeError
 
 from heliograph_proto import __version__
-from heliograph_proto.codec import decode_graph, encode_graph
+from heliograph_proto.codec.graphs import decode_graph, graph_bytes
 from heliograph_proto.errors import HeliographError, InvalidModelError, LimitExceededError, UnknownOpError
-from heliograph_proto.graph import Graph, LeafKind, check_size, validate
+from heliograph_proto.graph import Graph, LeafKind, validate
 from heliograph_proto.sessions import Limits
-from heliograph_proto.v1 import file_pb2, graph_pb2
+from heliograph_proto.v1 import file_pb2
 
 MAGIC = "heliograph graph"
 #: The format that this version writes, and the newest one that it reads.
@@ -23,9 +23,6 @@ FORMAT = 1
 
 #: The maximum size of a graph file.
 MAX_FILE_BYTES = Limits().graph_bytes
-#: The maximum operands, attributes, leaves and dimensions together, for each node that a graph may
-#: have.
-_NUMBERS_PER_NODE = 64
 
 _AGAIN = "copy the file again, or save the graph again"
 _NEWER = "update heliograph, or save the graph with this version"
@@ -36,7 +33,7 @@ def encode_graph_file(graph: Graph) -> bytes:
 
     Raises InvalidGraphError for a graph that no server would accept, LimitExceededError.
     """
-    content = encode_graph(_checked(graph)).SerializeToString(deterministic=True)
+    content = graph_bytes(_checked(graph))
     made = file_pb2.GraphFile(
         magic=MAGIC,
         version=FORMAT,
@@ -99,11 +96,10 @@ def _header(data: bytes) -> file_pb2.GraphFile:
 
 def _graph(content: bytes) -> Graph:
     try:
-        message = graph_pb2.Graph.FromString(content)
+        graph = decode_graph(content, Limits())
     except DecodeError:
         raise InvalidModelError("the graph in the file cannot be decoded", advice=_AGAIN) from None
-    _check_extent(message, Limits())
-    return _checked(decode_graph(message))
+    return _checked(graph)
 
 
 def _checked(graph: Graph) -> Graph:
@@ -112,16 +108,3 @@ def _checked(graph: Graph) -> Graph:
         number for number, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT and not leaf.digest
     ]
     return validate(graph, Limits(), bound)
-
-
-def _check_extent(message: graph_pb2.Graph, limits: Limits) -> None:
-    """Limit the size of a graph before decoding: a number of one byte takes thirty in Python."""
-    check_size(len(message.nodes), limits)
-    numbers = len(message.outputs) + sum(1 + len(leaf.type.shape) for leaf in message.leaves)
-    for node in message.nodes:
-        numbers += len(node.operands) + len(node.result.shape)
-        numbers += sum(1 + len(one.integers.values) for one in node.attributes)
-    if numbers > _NUMBERS_PER_NODE * limits.graph_nodes:
-        raise LimitExceededError(
-            f"the graph has {numbers:,} operands, attributes, leaves and dimensions, which is too many"
-        )

@@ -1,18 +1,29 @@
-"""Graphs and op queries as messages."""
+"""Graphs and op queries as messages.
+
+Models repeat their layers, so most nodes have the op, attributes and result type of an earlier one:
+its form. Protobuf encodes and decodes each form once; the rest of an element, such as its operands
+and its name, is joined to it and cut off again as bytes. The bytes are those that protobuf writes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
+from google.protobuf.message import DecodeError
+
+from heliograph_proto.codec import wire
+from heliograph_proto.codec.inline_forms import varint
 from heliograph_proto.codec.types import decode_dtype, decode_type, encode_type
 from heliograph_proto.devices import OpQuery
-from heliograph_proto.errors import InvalidGraphError
+from heliograph_proto.errors import InvalidGraphError, LimitExceededError
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.ops.table import infer
 from heliograph_proto.pace import in_turns
-from heliograph_proto.types import DType
+from heliograph_proto.plans import ReceivedGraph
+from heliograph_proto.sessions import Limits
+from heliograph_proto.types import DType, TensorType
 from heliograph_proto.v1 import device_pb2, graph_pb2
 
 _LEAF_KINDS = {
@@ -22,36 +33,67 @@ _LEAF_KINDS = {
 }
 _LEAF_KINDS_BACK = {number: kind for kind, number in _LEAF_KINDS.items()}
 
+#: The tags of the lists of a Graph, and of those fields of a Node and of a Leaf that are not part
+#: of its form.
+_LEAVES, _NODES, _OUTPUTS = 0x0A, 0x12, 0x1A
+_OPERANDS, _OPERAND, _NODE_NAME = 0x12, 0x10, 0x2A
+_DIGEST, _LEAF_NAME = 0x22, 0x12
+
+#: The maximum operands, attributes and dimensions together, for each node that a graph may have.
+PARTS_PER_NODE = 64
+#: The maximum bytes of a node, a leaf or an output.
+_MOST_BYTES = 64 * 1024
+
 
 def encode_graph(graph: Graph) -> graph_pb2.Graph:
-    return graph_pb2.Graph(
-        leaves=[
-            graph_pb2.Leaf(
-                kind=_LEAF_KINDS[leaf.kind],
-                name=leaf.name,
-                type=encode_type(leaf.type),
-                digest=leaf.digest,
-            )
-            for leaf in graph.leaves
-        ],
-        nodes=[
-            graph_pb2.Node(
-                op=node.op,
-                operands=node.operands,
-                attributes=_encode_attributes(node.attributes),
-                result=encode_type(node.type),
-                name=node.name,
-            )
-            for node in graph.nodes
-        ],
-        outputs=[graph_pb2.Output(name=one.name, value=one.value) for one in graph.outputs],
+    return graph_pb2.Graph.FromString(graph_bytes(graph))
+
+
+def graph_bytes(graph: Graph) -> bytes:
+    """Return the encoding of a graph. Raises TypeError or ValueError if a message cannot hold
+    it."""
+    outputs = (graph_pb2.Output(name=one.name, value=one.value) for one in graph.outputs)
+    return b"".join(
+        [
+            *[_field(_LEAVES, data) for data in _leaves(graph.leaves)],
+            *[_field(_NODES, data) for data in _nodes(graph.nodes)],
+            *[_field(_OUTPUTS, one.SerializeToString()) for one in outputs],
+        ]
     )
 
 
-def graph_digest(message: graph_pb2.Graph) -> tuple[bytes, int]:
-    """Return the SHA-256 digest of a graph's encoding, names included, and its size in bytes."""
-    data = message.SerializeToString(deterministic=True)
-    return sha256(data).digest(), len(data)
+def _leaves(leaves: Iterable[Leaf]) -> Iterator[bytes]:
+    types: dict[TensorType, bytes] = {}
+    for leaf in leaves:
+        if (form := types.get(leaf.type)) is None:
+            form = types[leaf.type] = graph_pb2.Leaf(type=encode_type(leaf.type)).SerializeToString()
+        rest = graph_pb2.Leaf(kind=_LEAF_KINDS[leaf.kind], name=leaf.name).SerializeToString()
+        yield rest + form + (_field(_DIGEST, leaf.digest) if leaf.digest else b"")
+
+
+def _nodes(nodes: Iterable[Node]) -> Iterator[bytes]:
+    #: The fields before the operands and behind them.
+    forms: dict[tuple[str, int, int], tuple[bytes, bytes]] = {}
+    for node in nodes:
+        # The nodes keep these objects alive, so an id is that of one object.
+        key = node.op, id(node.type), id(node.attributes) if node.attributes else 0
+        if (form := forms.get(key)) is None:
+            behind = graph_pb2.Node(
+                attributes=_encode_attributes(node.attributes), result=encode_type(node.type)
+            )
+            form = forms[key] = graph_pb2.Node(op=node.op).SerializeToString(), behind.SerializeToString()
+        operands = _field(_OPERANDS, b"".join(map(varint, node.operands))) if node.operands else b""
+        name = _field(_NODE_NAME, node.name.encode()) if node.name else b""
+        yield form[0] + operands + form[1] + name
+
+
+def _field(tag: int, data: bytes) -> bytes:
+    return varint(tag) + varint(len(data)) + data
+
+
+def received_graph(data: bytes, limits: Limits) -> ReceivedGraph:
+    """Return an encoded graph under the digest of its bytes, which include its names."""
+    return ReceivedGraph(sha256(data).digest(), len(data), lambda: decode_graph(data, limits))
 
 
 def _encode_attributes(attributes: Mapping[str, Any]) -> list[graph_pb2.Attribute]:
@@ -71,28 +113,158 @@ def _encode_attribute(name: str, value: Any) -> graph_pb2.Attribute:
     return graph_pb2.Attribute(name=name, integers=graph_pb2.IntegerList(values=value))
 
 
-def decode_graph(message: graph_pb2.Graph) -> Graph:
-    """Decode a graph, unvalidated. Raises InvalidGraphError for what a Graph cannot express."""
-    return Graph(
-        leaves=tuple(map(_decode_leaf, message.leaves)),
-        nodes=tuple(
-            Node(
-                op=node.op,
-                operands=tuple(node.operands),
-                type=decode_type(node.result),
-                attributes=_decode_attributes(node.op, node.attributes),
-                name=node.name,
+def decode_graph(data: bytes, limits: Limits) -> Graph:
+    """Decode a graph, unvalidated.
+
+    Raises LimitExceededError for one of too many parts before it takes much memory,
+    InvalidGraphError or InvalidArgumentError for what a Graph cannot express, and DecodeError.
+    """
+    decoder = _Decoder(data, limits)
+    try:
+        for tag, _, start, end in in_turns(wire.fields(data)):
+            decoder.add(tag, start, end)
+    except (IndexError, UnicodeDecodeError):
+        raise DecodeError("a field is cut off, or a name is no text") from None
+    return decoder.graph()
+
+
+class _Form(NamedTuple):
+    """What nodes have in common."""
+
+    op: str
+    type: TensorType
+    attributes: Mapping[str, Any]
+    #: The number of its attributes, their numbers, and its dimensions.
+    parts: int
+
+
+class _Decoder:
+    """The parts of a graph that were decoded so far."""
+
+    def __init__(self, data: bytes, limits: Limits) -> None:
+        self._data = data
+        self._limits = limits
+        self._leaves: list[Leaf] = []
+        self._nodes: list[Node] = []
+        self._outputs: list[Output] = []
+        self._forms: dict[bytes, _Form] = {}
+        self._leaf_forms: dict[bytes, tuple[LeafKind, TensorType]] = {}
+        #: Equal types are one object.
+        self._types: dict[TensorType, TensorType] = {}
+        self._parts_left = PARTS_PER_NODE * limits.graph_nodes
+
+    def graph(self) -> Graph:
+        return Graph(tuple(self._leaves), tuple(self._nodes), tuple(self._outputs))
+
+    def add(self, tag: int, start: int, end: int) -> None:
+        """Add a field of the graph whose value lies there."""
+        if tag == _NODES:
+            self._add_node(start, end)
+        elif tag == _LEAVES:
+            self._add_leaf(start, end)
+        elif tag == _OUTPUTS:
+            self._check_room(self._outputs, "outputs", end - start)
+            found = graph_pb2.Output.FromString(self._data[start:end])
+            self._outputs.append(Output(found.name, found.value))
+        else:
+            self._count(1)
+
+    def _add_node(self, start: int, end: int) -> None:
+        self._check_room(self._nodes, "nodes", end - start)
+        form, packed, name = _cut(self._data, start, end, _OPERANDS, _NODE_NAME)
+        op, type, attributes, parts = self._forms.get(form) or self._form(form)
+        operands = tuple(packed) if packed.isascii() else _numbers(packed)
+        self._count(parts + len(operands))
+        self._nodes.append(Node(op, operands, type, attributes, name.decode()))
+
+    def _add_leaf(self, start: int, end: int) -> None:
+        self._check_room(self._leaves, "leaves", end - start)
+        form, digest, name = _cut(self._data, start, end, _DIGEST, _LEAF_NAME)
+        kind, type = self._leaf_forms.get(form) or self._leaf_form(form, name)
+        self._count(type.ndim)
+        self._leaves.append(Leaf(kind, name.decode(), type, digest))
+
+    def _form(self, data: bytes) -> _Form:
+        found = graph_pb2.Node.FromString(data)
+        numbers = sum([1 + len(one.integers.values) for one in found.attributes])
+        type = decode_type(found.result)
+        form = _Form(
+            found.op,
+            self._types.setdefault(type, type),
+            _decode_attributes(found.op, found.attributes),
+            numbers + type.ndim,
+        )
+        self._forms[data] = form
+        return form
+
+    def _leaf_form(self, data: bytes, name: bytes) -> tuple[LeafKind, TensorType]:
+        found = graph_pb2.Leaf.FromString(data)
+        if found.kind not in _LEAF_KINDS_BACK:
+            raise InvalidGraphError(f"leaf {name.decode()[:40]!r} has no known kind")
+        type = decode_type(found.type)
+        form = self._leaf_forms[data] = (
+            _LEAF_KINDS_BACK[found.kind],
+            self._types.setdefault(type, type),
+        )
+        return form
+
+    def _count(self, parts: int) -> None:
+        self._parts_left -= parts
+        if self._parts_left < 0:
+            raise LimitExceededError(
+                f"the graph has more than {PARTS_PER_NODE * self._limits.graph_nodes:,} operands, attributes "
+                "and dimensions",
+                advice="split the graph",
             )
-            for node in in_turns(message.nodes)
-        ),
-        outputs=tuple(Output(one.name, one.value) for one in message.outputs),
-    )
+
+    def _check_room(self, found: Sequence[object], what: str, size_bytes: int) -> None:
+        if len(found) >= self._limits.graph_nodes:
+            raise LimitExceededError(
+                f"the graph has more than {self._limits.graph_nodes:,} {what}, the server's limit",
+                advice="split the graph, or raise the limit in the server's configuration",
+            )
+        if size_bytes > _MOST_BYTES:
+            raise LimitExceededError(
+                f"the graph has {what} of {size_bytes:,} bytes; one has at most {_MOST_BYTES:,}",
+                advice="are its names, operands or attributes what they should be?",
+            )
 
 
-def _decode_leaf(leaf: graph_pb2.Leaf) -> Leaf:
-    if leaf.kind not in _LEAF_KINDS_BACK:
-        raise InvalidGraphError(f"leaf {leaf.name[:40]!r} has no known kind")
-    return Leaf(_LEAF_KINDS_BACK[leaf.kind], leaf.name, decode_type(leaf.type), leaf.digest)
+def _cut(data: bytes, place: int, end: int, joined: int, last: int) -> tuple[bytes, bytes, bytes]:
+    """Cut an element into its form, its values with the tag `joined`, and its last one with the tag
+    `last`. Raises DecodeError, IndexError."""
+    form, values, found = list[bytes](), list[bytes](), b""
+    while place < end:
+        tag, value = data[place], place + 2
+        stop = value + data[place + 1]
+        if tag & 0x87 != 2 or stop > value + 0x7F:
+            tag, value, stop = wire.field_at(data, place)
+        if stop > end:
+            raise DecodeError("a field is cut off")
+        if tag == joined or (tag == _OPERAND and joined == _OPERANDS):
+            values.append(data[value:stop])
+        elif tag == last:
+            found = data[value:stop]
+        else:
+            form.append(data[place:stop])
+        place = stop
+    return b"".join(form), b"".join(values), found
+
+
+def _numbers(data: bytes) -> tuple[int, ...]:
+    """Return packed numbers. Raises DecodeError."""
+    found = []
+    value = shift = 0
+    for byte in data:
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            found.append(value)
+            value = shift = 0
+        elif (shift := shift + 7) > 63:
+            raise DecodeError("a number has more than 64 bits")
+    if shift:
+        raise DecodeError("a number is cut off")
+    return tuple(found)
 
 
 def _decode_attributes(op: str, messages: Iterable[graph_pb2.Attribute]) -> dict[str, Any]:

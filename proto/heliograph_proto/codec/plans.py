@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heliograph_proto.codec.graphs import decode_graph, encode_graph
+from heliograph_proto.codec.graphs import encode_graph
 from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import (
@@ -114,7 +114,8 @@ def encode_compile_request(request: CompileRequest, session: bytes) -> plan_pb2.
 
 
 def decode_compile_request(message: plan_pb2.CompileRequest, graph: ReceivedGraph) -> CompileRequest:
-    """Return a message's request with its `graph`, which is decoded when needed.
+    """Return a message's request with its `graph`, which is decoded when needed. In this and the
+    other requests with a graph, the message has none.
 
     Raises InvalidGraphError for a leaf that is bound twice, and the errors of `decode_options`.
     """
@@ -144,8 +145,8 @@ def encode_estimate_request(request: EstimateRequest, session: bytes) -> plan_pb
     return plan_pb2.EstimateRequest(session=session, graph=graph, options=options)
 
 
-def decode_estimate_request(message: plan_pb2.EstimateRequest) -> EstimateRequest:
-    return EstimateRequest(decode_graph(message.graph), decode_options(message.options))
+def decode_estimate_request(message: plan_pb2.EstimateRequest, graph: ReceivedGraph) -> EstimateRequest:
+    return EstimateRequest(graph.decode(), decode_options(message.options))
 
 
 def encode_reserve_request(request: ReserveRequest, session: bytes) -> plan_pb2.ReserveRequest:
@@ -158,13 +159,13 @@ def encode_reserve_request(request: ReserveRequest, session: bytes) -> plan_pb2.
     )
 
 
-def decode_reserve_request(message: plan_pb2.ReserveRequest) -> ReserveRequest:
+def decode_reserve_request(message: plan_pb2.ReserveRequest, graph: ReceivedGraph | None) -> ReserveRequest:
     """Raise InvalidArgumentError for both a graph and blocks, or neither."""
-    if message.HasField("graph") == bool(message.block_bytes):
+    if (graph is not None) == bool(message.block_bytes):
         raise InvalidArgumentError("a reservation needs either a graph or sizes of blocks")
     return ReserveRequest(
         reservation=message.reservation,
-        graph=None if message.block_bytes else decode_graph(message.graph),
+        graph=None if graph is None else graph.decode(),
         options=decode_options(message.options),
         block_bytes=tuple(message.block_bytes),
     )

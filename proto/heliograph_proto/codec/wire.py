@@ -34,25 +34,34 @@ def read_varint(data: bytes, place: int) -> tuple[int, int]:
     raise DecodeError("a number is cut off, or has more than 64 bits")
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, int, int]]:
+def field_at(data: bytes, place: int) -> tuple[int, int, int]:
+    """Return the tag of the field at an offset, and the offsets of its value and after it.
+
+    Raises DecodeError.
+    """
+    tag, place = read_varint(data, place)
+    value = place
+    if tag & 7 == _BLOB:
+        size, value = read_varint(data, place)
+        place = value + size
+    elif tag & 7 == _NUMBER:
+        _, place = read_varint(data, place)
+    elif tag & 7 in _FIXED:
+        place += _FIXED[tag & 7]
+    else:
+        raise DecodeError("a field of an unknown kind")
+    if place > len(data):
+        raise DecodeError("a field is cut off")
+    return tag, value, place
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int, int, int]]:
     """Yield (tag, offset, offset of the value, offset after it) of each field. Raises
     DecodeError."""
-    place = 0
-    while place < len(data):
+    place, end = 0, len(data)
+    while place < end:
         start = place
-        tag, place = read_varint(data, place)
-        value = place
-        if tag & 7 == _BLOB:
-            size, value = read_varint(data, place)
-            place = value + size
-        elif tag & 7 == _NUMBER:
-            _, place = read_varint(data, place)
-        elif tag & 7 in _FIXED:
-            place += _FIXED[tag & 7]
-        else:
-            raise DecodeError("a field of an unknown kind")
-        if place > len(data):
-            raise DecodeError("a field is cut off")
+        tag, value, place = field_at(data, place)
         yield tag, start, value, place
 
 
@@ -65,7 +74,7 @@ def split(data: bytes, kind: Descriptor, most_bytes: int) -> list[bytes]:
         return [data]
     pieces: list[bytes] = []
     begin = 0
-    for tag, start, value, end in _fields(data):
+    for tag, start, value, end in fields(data):
         if begin < start and end - begin > most_bytes:
             pieces.append(data[begin:start])
             begin = start
@@ -86,6 +95,23 @@ def _split_field(tag: int, data: bytes, kind: Descriptor, most_bytes: int) -> It
         )
     for piece in split(data, field.message_type, room):
         yield varint(tag) + varint(len(piece)) + piece
+
+
+def cut_out(data: bytes, path: tuple[int, ...]) -> tuple[bytes, bytes | None]:
+    """Return a message without a field that is a message, given by the numbers of the messages
+    around it and its own, and the encoded field; None if there is none. Raises DecodeError."""
+    rest: list[bytes] = []
+    found: list[bytes] = []
+    for tag, start, value, end in fields(data):
+        if tag != path[0] << 3 | _BLOB:
+            rest.append(data[start:end])
+        elif len(path) == 1:
+            found.append(data[value:end])
+        else:
+            outer, inner = cut_out(data[value:end], path[1:])
+            rest += [varint(tag), varint(len(outer)), outer]
+            found += [] if inner is None else [inner]
+    return b"".join(rest), b"".join(found) if found else None
 
 
 def leading_bytes(data: bytes, path: tuple[int, ...]) -> bytes:

@@ -9,7 +9,6 @@ from typing import Any
 from heliograph_backends.contract import BufferType, Device
 from heliograph_proto.devices import DeviceType
 from heliograph_proto.graph import Graph
-from heliograph_proto.types import TensorType
 from heliograph_server.resources.measurements import TenantTimes, kind_key
 from heliograph_server.resources.memories import readable
 from heliograph_server.scheduler.model import Candidate, Problem
@@ -27,15 +26,13 @@ class NodeKinds:
 
 def kinds_of(graph: Graph) -> NodeKinds:
     """Find the kinds of nodes, so that a device is asked once for all layers of a model."""
-    # Types are numbered, since hashing a type costs as much as everything else here.
-    types: dict[TensorType, int] = {}
-    numbers = [types.setdefault(leaf.type, len(types)) for leaf in graph.leaves]
-    numbers += [types.setdefault(node.type, len(types)) for node in graph.nodes]
+    # Equal types of a validated graph are one object, so none is hashed or compared.
+    types = [*[id(leaf.type) for leaf in graph.leaves], *[id(node.type) for node in graph.nodes]]
     known: dict[tuple[Any, ...], int] = {}
     found: list[int] = []
     examples: list[int] = []
     for number, node in enumerate(graph.nodes):
-        key = (node.op, *node.attributes.items(), *[numbers[value] for value in node.operands])
+        key = (node.op, *node.attributes.items(), *[types[value] for value in node.operands])
         kind = known.setdefault(key, len(examples))
         if kind == len(examples):
             examples.append(number)

@@ -263,7 +263,8 @@ def _placed(graph: Graph, lies: Mapping[int, str], places: Mapping[str, int]) ->
 
 def first_unsupported(graph: Graph, device: Device) -> UnsupportedError | None:
     """Return the error of the first node that the device cannot run; None if it can run all."""
-    for number, node in enumerate(graph.nodes):
+    for number in kinds_of(graph).examples:
+        node = graph.nodes[number]
         operands = [graph.type_of(value) for value in node.operands]
         if why := device.supports_op(node.op, node.attributes, operands, node.type):
             return UnsupportedError(

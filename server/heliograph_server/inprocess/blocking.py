@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -244,12 +245,13 @@ class LocalTransport:
 def _received(request: CompileRequest) -> CompileRequest:
     """Return the request with the digest that its graph would have on the wire, so that a session
     recognizes it."""
-    from heliograph_proto.codec import encode_graph, graph_digest
+    from heliograph_proto.codec import graph_bytes
 
     graph = request.graph
     assert isinstance(graph, Graph)
     try:
-        return replace(request, graph=ReceivedGraph(*graph_digest(encode_graph(graph)), lambda: graph))
+        data = graph_bytes(graph)
+        return replace(request, graph=ReceivedGraph(sha256(data).digest(), len(data), lambda: graph))
     except (TypeError, ValueError):
         # No message can hold the graph; the core raises the error.
         return request

@@ -20,9 +20,10 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import DecodeError, Message
 
-from heliograph_proto.codec.wire import read_varint
+from heliograph_proto.codec.wire import cut_out, read_varint
 from heliograph_proto.errors import LimitExceededError
 from heliograph_proto.sessions import Limits
+from heliograph_proto.v1 import graph_pb2
 
 #: The approximate memory of a decoded message, and of another field, besides their bytes.
 MESSAGE_BYTES, FIELD_BYTES = 96, 32
@@ -36,6 +37,8 @@ _QUICK_BYTES = 256 * 1024
 _COMMANDS_GROWTH = 16
 #: Other threads have their turn after so many elements, which take less than a millisecond.
 _TURN = 256
+#: The message that is not decoded with its request.
+_GRAPH = graph_pb2.Graph.DESCRIPTOR.full_name
 #: Bytes after the tags of fields with a fixed size.
 _FIXED = {1: 8, 5: 4}
 
@@ -63,7 +66,10 @@ def _fields_of(kind: Descriptor, occurs_once: bool = True) -> dict[int, _Field]:
     """Return the fields of a kind of message, by tag. `occurs_once`: it is not in a list."""
     found = {}
     for field in kind.fields:
-        if (inner := field.message_type) is not None:
+        if (inner := field.message_type) is not None and inner.full_name == _GRAPH:
+            # It stays encoded, and its pieces are few.
+            found[field.number << 3 | 2] = _Field(MESSAGE_BYTES, 0, listed=field.name)
+        elif inner is not None:
             once = occurs_once and not field.is_repeated
             lists = _fields_of(inner, once) if _has_lists(inner) else None
             listed = field.name if occurs_once and field.is_repeated else ""
@@ -177,9 +183,11 @@ async def check(data: bytes, kind: Descriptor, limits: Limits, threads: Executor
         await asyncio.wrap_future(counting)
 
 
-def decode(parts: list[bytes], kind: type[M], limits: Limits, reserve: Callable[[int], None]) -> M:
-    """Decode a request of one or several messages, which `parts` gives up. On a thread, as it takes
-    long.
+def decode(
+    parts: list[bytes], kind: type[M], limits: Limits, reserve: Callable[[int], None]
+) -> tuple[M, bytes | None]:
+    """Decode a request of one or several messages, which `parts` gives up, without its graph, which
+    stays encoded. On a thread, as it takes long.
 
     `reserve` counts the memory that it will take. Raises LimitExceededError, DecodeError.
     """
@@ -187,9 +195,28 @@ def decode(parts: list[bytes], kind: type[M], limits: Limits, reserve: Callable[
     descriptor: Any = kind.DESCRIPTOR
     for part in parts:
         meter.check(part, descriptor)
-    reserve(meter.counted_bytes)
+    graphs: list[bytes] = []
+    if path := graph_path(descriptor):
+        for place, part in enumerate(parts):
+            parts[place], graph = cut_out(part, path)
+            graphs += [] if graph is None else [graph]
+    reserve(meter.counted_bytes + (sum(map(len, graphs)) if len(graphs) > 1 else 0))
     parts.reverse()
     while parts:
         message.MergeFromString(parts.pop())
         time.sleep(0)
-    return message
+    return message, b"".join(graphs) if graphs else None
+
+
+@cache
+def graph_path(kind: Descriptor) -> tuple[int, ...]:
+    """Return the numbers of the fields that lead to the graph of a request; empty if it has
+    none."""
+    for one in kind.fields:
+        if (inner := one.message_type) is None or one.is_repeated:
+            continue
+        if inner.full_name == _GRAPH:
+            return (one.number,)
+        if found := graph_path(inner):
+            return (one.number, *found)
+    return ()

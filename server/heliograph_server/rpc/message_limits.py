@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from heliograph_proto.codec.graphs import PARTS_PER_NODE
 from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
-from heliograph_proto.graph import check_size
-from heliograph_proto.pace import in_turns
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import MAX_DIMENSIONS
 from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
@@ -23,8 +22,6 @@ MAX_DEVICES = 1024
 MAX_ADDRESS = 1024
 #: The most blocks of one reservation.
 MAX_BLOCKS = 1024
-#: The most operands, attributes and dimensions of a graph, for each node that it may have.
-PARTS_PER_NODE = 64
 
 
 def check_command(message: command_pb2.Command, limits: Limits) -> None:
@@ -100,31 +97,11 @@ def check_options(options: plan_pb2.PlanOptions, limits: Limits) -> None:
             raise InvalidArgumentError(f"a source of more than {MAX_ADDRESS} characters")
 
 
-def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:
-    """Check the size of an estimate's request. Raises LimitExceededError, InvalidArgumentError."""
-    check_graph(request.graph, limits)
-    check_options(request.options, limits)
-
-
 def check_reserve(request: plan_pb2.ReserveRequest, limits: Limits) -> None:
     """Check the size of a reservation's request. Raises LimitExceededError,
     InvalidArgumentError."""
-    check_graph(request.graph, limits)
     check_options(request.options, limits)
     _check(len(request.block_bytes), MAX_BLOCKS, "blocks")
-
-
-def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:
-    """Check the size of a graph. Raises LimitExceededError."""
-    check_size(len(graph.nodes), limits)
-    _check(len(graph.leaves), limits.graph_nodes, "leaves")
-    _check(len(graph.outputs), limits.graph_nodes, "outputs")
-    parts = 0
-    for node in in_turns(graph.nodes):
-        parts += len(node.operands) + len(node.result.shape) + _attribute_parts(node.attributes)
-    for leaf in graph.leaves:
-        parts += len(leaf.type.shape)
-    _check(parts, PARTS_PER_NODE * limits.graph_nodes, "operands, attributes and dimensions")
 
 
 def _attribute_parts(attributes: Iterable[graph_pb2.Attribute]) -> int:

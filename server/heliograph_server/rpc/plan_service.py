@@ -15,15 +15,12 @@ from grpc import aio
 
 from heliograph_proto import codec
 from heliograph_proto.errors import DeadlineExceededError
-from heliograph_proto.graph import Graph
-from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanInfo, ReceivedGraph
-from heliograph_proto.v1 import graph_pb2, plan_pb2
+from heliograph_proto.plans import CompileRequest, ContentOffer, PlanEstimate, PlanInfo
+from heliograph_proto.v1 import plan_pb2
 from heliograph_server.compile.turns import CompileTurns
 from heliograph_server.rpc.message_limits import (
     check_bindings,
     check_digests,
-    check_estimate,
-    check_graph,
     check_options,
     check_reserve,
 )
@@ -52,7 +49,12 @@ class PlanService:
         """Register the service with a server."""
         requests.serve(server, plan_pb2.DESCRIPTOR.services_by_name["PlanService"], self)
 
-    async def Compile(self, request: plan_pb2.CompileRequest, context: Context) -> plan_pb2.CompileResponse:
+    async def Compile(
+        self,
+        request: plan_pb2.CompileRequest,
+        graph: bytes | None,
+        context: Context,
+    ) -> plan_pb2.CompileResponse:
         session = self._slot.session(request.session)
         check_bindings(request, session.limits)
         async with self._in_time():
@@ -61,31 +63,35 @@ class PlanService:
             async with self._one_at_a_time(session):
                 with traced("heliograph.compile", self._slot.host, session, context):
                     # In the context of its span, which members that compile partitions receive.
-                    compile_traced = partial(compile_request, session, request)
+                    compile_traced = partial(compile_request, session, request, graph)
                     undo = partial(_undo, session, request.plan)
-                    info = await self._in_turn(session, request, compile_traced, undo)
+                    info = await self._in_turn(session, request, graph, compile_traced, undo)
                     return codec.encode(info, plan_pb2.CompileResponse)
 
     async def PlaceContents(
-        self, request: plan_pb2.PlaceContentsRequest, context: Context
+        self,
+        request: plan_pb2.PlaceContentsRequest,
+        graph: bytes | None,
+        context: Context,
     ) -> plan_pb2.PlaceContentsResponse:
         session = self._slot.session(request.compile.session)
         check_bindings(request.compile, session.limits)
         check_digests(request.missing_digests, session.limits)
         async with self._in_time(), self._one_at_a_time(session):
-            offers = await self._in_turn(session, request, partial(_place, session, request))
+            offers = await self._in_turn(session, request, graph, partial(_place, session, request, graph))
             return plan_pb2.PlaceContentsResponse(offers=codec.encode_all(offers, plan_pb2.ContentOffer))
 
     async def _in_turn(
         self,
         session: Session,
         request: Message,
+        graph: bytes | None,
         call: Callable[[], T],
         undo: Callable[[Future[T]], None] | None = None,
     ) -> T:
         """Compute in the turn of the session's tenant. If the client leaves or its timeout ends, so
         does the computation, and `undo` is called with its outcome."""
-        turn = self._turns.submit(session.flow, request.ByteSize(), call)
+        turn = self._turns.submit(session.flow, request.ByteSize() + len(graph or b""), call)
         try:
             return await asyncio.wrap_future(turn.future)
         except asyncio.CancelledError:
@@ -116,18 +122,27 @@ class PlanService:
         return self._locks.setdefault(session, asyncio.Lock())
 
     async def Estimate(
-        self, request: plan_pb2.EstimateRequest, context: Context
+        self,
+        request: plan_pb2.EstimateRequest,
+        graph: bytes | None,
+        context: Context,
     ) -> plan_pb2.EstimateResponse:
         session = self._slot.session(request.session)
         async with self._in_time(), self._one_at_a_time(session):
-            found = await self._in_turn(session, request, partial(_estimate, session, request))
+            found = await self._in_turn(session, request, graph, partial(_estimate, session, request, graph))
         return codec.encode(found, plan_pb2.EstimateResponse)
 
-    async def Reserve(self, request: plan_pb2.ReserveRequest, context: Context) -> plan_pb2.ReserveResponse:
+    async def Reserve(
+        self,
+        request: plan_pb2.ReserveRequest,
+        graph: bytes | None,
+        context: Context,
+    ) -> plan_pb2.ReserveResponse:
         session = self._slot.session(request.session)
         async with self._in_time(), self._one_at_a_time(session):
             undo = partial(_forget, session, request.reservation)
-            sizes = await self._in_turn(session, request, partial(_reserve, session, request), undo)
+            reserving = partial(_reserve, session, request, graph)
+            sizes = await self._in_turn(session, request, graph, reserving, undo)
         shares = [plan_pb2.ReservedShare(name=name, size_bytes=size) for name, size in sizes.items()]
         return plan_pb2.ReserveResponse(devices=shares)
 
@@ -140,38 +155,33 @@ def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
     return codec.encode(session.explain(plan), plan_pb2.ExplainResponse)
 
 
-def compile_request(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
-    """Perform a Compile, on a thread. Raises the errors of PlanService.Compile."""
+def compile_request(session: Session, request: plan_pb2.CompileRequest, graph: bytes | None) -> PlanInfo:
+    """Perform a Compile of an encoded graph, on a thread. Raises the errors of
+    PlanService.Compile."""
+    return session.compile(_decoded(session, request, graph))
+
+
+def _decoded(session: Session, request: plan_pb2.CompileRequest, graph: bytes | None) -> CompileRequest:
     check_options(request.options, session.limits)
-    return session.compile(codec.decode_compile_request(request, received(session, request)))
+    return codec.decode_compile_request(request, codec.received_graph(graph or b"", session.limits))
 
 
-def _place(session: Session, request: plan_pb2.PlaceContentsRequest) -> Sequence[ContentOffer]:
-    check_options(request.compile.options, session.limits)
-    compiled = codec.decode_compile_request(request.compile, received(session, request.compile))
-    return session.place_contents(compiled, request.missing_digests)
+def _place(
+    session: Session, request: plan_pb2.PlaceContentsRequest, graph: bytes | None
+) -> Sequence[ContentOffer]:
+    return session.place_contents(_decoded(session, request.compile, graph), request.missing_digests)
 
 
-def _reserve(session: Session, request: plan_pb2.ReserveRequest) -> dict[str, int]:
+def _reserve(session: Session, request: plan_pb2.ReserveRequest, graph: bytes | None) -> dict[str, int]:
     check_reserve(request, session.limits)
-    return session.reserve(codec.decode_reserve_request(request))
+    received = None if graph is None else codec.received_graph(graph, session.limits)
+    return session.reserve(codec.decode_reserve_request(request, received))
 
 
-def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstimate:
-    check_estimate(request, session.limits)
-    return session.estimate(codec.decode_estimate_request(request))
-
-
-def received(session: Session, request: plan_pb2.CompileRequest) -> ReceivedGraph:
-    """Return the graph under the digest of its bytes. A graph that the session knows is not decoded
-    again."""
-    return ReceivedGraph(*codec.graph_digest(request.graph), partial(_decode, session, request.graph))
-
-
-def _decode(session: Session, message: graph_pb2.Graph) -> Graph:
-    # Checked first: a graph that is too large costs no more than its message.
-    check_graph(message, session.limits)
-    return codec.decode_graph(message)
+def _estimate(session: Session, request: plan_pb2.EstimateRequest, graph: bytes | None) -> PlanEstimate:
+    check_options(request.options, session.limits)
+    received = codec.received_graph(graph or b"", session.limits)
+    return session.estimate(codec.decode_estimate_request(request, received))
 
 
 def _undo(session: Session, plan: int, done: Future[PlanInfo]) -> None:

@@ -5,7 +5,7 @@ the session, the size, the fields, and only then protobuf decodes. A large reque
 thread. A call ends with a typed error if a message does not come, or cannot be decoded.
 
 A method with one request that is a stream in the contract takes it in several messages, which
-protobuf joins.
+protobuf joins. A request's graph stays encoded: the handler gets it beside the request.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
-from heliograph_proto.codec.wire import leading_bytes
+from heliograph_proto.codec.wire import cut_out, leading_bytes
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, LimitExceededError, ProtocolError
 from heliograph_proto.sessions import Limits
 from heliograph_server.resources.principals import current_principal
-from heliograph_server.rpc.decoding import MOST_GROWTH, decode
+from heliograph_server.rpc.decoding import MOST_GROWTH, decode, graph_path
 from heliograph_server.rpc.errors import abort, forgetting, refusal_of
 from heliograph_server.rpc.receiving import first_of, next_of
 from heliograph_server.runtime.host_slot import HostSlot
@@ -43,7 +43,7 @@ PIECE_BYTES, MOST_PIECES = 4096, 4096
 REQUEST_SECONDS = 600.0
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
-Handler: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
+Handler: TypeAlias = Callable[..., Awaitable[Any]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -120,6 +120,7 @@ class Requests:
         kind = GetMessageClass(method.input_type)
         path = _session_path(method.input_type)
         has_content = _has_content(method.input_type)
+        handle = handler if graph_path(method.input_type) else _without_graph(handler)
 
         async def answer(_: object, context: Context) -> Any:
             first = await first_of(context.read())
@@ -131,7 +132,7 @@ class Requests:
             else:
                 most_bytes = limits.message_bytes if has_content else SMALL_BYTES
             if not method.client_streaming and len(first) <= min(SMALL_BYTES, most_bytes):
-                return await handler(kind.FromString(first), context)
+                return await handle(*_small(kind, first), context)
             if path:
                 room = self._slot.session(leading_bytes(first, path)).requests
             else:
@@ -140,19 +141,33 @@ class Requests:
             held = _Held(room)
             try:
                 parts = await _received(method.name, first, read, held, most_bytes)
-                return await handler(await self._decoded(kind, parts, limits, held), context)
+                return await handle(*await self._decoded(kind, parts, limits, held), context)
             finally:
                 held.give()
 
         return answer
 
-    async def _decoded(self, kind: type[Message], parts: list[bytes], limits: Limits, held: _Held) -> Message:
+    async def _decoded(
+        self, kind: type[Message], parts: list[bytes], limits: Limits, held: _Held
+    ) -> tuple[Message, bytes | None]:
         if len(parts) == 1 and len(parts[0]) <= SMALL_BYTES:
             held.reserve(MOST_GROWTH * len(parts[0]))
-            return kind.FromString(parts.pop())
+            return _small(kind, parts.pop())
         async with self._turns.setdefault(held.room, asyncio.Lock()):
             decoding = self._decoders.submit(decode, parts, kind, limits, held.reserve)
             return await asyncio.wrap_future(decoding)
+
+
+def _without_graph(handler: Handler) -> Callable[[Any, bytes | None, Context], Awaitable[Any]]:
+    """Return the handler of a request that has no graph."""
+    return lambda request, _, context: handler(request, context)
+
+
+def _small(kind: type[Message], data: bytes) -> tuple[Message, bytes | None]:
+    """Decode a small request without its graph, and return both."""
+    path = graph_path(kind.DESCRIPTOR)
+    rest, graph = cut_out(data, path) if path else (data, None)
+    return kind.FromString(rest), graph
 
 
 class _Held:

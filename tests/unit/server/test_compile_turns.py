@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tenant_hosts import chain
 
-from heliograph_proto.codec import decode_graph, encode_graph
+from heliograph_proto.codec import decode_graph, graph_bytes
 from heliograph_proto.errors import CancelledError
 from heliograph_proto.graph import validate
 from heliograph_proto.pace import pausing
@@ -133,4 +133,4 @@ def test_a_server_that_closes_cancels_what_waits() -> None:
 def test_what_is_computed_at_a_pace_is_the_same() -> None:
     graph = chain(1000)
     with pausing(Pace(lambda: None).give_way):
-        assert validate(decode_graph(encode_graph(graph)), Limits()) == validate(graph, Limits())
+        assert validate(decode_graph(graph_bytes(graph), Limits()), Limits()) == validate(graph, Limits())

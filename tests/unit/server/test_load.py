@@ -20,6 +20,7 @@ from heliograph_backends.cpu.backend import CpuDevice
 from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
+from heliograph_proto.codec import decode_graph
 from heliograph_proto.errors import (
     ComputeFailedError,
     HeliographError,
@@ -38,7 +39,7 @@ from heliograph_server.resources.handles import HandleStorage, TensorHandle, lay
 from heliograph_server.resources.timers import Deadlines, Timer
 from heliograph_server.rpc import command_service
 from heliograph_server.rpc.completion_writer import CompletionWriter
-from heliograph_server.rpc.message_limits import check_command, check_graph
+from heliograph_server.rpc.message_limits import check_command
 from heliograph_server.runtime.host import Host, HostStatistics
 from heliograph_server.session.protocol.core import SessionCore
 from heliograph_server.session.session import Session
@@ -142,21 +143,28 @@ def test_long_lists_in_a_command_are_refused_unread(
         check_command(command_pb2.Command(**message), replace(Limits(), tensors=10, graph_nodes=10))
 
 
+NODE = graph_pb2.Node(op="neg", result=tensor_pb2.TensorType(data_type=1))
+LEAF = graph_pb2.Leaf(kind=graph_pb2.LEAF_KIND_INPUT, type=NODE.result)
+AXES = graph_pb2.Attribute(name="axes", integers=graph_pb2.IntegerList(values=range(1000)))
+
+
 @pytest.mark.parametrize(
     "graph",
     [
-        graph_pb2.Graph(nodes=[graph_pb2.Node()] * 11),
-        graph_pb2.Graph(leaves=[graph_pb2.Leaf()] * 11),
+        graph_pb2.Graph(nodes=[NODE] * 11),
+        graph_pb2.Graph(leaves=[LEAF] * 11),
         graph_pb2.Graph(outputs=[graph_pb2.Output()] * 11),
-        graph_pb2.Graph(nodes=[graph_pb2.Node(operands=[0] * 1000)]),
-        graph_pb2.Graph(nodes=[graph_pb2.Node(attributes=[graph_pb2.Attribute()] * 1000)]),
-        graph_pb2.Graph(leaves=[graph_pb2.Leaf(type=tensor_pb2.TensorType(shape=[1] * 1000))]),
+        graph_pb2.Graph(nodes=[graph_pb2.Node(operands=[0] * 1000, result=NODE.result)]),
+        graph_pb2.Graph(nodes=[graph_pb2.Node(attributes=[AXES], result=NODE.result)]),
+        graph_pb2.Graph(
+            leaves=[graph_pb2.Leaf(kind=1, type=tensor_pb2.TensorType(data_type=1, shape=[1] * 1000))]
+        ),
     ],
     ids=["nodes", "leaves", "outputs", "operands", "attributes", "dimensions"],
 )
 def test_long_lists_in_a_graph_are_refused_unread(graph: graph_pb2.Graph) -> None:
     with pytest.raises(LimitExceededError):
-        check_graph(graph, replace(Limits(), graph_nodes=10))
+        decode_graph(graph.SerializeToString(), replace(Limits(), graph_nodes=10))
 
 
 def test_what_waits_to_be_compiled_is_counted() -> None:

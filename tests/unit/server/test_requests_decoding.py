@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from heliograph_proto.codec.wire import leading_bytes, split
 from heliograph_proto.errors import LimitExceededError
 from heliograph_proto.sessions import Limits
-from heliograph_proto.v1 import graph_pb2, plan_pb2, tensor_pb2
+from heliograph_proto.v1 import device_pb2, graph_pb2, plan_pb2, tensor_pb2
 from heliograph_server.rpc.decoding import Meter, decode
 
 COMPILE: Any = plan_pb2.CompileRequest.DESCRIPTOR
@@ -54,7 +54,10 @@ def test_a_request_in_pieces_is_the_request_again(most_bytes: int) -> None:
         assert all(len(one) <= most_bytes for one in pieces)
         assert leading_bytes(pieces[0], (1,)) == request.session
         assert plan_pb2.CompileRequest.FromString(b"".join(pieces)) == request
-        assert decode(pieces, plan_pb2.CompileRequest, Limits(), lambda _: None) == request
+        found, graph = decode(pieces, plan_pb2.CompileRequest, Limits(), lambda _: None)
+        assert graph == request.graph.SerializeToString() and not found.HasField("graph")
+        found.graph.CopyFrom(request.graph)
+        assert found == request
 
 
 def test_what_fits_is_one_piece() -> None:
@@ -94,17 +97,14 @@ FEW = Limits(graph_nodes=20_000, in_flight_commands=1000)
 
 
 def test_the_memory_of_nested_lists_counts() -> None:
-    crowded = graph_pb2.Graph(nodes=[graph_pb2.Node(attributes=[graph_pb2.Attribute()] * 200_000)])
-    request = plan_pb2.CompileRequest(graph=crowded).SerializeToString()
+    crowded = device_pb2.OpQuery(attributes=[graph_pb2.Attribute()] * 400_000)
+    request = device_pb2.QueryOpsRequest(queries=[crowded])
+    kind: Any = request.DESCRIPTOR
     with pytest.raises(LimitExceededError, match="too many fields"):
-        Meter(FEW).check(request, COMPILE)
+        Meter(FEW).check(request.SerializeToString(), kind)
 
 
-def test_a_graph_of_as_many_nodes_as_a_graph_may_have_fits() -> None:
-    several = graph_pb2.IntegerList(values=range(4))
-    attributes = [graph_pb2.Attribute(name="axes", integers=several)] * 2
-    type = tensor_pb2.TensorType(data_type=1, shape=[1000] * 4)
-    node = graph_pb2.Node(op="conv_2d", operands=[1000, 1001], attributes=attributes, result=type)
-    node.name = "a name of some length"
-    graph = graph_pb2.Graph(nodes=[node] * FEW.graph_nodes)
-    Meter(FEW).check(plan_pb2.CompileRequest(graph=graph).SerializeToString(), COMPILE)
+def test_a_graph_in_very_many_pieces_is_refused() -> None:
+    piece = plan_pb2.CompileRequest(graph=graph_pb2.Graph()).SerializeToString()
+    with pytest.raises(LimitExceededError, match="20,000 graph"):
+        Meter(FEW).check(piece * 20_001, COMPILE)
