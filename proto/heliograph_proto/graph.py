@@ -122,14 +122,15 @@ def validate(graph: Graph, limits: Limits, bound: Collection[int] = ()) -> Graph
     """
     check_size(len(graph.nodes), limits)
     _check_leaves(graph, bound)
-    nodes, depth = _check_nodes(graph)
+    forms = _Forms(graph)
+    nodes, depth = _check_nodes(graph, forms)
     if depth > limits.graph_depth:
         raise LimitExceededError(
             f"the graph is {depth:,} nodes deep; the server's limit is {limits.graph_depth:,}",
             advice="split the graph, or raise the limit in the server's configuration",
         )
     _check_outputs(graph)
-    return Graph(graph.leaves, nodes, graph.outputs)
+    return Graph(forms.leaves, nodes, graph.outputs)
 
 
 def check_size(nodes: int, limits: Limits) -> None:
@@ -192,13 +193,16 @@ def _check_leaves(graph: Graph, bound: Collection[int]) -> None:
         if not 0 <= number < len(graph.leaves) or graph.leaves[number].kind is LeafKind.INPUT:
             raise InvalidGraphError(f"value {number} is bound to a tensor, but is not a weight or variable")
     seen: set[tuple[LeafKind, str]] = set()
+    sound: set[TensorType] = set()
     for number, leaf in enumerate(graph.leaves):
         _check_name(leaf.name, leaf.kind.value, required=True)
         if (leaf.kind, leaf.name) in seen:
             raise InvalidGraphError(f"two {leaf.kind.value}s are named {leaf.name!r}")
         seen.add((leaf.kind, leaf.name))
-        if problem := shape_problem(leaf.type):
-            raise InvalidGraphError(f"{leaf.kind.value} {leaf.name!r}: {problem}")
+        if leaf.type not in sound:
+            if problem := shape_problem(leaf.type):
+                raise InvalidGraphError(f"{leaf.kind.value} {leaf.name!r}: {problem}")
+            sound.add(leaf.type)
         if number in bound and leaf.kind is LeafKind.WEIGHT:
             continue
         if (leaf.kind is LeafKind.WEIGHT) != (len(leaf.digest) == DIGEST_BYTES):
@@ -213,9 +217,8 @@ def _check_name(name: str, what: str, *, required: bool) -> None:
         )
 
 
-def _check_nodes(graph: Graph) -> tuple[tuple[Node, ...], int]:
+def _check_nodes(graph: Graph, forms: _Forms) -> tuple[tuple[Node, ...], int]:
     """Return the nodes with complete attributes, and the length of the longest path."""
-    forms = _Forms(graph)
     types = forms.types
     depths = [0] * len(types)
     complete = []
@@ -234,16 +237,19 @@ class _Forms:
     """The inferred types and attributes of nodes, by form: op, attributes, and operands' types.
 
     Models repeat their layers, so most nodes have the form of an earlier one, and nothing is
-    inferred for them. Equal types become one object, by which forms are told apart.
+    inferred for them. Equal types become one object, and so do equal attributes, so that forms are
+    told apart by the ids of these objects, here and in what compiles the graph.
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._leaves = graph.leaves
-        self._one: dict[TensorType, TensorType] = {}
+        self._types: dict[TensorType, TensorType] = {}
+        self._attributes: dict[str, Mapping[str, Any]] = {}
         #: The types of the leaves, to which the caller adds those of the nodes.
-        self.types = [self._one.setdefault(leaf.type, leaf.type) for leaf in graph.leaves]
-        #: Result and attributes; without attributes a node of this form is complete as it is.
-        self._known: dict[tuple[Any, ...], tuple[TensorType, Mapping[str, Any] | None]] = {}
+        self.types = [self._types.setdefault(leaf.type, leaf.type) for leaf in graph.leaves]
+        pairs = zip(graph.leaves, self.types, strict=True)
+        self.leaves = tuple([leaf if leaf.type is type else replace(leaf, type=type) for leaf, type in pairs])
+        #: Result and attributes.
+        self._known: dict[tuple[Any, ...], tuple[TensorType, Mapping[str, Any]]] = {}
 
     def check(self, node: Node) -> Node:
         """Return a node complete. Raises InvalidGraphError, UnknownOpError."""
@@ -265,20 +271,23 @@ class _Forms:
             self._check_assigned(operands[0])
         if found is not node.type and found != node.type:
             raise InvalidGraphError(f"the result is {found}, but the graph says {node.type}")
-        if complete is None and found is node.type:
+        if found is node.type and (complete is attributes or not (complete or attributes)):
             return node
-        return Node(node.op, operands, found, attributes if complete is None else complete, node.name)
+        return Node(node.op, operands, found, complete, node.name)
 
-    def _infer(self, node: Node) -> tuple[TensorType, Mapping[str, Any] | None]:
-        found, complete = infer(node.op, [self.types[value] for value in node.operands], node.attributes)
-        if found == node.type:
-            found = self._one.setdefault(node.type, node.type)
-        given = node.attributes
-        is_complete = complete == given and all(type(complete[name]) is type(given[name]) for name in given)
-        return self._one.setdefault(found, found), None if is_complete else complete
+    def _infer(self, node: Node) -> tuple[TensorType, Mapping[str, Any]]:
+        given, found = node.attributes, node.type
+        inferred, complete = infer(node.op, [self.types[value] for value in node.operands], given)
+        if inferred != found:
+            found = inferred
+        text = repr(complete)
+        attributes = given if text == repr(given) else complete
+        # A text has all bits of a number, except those of a NaN.
+        known = attributes if "nan" in text else self._attributes.setdefault(text, attributes)
+        return self._types.setdefault(found, found), known
 
     def _check_assigned(self, value: int) -> None:
-        if value >= len(self._leaves) or self._leaves[value].kind is not LeafKind.VARIABLE:
+        if value >= len(self.leaves) or self.leaves[value].kind is not LeafKind.VARIABLE:
             raise InvalidGraphError("assign: the first operand is not a variable")
 
 

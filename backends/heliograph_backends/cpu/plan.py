@@ -393,6 +393,8 @@ class _Compiler:
     def _first_writing(self, groups: Sequence[Group]) -> int:
         """Return the first group whose set may write a variable; -1: none."""
         graph, storage = self.plan.graph, self.plan.storage
+        if not storage.written and all(node.op != "assign" for node in graph.nodes):
+            return -1
         for place, group in enumerate(groups):
             is_assignment = graph.nodes[group.last].op == "assign"
             if is_assignment or is_direct(graph, storage.places, len(graph.leaves) + group.last):
@@ -407,8 +409,8 @@ class _Compiler:
         elif native and self.lowering.is_native(group):
             if self._builder is None:
                 self._builder = self.lowering.builder()
-            with self._builder.member_of(number):
-                self.lowering.append(self._builder, group, self.plan.storage, self.plan.memory.packed)
+            memory, storage = self.plan.memory, self.plan.storage
+            self.lowering.append(self._builder, group, storage, memory.packed, number)
             self._numbers += [group.last] * (self._builder.steps - len(self._numbers))
         else:
             self._append(_DefinitionStep(self.plan, group.last))

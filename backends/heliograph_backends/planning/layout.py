@@ -45,7 +45,7 @@ class ValuePlace(NamedTuple):
 
 def value_types(graph: Graph) -> list[TensorType]:
     """Return the type of every value, leaves first."""
-    return [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
+    return [leaf.type for leaf in graph.leaves] + [node.type for node in graph.nodes]
 
 
 def place_values(graph: Graph, *, direct: bool = True) -> tuple[ValuePlace, ...]:

@@ -73,10 +73,7 @@ def plan_arena(lifetimes: Sequence[Lifetime], alignment: int = 64, max_size: int
 
     Takes O(n log n). Raises OutOfMemoryError for a result that no chunk can hold.
     """
-    # An empty result takes one unit, so that it has an address of its own.
-    aligned = [
-        Lifetime(padded(size, alignment), first_step, last_step) for size, first_step, last_step in lifetimes
-    ]
+    aligned = _aligned(lifetimes, alignment)
     limit = max_size // alignment * alignment
     largest = max(lifetimes, default=None)
     if largest is not None and padded(largest.size_bytes, alignment) > limit:
@@ -86,7 +83,7 @@ def plan_arena(lifetimes: Sequence[Lifetime], alignment: int = 64, max_size: int
             advice="split the tensor",
         )
     arena = _best_fit(aligned, UNBOUNDED)
-    if arena.size_bytes > _peak_bytes(aligned) and _work(aligned) <= MOST_WORK:
+    if arena.size_bytes > _peak(aligned) and _work(aligned) <= MOST_WORK:
         arena = min(arena, _by_size(aligned), key=lambda each: each.size_bytes)
     return arena if arena.size_bytes <= limit else _best_fit(aligned, limit)
 
@@ -107,8 +104,17 @@ def _changes(lifetimes: Sequence[Lifetime]) -> tuple[list[int], list[int]]:
     return begun, bytes_more
 
 
-def _peak_bytes(lifetimes: Sequence[Lifetime]) -> int:
+def peak_bytes(lifetimes: Sequence[Lifetime], alignment: int) -> int:
     """Return the most bytes that live at once, a lower bound for every packing."""
+    return _peak(_aligned(lifetimes, alignment))
+
+
+def _aligned(lifetimes: Sequence[Lifetime], alignment: int) -> list[Lifetime]:
+    # An empty result takes one unit, so that it has an address of its own.
+    return [Lifetime(padded(size, alignment), first, last) for size, first, last in lifetimes]
+
+
+def _peak(lifetimes: Sequence[Lifetime]) -> int:
     return max(accumulate(_changes(lifetimes)[1]), default=0)
 
 

@@ -20,6 +20,7 @@ from heliograph_backends.planning.memory import (
     Liveness,
     live_blocks,
     padded,
+    peak_bytes,
     plan_arena,
 )
 from heliograph_proto.graph import Graph, LeafKind
@@ -110,11 +111,18 @@ def plan_storage(
             elsewhere.add(output.value)
     lasting = [graph.outputs[place].value for place in copied]
     chosen: Sequence[int] = range(len(groups))
-    live, arena = _planned(graph, places, groups, elsewhere, lasting, chosen, max_size, alignment)
+    live = live_blocks(graph, places, groups, elsewhere, lasting, chosen)
     if sets and sets[-1] + 1 < len(groups):
-        together = _planned(graph, places, groups, elsewhere, lasting, sets, max_size, alignment)
-        if together[1].size_bytes <= arena.size_bytes + arena.size_bytes // MOST_MORE:
-            chosen, (live, arena) = sets, together
+        together = live_blocks(graph, places, groups, elsewhere, lasting, sets)
+        arena = plan_arena(together.lifetimes, alignment, max_size)
+        # Sequential steps take at least the peak of their live bytes, and seldom more.
+        peak = peak_bytes(live.lifetimes, alignment)
+        if arena.size_bytes > peak + peak // MOST_MORE:
+            peak = plan_arena(live.lifetimes, alignment, max_size).size_bytes
+        if arena.size_bytes <= peak + peak // MOST_MORE:
+            chosen, live = sets, together
+    if chosen is not sets:
+        arena = plan_arena(live.lifetimes, alignment, max_size)
     chunks = _place_in_arena(graph, live, arena, regions)
     first = len(leaf_slots) + len(output_slots) + len(chunks)
     constant_bytes = _place_constants(graph, constants, regions, first, max_size, alignment)
@@ -147,21 +155,6 @@ def _place_constants(
     for value, found in zip(constants, placement.places, strict=True):
         regions[value] = StorageRegion(first_slot + found.buffer, found.offset_bytes)
     return tuple(min(padded(size, alignment), max_size) for size in placement.buffer_bytes)
-
-
-def _planned(
-    graph: Graph,
-    places: tuple[ValuePlace, ...],
-    groups: Sequence[Group],
-    elsewhere: set[int],
-    lasting: Sequence[int],
-    sets: Sequence[int],
-    max_size: int,
-    alignment: int,
-) -> tuple[Liveness, ArenaLayout]:
-    """Return the blocks with their lifetimes, and the arena that holds them."""
-    live = live_blocks(graph, places, groups, elsewhere, lasting, sets)
-    return live, plan_arena(live.lifetimes, alignment, max_size)
 
 
 def _place_in_arena(

@@ -63,20 +63,26 @@ def graph_bytes(graph: Graph) -> bytes:
 
 
 def _leaves(leaves: Iterable[Leaf]) -> Iterator[bytes]:
-    types: dict[TensorType, bytes] = {}
+    #: The fields before the name and behind it.
+    forms: dict[tuple[LeafKind, TensorType], tuple[bytes, bytes]] = {}
     for leaf in leaves:
-        if (form := types.get(leaf.type)) is None:
-            form = types[leaf.type] = graph_pb2.Leaf(type=encode_type(leaf.type)).SerializeToString()
-        rest = graph_pb2.Leaf(kind=_LEAF_KINDS[leaf.kind], name=leaf.name).SerializeToString()
-        yield rest + form + (_field(_DIGEST, leaf.digest) if leaf.digest else b"")
+        key = leaf.kind, leaf.type
+        if (form := forms.get(key)) is None:
+            kind, type = graph_pb2.Leaf(kind=_LEAF_KINDS[leaf.kind]), encode_type(leaf.type)
+            form = forms[key] = kind.SerializeToString(), graph_pb2.Leaf(type=type).SerializeToString()
+        name = _field(_LEAF_NAME, leaf.name.encode()) if leaf.name else b""
+        yield form[0] + name + form[1] + (_field(_DIGEST, leaf.digest) if leaf.digest else b"")
 
 
 def _nodes(nodes: Iterable[Node]) -> Iterator[bytes]:
     #: The fields before the operands and behind them.
-    forms: dict[tuple[str, int, int], tuple[bytes, bytes]] = {}
+    forms: dict[tuple[str, TensorType, str], tuple[bytes, bytes]] = {}
     for node in nodes:
-        # The nodes keep these objects alive, so an id is that of one object.
-        key = node.op, id(node.type), id(node.attributes) if node.attributes else 0
+        text = repr(node.attributes) if node.attributes else ""
+        if "nan" in text:
+            # A text has all bits of a number, except those of a NaN.
+            text = f"{id(node.attributes)}"
+        key = node.op, node.type, text
         if (form := forms.get(key)) is None:
             behind = graph_pb2.Node(
                 attributes=_encode_attributes(node.attributes), result=encode_type(node.type)
@@ -129,7 +135,7 @@ def decode_graph(data: bytes, limits: Limits) -> Graph:
 
 
 class _Form(NamedTuple):
-    """What nodes have in common."""
+    """The common part of several nodes."""
 
     op: str
     type: TensorType
@@ -170,7 +176,8 @@ class _Decoder:
             self._count(1)
 
     def _add_node(self, start: int, end: int) -> None:
-        self._check_room(self._nodes, "nodes", end - start)
+        if end - start > _MOST_BYTES or len(self._nodes) >= self._limits.graph_nodes:
+            self._check_room(self._nodes, "nodes", end - start)
         form, packed, name = _cut(self._data, start, end, _OPERANDS, _NODE_NAME)
         op, type, attributes, parts = self._forms.get(form) or self._form(form)
         operands = tuple(packed) if packed.isascii() else _numbers(packed)
@@ -234,6 +241,7 @@ def _cut(data: bytes, place: int, end: int, joined: int, last: int) -> tuple[byt
     """Cut an element into its form, its values with the tag `joined`, and its last one with the tag
     `last`. Raises DecodeError, IndexError."""
     form, values, found = list[bytes](), list[bytes](), b""
+    begin = place
     while place < end:
         tag, value = data[place], place + 2
         stop = value + data[place + 1]
@@ -242,12 +250,15 @@ def _cut(data: bytes, place: int, end: int, joined: int, last: int) -> tuple[byt
         if stop > end:
             raise DecodeError("a field is cut off")
         if tag == joined or (tag == _OPERAND and joined == _OPERANDS):
+            form.append(data[begin:place])
             values.append(data[value:stop])
+            begin = stop
         elif tag == last:
+            form.append(data[begin:place])
             found = data[value:stop]
-        else:
-            form.append(data[place:stop])
+            begin = stop
         place = stop
+    form.append(data[begin:end])
     return b"".join(form), b"".join(values), found
 
 

@@ -60,8 +60,14 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int, int]]:
     DecodeError."""
     place, end = 0, len(data)
     while place < end:
-        start = place
-        tag, value, place = field_at(data, place)
+        start, tag = place, data[place]
+        # Most fields have a tag and a length of one byte each.
+        if tag & 0x87 == _BLOB and start + 1 < end and (size := data[start + 1]) < 0x80:
+            value = start + 2
+            if (place := value + size) > end:
+                raise DecodeError("a field is cut off")
+        else:
+            tag, value, place = field_at(data, place)
         yield tag, start, value, place
 
 

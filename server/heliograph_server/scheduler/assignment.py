@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import LeafKind
@@ -54,12 +55,14 @@ class Table:
         self.last = len(problem.devices) - 1
         self.found: list[Assignment | None] = [None] * len(self.graph.nodes)
         self.views = [node.op in VIEWS for node in self.graph.nodes]
+        # Equal assignments are one object.
+        self._one = cache(Assignment)
 
     def can(self, device: int, number: int) -> bool:
         return not self.devices[device].refusals[number]
 
     def put(self, number: int, device: int, cause: Cause, operand: int = -1) -> None:
-        self.found[number] = Assignment(device, cause, operand)
+        self.found[number] = self._one(device, cause, operand)
 
     def lasting_operands(self, number: int) -> Iterable[tuple[int, int]]:
         """Yield (operand's place, its home) for each weight and variable that a node reads,

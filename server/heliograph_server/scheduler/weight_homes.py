@@ -90,6 +90,9 @@ def _able(problem: Problem, uses: Sequence[int]) -> Callable[[int], bool]:
 
 def _deciding(graph: Graph, uses: Sequence[int]) -> Sequence[int]:
     nodes = graph.nodes
+    if len(uses) == 1:
+        op = nodes[uses[0]].op
+        return () if op in VIEWS or op in LIGHT_WEIGHTS else uses
     return [number for number in uses if nodes[number].op == "assign"] or [
         number for number in uses if nodes[number].op not in VIEWS and nodes[number].op not in LIGHT_WEIGHTS
     ][:1]

@@ -16,7 +16,7 @@ elementwise program runs as a step or as the epilogue of a matrix product. The f
 `runtime` (compiles, caches and runs it).
 """
 
-from heliograph_backends.cpu.kernels.program.builder import Encodings, ProgramBuilder
+from heliograph_backends.cpu.kernels.program.builder import ALONE, Encodings, ProgramBuilder
 from heliograph_backends.cpu.kernels.program.elements import BYTES, Block, Conversion
 from heliograph_backends.cpu.kernels.program.program import (
     Attention,
@@ -47,6 +47,7 @@ from heliograph_backends.cpu.kernels.runtime.native import (
 from heliograph_backends.cpu.kernels.runtime.workers import WorkerPool
 
 __all__ = [
+    "ALONE",
     "BYTES",
     "Attention",
     "Block",

@@ -7,12 +7,14 @@ definition.
 from __future__ import annotations
 
 import math
-from collections.abc import Container
-from typing import TypeAlias
+from collections.abc import Container, Hashable, Sequence
+from typing import Protocol, TypeAlias
 
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels import Operation
+from heliograph_backends.cpu.kernels.program.builder import Place
 from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
+from heliograph_backends.cpu.kernels.program.encoding import Encoding
 from heliograph_backends.cpu.lowering import attention, experts, moves, rope
 from heliograph_backends.cpu.lowering import rows as row_ops
 from heliograph_backends.cpu.lowering.elementwise import (
@@ -36,8 +38,8 @@ from heliograph_backends.cpu.lowering.products import (
 from heliograph_backends.planning.fusion import other_operand
 from heliograph_backends.planning.groups import Group, Role
 from heliograph_backends.planning.layout import ValuePlace, value_types, view
-from heliograph_backends.planning.storage import StorageLayout, is_weight
-from heliograph_proto.graph import Graph, Node
+from heliograph_backends.planning.storage import StorageLayout
+from heliograph_proto.graph import Graph, LeafKind, Node
 from heliograph_proto.ops.table import OPS
 from heliograph_proto.types import F32, DType, TensorType, contiguous_strides
 
@@ -64,6 +66,24 @@ Stored: TypeAlias = tuple[k.Operand, int]
 PRODUCTS = frozenset({"matmul", "mul_mat"})
 
 
+class Located(Protocol):
+    """The places of values."""
+
+    def locate(self, value: int) -> tuple[int, int, tuple[int, ...]]:
+        """Return the slot, offset and strides of a value."""
+
+
+class _Numbered:
+    """The places of a group's values, with their numbers as slots."""
+
+    def __init__(self, places: Sequence[ValuePlace], values: Sequence[int]) -> None:
+        self._places = places
+        self._numbers = {value: number for number, value in enumerate(values)}
+
+    def locate(self, value: int) -> tuple[int, int, tuple[int, ...]]:
+        return self._numbers[value], 0, self._places[value].strides
+
+
 class CpuLowering:
     """Appends the steps of one graph to program builders."""
 
@@ -74,12 +94,16 @@ class CpuLowering:
         self.types = value_types(graph)
         self._is_f32 = [found.dtype is F32 for found in self.types]
         self._kernels: dict[int, bool] = {}
+        self._kernels_of_forms: dict[Hashable, bool] = {}
+        self._weights = {n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT}
         #: Constants that instructions can hold: each `fill` of one element.
         self._scalars = {
             value: digits(node.attributes["value"])
             for value, node in enumerate(graph.nodes, self.leaves)
             if node.op == "fill" and node.type.size == 1 and node.type.dtype is F32
         }
+        #: The steps of each form of a group, whose operands' slots are numbers of its values.
+        self._steps_of_forms: dict[Hashable, Sequence[tuple[Encoding, Sequence[Place]]]] = {}
         # Equal steps are encoded once, and equal instructions are the same object.
         self._encodings = k.Encodings()
         self._instructions: dict[tuple[ElementwiseForm, ...], tuple[k.Instruction, ...]] = {}
@@ -105,8 +129,28 @@ class CpuLowering:
         """True if a native step runs this node."""
         found = self._kernels.get(number)
         if found is None:
-            found = self._kernels[number] = self._find_kernel(number)
+            node, places = self.graph.nodes[number], self.places
+            if node.op in ELEMENTWISE and self._is_f32_alone(number):
+                found = self._kernels[number] = True
+                return found
+            if node.op == "assign":
+                form: Hashable = number
+            else:
+                around = [(id(self.types[value]), places[value].strides) for value in node.operands]
+                # The graph keeps types and attributes alive, so an id is that of one object.
+                attributes = id(node.attributes) if node.attributes else 0
+                form = node.op, attributes, id(node.type), places[self.leaves + number].strides, *around
+            found = self._kernels_of_forms.get(form)
+            if found is None:
+                found = self._kernels_of_forms[form] = self._find_kernel(number)
+            self._kernels[number] = found
         return found
+
+    def _is_f32_alone(self, number: int) -> bool:
+        """True if a node reads and writes nothing but f32."""
+        is_f32 = self._is_f32
+        values = self.graph.nodes[number].operands
+        return is_f32[self.leaves + number] and all([is_f32[value] for value in values])
 
     def is_native(self, group: Group) -> bool:
         """True if native steps run a group."""
@@ -136,10 +180,9 @@ class CpuLowering:
             return self._is_narrow(node) or self._moves_bytes(node)
         if self._is_stored_product(node):
             return True
-        for value in node.operands:
-            if not self._is_f32[value]:
-                return False
-        if node.op in ELEMENTWISE or node.op in ("matmul", "concat"):
+        if not self._is_f32_alone(number):
+            return False
+        if node.op in ("matmul", "concat"):
             return True
         if node.op == "mul_mat":
             return can_cut(*(self.types[value] for value in node.operands))
@@ -195,9 +238,73 @@ class CpuLowering:
     # Steps
 
     def append(
-        self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout, packed: Container[int]
+        self,
+        builder: k.ProgramBuilder,
+        group: Group,
+        storage: StorageLayout,
+        packed: Container[int],
+        member: int,
     ) -> None:
-        """Append the steps of one group. `packed`: the weights that lie in their packed form."""
+        """Append the steps of one group. `packed`: the weights that lie in their packed form;
+        `member`: the set of steps that the group may run with, if it is one step.
+
+        Groups of one form have the same steps, in which only the places of values differ.
+        """
+        if group.role == "other" and not self._has_form(self.graph.nodes[group.last]):
+            with builder.member_of(member):
+                self._move(builder, group.last, storage)
+            return
+        form, values = self._form_of(group, packed)
+        steps = self._steps_of_forms.get(form)
+        if steps is None:
+            template = self.builder()
+            self._append(template, group, _Numbered(self.places, values), packed)
+            steps = self._steps_of_forms[form] = template.appended
+        places, regions = self.places, storage.regions
+        found = []
+        for value in values:
+            root, offset, _ = places[value]
+            slot, start = regions[root]
+            found.append((slot, start + offset))
+        if len(steps) > 1:
+            # They run one after the other.
+            member = k.ALONE
+        for encoding, operands in steps:
+            located = [(found[number][0], found[number][1] + more) for number, more in operands]
+            builder.append(encoding, located, member)
+
+    def _has_form(self, node: Node) -> bool:
+        """True if the steps of a node follow from its op, attributes, types and strides."""
+        return node.op in REDUCTIONS or node.op in APPENDED or self._is_narrow(node)
+
+    def _form_of(self, group: Group, packed: Container[int]) -> tuple[Hashable, list[int]]:
+        """Return all that decides the steps of a group, and its values: operands, then the
+        result."""
+        numbers: dict[int, int] = {}
+        inside: dict[int, int] = {}
+        form: list[Hashable] = [group.role]
+        for number in group.nodes:
+            node = self.graph.nodes[number]
+            form += (node.op, id(node.attributes) if node.attributes else 0, id(node.type))
+            for value in node.operands:
+                if value in inside:
+                    form.append(inside[value])
+                elif value in numbers:
+                    form.append(numbers[value])
+                else:
+                    root, _, strides = self.places[value]
+                    kind = 2 if root in packed else 1 if root in self._weights else 0
+                    form += (id(self.types[value]), strides, self._scalars.get(value), kind)
+                    numbers[value] = len(numbers)
+            inside[self.leaves + number] = -1 - len(inside)
+        result = self.leaves + group.last
+        form.append(self.places[result].strides)
+        return tuple(form), [*numbers, result]
+
+    def _append(
+        self, builder: k.ProgramBuilder, group: Group, storage: Located, packed: Container[int]
+    ) -> None:
+        """Append the steps of a group that has a form."""
         node = self.graph.nodes[group.last]
         if group.role == "elementwise":
             body = self._body(group.nodes, storage, product=None)
@@ -212,21 +319,19 @@ class CpuLowering:
             types = [self.types[value] for value in node.operands]
             values = (*node.operands, self.leaves + group.last)
             APPENDED[node.op](builder, node, types, [self.operand(storage, value) for value in values])
-        elif self._is_narrow(node):
-            builder.elementwise(node.type.shape, self._body(group.nodes, storage, product=None))
         else:
-            self._move(builder, group.last, storage)
+            builder.elementwise(node.type.shape, self._body(group.nodes, storage, product=None))
 
-    def operand(self, storage: StorageLayout, value: int) -> k.Operand:
+    def operand(self, storage: Located, value: int) -> k.Operand:
         """Return a value as an operand of a step. Dimensions of size 1 have stride 0, so that they
         repeat."""
         slot, offset, strides = storage.locate(value)
         return k.Operand(slot, offset, repeating(self.types[value].shape, strides))
 
-    def _result(self, storage: StorageLayout, number: int) -> k.Operand:
+    def _result(self, storage: Located, number: int) -> k.Operand:
         return self.operand(storage, self.leaves + number)
 
-    def _body(self, nodes: tuple[int, ...], storage: StorageLayout, product: int | None) -> k.Elementwise:
+    def _body(self, nodes: tuple[int, ...], storage: Located, product: int | None) -> k.Elementwise:
         """Return the instructions of elementwise nodes; `product` is a value that is already in
         place."""
         result = self.leaves + nodes[-1]
@@ -247,7 +352,7 @@ class CpuLowering:
         )
 
     def _sources(
-        self, node: Node, known: dict[int, Ref], operands: list[Stored], storage: StorageLayout
+        self, node: Node, known: dict[int, Ref], operands: list[Stored], storage: Located
     ) -> tuple[Ref, ...]:
         """Return the sources of a node's instructions, and append new operands."""
         if node.op in GATED and len(node.operands) == 1:
@@ -259,14 +364,14 @@ class CpuLowering:
             found = tuple([known[value] for value in node.operands])
         return found[::-1] if node.op in GATED and node.attributes["swap"] else found
 
-    def _source(self, value: int, operands: list[Stored], storage: StorageLayout) -> Ref:
+    def _source(self, value: int, operands: list[Stored], storage: Located) -> Ref:
         number = self._scalars.get(value)
         if number is not None:
             return number
         operands.append((self.operand(storage, value), NARROW.get(self.types[value].dtype.name, 0)))
         return len(operands) - 1
 
-    def _halves(self, node: Node, operands: list[Stored], storage: StorageLayout) -> tuple[Ref, Ref]:
+    def _halves(self, node: Node, operands: list[Stored], storage: Located) -> tuple[Ref, Ref]:
         """Append the halves of the rows of a gated unit's single operand, and return their
         sources."""
         slot, offset, strides = storage.locate(node.operands[0])
@@ -277,7 +382,7 @@ class CpuLowering:
         return len(operands) - 2, len(operands) - 1
 
     def _matmul(
-        self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout, packed: Container[int]
+        self, builder: k.ProgramBuilder, group: Group, storage: Located, packed: Container[int]
     ) -> None:
         product = next(n for n in group.nodes if self.graph.nodes[n].op in PRODUCTS)
         node = self.graph.nodes[product]
@@ -305,9 +410,9 @@ class CpuLowering:
     def _is_weight_of_rows(self, node: Node) -> bool:
         """True for a product with a weight that lies in its own order, row by row."""
         place = self.places[node.operands[0]]
-        return node.op == "mul_mat" and is_weight(self.graph, place.root) and place.strides[-1] == 4
+        return node.op == "mul_mat" and place.root in self._weights and place.strides[-1] == 4
 
-    def _norm(self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout) -> None:
+    def _norm(self, builder: k.ProgramBuilder, group: Group, storage: Located) -> None:
         first = self.graph.nodes[group.nodes[0]]
         rows: list[k.Operand | None] = [None, None]
         value = self.leaves + group.nodes[0]
@@ -323,7 +428,7 @@ class CpuLowering:
         else:
             builder.rms_norm(first.type.shape, source, target, rows[0], epsilon)
 
-    def _reduction(self, builder: k.ProgramBuilder, number: int, storage: StorageLayout) -> None:
+    def _reduction(self, builder: k.ProgramBuilder, number: int, storage: Located) -> None:
         node = self.graph.nodes[number]
         shape = self.types[node.operands[0]].shape
         slot, offset, _ = storage.locate(self.leaves + number)

@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from heliograph_backends.cpu.kernels import PackedForm
 from heliograph_backends.planning.groups import Group
@@ -24,15 +24,24 @@ def packed_forms(
     """Return the form of each weight that lies packed. All others lie in their own order."""
     forms: dict[int, set[PackedForm | None]] = {}
     leaves = len(graph.leaves)
-    for group in groups:
+    weights = {value for value in range(leaves) if is_weight(graph, value)}
+    #: By what decides a form; the graph keeps its types alive, so an id is that of one object.
+    known: dict[tuple[Hashable, ...], PackedForm | None] = {}
+    for group in groups if weights else ():
         for number in group.nodes:
             node = graph.nodes[number]
             right = RIGHT_SIDES.get(node.op, -1) if group.role == "matmul" else -1
             for place, value in enumerate(node.operands):
                 root = places[value].root
                 # A view is no read.
-                if is_weight(graph, root) and places[leaves + number].root != root:
-                    form = form_of(graph, places, value, node.op) if place == right else None
+                if root in weights and places[leaves + number].root != root:
+                    form = None
+                    if place == right:
+                        types = id(graph.type_of(value)), id(graph.leaves[root].type)
+                        key = node.op, *types, places[value].offset_bytes, places[value].strides
+                        if key not in known:
+                            known[key] = form_of(graph, places, value, node.op)
+                        form = known[key]
                     forms.setdefault(root, set()).add(form)
     for output in graph.outputs:
         forms[places[output.value].root] = {None}

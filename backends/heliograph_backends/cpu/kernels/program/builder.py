@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -56,6 +56,10 @@ TOGETHER_NS = 20_000.0
 ALONE = -1
 
 
+#: The slot and offset of an operand.
+Place: TypeAlias = tuple[int, int]
+
+
 class _Added(NamedTuple):
     """An appended step."""
 
@@ -97,6 +101,8 @@ class ProgramBuilder:
         self._slots: list[int] = []
         self._offsets: list[int] = []
         self._steps: list[_Added] = []
+        #: The form of each step and the places of its operands, from which `append` makes it again.
+        self.appended: list[tuple[Encoding, Sequence[Place]]] = []
         self._set = ALONE
         self._pack_bytes = 0
         self._needs = words.ALWAYS
@@ -382,21 +388,29 @@ class ProgramBuilder:
         self._append(encoding, [operand for operand in operands if operand is not None])
 
     def _append(self, encoding: Encoding, operands: Sequence[AnyOperand]) -> None:
-        """Add a step: the words of its form, and the slots and offsets to fill in."""
+        self.append(encoding, [(operand.slot, operand.offset) for operand in operands])
+
+    def append(self, encoding: Encoding, places: Sequence[Place], member: int = ALONE) -> None:
+        """Add a step: the words of its form, and the slots and offsets to fill in. `member`: the
+        set of steps that it may run with, unless `member_of` names one."""
         if not encoding.code:
             return
+        if self._set != ALONE:
+            member = self._set
         code, size = encoding.code, self._size
-        for place, operand in zip(encoding.operands, operands, strict=True):
-            if operand.slot < 0 or operand.offset < 0:
+        for word, (slot, offset) in zip(encoding.operands, places, strict=True):
+            if slot < 0 or offset < 0:
                 raise ValueError("slots and offsets are not negative")
-            self._places.append(size + place)
-            self._slots.append(operand.slot)
-            self._offsets.append(operand.offset)
-        if encoding.through_caches and _overwrites(operands):
+            self._places.append(size + word)
+            self._slots.append(slot)
+            self._offsets.append(offset)
+        if encoding.through_caches and len(set(places)) < len(places):
+            # Two operands start at the same place, as in a step that runs in place.
             code = encoding.through_caches
+        self.appended.append((encoding, places))
         self._code += code
         self._size = size + len(code) // WORD_BYTES
-        self._steps.append(_Added(size, encoding.shared, encoding.nanoseconds, self._set))
+        self._steps.append(_Added(size, encoding.shared, encoding.nanoseconds, member))
         self._pack_bytes = max(self._pack_bytes, encoding.pack_bytes)
         self._needs |= encoding.needs
 
@@ -428,8 +442,3 @@ def _together(steps: Sequence[_Added]) -> Iterator[int]:
         opened += sum(step.shared for step in steps[first:behind])
         for place in range(first, behind):
             yield opened << 1 | int(place > first)
-
-
-def _overwrites(operands: Sequence[AnyOperand]) -> bool:
-    """True if two operands start at the same place, as in a step that runs in place."""
-    return len({operand[:2] for operand in operands}) < len(operands)
