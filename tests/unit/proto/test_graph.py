@@ -234,3 +234,25 @@ def test_leaves_are_listed_by_kind_in_order() -> None:
     found = graph(leaves=(W, X, V, replace(X, name="z")))
     assert [leaf.name for leaf in found.inputs] == ["x", "z"]
     assert (found.weights, found.variables) == ((W,), (V,))
+
+
+def test_nodes_of_one_form_share_their_type_and_attributes_and_no_others_do() -> None:
+    scales = [0.0, 0.0, -0.0, 1.0]
+    nodes = [node("scale", 0, type=TensorType(F32, (4,)), scale=one, bias=0.0) for one in scales]
+    leaf = replace(X, name="other", type=TensorType(F32, (4,)))
+    found = validate(graph(*nodes, leaves=(X, leaf)), LIMITS)
+    types = [*(one.type for one in found.leaves), *(one.type for one in found.nodes)]
+    assert all(one is types[0] for one in types)
+    shared = {id(one.attributes) for one in found.nodes}
+    assert found.nodes[0].attributes is found.nodes[1].attributes and len(shared) == len(scales) - 1
+    assert [repr(one.attributes["scale"]) for one in found.nodes] == [repr(one) for one in scales]
+
+
+def test_a_later_node_of_a_known_form_with_another_result_is_refused() -> None:
+    error = refused(graph(node("neg", 0), node("neg", 0, type=TensorType(F32, (3,)))))
+    assert error.origin.node == 1 and "the graph says f32[3]" in error.message
+
+
+def test_a_later_assignment_of_a_known_form_must_name_a_variable() -> None:
+    error = refused(graph(node("assign", 1, 0), node("assign", 0, 0), leaves=(X, V)))
+    assert error.origin.node == 1 and "not a variable" in error.message

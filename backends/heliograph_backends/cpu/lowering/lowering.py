@@ -150,7 +150,7 @@ class CpuLowering:
         """True if a node reads and writes nothing but f32."""
         is_f32 = self._is_f32
         values = self.graph.nodes[number].operands
-        return is_f32[self.leaves + number] and all([is_f32[value] for value in values])
+        return is_f32[self.leaves + number] and False not in [is_f32[value] for value in values]
 
     def is_native(self, group: Group) -> bool:
         """True if native steps run a group."""
