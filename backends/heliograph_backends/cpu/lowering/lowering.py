@@ -12,9 +12,8 @@ from typing import Protocol, TypeAlias
 
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels import Operation
-from heliograph_backends.cpu.kernels.program.builder import Place
+from heliograph_backends.cpu.kernels.program.builder import Step
 from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
-from heliograph_backends.cpu.kernels.program.encoding import Encoding
 from heliograph_backends.cpu.lowering import attention, experts, moves, rope
 from heliograph_backends.cpu.lowering import rows as row_ops
 from heliograph_backends.cpu.lowering.elementwise import (
@@ -103,7 +102,7 @@ class CpuLowering:
             if node.op == "fill" and node.type.size == 1 and node.type.dtype is F32
         }
         #: The steps of each form of a group, whose operands' slots are numbers of its values.
-        self._steps_of_forms: dict[Hashable, Sequence[tuple[Encoding, Sequence[Place]]]] = {}
+        self._steps_of_forms: dict[Hashable, list[Step]] = {}
         # Equal steps are encoded once, and equal instructions are the same object.
         self._encodings = k.Encodings()
         self._instructions: dict[tuple[ElementwiseForm, ...], tuple[k.Instruction, ...]] = {}
@@ -257,9 +256,9 @@ class CpuLowering:
         form, values = self._form_of(group, packed)
         steps = self._steps_of_forms.get(form)
         if steps is None:
-            template = self.builder()
+            steps = self._steps_of_forms[form] = []
+            template = k.ProgramBuilder(self._encodings, steps)
             self._append(template, group, _Numbered(self.places, values), packed)
-            steps = self._steps_of_forms[form] = template.appended
         places, regions = self.places, storage.regions
         found = []
         for value in values:

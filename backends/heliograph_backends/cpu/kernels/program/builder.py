@@ -58,6 +58,8 @@ ALONE = -1
 
 #: The slot and offset of an operand.
 Place: TypeAlias = tuple[int, int]
+#: The form of a step and the places of its operands, from which `append` makes it again.
+Step: TypeAlias = tuple[Encoding, Sequence[Place]]
 
 
 class _Added(NamedTuple):
@@ -92,8 +94,10 @@ class Encodings:
 class ProgramBuilder:
     """A builder of programs: methods append steps, `build` returns the program."""
 
-    def __init__(self, encodings: Encodings | None = None) -> None:
+    def __init__(self, encodings: Encodings | None = None, record: list[Step] | None = None) -> None:
+        """`record` receives the steps."""
         self._encodings = encodings or Encodings()
+        self._record = record
         self._code = bytearray()
         self._size = PROGRAM_HEADER_WORDS
         # The positions of slots in the code, and the slots and offsets to fill in there.
@@ -101,8 +105,6 @@ class ProgramBuilder:
         self._slots: list[int] = []
         self._offsets: list[int] = []
         self._steps: list[_Added] = []
-        #: The form of each step and the places of its operands, from which `append` makes it again.
-        self.appended: list[tuple[Encoding, Sequence[Place]]] = []
         self._set = ALONE
         self._pack_bytes = 0
         self._needs = words.ALWAYS
@@ -407,7 +409,8 @@ class ProgramBuilder:
         if encoding.through_caches and len(set(places)) < len(places):
             # Two operands start at the same place, as in a step that runs in place.
             code = encoding.through_caches
-        self.appended.append((encoding, places))
+        if self._record is not None:
+            self._record.append((encoding, places))
         self._code += code
         self._size = size + len(code) // WORD_BYTES
         self._steps.append(_Added(size, encoding.shared, encoding.nanoseconds, member))
