@@ -21,7 +21,7 @@ def device(request: pytest.FixtureRequest) -> CpuDevice:
 
 
 def layers(made: Maker, chosen: range, x: int) -> int:
-    """Layers whose norms, weights, scalars and operands differ, some in form and some in place alone."""
+    """Append layers that differ in form or in the places of their values, and return the result."""
     for number in chosen:
         weights = np.random.default_rng(number)
         row, matrix = (weights.normal(size=size).astype(np.float32) for size in ((32,), (32, 32)))
