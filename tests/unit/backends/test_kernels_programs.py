@@ -323,10 +323,10 @@ def test_an_abort_in_the_middle_of_a_set_ends_the_run(
 def test_a_run_that_is_paused_goes_on_where_it_was(
     random: np.random.Generator, pool: WorkerPool | None
 ) -> None:
-    layer = Layer(random)
+    layer = Layer(random, tokens=400, width=512)
     expected = layer.run(None)
     pauses = 0
-    for _ in range(400):
+    for _ in range(10):
         over = threading.Event()
 
         def interrupt(over: threading.Event = over) -> None:
@@ -345,9 +345,7 @@ def test_a_run_that_is_paused_goes_on_where_it_was(
         thread.join()
         layer.bound.clear()
         assert layer.result.tobytes() == expected
-        if pauses > 5:
-            return
-    pytest.fail(f"only {pauses} pauses")
+    assert pauses > 10
 
 
 def test_a_paused_run_can_be_given_up(random: np.random.Generator, pool: WorkerPool | None) -> None:

@@ -7,7 +7,7 @@ definition.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from heliograph_backends.cpu import kernels as k
@@ -75,9 +75,9 @@ class Located(Protocol):
 class _Numbered:
     """The places of a group's values, with their numbers as slots."""
 
-    def __init__(self, places: Sequence[ValuePlace], values: Sequence[int]) -> None:
+    def __init__(self, places: Sequence[ValuePlace], numbers: Mapping[int, int]) -> None:
         self._places = places
-        self._numbers = {value: number for number, value in enumerate(values)}
+        self._numbers = numbers
 
     def locate(self, value: int) -> tuple[int, int, tuple[int, ...]]:
         return self._numbers[value], 0, self._places[value].strides
@@ -254,17 +254,22 @@ class CpuLowering:
                 self._move(builder, group.last, storage)
             return
         form, values = self._form_of(group, packed)
-        steps = self._steps_of_forms.get(form)
-        if steps is None:
-            steps = self._steps_of_forms[form] = []
-            template = k.ProgramBuilder(self._encodings, steps)
-            self._append(template, group, _Numbered(self.places, values), packed)
         places, regions = self.places, storage.regions
         found = []
         for value in values:
             root, offset, _ = places[value]
             slot, start = regions[root]
             found.append((slot, start + offset))
+        # Values at one place have one number: a step that runs in place is another one.
+        firsts: dict[tuple[int, int], int] = {}
+        numbers = [firsts.setdefault(place, number) for number, place in enumerate(found)]
+        if len(firsts) < len(found):
+            form = form, *numbers
+        steps = self._steps_of_forms.get(form)
+        if steps is None:
+            steps = self._steps_of_forms[form] = []
+            numbered = _Numbered(places, dict(zip(values, numbers, strict=True)))
+            self._append(k.ProgramBuilder(self._encodings, steps), group, numbered, packed)
         if len(steps) > 1:
             # They run one after the other.
             member = k.ALONE
