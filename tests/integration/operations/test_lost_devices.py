@@ -29,14 +29,15 @@ def test_every_session_hears_of_a_lost_device_and_lists_it_with_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with running_daemon(*DEVICES) as url, hg.connect(url) as session, hg.connect(url) as other:
-        with other.watch() as watch:
+        with other.watch() as watch, session.watch() as own:
             plan = session.compile(graph(), "fake0")
             plan.run(x=X)
             with pytest.raises(hg.DeviceLostError, match=WHY):
                 plan.run(x=X)
-            event = watch.next(timeout=SECONDS)
-            assert event is not None and (event.device, event.member) == ("fake0", "")
-            assert WHY in event.lost
+            for events in (watch, own):
+                event = events.next(timeout=SECONDS)
+                assert event is not None and (event.device, event.member) == ("fake0", "")
+                assert WHY in event.lost
         with hg.connect(url) as late:
             for one in (session, other, late):
                 lost, left = one.devices
