@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate proto bench
+.PHONY: help docs demo demo-pool test test-fast test-onnx simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate proto bench
 .PHONY: peers constraints clean
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "make demo-pool     the model over three hosts that are each too small, one of which is lost"
 	@echo "make test          lint, types and tests"
 	@echo "make test-fast     the tests that start no daemon, in about a minute"
+	@echo "make test-onnx     the cases of onnx.backend.test on the CPU, and a table of what came of them"
 	@echo "make test-deploy   the image and the compose file, built and run by an engine that the tests start"
 	@echo "make simulate      the pure parts under 10,000 random schedules and losses (SEED, COUNT, ONLY=session)"
 	@echo "make fuzz          20,000 mutated conversations against a daemon (SEED, COUNT; CORPUS=folder keeps the new ones)"
@@ -86,6 +87,11 @@ unit: $(VENV)/.dev $(VENV)/.model
 test-fast: $(VENV)/.dev
 	$(COMPILE)
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "$(APART) and not slow" tests/unit/proto tests/unit/client tests/unit/server
+
+# About a minute. It fails where a case is wrong, and where fewer pass than are recorded.
+test-onnx: $(VENV)/.dev
+	$(COMPILE)
+	$(BIN)/python tests/support/onnx_suite.py
 
 # About a minute. A violation is printed with the command that replays it.
 simulate: $(VENV)/.dev

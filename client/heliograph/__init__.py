@@ -19,7 +19,7 @@
     Errors      every one is an HeliographError; the tree is in `heliograph.errors`
     Tools       compare, tune_allocator, and `plan.explain()`
 
-`hg.aio` has the same names for asyncio.
+`hg.aio` has the same names for asyncio; `hg.onnx` reads ONNX models.
 """
 
 # ruff: noqa: F403 - each module of functions lists its own
@@ -33,6 +33,7 @@ from heliograph_proto import __version__
 if TYPE_CHECKING:
     from heliograph import aio as aio
     from heliograph import errors as errors
+    from heliograph import onnx as onnx
     from heliograph._base.buffer import aligned_empty
     from heliograph._base.placement import CompileOptions
     from heliograph._base.reservation import Reservation
@@ -177,7 +178,7 @@ _LAZY = {
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names.split()}
 
-__all__ = ["__version__", "aio", "errors", "ops"]
+__all__ = ["__version__", "aio", "errors", "onnx", "ops"]
 # Graphs
 __all__ += ["DType", "Graph", "ServerWeight", "ServerWeights", "TensorType", "Value", "assign"]
 __all__ += ["dequantize", "load", "quantize", "save"]
@@ -232,7 +233,7 @@ else:
 
 def __getattr__(name: str) -> object:
     """Import a lazy name. Other names raise an AttributeError that suggests a near one."""
-    if name in ("aio", "errors"):
+    if name in ("aio", "errors", "onnx"):
         return importlib.import_module(f"heliograph.{name}")
     if name in _MODULE_OF:
         found = getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -19,6 +19,8 @@ PACKAGES = {
     "heliograph_server": ROOT / "server/heliograph_server",
     "heliograph": ROOT / "client/heliograph",
 }
+#: What both the rules of ONNX's ops and the walk of a graph are made of.
+ONNX_BASE = "= onnx/elements onnx/errors onnx/node onnx/ports onnx/rules onnx/tensors"
 #: The layers of each package, bottom first: folders, and modules at the package's root. Those of one line do
 #: not import each other, except where the line begins with "=": it is one place.
 LAYERS = {
@@ -81,7 +83,10 @@ LAYERS = {
         "= ops array_access tensor device run_future plan watching session connection raw admin",
         "head",
         "aio",
-        "comparison models testing",
+        "comparison lowerings models testing",
+        ONNX_BASE,
+        "onnx/ops",
+        "onnx",
         "heliograph",
         "cli/common",
         "cli/doctor",
@@ -107,6 +112,11 @@ NARROWER = {
         "cuda/lowering",
     ),
     "heliograph_backends/conformance/harness": ("contract", "reference"),
+    # Importers of models use the public names of `heliograph`, and nothing inside of it.
+    "heliograph/lowerings": (),
+    f"heliograph/{ONNX_BASE}": (),
+    "heliograph/onnx/ops": (ONNX_BASE, "lowerings"),
+    "heliograph/onnx": (ONNX_BASE, "lowerings", "onnx/ops"),
 }
 #: Which other packages a package may import; the server imports the client in some folders alone.
 OTHERS = {

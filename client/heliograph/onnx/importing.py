@@ -1,0 +1,371 @@
+"""The walk of an ONNX graph, node by node, into a graph of Heliograph.
+
+A name of the ONNX graph stands for a value of the device, or for an array of the host as long as no
+input of a run is in it. The walk runs subgraphs and functions as deep as they are nested, within
+bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+import heliograph as hg
+from heliograph.onnx import functions, ops
+from heliograph.onnx.elements import (
+    DIRECT,
+    NARROW,
+    Array,
+    Coded,
+    Item,
+    decode,
+    element_of_array,
+    encode,
+    name_of,
+    storage_of,
+)
+from heliograph.onnx.errors import NeedsValue, broken, label, refusal
+from heliograph.onnx.folding import fold
+from heliograph.onnx.node import Node
+from heliograph.onnx.ports import Names, Port, Spec, elements_in, input_port, output_port
+from heliograph.onnx.rules import MOVES, REFUSED, Result, find
+from heliograph.onnx.tensors import Tensors, constant_of
+
+#: The most nodes that one import walks, with those of unrolled loops and of functions.
+MOST_NODES = 100_000
+#: The most subgraphs and functions inside each other.
+MOST_DEPTH = 40
+#: Larger constants are weights, which are uploaded once, and keep the names of the model.
+_SMALL = 256
+_MISSING: Any = object()
+#: The exceptions of a rule for a model that breaks ONNX's rules.
+_FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError)
+
+assert ops
+
+
+@dataclass(slots=True)
+class Program:
+    """A graph made of a model, and how to feed it and read its results."""
+
+    graph: hg.Graph
+    inputs: dict[str, Port]
+    outputs: dict[str, Port]
+    #: The inputs whose values the graph was made for.
+    fixed: dict[str, Array]
+
+
+@dataclass(slots=True)
+class Shared:
+    """The state that all levels of one import share."""
+
+    tensors: Tensors
+    functions: functions.Functions
+    graph: hg.Graph = field(default_factory=hg.Graph)
+    names: Names = field(default_factory=Names)
+    #: Constants that are in the graph, by the identity of their array, which is kept.
+    lifted: dict[int, tuple[Array, hg.Value]] = field(default_factory=dict)
+    nodes: int = 0
+    depth: int = 0
+
+    def count(self, node: NodeProto) -> None:
+        """Count a node. Raises UnsupportedError beyond the bound."""
+        self.nodes += 1
+        if self.nodes > MOST_NODES:
+            raise refusal(node, f"loops and functions unroll to more than {MOST_NODES:,} nodes")
+
+    def constant(self, array: Array, name: str) -> hg.Value:
+        """Return a constant as a value of the graph, the same for the same array."""
+        if id(array) not in self.lifted:
+            is_weight = array.size > _SMALL and name != ""
+            value = (
+                self.graph.weight(self.names.free(name), array) if is_weight else self.graph.constant(array)
+            )
+            self.lifted[id(array)] = (array, value)
+        return self.lifted[id(array)][1]
+
+
+class Scope:
+    """One level of an ONNX graph: the main graph, a subgraph or the body of a function."""
+
+    def __init__(
+        self, shared: Shared, opsets: Mapping[str, int], parent: Scope | None = None, *, is_main: bool = False
+    ) -> None:
+        self.shared = shared
+        self.opsets = opsets
+        self.parent = parent
+        self.is_main = is_main
+        self.items: dict[str, Item] = {}
+        #: The inputs of the main graph that decide each name.
+        self.origins: dict[str, frozenset[str]] = {}
+
+    # For rules
+
+    @property
+    def graph(self) -> hg.Graph:
+        return self.shared.graph
+
+    def opset(self, domain: str) -> int:
+        """The version of a domain."""
+        other = "ai.onnx" if domain == "" else ""
+        return self.opsets.get(domain) or self.opsets.get(other, 1)
+
+    def origin(self, name: str) -> frozenset[str]:
+        """The inputs of the main graph that decide a name."""
+        level: Scope | None = self
+        while level is not None:
+            if name in level.origins:
+                return level.origins[name]
+            level = level.parent
+        return frozenset()
+
+    def lift(self, item: Item, node: Node, name: str = "") -> hg.Value:
+        """Return an item as a value of the graph. Raises UnsupportedError for other element types."""
+        if isinstance(item, hg.Value):
+            return item
+        if item is None or isinstance(item, list):
+            raise node.broken(f"{name!r} is a sequence or nothing, where a tensor is needed")
+        element = item.element if isinstance(item, Coded) else element_of_array(item)
+        if element not in DIRECT or isinstance(item, Coded):
+            what = NARROW[element].name if element in NARROW else name_of(element)
+            raise node.refuse(f"it computes with elements of type {what}, which no device has")
+        return self.shared.constant(item, name)
+
+    def tensor(self, tensor: TensorProto) -> Array:
+        """Return the elements of a constant."""
+        return self.shared.tensors.read(tensor)
+
+    def subgraph(self, graph: GraphProto, inputs: Sequence[Item], node: Node) -> list[Item]:
+        """Run a subgraph with these inputs, and return its outputs."""
+        if len(inputs) != len(graph.input):
+            raise node.broken(f"its body has {len(graph.input)} inputs, and {len(inputs)} are given")
+        inner = Scope(self.shared, self.opsets, self)
+        decided = self._origin_of(node.proto)
+        for one, item in zip(graph.input, inputs, strict=True):
+            inner.bind(one.name, item, decided)
+        inner.add_initializers(graph)
+        self._enter(node.proto)
+        inner.walk(graph.node)
+        self.shared.depth -= 1
+        return [inner.look_up(one.name, node.proto) for one in graph.output]
+
+    # The walk
+
+    def bind(self, name: str, item: Item, origin: frozenset[str]) -> None:
+        """Let a name stand for an item."""
+        self.items[name] = item
+        self.origins[name] = origin
+
+    def add_initializers(self, graph: GraphProto) -> None:
+        """Bind the constants of a graph."""
+        for tensor in graph.initializer:
+            if tensor.name in self.items:
+                raise hg.InvalidModelError(f"two constants or inputs are named {tensor.name!r:.80}")
+            self.bind(tensor.name, self.shared.tensors.read(tensor), frozenset())
+        for sparse in graph.sparse_initializer:
+            self.bind(sparse.values.name, self.shared.tensors.read_sparse(sparse), frozenset())
+
+    def look_up(self, name: str, node: NodeProto) -> Item:
+        """Return what a name stands for. Raises InvalidModelError if it is not computed yet."""
+        if name == "":
+            return None
+        level: Scope | None = self
+        while level is not None:
+            found = level.items.get(name, _MISSING)
+            if found is not _MISSING:
+                item: Item = found
+                return item
+            level = level.parent
+        raise broken(
+            node, f"it reads {name!r:.80}, which nothing before it computes: the graph has a cycle or a gap"
+        )
+
+    def walk(self, nodes: Iterable[NodeProto]) -> None:
+        """Run nodes in their order."""
+        for node in nodes:
+            self.shared.count(node)
+            items = [self.look_up(name, node) for name in node.input]
+            origin = self._origin_of(node)
+            results = self._results(node, items)
+            if len(results) < len([name for name in node.output if name]):
+                raise broken(node, f"it has {len(node.output)} outputs, and the op gives {len(results)}")
+            for name, item in zip(node.output, results, strict=False):
+                if name and name in self.items:
+                    raise broken(node, f"its output {name!r:.80} is computed twice")
+                if name:
+                    self.bind(name, item, origin)
+
+    def _origin_of(self, node: NodeProto) -> frozenset[str]:
+        """The inputs of the main graph that decide a node's outputs."""
+        names = set(node.input)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                names |= _captured(attribute.g)
+        return frozenset().union(*(self.origin(name) for name in names if name))
+
+    def _results(self, node: NodeProto, items: list[Item]) -> Sequence[Item]:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            return [constant_of(node, self.shared.tensors)]
+        is_own = (node.domain, node.op_type) in self.shared.functions
+        if not is_own:
+            folded = fold(node, items, self.opsets)
+            if folded is not None:
+                return folded
+        rule = None if is_own else find(node.domain, node.op_type)
+        if rule is None:
+            return self._inlined(node, items)
+        try:
+            return self._by_rule(node, items)
+        except (hg.UnsupportedError, hg.InvalidGraphError) as error:
+            can_inline = node.op_type not in REFUSED and self.shared.depth < MOST_DEPTH
+            if can_inline and functions.has_body(node, {}, self.opsets):
+                return self._inlined(node, items)
+            if isinstance(error, hg.UnsupportedError):
+                raise
+            raise refusal(node, error.message) from None
+
+    def _by_rule(self, node: NodeProto, items: list[Item]) -> Sequence[Item]:
+        rule = find(node.domain, node.op_type)
+        assert rule is not None
+        element = _narrow_of(items) if node.op_type in MOVES else 0
+        given = [_codes(item) for item in items] if element else items
+        try:
+            with self._named(node):
+                result: Result = rule(Node(node, given, self))
+        except (hg.HeliographError, RecursionError, NeedsValue):
+            raise
+        except _FAULTS as error:
+            raise broken(node, f"{type(error).__name__}: {error}") from None
+        results = result if isinstance(result, tuple) else (result,)
+        return [_coded(one, element) for one in results] if element else results
+
+    def _named(self, node: NodeProto) -> Any:
+        """Name what a node builds after it."""
+        name = node.name[:200]
+        return self.graph.scope(name) if self.is_main and name and name.isprintable() else nullcontext()
+
+    def _inlined(self, node: NodeProto, items: list[Item]) -> Sequence[Item]:
+        """Run the body of a function."""
+        function = functions.body_of(node, items, self.shared.functions, self.opsets)
+        if function is None:
+            raise refusal(node, REFUSED.get(node.op_type, "there is no rule for this op"))
+        imports = {one.domain: one.version for one in function.opset_import}
+        inner = Scope(self.shared, {**self.opsets, **imports})
+        padded = [*items, *[None] * (len(function.input) - len(items))]
+        for place, (name, item) in enumerate(zip(function.input, padded, strict=False)):
+            given = place < len(node.input) and node.input[place] != ""
+            inner.bind(name, item, self.origin(node.input[place]) if given else frozenset())
+        attributes = functions.attributes_of(node, function)
+        self._enter(node)
+        inner.walk(functions.bound(one, attributes) for one in function.node)
+        self.shared.depth -= 1
+        # A body need not compute the outputs that the node does not name.
+        wanted = [
+            place < len(node.output) and node.output[place] != "" for place in range(len(function.output))
+        ]
+        return [
+            inner.look_up(name, node) if is_wanted else None
+            for name, is_wanted in zip(function.output, wanted, strict=True)
+        ]
+
+    def _enter(self, node: NodeProto) -> None:
+        """Go one level deeper. Raises UnsupportedError beyond the bound."""
+        self.shared.depth += 1
+        if self.shared.depth > MOST_DEPTH:
+            raise refusal(node, f"functions and subgraphs are nested deeper than {MOST_DEPTH}: {label(node)}")
+
+
+def _captured(graph: GraphProto) -> set[str]:
+    """The names that a subgraph reads."""
+    found = {one.name for one in graph.output}
+    for node in graph.node:
+        found |= set(node.input)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                found |= _captured(attribute.g)
+    return found
+
+
+def _narrow_of(items: Sequence[Item]) -> int:
+    """The narrow element type of a node's inputs; 0 if there is none."""
+    for item in items:
+        if isinstance(item, Coded):
+            return item.element
+        if isinstance(item, np.ndarray) and (element := element_of_array(item)) in NARROW:
+            return element
+    return 0
+
+
+def _codes(item: Item) -> Item:
+    if isinstance(item, Coded):
+        return item.codes
+    return encode(item) if isinstance(item, np.ndarray) else item
+
+
+def _coded(item: Item, element: int) -> Item:
+    if isinstance(item, hg.Value):
+        return Coded(item, element)
+    return decode(item, element) if isinstance(item, np.ndarray) else item
+
+
+def opsets_of(model: ModelProto) -> dict[str, int]:
+    """Return the versions of the domains that a model uses."""
+    return {one.domain: one.version for one in model.opset_import} or {"": 1}
+
+
+def functions_of(model: ModelProto) -> dict[tuple[str, str], FunctionProto]:
+    """Return the functions of a model."""
+    return {(one.domain, one.name): one for one in model.functions}
+
+
+def build(
+    model: ModelProto, tensors: Tensors, specs: Mapping[str, Spec], fixed: Mapping[str, Array]
+) -> Program:
+    """Make a graph of a model for inputs of these specs.
+
+    `fixed`: values of inputs that decide shapes. Raises UnsupportedError, InvalidModelError, and
+    NeedsValue for an input that must be fixed.
+    """
+    shared = Shared(tensors, functions_of(model))
+    main = Scope(shared, opsets_of(model), is_main=True)
+    main.add_initializers(model.graph)
+    program = Program(shared.graph, {}, {}, dict(fixed))
+    outputs = Names()
+    for one in model.graph.input:
+        if one.name in main.items:
+            continue
+        if one.name in fixed:
+            main.bind(one.name, np.asarray(fixed[one.name]), frozenset([one.name]))
+            continue
+        spec = specs[one.name]
+        port, item = _input(one.name, spec, shared)
+        program.inputs[one.name] = port
+        main.bind(one.name, item, frozenset([one.name]))
+    try:
+        main.walk(model.graph.node)
+    except RecursionError:
+        raise hg.InvalidModelError("functions and subgraphs are nested too deep") from None
+    for one in model.graph.output:
+        if one.name in program.outputs:
+            raise hg.InvalidModelError(f"two outputs are named {one.name!r:.80}")
+        item = main.look_up(one.name, NodeProto(name=one.name, op_type="output"))
+        program.outputs[one.name] = output_port(item, one.name, shared.graph, outputs)
+    return program
+
+
+def _input(name: str, spec: Spec, shared: Shared) -> tuple[Port, Item]:
+    elements = set(elements_in(spec))
+    if unknown := [one for one in elements if storage_of(one) is None]:
+        raise hg.UnsupportedError(f"input {name!r:.80}: there is no data type for {name_of(unknown[0])}")
+    element = next(iter(elements), 1)
+    port, item = input_port(spec, name, shared.graph, shared.names, storage_of(element) or "f32")
+    return port, _all_coded(item, element) if element in NARROW else item
+
+
+def _all_coded(item: Item, element: int) -> Item:
+    return [_all_coded(one, element) for one in item] if isinstance(item, list) else _coded(item, element)

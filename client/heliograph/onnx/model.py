@@ -1,0 +1,249 @@
+"""`hg.onnx.load` and `Model`: an ONNX model, its inputs and outputs, and graphs of it by shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TypeProto, ValueInfoProto
+
+import heliograph as hg
+from heliograph.onnx import checks
+from heliograph.onnx.elements import name_of, numpy_dtype, storage_of
+from heliograph.onnx.errors import NeedsValue
+from heliograph.onnx.importing import Program, build
+from heliograph.onnx.plans import OnnxPlan
+from heliograph.onnx.ports import Spec, TensorSpec, spec_of
+from heliograph.onnx.tensors import Tensors
+
+#: The most elements of an input whose values a graph is made for.
+MOST_FIXED = 4096
+Shapes = Mapping[str, Sequence[int] | int]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An input or output of a model, as the model declares it."""
+
+    name: str
+    #: As onnxruntime writes it, such as "tensor(float)" or "seq(tensor(int64))".
+    type: str
+    #: Sizes; a name is a symbol, None is unknown. Empty where the model declares no shape.
+    shape: tuple[int | str | None, ...]
+
+
+class Model:
+    """An ONNX model. Made by `hg.onnx.load`; any number of sessions can compile it."""
+
+    def __init__(self, proto: ModelProto, folder: Path | None) -> None:
+        self._proto = proto
+        self._tensors = Tensors(folder)
+        constants = {one.name for one in proto.graph.initializer}
+        self._inputs = {one.name: one for one in proto.graph.input if one.name not in constants}
+
+    def __repr__(self) -> str:
+        names = ", ".join(self._inputs)
+        return f"<Model ({names:.80}) -> ({', '.join(one.name for one in self._proto.graph.output):.80})>"
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """The inputs that a run takes."""
+        return tuple(_argument(one) for one in self._inputs.values())
+
+    @property
+    def outputs(self) -> tuple[Argument, ...]:
+        """The outputs that a run gives."""
+        return tuple(_argument(one) for one in self._proto.graph.output)
+
+    def graph(self, shapes: Shapes | None = None, values: Mapping[str, Any] | None = None) -> hg.Graph:
+        """Return the model as a graph for inputs of these shapes; see `compile`.
+
+        Names that a graph cannot have are replaced.
+        """
+        specs = self._declared(shapes or {}, values or {})
+        try:
+            return self.program(specs, values or {}).graph
+        except NeedsValue as need:
+            raise hg.UnsupportedError(
+                f"{need.node} needs the elements of {need.name!r:.80} before a run",
+                advice=f"give them: values={{name: array}} for {', '.join(sorted(need.inputs)):.200}",
+            ) from None
+
+    def compile(
+        self,
+        session: hg.Session,
+        shapes: Shapes | None = None,
+        *,
+        values: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> OnnxPlan:
+        """Compile the model for a session.
+
+        Where all shapes are known, the plan is made now, and the weights are uploaded. Otherwise
+        the first run with inputs of some shapes makes the plan for them.
+
+        Args:
+            shapes: Sizes of symbols by name, as {"batch": 8}, or shapes by the input's name.
+            values: Values of inputs that decide shapes, such as the second input of Reshape. A run
+                gives them too, and compiles again when they change.
+            options: Arguments of `session.compile`, such as devices and memory.
+
+        Raises UnsupportedError and InvalidModelError, naming the node, and the errors of
+        `session.compile`.
+        """
+        plan = OnnxPlan(self, session, dict(options))
+        specs = self._declared(shapes or {}, values or {}, strict=bool(shapes))
+        if all(name in specs for name in self._inputs):
+            try:
+                plan.prepare(specs, values or {})
+            except NeedsValue as need:
+                # The first run has the values.
+                self._check_decidable(need, specs, values or {})
+        return plan
+
+    # For plans
+
+    def spec(self, feeds: Mapping[str, Any]) -> dict[str, Spec]:
+        """Return the specs of a run's inputs. Raises InvalidInputError."""
+        if unknown := [name for name in feeds if name not in self._inputs]:
+            raise hg.InvalidInputError(
+                f"there is no input {unknown[0]!r:.80}", advice=f"inputs: {', '.join(self._inputs):.400}"
+            )
+        found: dict[str, Spec] = {}
+        symbols: dict[str, int] = {}
+        for name, info in self._inputs.items():
+            if name not in feeds and not info.type.HasField("optional_type"):
+                raise hg.InvalidInputError(f"input {name!r:.80} is missing")
+            found[name] = spec_of(feeds.get(name), name)
+            _check_fit(info, found[name], symbols)
+        return found
+
+    def program(self, specs: Mapping[str, Spec], values: Mapping[str, Any]) -> Program:
+        """Make a graph. Raises NeedsValue for an input that decides a shape."""
+        fixed = {name: np.asarray(value) for name, value in values.items()}
+        return build(self._proto, self._tensors, specs, fixed)
+
+    def build(self, feeds: Mapping[str, Any], fixed: set[str]) -> Program:
+        """Make a graph for a run. Adds to `fixed` the inputs whose values decide shapes."""
+        specs = self.spec(feeds)
+        while True:
+            values = {name: np.asarray(feeds[name]) for name in fixed}
+            try:
+                return self.program(specs, values)
+            except NeedsValue as need:
+                fixed.update(self._check_decidable(need, specs, values))
+
+    def _check_decidable(
+        self, need: NeedsValue, specs: Mapping[str, Spec], values: Mapping[str, Any]
+    ) -> list[str]:
+        """Return the inputs whose values decide a shape. Raises UnsupportedError unless they are
+        small."""
+        missing = sorted(name for name in need.inputs if name not in values)
+        if missing and all(_is_small(specs.get(name)) for name in missing):
+            return missing
+        inputs = ", ".join(map(repr, missing))
+        decided = f", and the inputs {inputs} are too large to be fixed" if inputs else ""
+        raise hg.UnsupportedError(
+            f"{need.node} needs the elements of {need.name!r:.80} before a run{decided}",
+            advice="hg.onnx.supported(path) lists the nodes that cannot be run",
+        )
+
+    def _declared(self, shapes: Shapes, values: Mapping[str, Any], *, strict: bool = True) -> dict[str, Spec]:
+        """Return the specs of the inputs whose shapes are known. Raises InvalidArgumentError."""
+        symbols = {
+            size
+            for info in self._inputs.values()
+            for size in checks.sizes_of(info) or ()
+            if isinstance(size, str)
+        }
+        if wrong := [name for name in shapes if name not in self._inputs and name not in symbols]:
+            known = ", ".join((*self._inputs, *sorted(symbols)))
+            raise hg.InvalidArgumentError(
+                f"there is no input or symbol {wrong[0]!r:.80}", advice=f"there are: {known:.400}"
+            )
+        found: dict[str, Spec] = {}
+        for name, info in self._inputs.items():
+            if name in values:
+                found[name] = spec_of(values[name], name)
+                continue
+            shape = _shape_of(info, shapes)
+            element = info.type.tensor_type.elem_type
+            if shape is not None and storage_of(element) is not None:
+                found[name] = TensorSpec(element, shape)
+            elif strict:
+                raise hg.InvalidArgumentError(
+                    f"the shape of input {name!r:.80} is not known: {_argument(info).shape}",
+                    advice=f"give it: shapes={{{name!r}: (1, 3)}}, or sizes of its symbols",
+                )
+        return found
+
+
+def _shape_of(info: ValueInfoProto, shapes: Shapes) -> tuple[int, ...] | None:
+    given = shapes.get(info.name)
+    if given is not None and not isinstance(given, int):
+        return tuple(int(one) for one in given)
+    declared = checks.sizes_of(info)
+    if declared is None:
+        return None
+    found: list[int] = []
+    for size in declared:
+        number = shapes.get(size) if isinstance(size, str) else size
+        if not isinstance(number, int):
+            return None
+        found.append(number)
+    return tuple(found)
+
+
+def _is_small(spec: Spec) -> bool:
+    return isinstance(spec, TensorSpec) and int(np.prod(spec.shape, dtype=object)) <= MOST_FIXED
+
+
+def _check_fit(info: ValueInfoProto, spec: Spec, symbols: dict[str, int]) -> None:
+    """Check that what a run is given has the declared type. Raises InvalidInputError."""
+    if not info.type.HasField("tensor_type"):
+        return
+    if not isinstance(spec, TensorSpec):
+        raise hg.InvalidInputError(f"input {info.name!r:.80} is a tensor, and a sequence or nothing is given")
+    element = info.type.tensor_type.elem_type
+    if element and spec.element != element:
+        raise hg.InvalidInputError(
+            f"input {info.name!r:.80} is of {name_of(element)}, and {name_of(spec.element)} is given",
+            advice=f"convert it: array.astype(np.{numpy_dtype(element).name})" if storage_of(element) else "",
+        )
+    declared = checks.sizes_of(info)
+    if declared is None:
+        return
+    fits = len(declared) == len(spec.shape)
+    for want, size in zip(declared, spec.shape, strict=False):
+        wanted = symbols.setdefault(want, size) if isinstance(want, str) else want
+        fits = fits and (wanted is None or wanted == size)
+    if not fits:
+        raise hg.InvalidInputError(
+            f"input {info.name!r:.80} has shape {list(declared)}, and {list(spec.shape)} is given"
+        )
+
+
+def _argument(info: ValueInfoProto) -> Argument:
+    return Argument(info.name, _type_text(info.type), checks.sizes_of(info) or ())
+
+
+def _type_text(of: TypeProto) -> str:
+    if of.HasField("sequence_type"):
+        return f"seq({_type_text(of.sequence_type.elem_type)})"
+    if of.HasField("optional_type"):
+        return f"optional({_type_text(of.optional_type.elem_type)})"
+    if of.HasField("tensor_type"):
+        return f"tensor({name_of(of.tensor_type.elem_type)})"
+    return "unknown"
+
+
+def load(source: str | Path | bytes) -> Model:
+    """Read an ONNX model from a file or from bytes.
+
+    Weights in other files must lie in the model's folder. They are mapped, not copied. Raises
+    InvalidModelError, and UnsupportedError for another opset.
+    """
+    return Model(*checks.read(source))

@@ -1,0 +1,200 @@
+"""Rules of branches, loops, sequences and optionals, all of which are resolved on import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.lowerings.arrays import part
+from heliograph.onnx.elements import Array, Item
+from heliograph.onnx.node import Node
+from heliograph.onnx.ops.shapes import pieces
+from heliograph.onnx.rules import Result, rule
+
+#: The most turns of a loop that is unrolled.
+MOST_TURNS = 1024
+
+
+@rule("If")
+def _branch(node: Node) -> Result:
+    """Take one branch of a constant condition; else compute both, and choose."""
+    condition = node.item(0)
+    if isinstance(condition, np.ndarray):
+        return tuple(node.run("then_branch" if bool(condition.all()) else "else_branch", []))
+    chosen = hg.reshape(node.value(0), ())
+    results: list[Item] = []
+    for yes, no in zip(node.run("then_branch", []), node.run("else_branch", []), strict=True):
+        if isinstance(yes, list) or isinstance(no, list) or yes is None or no is None:
+            raise node.refuse("its condition is computed by a run, and its results are sequences")
+        left, right = node.level.lift(yes, node), node.level.lift(no, node)
+        if left.type != right.type:
+            raise node.refuse(f"its condition is computed by a run, and it gives {left.type} or {right.type}")
+        results.append(hg.where(chosen, left, right))
+    return tuple(results)
+
+
+@rule("Loop")
+def _loop(node: Node) -> Result:
+    """Unroll a loop, whose condition and number of turns are constant."""
+    most = node.integer(0) if node.has(0) else None
+    condition: Item = node.array(1) if node.has(1) else np.array(True)
+    state = [node.items[place] for place in range(2, len(node.items))]
+    scans: list[list[Item]] = [[] for _ in range(max(0, len(node.body("body").output) - 1 - len(state)))]
+    turn = 0
+    while most is None or turn < most:
+        if not isinstance(condition, np.ndarray):
+            raise node.refuse("its condition is computed by a run")
+        if not bool(condition.all()):
+            break
+        if turn >= MOST_TURNS:
+            raise node.refuse(f"it has more than {MOST_TURNS} turns")
+        found = node.run("body", [np.array(turn, np.int64), condition, *state])
+        condition = found[0]
+        state, parts = found[1 : 1 + len(state)], found[1 + len(state) :]
+        for scan, one in zip(scans, parts, strict=True):
+            scan.append(one)
+        turn += 1
+    return (*state, *(_stacked(node, scan, 0) for scan in scans))
+
+
+def _stacked(node: Node, items: list[Item], axis: int) -> Item:
+    if not items:
+        raise node.refuse("it has no turn, so that the shape of its results is not known")
+    if all(isinstance(one, np.ndarray) for one in items):
+        arrays: list[Array] = [np.asarray(one) for one in items]
+        return np.stack(arrays, axis=axis)
+    return hg.stack([node.level.lift(one, node) for one in items], axis=axis)
+
+
+@rule("Scan")
+def _scan(node: Node) -> Result:
+    """Unroll a scan over the elements along an axis of each of its inputs."""
+    count = node.int("num_scan_inputs")
+    if node.opset >= 9:
+        values = node.values()
+        return _scanned(node, values[: len(values) - count], values[len(values) - count :], batched=False)
+    values = node.values(1)
+    states, inputs = values[: len(values) - count], values[len(values) - count :]
+    batches = [
+        _scanned(node, [one[number] for one in states], [one[number] for one in inputs], batched=True)
+        for number in range(inputs[0].shape[0])
+    ]
+    return tuple(_stacked(node, list(items), 0) for items in zip(*batches, strict=True))
+
+
+def _scanned(
+    node: Node, state: Sequence[Item], inputs: Sequence[hg.Value], *, batched: bool
+) -> tuple[Item, ...]:
+    names = "directions directions" if batched else "scan_input_axes scan_input_directions"
+    axes = [] if batched else node.ints(names.split()[0]) or []
+    ways = node.ints(names.split()[1]) or []
+    axes = [node.axis(one, v.ndim) for one, v in zip(axes or [0] * len(inputs), inputs, strict=True)]
+    ways = ways or [0] * len(inputs)
+    turns = inputs[0].shape[axes[0]]
+    if turns > MOST_TURNS:
+        raise node.refuse(f"it has more than {MOST_TURNS} turns")
+    results: list[list[Item]] = [[] for _ in range(len(node.body("body").output) - len(state))]
+    for turn in range(turns):
+        slices = []
+        for v, axis, way in zip(inputs, axes, ways, strict=True):
+            place = v.shape[axis] - 1 - turn if way else turn
+            slices.append(hg.squeeze(part(v, axis, place, place + 1), axis=axis))
+        found = node.run("body", [*state, *slices])
+        state = found[: len(state)]
+        for one, item in zip(results, found[len(state) :], strict=True):
+            one.append(item)
+    out_axes = (None if batched else node.ints("scan_output_axes")) or [0] * len(results)
+    out_ways = (None if batched else node.ints("scan_output_directions")) or [0] * len(results)
+    return (
+        *state,
+        *(
+            _stacked(node, items[::-1] if way else items, axis)
+            for items, axis, way in zip(results, out_axes, out_ways, strict=True)
+        ),
+    )
+
+
+# Sequences
+
+
+@rule("SequenceConstruct")
+def _sequence_construct(node: Node) -> Result:
+    return (list(node.items),)
+
+
+@rule("SequenceEmpty")
+def _sequence_empty(node: Node) -> Result:
+    return ([],)
+
+
+def _place(node: Node, place: int, length: int) -> int:
+    if not -length <= place < length:
+        raise node.broken(f"place {place} of a sequence of {length}")
+    return place % length
+
+
+@rule("SequenceAt")
+def _sequence_at(node: Node) -> Result:
+    items = node.sequence(0)
+    return (items[_place(node, node.integer(1), len(items))],)
+
+
+@rule("SequenceLength")
+def _sequence_length(node: Node) -> Result:
+    return np.array(len(node.sequence(0)), np.int64)
+
+
+@rule("SequenceInsert")
+def _sequence_insert(node: Node) -> Result:
+    items = list(node.sequence(0))
+    place = node.integer(2) if node.has(2) else len(items)
+    items.insert(place if place >= 0 else len(items) + place, node.item(1))
+    return (items,)
+
+
+@rule("SequenceErase")
+def _sequence_erase(node: Node) -> Result:
+    items = list(node.sequence(0))
+    del items[_place(node, node.integer(1) if node.has(1) else -1, len(items))]
+    return (items,)
+
+
+@rule("SplitToSequence")
+def _split_to_sequence(node: Node) -> Result:
+    x = node.value(0)
+    axis = node.axis(node.int("axis", 0), x.ndim)
+    whole = x.shape[axis]
+    if not node.has(1):
+        parts = pieces(x, axis, [1] * whole)
+        return ([hg.squeeze(one, axis=axis) for one in parts] if not node.int("keepdims", 1) else [*parts],)
+    sizes = node.integers(1)
+    if node.array(1).ndim == 0:
+        each = sizes[0]
+        if each < 1:
+            raise node.broken(f"parts of {each} elements")
+        sizes = [min(each, whole - start) for start in range(0, whole, each)]
+    return ([*pieces(x, axis, sizes)],)
+
+
+@rule("ConcatFromSequence")
+def _concat_from_sequence(node: Node) -> Result:
+    values = [node.level.lift(one, node) for one in node.sequence(0)]
+    join = hg.stack if node.int("new_axis", 0) else hg.concat
+    return join(values, axis=node.int("axis"))
+
+
+@rule("Optional")
+def _optional(node: Node) -> Result:
+    return (node.items[0] if node.items else None,)
+
+
+@rule("OptionalHasElement")
+def _optional_has_element(node: Node) -> Result:
+    return np.array(node.has(0))
+
+
+@rule("OptionalGetElement")
+def _optional_get_element(node: Node) -> Result:
+    return (node.item(0),)

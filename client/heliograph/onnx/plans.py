@@ -1,0 +1,126 @@
+"""`OnnxPlan`: an ONNX model compiled for a session, with a plan for each of the last shapes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.onnx.elements import Array
+from heliograph.onnx.importing import Program
+from heliograph.onnx.ports import Spec, feed_into, result_of
+
+if TYPE_CHECKING:
+    from heliograph.onnx.model import Model
+
+#: The most plans of a model that are kept.
+MOST_PLANS = 16
+_Key: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A graph of a model, and its plan; None where the host computed everything."""
+
+    program: Program
+    plan: hg.Plan | None
+
+
+class OnnxPlan:
+    """A model compiled for a session. Made by `model.compile`; thread-safe.
+
+    There is a plan for each combination of shapes. The last `MOST_PLANS` are kept.
+    """
+
+    def __init__(self, model: Model, session: hg.Session, options: dict[str, Any]) -> None:
+        self._model = model
+        self._session = session
+        self._options = options
+        self._lock = threading.Lock()
+        self._plans: OrderedDict[_Key, Compiled] = OrderedDict()
+        #: The inputs whose values decide shapes, as far as that is known.
+        self._fixed: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<OnnxPlan of {self._model!r}, {len(self._plans)} shapes>"
+
+    @property
+    def plans(self) -> tuple[hg.Plan, ...]:
+        """The plans that are kept, the last used one at the end."""
+        with self._lock:
+            return tuple(one.plan for one in self._plans.values() if one.plan is not None)
+
+    def run(
+        self, feeds: Mapping[str, Any] | None = None, /, *, timeout: float | None = None, **named: Any
+    ) -> dict[str, Any]:
+        """Run the model and wait for its outputs.
+
+        Args:
+            feeds: Arrays by the names of the inputs, here or as keywords. A sequence is a list.
+            timeout: Seconds to wait for the run; None means no limit.
+
+        Returns arrays by the names of the outputs. Raises InvalidInputError, UnsupportedError,
+        InvalidModelError, and the errors of `session.compile` and of the run.
+        """
+        given = {name: _as_arrays(feed) for name, feed in {**(feeds or {}), **named}.items()}
+        compiled = self._compiled(given)
+        program = compiled.program
+        results: dict[str, Array] = {}
+        if compiled.plan is not None:
+            wires: dict[str, Array] = {}
+            for name, port in program.inputs.items():
+                feed_into(port, given.get(name), wires)
+            results = compiled.plan.run(wires, timeout=timeout)
+        return {name: result_of(port, results) for name, port in program.outputs.items()}
+
+    def prepare(self, specs: Mapping[str, Spec], values: Mapping[str, Any]) -> None:
+        """Make the plan for inputs of these specs."""
+        program = self._model.program(specs, values)
+        key = _key(specs, {name: np.asarray(value) for name, value in values.items()})
+        with self._lock:
+            self._fixed.update(values)
+        self._keep(key, program)
+
+    def _compiled(self, feeds: Mapping[str, Any]) -> Compiled:
+        specs = self._model.spec(feeds)
+        with self._lock:
+            fixed = set(self._fixed)
+            key = _key(specs, {name: feeds[name] for name in fixed})
+            if key in self._plans:
+                self._plans.move_to_end(key)
+                return self._plans[key]
+        program = self._model.build(feeds, fixed)
+        with self._lock:
+            self._fixed |= fixed
+            key = _key(specs, {name: feeds[name] for name in self._fixed})
+        return self._keep(key, program)
+
+    def _keep(self, key: _Key, program: Program) -> Compiled:
+        # A graph needs an output: without one, the host has computed everything.
+        plan = self._session.compile(program.graph, **self._options) if program.graph.outputs else None
+        with self._lock:
+            found = self._plans.setdefault(key, Compiled(program, plan))
+            self._plans.move_to_end(key)
+            # A plan that a run still uses lives until that ends: the last reference frees it.
+            while len(self._plans) > MOST_PLANS:
+                self._plans.popitem(last=False)
+        return found
+
+
+def _as_arrays(feed: Any) -> Any:
+    if feed is None or isinstance(feed, np.ndarray):
+        return feed
+    if isinstance(feed, (list, tuple)):
+        return [_as_arrays(one) for one in feed]
+    return np.asarray(feed)
+
+
+def _key(specs: Mapping[str, Spec], values: Mapping[str, Array]) -> _Key:
+    shapes = tuple((name, specs[name]) for name in sorted(specs) if name not in values)
+    fixed = tuple(sorted((name, str(one.dtype), one.shape, one.tobytes()) for name, one in values.items()))
+    return shapes, fixed

@@ -1,0 +1,142 @@
+"""Ports: how the inputs and outputs of a model, sequences too, become those of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.onnx.elements import (
+    Array,
+    Coded,
+    Item,
+    decode,
+    element_of,
+    element_of_array,
+    encode,
+    name_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The element type and the shape of a tensor that a run is given."""
+
+    element: int
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"tensor({name_of(self.element)}) {list(self.shape)}"
+
+
+#: The form of an input of a run: a tensor, a sequence of them, or nothing for an optional.
+Spec: TypeAlias = "TensorSpec | tuple[Any, ...] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A tensor that a run takes or gives under a name of the graph."""
+
+    name: str
+    spec: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A tensor that the host knew before the run."""
+
+    array: Array
+
+
+Port: TypeAlias = "Wire | Known | tuple[Any, ...] | None"
+
+
+class Names:
+    """Names of a graph for those of a model, which may be of any characters."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def free(self, wanted: str) -> str:
+        """Return a name that is like the wanted one, valid and not taken."""
+        plain = wanted[:500] if wanted and wanted.isprintable() else "tensor"
+        name, count = plain, 1
+        while name in self._taken:
+            count += 1
+            name = f"{plain}.{count}"
+        self._taken.add(name)
+        return name
+
+
+def spec_of(feed: Any, name: str) -> Spec:
+    """Return the spec of what a run is given. Raises InvalidInputError."""
+    if feed is None:
+        return None
+    if isinstance(feed, (list, tuple)):
+        return tuple(spec_of(one, name) for one in feed)
+    array = np.asarray(feed)
+    element = element_of_array(array)
+    if not element:
+        raise hg.InvalidInputError(f"input {name!r:.80}: NumPy's {array.dtype} is no element type of ONNX")
+    return TensorSpec(element, tuple(array.shape))
+
+
+def feed_into(port: Port, feed: Any, wires: dict[str, Array]) -> None:
+    """Add the arrays of what a run is given to the inputs of the graph."""
+    if isinstance(port, Wire):
+        wires[port.name] = encode(np.asarray(feed))
+    elif isinstance(port, tuple):
+        for inner, one in zip(port, feed, strict=True):
+            feed_into(inner, one, wires)
+
+
+def result_of(port: Port, results: Mapping[str, Array]) -> Any:
+    """Return what a run gives for an output: an array, a list of them, or None."""
+    if isinstance(port, Wire):
+        return decode(results[port.name], port.spec.element)
+    if isinstance(port, Known):
+        return port.array
+    return None if port is None else [result_of(one, results) for one in port]
+
+
+def input_port(spec: Spec, name: str, graph: hg.Graph, names: Names, storage: str) -> tuple[Port, Item]:
+    """Add the inputs of a spec to the graph, and return its port and its item.
+
+    `storage`: the data type of its tensors' elements or codes.
+    """
+    if spec is None:
+        return None, None
+    if isinstance(spec, tuple):
+        pairs = [
+            input_port(one, f"{name}.{number}", graph, names, storage) for number, one in enumerate(spec)
+        ]
+        return tuple(port for port, _ in pairs), [item for _, item in pairs]
+    wire = Wire(names.free(name), spec)
+    value = graph.input(wire.name, spec.shape, storage)
+    return wire, value
+
+
+def output_port(item: Item, name: str, graph: hg.Graph, names: Names) -> Port:
+    """Name an item as an output of the graph, and return its port."""
+    if item is None:
+        return None
+    if isinstance(item, list):
+        return tuple(output_port(one, f"{name}.{number}", graph, names) for number, one in enumerate(item))
+    if isinstance(item, np.ndarray):
+        return Known(item)
+    value = item.codes if isinstance(item, Coded) else item
+    wire = Wire(names.free(name), TensorSpec(element_of(item), value.shape))
+    graph.output(wire.name, value)
+    return wire
+
+
+def elements_in(spec: Spec) -> Sequence[int]:
+    """Return the element types of a spec's tensors."""
+    if spec is None:
+        return ()
+    if isinstance(spec, tuple):
+        return [element for one in spec for element in elements_in(one)]
+    return (spec.element,)

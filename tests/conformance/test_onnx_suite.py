@@ -1,0 +1,20 @@
+"""A sample of `onnx.backend.test`; `make test-onnx` runs all of it."""
+
+from __future__ import annotations
+
+import pytest
+from onnx_suite import outcomes, table
+
+#: Every so many cases of the suite of nodes are run.
+EVERY = 12
+
+
+@pytest.mark.parametrize(
+    ("kind", "every"), [("node", EVERY), ("pytorch-converted", 4), ("pytorch-operator", 4)]
+)
+def test_no_case_of_the_suite_is_wrong(kind: str, every: int) -> None:
+    """Each passes, or is refused by name."""
+    found = list(outcomes(kind, every=every))
+    assert not [one for one in found if one.kind == "wrong"], table(found)
+    share = sum(one.passed for one in found) / len(found)
+    assert share > 0.9, table(found)
