@@ -31,11 +31,16 @@ WORDS = {
     "refused": "refused by name",
     "wrong": "wrong",
 }
-#: The absolute error of single elements by the op's noise: where the true value is 0, the reference
-#: has 2e-7 of its own transforms.
-NOISE = {"DFT": 1e-6}
+#: Relative and absolute errors of cases whose expected values are noisy. Of DFT they are 2e-7 where
+#: the true value is 0; of attention they are 1.4 units in the last place of float16 off.
+NOISE = {
+    "test_dft_inverse": (0.0, 1e-6),
+    "test_dft_inverse_opset19": (0.0, 1e-6),
+    "test_attention_4d_causal_fp16": (2**-9, 0.0),
+    "test_attention_4d_causal_fp16_expanded": (2**-9, 0.0),
+}
 #: The least number of cases that pass.
-RECORDED = {"node": 1788, "pytorch-converted": 82, "pytorch-operator": 35}
+RECORDED = {"node": 1809, "pytorch-converted": 82, "pytorch-operator": 35}
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,14 @@ def outcome(session: hg.Session, case: Any) -> Outcome:
     ops = sorted({node.op_type for node in model.graph.node})
     op = ops[0] if len(ops) == 1 else ",".join(ops)[:40]
     kind = "folded"
+    rtol, atol = map(max, (case.rtol, case.atol), NOISE.get(case.name, (0.0, 0.0)))
     try:
         plan = hg.onnx.load(model.SerializeToString()).compile(session)
         for given, wanted in data:
             names = [one.name for one in model.graph.input]
             feeds = dict(zip(names, given, strict=False))
             found = list(plan.run(feeds, timeout=60).values())
-            if wrong := difference(found, wanted, case.rtol, max(case.atol, NOISE.get(op, 0))):
+            if wrong := difference(found, wanted, rtol, atol):
                 return Outcome(case.name, "wrong", wrong, op)
             if plan.plans:
                 kind = "fixed" if plan._fixed else "device"

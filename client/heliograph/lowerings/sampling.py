@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import mul
+from operator import add, mul
 
 import numpy as np
 
@@ -41,31 +41,40 @@ def _reflected(place: hg.Value, low: float, high: float) -> hg.Value:
     return hg.where(rest > span, 2 * span - rest, rest) + low
 
 
-def sample(x: hg.Value, places: Sequence[hg.Value], mode: str, border: Border) -> hg.Value:
-    """Return x [n, c, ...] at the places [n, p] along each dimension: [n, c, p].
+def sample(
+    x: hg.Value, places: Sequence[hg.Value], mode: str, border: Border, images: hg.Value | None = None
+) -> hg.Value:
+    """Return x [n, c, ...] at the places [m, p] along each dimension: [m, c, p].
 
-    `mode`: nearest, linear or cubic.
+    `mode`: nearest, linear or cubic. `images`: which of the n images each of the m takes; without
+    them m is n.
     """
+    terms = list(weighted(x, places, mode, border, images))
+    return hg.permute_dims(reduce(add, terms), (0, 2, 1))
+
+
+def weighted(
+    x: hg.Value, places: Sequence[hg.Value], mode: str, border: Border, images: hg.Value | None = None
+) -> Iterator[hg.Value]:
+    """Yield the terms of `sample` [m, p, c]: an element near each place times its weight."""
     sizes = x.shape[2:]
-    table = hg.reshape(
-        hg.permute_dims(x, (0, *range(2, x.ndim), 1)), (x.shape[0] * math.prod(sizes), x.shape[1])
-    )
+    if images is None:
+        images = x.graph.constant(np.arange(x.shape[0], dtype=np.int64))
+    rows = hg.permute_dims(x, (0, *range(2, x.ndim), 1))
+    table = hg.reshape(rows, (x.shape[0] * math.prod(sizes), x.shape[1]))
+    source = _Source(table, sizes, hg.expand_dims(cast(images, "i64"), axis=1) * math.prod(sizes), border)
     if mode != "cubic":
         places = [border.inside(one, size) for one, size in zip(places, sizes, strict=True)]
     if mode == "nearest":
-        found = _fetch(table, x, [hg.round(one) for one in places], border)
-        return hg.permute_dims(found, (0, 2, 1))
+        yield source.fetch([hg.round(one) for one in places])
+        return
     floors = [hg.floor(one) for one in places]
     rests = [one - floor for one, floor in zip(places, floors, strict=True)]
     taps = [_linear(one) if mode == "linear" else _cubic(one) for one in rests]
-    total: hg.Value | None = None
     for chosen in itertools.product(*taps):
         weight = reduce(mul, (one for _, one in chosen))
         at = [floor + float(offset) for floor, (offset, _) in zip(floors, chosen, strict=True)]
-        term = _fetch(table, x, at, border) * hg.expand_dims(weight, axis=2)
-        total = term if total is None else total + term
-    assert total is not None
-    return hg.permute_dims(total, (0, 2, 1))
+        yield source.fetch(at) * hg.expand_dims(weight, axis=2)
 
 
 def _linear(rest: hg.Value) -> list[tuple[int, hg.Value]]:
@@ -84,22 +93,29 @@ def _cubic(rest: hg.Value) -> list[tuple[int, hg.Value]]:
     return [(-1, far(rest + 1)), (0, near(rest)), (1, near(1 - rest)), (2, far(2 - rest))]
 
 
-def _fetch(table: hg.Value, x: hg.Value, at: Sequence[hg.Value], border: Border) -> hg.Value:
-    """Return the elements at whole places, [n, p, c]."""
-    sizes = x.shape[2:]
-    flat: hg.Value | None = None
-    known: hg.Value | None = None
-    for one, size in zip(at, sizes, strict=True):
-        place = (
-            hg.round(border.inside(one, size)) if border.mode == "reflection" else border.inside(one, size)
-        )
-        if border.mode == "zeros":
-            here = (place >= 0) & (place <= size - 1.0)
-            known = here if known is None else known & here
-        index = cast(hg.clip(place, 0.0, size - 1.0), "i64")
-        flat = index if flat is None else flat * size + index
-    assert flat is not None
-    count, many = flat.shape
-    flat = flat + (np.arange(count, dtype=np.int64) * math.prod(sizes)).reshape(-1, 1)
-    found = hg.reshape(hg.take(table, hg.reshape(flat, (flat.size,)), axis=0), (count, many, x.shape[1]))
-    return found if known is None else found * cast(hg.expand_dims(known, axis=2), found.dtype)
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Images as rows of a table, with the row that each one begins at."""
+
+    table: hg.Value
+    sizes: tuple[int, ...]
+    starts: hg.Value
+    border: Border
+
+    def fetch(self, at: Sequence[hg.Value]) -> hg.Value:
+        """Return the elements at whole places, [m, p, c]."""
+        flat: hg.Value | None = None
+        known: hg.Value | None = None
+        for one, size in zip(at, self.sizes, strict=True):
+            place = self.border.inside(one, size)
+            if self.border.mode == "reflection":
+                place = hg.round(place)
+            if self.border.mode == "zeros":
+                here = (place >= 0) & (place <= size - 1.0)
+                known = here if known is None else known & here
+            index = cast(hg.clip(place, 0.0, size - 1.0), "i64")
+            flat = index if flat is None else flat * size + index
+        assert flat is not None
+        found = hg.take(self.table, hg.reshape(flat + self.starts, (flat.size,)), axis=0)
+        wide = hg.reshape(found, (*flat.shape, self.table.shape[1]))
+        return wide if known is None else wide * cast(hg.expand_dims(known, axis=2), wide.dtype)

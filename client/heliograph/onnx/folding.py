@@ -17,116 +17,47 @@ from onnx.reference import ReferenceEvaluator
 from heliograph.onnx.elements import Array, Item, element_of_array
 from heliograph.onnx.rules import DOMAINS, REFUSED, RULES
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 #: The most elements of a result that is computed on the host.
 MOST_ELEMENTS = 2**24
 #: The most elements that ops of many steps for each element are given.
 MOST_HEAVY = 2**14
 #: The most elements of an input whose values decide a shape.
 _MOST_SHAPE_DATA = 1024
-_HEAVY = frozenset(
-    [
-        "AveragePool",
-        "Attention",
-        "Col2Im",
-        "Conv",
-        "ConvInteger",
-        "ConvTranspose",
-        "CumProd",
-        "CumSum",
-        "DFT",
-        "DeformConv",
-        "Det",
-        "Einsum",
-        "FlexAttention",
-        "GRU",
-        "Gemm",
-        "GridSample",
-        "LRN",
-        "LSTM",
-        "LinearAttention",
-        "LpPool",
-        "MatMul",
-        "MatMulInteger",
-        "MaxPool",
-        "MaxUnpool",
-        "QLinearConv",
-        "QLinearMatMul",
-        "RNN",
-        "Resize",
-        "RoiAlign",
-        "STFT",
-        "ScatterElements",
-        "ScatterND",
-        "TopK",
-        "TfIdfVectorizer",
-        "TreeEnsemble",
-        "Upsample",
-    ]
+_HEAVY = _words(
+    """
+    AveragePool Attention Col2Im Conv ConvInteger ConvTranspose CumProd CumSum DFT DeformConv
+    Det Einsum FlexAttention GRU Gemm GridSample LRN LSTM LinearAttention LpPool MatMul
+    MatMulInteger MaxPool MaxUnpool QLinearConv QLinearMatMul RNN Resize RoiAlign STFT
+    ScatterElements ScatterND TopK TfIdfVectorizer TreeEnsemble Upsample
+    """
 )
 #: Ops whose result may be larger than all inputs together: of these the shape must be known.
-_GROWING = frozenset(
-    [
-        "BlackmanWindow",
-        "CenterCropPad",
-        "ConstantOfShape",
-        "Expand",
-        "EyeLike",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "HammingWindow",
-        "HannWindow",
-        "MelWeightMatrix",
-        "OneHot",
-        "Pad",
-        "Range",
-        "Tile",
-    ]
+_GROWING = _words(
+    """
+    BlackmanWindow CenterCropPad ConstantOfShape Expand EyeLike Gather GatherElements GatherND
+    HammingWindow HannWindow MelWeightMatrix OneHot Pad Range Tile
+    """
 )
 #: Ops without a rule that are computed here.
-_ONLY_HERE = frozenset(
-    [
-        "BlackmanWindow",
-        "Compress",
-        "ConstantOfShape",
-        "HammingWindow",
-        "HannWindow",
-        "MelWeightMatrix",
-        "NonMaxSuppression",
-        "NonZero",
-        "Range",
-        "Unique",
-    ]
+_ONLY_HERE = _words(
+    """
+    BlackmanWindow Compress ConstantOfShape HammingWindow HannWindow MelWeightMatrix
+    NonMaxSuppression NonZero Range Unique
+    """
 )
 #: Ops that a rule must see, though the reference could compute them.
-_NEVER = frozenset(
-    [
-        "If",
-        "Loop",
-        "Scan",
-        "SequenceMap",
-        "SequenceConstruct",
-        "SequenceEmpty",
-        "SequenceInsert",
-        "SequenceErase",
-        "SequenceAt",
-        "SequenceLength",
-        "SplitToSequence",
-        "ConcatFromSequence",
-        "Optional",
-        "OptionalHasElement",
-        "OptionalGetElement",
-        "Shape",
-        "Size",
-        "Identity",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Bernoulli",
-        "Multinomial",
-        "Dropout",
-    ]
+_NEVER = _words(
+    """
+    If Loop Scan SequenceMap SequenceConstruct SequenceEmpty SequenceInsert SequenceErase
+    SequenceAt SequenceLength SplitToSequence ConcatFromSequence Optional OptionalHasElement
+    OptionalGetElement Shape Size Identity RandomNormal RandomNormalLike RandomUniform
+    RandomUniformLike Bernoulli Multinomial Dropout
+    """
 )
 
 

@@ -176,15 +176,15 @@ class Model:
             elif strict:
                 raise hg.InvalidArgumentError(
                     f"the shape of input {name!r:.80} is not known: {_argument(info).shape}",
-                    advice=f"give it: shapes={{{name!r}: (1, 3)}}, or sizes of its symbols",
+                    advice="give the shape of this input, or the sizes of its symbols",
                 )
         return found
 
 
 def _shape_of(info: ValueInfoProto, shapes: Shapes) -> tuple[int, ...] | None:
     given = shapes.get(info.name)
-    if given is not None and not isinstance(given, int):
-        return tuple(int(one) for one in given)
+    if given is not None:
+        return (given,) if isinstance(given, int) else tuple(int(one) for one in given)
     declared = checks.sizes_of(info)
     if declared is None:
         return None

@@ -10,7 +10,7 @@ import numpy as np
 import heliograph as hg
 from heliograph.lowerings.arrays import along, cast, from_front, part
 from heliograph.lowerings.scatters import Reduction, element_places, flat_indices, scatter_rows
-from heliograph.onnx.elements import Item
+from heliograph.onnx.elements import Array, Item
 from heliograph.onnx.node import Node
 from heliograph.onnx.rules import rule
 
@@ -135,3 +135,54 @@ def _top_k(node: Node) -> tuple[Item, ...]:
     order = hg.argsort(x, axis=axis, descending=bool(node.int("largest", 1)))
     places = part(order, axis, 0, count)
     return hg.take_along_axis(x, places, axis=axis), cast(places, "i64")
+
+
+@rule("TfIdfVectorizer")
+def _count_ngrams(node: Node) -> Item:
+    """Count how often each n-gram of a list occurs in each row, also with tokens left out."""
+    pool, starts, columns = (node.ints(name) for name in ("pool_int64s", "ngram_counts", "ngram_indexes"))
+    if pool is None or starts is None or columns is None:
+        raise node.refuse("it counts n-grams of strings, which no device has")
+    x = cast(node.value(0), "i64")
+    wide = x if x.ndim == 2 else hg.expand_dims(x, axis=0)
+    least, most = node.int("min_gram_length", 1), node.int("max_gram_length", 1)
+    lists = [pool[start:stop] for start, stop in zip(starts, [*starts[1:], len(pool)], strict=True)]
+    counts: list[hg.Value] = []
+    for length, flat in enumerate(lists, 1):
+        grams = np.array(flat, np.int64).reshape(-1, length)
+        total = hg.zeros((wide.shape[0], len(grams)), "f32", graph=node.graph)
+        # Without neighbours there is nothing to leave out.
+        skips = node.int("max_skip_count", 0) + 1 if length > 1 else 1
+        for step in range(1, skips + 1) if least <= length <= most else ():
+            if (count := wide.shape[1] - (length - 1) * step) > 0:
+                total = total + _matches(wide, grams, step, count)
+        if len(grams):
+            counts.append(total)
+    found = hg.concat(counts, axis=1)
+    if len(columns) != found.shape[1] or min(columns) < 0:
+        raise node.broken(f"{len(columns)} places of {found.shape[1]} n-grams")
+    found = _weighted(node, found)
+    node.room(max(columns) + 1, len(columns))
+    order = np.zeros((len(columns), max(columns) + 1), np.float32)
+    order[np.arange(len(columns)), columns] = 1
+    result = hg.matmul(found, order)
+    return result if x.ndim == 2 else result[0]
+
+
+def _matches(x: hg.Value, grams: Array, step: int, count: int) -> hg.Value:
+    """Return how often each n-gram begins in each row, with tokens `step` apart."""
+    hits: hg.Value | None = None
+    for place in range(grams.shape[1]):
+        tokens = hg.expand_dims(part(x, 1, place * step, place * step + count), axis=2)
+        here = tokens == np.ascontiguousarray(grams[:, place])
+        hits = here if hits is None else hits & here
+    assert hits is not None
+    return hg.sum(cast(hits, "f32"), axis=1)
+
+
+def _weighted(node: Node, counts: hg.Value) -> hg.Value:
+    mode = node.string("mode", "TF")
+    weights = np.array(node.floats("weights") or [1.0] * counts.shape[1], np.float32)
+    if mode == "TF":
+        return counts
+    return (cast(counts > 0, "f32") if mode == "IDF" else counts) * weights

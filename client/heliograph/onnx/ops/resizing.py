@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
 import heliograph as hg
-from heliograph.lowerings.arrays import cast, is_integer
+from heliograph.lowerings.arrays import cast, channels, is_integer, part
 from heliograph.lowerings.resampling import Resampling, blank, outside, resample
-from heliograph.lowerings.sampling import Border, sample
+from heliograph.lowerings.sampling import Border, sample, weighted
 from heliograph.onnx.elements import Item
 from heliograph.onnx.node import Node
+from heliograph.onnx.ops.convolutions import groups_of, window_of
 from heliograph.onnx.rules import rule
 
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
@@ -113,3 +115,75 @@ def _grid_sample(node: Node) -> Item:
         places.append((one + 1) * ((size - 1) / 2) if corners else ((one + 1) * size - 1) / 2.0)
     found = sample(x, places, _MODES.get(mode, mode), border)
     return hg.reshape(found, (*x.shape[:2], *shape))
+
+
+@rule("RoiAlign")
+def _roi_align(node: Node) -> Item:
+    """Sample regions of images at the points of a grid, and pool these."""
+    x, regions = node.value(0), node.value(1)
+    height, width = node.int("output_height", 1), node.int("output_width", 1)
+    ratio = node.int("sampling_ratio", 0)
+    if ratio < 1:
+        raise node.refuse("the number of its samples depends on the regions (sampling_ratio=0)")
+    node.room(height, width, ratio, ratio)
+    is_half = node.opset >= 16 and node.string("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+    corners = regions * node.float("spatial_scale", 1.0) - (0.5 if is_half else 0.0)
+    lines, outside = [], []
+    for start, count, size in ((1, height, x.shape[2]), (0, width, x.shape[3])):
+        low = corners[:, start : start + 1]
+        span = corners[:, start + 2 : start + 3] - low
+        span = span if is_half else hg.maximum(span, 1.0)
+        steps = ((np.arange(count * ratio) + 0.5) / ratio / count).astype(x.dtype.numpy)
+        line = low + span * steps
+        lines.append(line)
+        outside.append((line < -1.0) | (line > float(size)))
+    shape = (regions.shape[0], height * ratio, width * ratio)
+    rows, columns = hg.expand_dims(lines[0], axis=2), hg.expand_dims(lines[1], axis=1)
+    flat = (shape[0], shape[1] * shape[2])
+    places = [hg.reshape(hg.broadcast_to(one, shape), flat) for one in (rows, columns)]
+    blank = hg.reshape(hg.expand_dims(outside[0], axis=2) | hg.expand_dims(outside[1], axis=1), flat)
+    terms = list(weighted(x, places, "linear", Border("border"), node.value(2)))
+    is_max = node.string("mode", "avg") == "max"
+    # The largest is that of the weighted elements, as in the op's reference.
+    found = reduce(hg.maximum if is_max else hg.add, terms)
+    found = hg.where(hg.expand_dims(blank, axis=2), 0.0, found)
+    grid = hg.reshape(found, (shape[0], height, ratio, width, ratio, x.shape[1]))
+    pooled = (hg.max if is_max else hg.mean)(grid, axis=(2, 4))
+    return hg.permute_dims(pooled, (0, 3, 1, 2))
+
+
+@rule("DeformConv")
+def _deform_conv(node: Node) -> Item:
+    """Sample the data at shifted places of each window, and multiply with the weights."""
+    x, weights, offset = node.value(0), node.value(1), node.value(2)
+    if x.ndim != 4:
+        raise node.refuse(f"it convolves data of {x.ndim} dimensions; 4 are computed")
+    window = window_of(node, x.shape[2:], weights.shape[2:])
+    groups, shifts = groups_of(node, x, weights), node.int("offset_group", 1)
+    taps, outputs = math.prod(window.kernel), offset.shape[2:]
+    points = math.prod(outputs)
+    node.room(taps, points)
+    offsets = hg.reshape(offset, (x.shape[0], shifts, taps, 2, points))
+    bases = []
+    for axis in range(2):
+        steps = np.arange(outputs[axis]) * window.stride[axis] - window.low[axis]
+        inner = np.arange(window.kernel[axis]) * window.dilation[axis]
+        tap = inner[:, None] if axis == 0 else inner[None, :]
+        out = steps[:, None] if axis == 0 else steps[None, :]
+        taps_line = np.broadcast_to(tap, window.kernel).reshape(-1, 1)
+        bases.append((taps_line + np.broadcast_to(out, outputs).reshape(1, -1)).astype(x.dtype.numpy))
+    mask = hg.reshape(node.value(4), (x.shape[0], shifts, 1, taps * points)) if node.has(4) else None
+    channels_of, sampled = x.shape[1] // shifts, []
+    for number in range(shifts):
+        places = [
+            hg.reshape(offsets[:, number, :, axis] + bases[axis], (x.shape[0], taps * points))
+            for axis in range(2)
+        ]
+        one = part(x, 1, number * channels_of, (number + 1) * channels_of)
+        found = sample(one, places, "linear", Border("zeros"))
+        sampled.append(found if mask is None else found * mask[:, number])
+    wide = hg.concat(sampled, axis=1) if shifts > 1 else sampled[0]
+    columns = hg.reshape(wide, (x.shape[0], groups, x.shape[1] // groups * taps, points))
+    kernel = hg.reshape(weights, (groups, weights.shape[0] // groups, weights.shape[1] * taps))
+    result = hg.reshape(hg.matmul(kernel, columns), (x.shape[0], weights.shape[0], *outputs))
+    return result + channels(node.value(3), 4) if node.has(3) else result

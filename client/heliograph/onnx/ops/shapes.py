@@ -277,6 +277,14 @@ def _constant_of_shape(node: Node) -> Item:
     return hg.broadcast_to(node.graph.constant(array.reshape(())), node.integers(0))
 
 
+@rule("MelWeightMatrix")
+def _host_only(node: Node) -> Item:
+    """Demand constants, which the host computes with."""
+    for place in range(len(node.items)):
+        node.array(place)
+    raise node.refuse("it is too large to be computed on the host")
+
+
 @rule("AffineGrid")
 def _affine_grid(node: Node) -> Item:
     theta = node.value(0)
