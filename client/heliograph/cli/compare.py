@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import heliograph as hg
 from heliograph.cli.common.arguments import add_json_argument
-from heliograph.cli.common.graph_files import add_graph_arguments, read_inputs
+from heliograph.cli.common.graph_files import add_graph_arguments, read_graph, read_inputs
 from heliograph.cli.common.progress import progress_bar
 from heliograph.cli.common.tables import print_table
 
@@ -57,7 +57,7 @@ def _tolerance(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and return the exit status."""
-    graph = hg.load(arguments.graph, weights=arguments.weights)
+    graph = read_graph(arguments)
     frozen = graph._freeze()
     inputs = read_inputs(frozen, arguments.input)
     with (

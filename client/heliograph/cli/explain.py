@@ -6,7 +6,7 @@ import argparse
 
 import heliograph as hg
 from heliograph.cli.common.arguments import add_json_argument
-from heliograph.cli.common.graph_files import add_file_arguments
+from heliograph.cli.common.graph_files import add_file_arguments, read_graph
 from heliograph.cli.common.placement import add_placing_arguments, placing
 
 _EPILOG = (
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compile a graph and print its placement. Raises InvalidModelError, the errors of
     compiling."""
-    graph = hg.load(arguments.graph, weights=arguments.weights)
+    graph = read_graph(arguments)
     where = placing(arguments)
     with hg.connect(arguments.server) as session:
         plan = session.compile(graph, timeout=arguments.timeout, **where)

@@ -17,7 +17,13 @@ import heliograph as hg
 from heliograph import raw
 from heliograph.cli.common import npy
 from heliograph.cli.common.arguments import add_json_argument
-from heliograph.cli.common.graph_files import add_graph_arguments, put_inputs, read_inputs, require_inputs
+from heliograph.cli.common.graph_files import (
+    add_graph_arguments,
+    put_inputs,
+    read_graph,
+    read_inputs,
+    require_inputs,
+)
 from heliograph.cli.common.placement import add_placing_arguments, placing
 from heliograph.cli.common.tables import print_table
 from heliograph_proto.quantization import blocks
@@ -66,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a graph. Raises InvalidModelError, InvalidInputError, the run's errors."""
-    graph = hg.load(arguments.graph, weights=arguments.weights)
+    graph = read_graph(arguments)
     frozen = graph._freeze()
     # All local errors come before anything is sent.
     inputs = read_inputs(frozen, arguments.input)

@@ -6,7 +6,13 @@ import argparse
 from pathlib import Path
 
 import heliograph as hg
-from heliograph.cli.common.graph_files import add_graph_arguments, put_inputs, read_inputs, require_inputs
+from heliograph.cli.common.graph_files import (
+    add_graph_arguments,
+    put_inputs,
+    read_graph,
+    read_inputs,
+    require_inputs,
+)
 from heliograph.cli.common.placement import add_placing_arguments, placing
 
 _EPILOG = (
@@ -36,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the trace. Raises InvalidModelError, InvalidInputError, the run's errors."""
     if arguments.repeat < 1:
         raise hg.InvalidArgumentError(f"--repeat {arguments.repeat}", advice="give 1 or more")
-    graph = hg.load(arguments.graph, weights=arguments.weights)
+    graph = read_graph(arguments)
     frozen = graph._freeze()
     inputs = read_inputs(frozen, arguments.input)
     require_inputs(frozen, inputs)

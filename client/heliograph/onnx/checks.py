@@ -44,7 +44,11 @@ def _parsed(data: bytes, what: str) -> ModelProto:
         raise hg.InvalidModelError(
             f"{what} is no ONNX model, or is damaged: {error}", advice="export or copy the file again"
         ) from None
-    check(model, what)
+    try:
+        check(model, what)
+    except (TypeError, AttributeError) as error:
+        # Texts that are no UTF-8 come as bytes.
+        raise hg.InvalidModelError(f"{what} is no ONNX model, or is damaged: {error}") from None
     return model
 
 

@@ -29,7 +29,7 @@ from heliograph.onnx.elements import (
     name_of,
     storage_of,
 )
-from heliograph.onnx.errors import NeedsValue, broken, label, refusal
+from heliograph.onnx.errors import broken, label, refusal
 from heliograph.onnx.folding import fold
 from heliograph.onnx.node import Node
 from heliograph.onnx.ports import Names, Port, Spec, elements_in, input_port, output_port
@@ -43,6 +43,7 @@ MOST_DEPTH = 40
 #: Larger constants are weights, which are uploaded once, and keep the names of the model.
 _SMALL = 256
 _MISSING: Any = object()
+_IN_BODY = ", in its body: "
 #: The exceptions of a rule for a model that breaks ONNX's rules.
 _FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError)
 
@@ -150,8 +151,10 @@ class Scope:
             inner.bind(one.name, item, decided)
         inner.add_initializers(graph)
         self._enter(node.proto)
-        inner.walk(graph.node)
-        self.shared.depth -= 1
+        try:
+            inner.walk(graph.node)
+        finally:
+            self.shared.depth -= 1
         return [inner.look_up(one.name, node.proto) for one in graph.output]
 
     # The walk
@@ -191,7 +194,7 @@ class Scope:
             self.shared.count(node)
             items = [self.look_up(name, node) for name in node.input]
             origin = self._origin_of(node)
-            results = self._results(node, items)
+            results = self._checked_results(node, items)
             if len(results) < len([name for name in node.output if name]):
                 raise broken(node, f"it has {len(node.output)} outputs, and the op gives {len(results)}")
             for name, item in zip(node.output, results, strict=False):
@@ -208,6 +211,15 @@ class Scope:
                 names |= _captured(attribute.g)
         return frozenset().union(*(self.origin(name) for name in names if name))
 
+    def _checked_results(self, node: NodeProto, items: list[Item]) -> Sequence[Item]:
+        """As `_results`; faults of a damaged node become errors that name it."""
+        try:
+            return self._results(node, items)
+        except (hg.HeliographError, RecursionError):
+            raise
+        except _FAULTS as error:
+            raise broken(node, f"{type(error).__name__}: {error!s:.300}") from error
+
     def _results(self, node: NodeProto, items: list[Item]) -> Sequence[Item]:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             return [constant_of(node, self.shared.tensors)]
@@ -222,25 +234,21 @@ class Scope:
         try:
             return self._by_rule(node, items)
         except (hg.UnsupportedError, hg.InvalidGraphError) as error:
-            can_inline = node.op_type not in REFUSED and self.shared.depth < MOST_DEPTH
-            if can_inline and functions.has_body(node, {}, self.opsets):
-                return self._inlined(node, items)
-            if isinstance(error, hg.UnsupportedError):
-                raise
-            raise refusal(node, error.message) from None
+            reason = error if isinstance(error, hg.UnsupportedError) else refusal(node, error.message)
+        if node.op_type in REFUSED or not functions.has_body(node, {}, self.opsets):
+            raise reason
+        try:
+            return self._inlined(node, items)
+        except (hg.UnsupportedError, hg.InvalidModelError):
+            raise reason from None
 
     def _by_rule(self, node: NodeProto, items: list[Item]) -> Sequence[Item]:
         rule = find(node.domain, node.op_type)
         assert rule is not None
         element = _narrow_of(items) if node.op_type in MOVES else 0
         given = [_codes(item) for item in items] if element else items
-        try:
-            with self._named(node):
-                result: Result = rule(Node(node, given, self))
-        except (hg.HeliographError, RecursionError, NeedsValue):
-            raise
-        except _FAULTS as error:
-            raise broken(node, f"{type(error).__name__}: {error}") from None
+        with self._named(node):
+            result: Result = rule(Node(node, given, self))
         results = result if isinstance(result, tuple) else (result,)
         return [_coded(one, element) for one in results] if element else results
 
@@ -262,8 +270,14 @@ class Scope:
             inner.bind(name, item, self.origin(node.input[place]) if given else frozenset())
         attributes = functions.attributes_of(node, function)
         self._enter(node)
-        inner.walk(functions.bound(one, attributes) for one in function.node)
-        self.shared.depth -= 1
+        try:
+            inner.walk(functions.bound(one, attributes) for one in function.node)
+        except (hg.UnsupportedError, hg.InvalidModelError) as error:
+            # The outermost and the innermost node are named.
+            reason = error.message.rpartition(_IN_BODY)[2]
+            raise type(error)(f"{label(node)}{_IN_BODY}{reason}", advice=error.advice) from None
+        finally:
+            self.shared.depth -= 1
         # A body need not compute the outputs that the node does not name.
         wanted = [
             place < len(node.output) and node.output[place] != "" for place in range(len(function.output))
@@ -275,9 +289,9 @@ class Scope:
 
     def _enter(self, node: NodeProto) -> None:
         """Go one level deeper. Raises UnsupportedError beyond the bound."""
+        if self.shared.depth >= MOST_DEPTH:
+            raise refusal(node, f"functions and subgraphs are nested deeper than {MOST_DEPTH}")
         self.shared.depth += 1
-        if self.shared.depth > MOST_DEPTH:
-            raise refusal(node, f"functions and subgraphs are nested deeper than {MOST_DEPTH}: {label(node)}")
 
 
 def _captured(graph: GraphProto) -> set[str]:

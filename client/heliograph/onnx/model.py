@@ -124,7 +124,10 @@ class Model:
     def program(self, specs: Mapping[str, Spec], values: Mapping[str, Any]) -> Program:
         """Make a graph. Raises NeedsValue for an input that decides a shape."""
         fixed = {name: np.asarray(value) for name, value in values.items()}
-        return build(self._proto, self._tensors, specs, fixed)
+        try:
+            return build(self._proto, self._tensors, specs, fixed)
+        except (TypeError, AttributeError) as error:
+            raise hg.InvalidModelError(f"the model is damaged: {error}") from error
 
     def build(self, feeds: Mapping[str, Any], fixed: set[str]) -> Program:
         """Make a graph for a run. Adds to `fixed` the inputs whose values decide shapes."""

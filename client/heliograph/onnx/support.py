@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import FunctionProto, NodeProto
+from onnx import NodeProto
 
 from heliograph.onnx import checks, functions, ops
 from heliograph.onnx.folding import is_folded_only
@@ -36,38 +36,40 @@ def supported(source: str | Path | bytes) -> tuple[Missing, ...]:
     InvalidModelError, and UnsupportedError for another opset.
     """
     model, _ = checks.read(source)
-    own = functions_of(model)
-    return tuple(_missing(model.graph.node, own, opsets_of(model), frozenset()))
+    return tuple(_Search(functions_of(model)).missing(model.graph.node, opsets_of(model), 0))
 
 
-def _missing(
-    nodes: Sequence[NodeProto],
-    own: functions.Functions,
-    opsets: Mapping[str, int],
-    called: frozenset[tuple[str, str]],
-) -> list[Missing]:
-    found: list[Missing] = []
-    for node in checks.all_nodes(nodes):
-        key = (node.domain, node.op_type)
-        name = node.name or next((one for one in node.output if one), "")
-        if key in own:
-            if key in called:
-                found.append(Missing(name, node.op_type, "this function calls itself"))
-            elif inner := _missing_in(own[key], own, opsets, called | {key}):
-                found.append(Missing(name, node.op_type, f"its body has {inner[0]}"))
-        elif reason := _reason(node, opsets):
-            found.append(Missing(name, node.op_type, reason))
-    return found
+class _Search:
+    """A search through graphs and functions, which looks into each function once."""
 
+    def __init__(self, own: functions.Functions) -> None:
+        self._own = own
+        #: The reason against each function; None while it is looked into.
+        self._reasons: dict[tuple[str, str], str | None] = {}
 
-def _missing_in(
-    function: FunctionProto,
-    own: functions.Functions,
-    opsets: Mapping[str, int],
-    called: frozenset[tuple[str, str]],
-) -> list[Missing]:
-    imports = {one.domain: one.version for one in function.opset_import}
-    return _missing(function.node, own, {**opsets, **imports}, called)
+    def missing(self, nodes: Iterable[NodeProto], opsets: Mapping[str, int], depth: int) -> list[Missing]:
+        """Return the nodes that cannot be run."""
+        found: list[Missing] = []
+        for node in checks.all_nodes(nodes):
+            key = (node.domain, node.op_type)
+            reason = self._reason_of(key, opsets, depth) if key in self._own else _reason(node, opsets)
+            if reason:
+                name = node.name or next((one for one in node.output if one), "")
+                found.append(Missing(name, node.op_type, reason))
+        return found
+
+    def _reason_of(self, key: tuple[str, str], opsets: Mapping[str, int], depth: int) -> str:
+        if key in self._reasons:
+            known = self._reasons[key]
+            return "this function calls itself" if known is None else known
+        if depth > checks.MOST_DEPTH:
+            return f"functions are nested deeper than {checks.MOST_DEPTH}"
+        self._reasons[key] = None
+        function = self._own[key]
+        imports = {one.domain: one.version for one in function.opset_import}
+        inner = self.missing(function.node, {**opsets, **imports}, depth + 1)
+        self._reasons[key] = reason = f"its body has {inner[0]}" if inner else ""
+        return reason
 
 
 def _reason(node: NodeProto, opsets: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""The graph file and the inputs of `heliograph run`, `trace`, `compare` and `explain`."""
+"""The graph or model file and the inputs of `heliograph run`, `trace`, `compare` and `explain`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,17 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_file_arguments(parser: argparse.ArgumentParser) -> None:
     """Add GRAPHFILE, --weights, --timeout."""
-    parser.add_argument("graph", metavar="GRAPHFILE", help="file written by hg.save, such as model.hgraph")
+    parser.add_argument(
+        "graph", metavar="GRAPHFILE", help="file written by hg.save, such as model.hgraph, or an ONNX model"
+    )
+    parser.add_argument(
+        "--shape",
+        metavar="NAME=SIZES",
+        action="append",
+        default=[],
+        help="shape of an ONNX model's input (x=1,3,224,224), or size of a symbol (batch=1) (default: those "
+        "of --input's files); repeatable",
+    )
     parser.add_argument(
         "--weights", metavar="FILE", help="file of weights (default: GRAPHFILE with suffix .safetensors)"
     )
@@ -48,6 +58,33 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
         default=TIMEOUT_SECONDS,
         help="timeout for compiling, and for each run and transfer (default: %(default)g)",
     )
+
+
+def read_graph(arguments: argparse.Namespace) -> hg.Graph:
+    """Read a graph, or an ONNX model for the given shapes. Raises InvalidModelError and
+    InvalidArgumentError."""
+    if not str(arguments.graph).endswith(".onnx"):
+        if arguments.shape:
+            raise hg.InvalidArgumentError("--shape is for ONNX models; a graph's shapes are fixed")
+        return hg.load(arguments.graph, weights=arguments.weights)
+    if arguments.weights is not None:
+        raise hg.InvalidArgumentError("--weights is for graphs; an ONNX model names its files itself")
+    model = hg.onnx.load(arguments.graph)
+    shapes: dict[str, Sequence[int] | int] = {}
+    for one in getattr(arguments, "input", []):
+        name, _, value = one.partition("=")
+        if value and not value.startswith("@") and any(name == known.name for known in model.inputs):
+            shapes[name] = npy.shape_of(value)
+    for one in arguments.shape:
+        name, _, sizes = one.rpartition("=")
+        numbers = sizes.split(",") if sizes else []
+        if not name or not all(number.isdecimal() for number in numbers):
+            raise hg.InvalidArgumentError(
+                f"--shape {one!r} has no name or sizes", advice="write x=1,3,224,224"
+            )
+        found = [int(number) for number in numbers]
+        shapes[name] = found[0] if len(found) == 1 else found
+    return model.graph(shapes)
 
 
 def read_inputs(graph: contract.Graph, given: Sequence[str]) -> dict[str, Array]:

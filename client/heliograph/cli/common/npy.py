@@ -45,6 +45,18 @@ def read(path: str, leaf: Leaf) -> Array:
     return checked(leaf, found)
 
 
+def shape_of(path: str) -> tuple[int, ...]:
+    """Return the shape of the array in a file. Raises InvalidInputError."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidInputError(f"{path} is not a .npy file: {error}") from None
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise InvalidInputError(f"{path} is an archive of arrays")
+    return tuple(found.shape)
+
+
 def _as_bits(array: Array, what: str) -> Array:
     bits: Array = blocks.to_bits(array)
     if not np.array_equal(blocks.from_bits(bits), array, equal_nan=True):

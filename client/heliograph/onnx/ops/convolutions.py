@@ -41,7 +41,8 @@ def _pads(node: Node, count: int) -> list[int]:
 def window_of(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Window:
     """Return the window of a node over data of these sizes."""
     count = len(kernel)
-    if len(sizes) != count or min(kernel, default=1) < 1:
+    declared = node.ints("kernel_shape") or list(kernel)
+    if not kernel or len(sizes) != count or min(kernel) < 1 or declared != list(kernel):
         raise node.broken(f"a kernel of {tuple(kernel)} over data of {tuple(sizes)}")
     stride, dilation = _positive(node, "strides", count), _positive(node, "dilations", count)
     kind = node.string("auto_pad", "NOTSET")
