@@ -1,4 +1,4 @@
-"""Damaged and hostile ONNX files end in typed errors that name the node, at once and in little memory."""
+"""Damaged and hostile ONNX files end in typed errors that name the node, in little time and memory."""
 
 from __future__ import annotations
 
