@@ -126,19 +126,17 @@ def _by_taps(x: hg.Value, weights: hg.Value, window: Window, groups: int) -> hg.
     """One matrix product for each position of the kernel."""
     outputs = window.outputs(x.shape[2:])
     wide = padded(x, window)
-    whole = (slice(None), slice(None))
-    results = []
-    for w, one in _by_group(wide, weights, groups):
-        total: hg.Value | None = None
-        for offset in window.offsets():
-            places = one[(*whole, *window.places(offset, outputs))]
-            flat = hg.reshape(places, (x.shape[0], one.shape[1], math.prod(outputs)))
-            term = hg.matmul(w[(*whole, *offset)], flat)
-            total = term if total is None else total + term
-        assert total is not None
-        results.append(total)
-    joined = hg.concat(results, axis=1) if len(results) > 1 else results[0]
-    return hg.reshape(joined, (x.shape[0], weights.shape[0], *outputs))
+    inner, outer = x.shape[1] // groups, weights.shape[0] // groups
+    data = hg.reshape(wide, (x.shape[0], groups, inner, *wide.shape[2:]))
+    kernel = hg.reshape(weights, (groups, outer, inner, *window.kernel))
+    total: hg.Value | None = None
+    for offset in window.offsets():
+        places = data[(slice(None), slice(None), slice(None), *window.places(offset, outputs))]
+        flat = hg.reshape(places, (x.shape[0], groups, inner, math.prod(outputs)))
+        term = hg.matmul(kernel[(slice(None), slice(None), slice(None), *offset)], flat)
+        total = term if total is None else total + term
+    assert total is not None
+    return hg.reshape(total, (x.shape[0], weights.shape[0], *outputs))
 
 
 def convolve_transposed(

@@ -32,7 +32,7 @@ _HEAVY = _words(
     """
     AveragePool Attention Col2Im Conv ConvInteger ConvTranspose CumProd CumSum DFT DeformConv
     Det Einsum FlexAttention GRU Gemm GridSample LRN LSTM LinearAttention LpPool MatMul
-    MatMulInteger MaxPool MaxUnpool QLinearConv QLinearMatMul RNN Resize RoiAlign STFT
+    MatMulInteger MaxPool MaxUnpool NonMaxSuppression QLinearConv QLinearMatMul RNN Resize RoiAlign STFT
     ScatterElements ScatterND TopK TfIdfVectorizer TreeEnsemble Upsample
     """
 )

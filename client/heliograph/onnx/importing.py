@@ -7,6 +7,7 @@ bounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -32,12 +33,14 @@ from heliograph.onnx.elements import (
 from heliograph.onnx.errors import broken, label, refusal
 from heliograph.onnx.folding import fold
 from heliograph.onnx.node import Node
-from heliograph.onnx.ports import Names, Port, Spec, elements_in, input_port, output_port
+from heliograph.onnx.ports import Names, Port, Spec, TensorSpec, elements_in, input_port, output_port
 from heliograph.onnx.rules import MOVES, REFUSED, Result, find
 from heliograph.onnx.tensors import Tensors, constant_of
 
 #: The most nodes that one import walks, with those of unrolled loops and of functions.
 MOST_NODES = 100_000
+#: The most elements of one tensor.
+MOST_ELEMENTS = 2**32
 #: The most subgraphs and functions inside each other.
 MOST_DEPTH = 40
 #: Larger constants are weights, which are uploaded once, and keep the names of the model.
@@ -45,7 +48,7 @@ _SMALL = 256
 _MISSING: Any = object()
 _IN_BODY = ", in its body: "
 #: The exceptions of a rule for a model that breaks ONNX's rules.
-_FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError)
+_FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError, MemoryError)
 
 assert ops
 
@@ -250,6 +253,9 @@ class Scope:
         with self._named(node):
             result: Result = rule(Node(node, given, self))
         results = result if isinstance(result, tuple) else (result,)
+        for one in results:
+            if isinstance(one, hg.Value) and one.size > MOST_ELEMENTS:
+                raise refusal(node, f"it makes a tensor of shape {one.shape}, which is too large")
         return [_coded(one, element) for one in results] if element else results
 
     def _named(self, node: NodeProto) -> Any:
@@ -376,6 +382,8 @@ def _input(name: str, spec: Spec, shared: Shared) -> tuple[Port, Item]:
     elements = set(elements_in(spec))
     if unknown := [one for one in elements if storage_of(one) is None]:
         raise hg.UnsupportedError(f"input {name!r:.80}: there is no data type for {name_of(unknown[0])}")
+    if isinstance(spec, TensorSpec) and math.prod(spec.shape) > MOST_ELEMENTS:
+        raise hg.UnsupportedError(f"input {name!r:.80} of shape {list(spec.shape)} is too large")
     element = next(iter(elements), 1)
     port, item = input_port(spec, name, shared.graph, shared.names, storage_of(element) or "f32")
     return port, _all_coded(item, element) if element in NARROW else item

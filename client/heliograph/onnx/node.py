@@ -17,6 +17,8 @@ from heliograph.onnx.errors import NeedsValue
 
 #: The most elements of an array that a rule makes on the host.
 MOST_HOST_ELEMENTS = 2**24
+#: The most parts that a rule makes of one tensor, or terms that it adds up.
+MOST_PARTS = 4096
 
 
 class Level(Protocol):
@@ -223,6 +225,11 @@ class Node:
         """Check that an array of this shape may be made on the host."""
         if math.prod(sizes) > MOST_HOST_ELEMENTS:
             raise self.refuse(f"it needs an array of {sizes} on the host, which is too large")
+
+    def parts(self, count: Any) -> None:
+        """Check that a rule may make so many nodes or more."""
+        if count > MOST_PARTS:
+            raise self.refuse(f"it makes {count} parts or terms; {MOST_PARTS} are the most")
 
     def run(self, name: str, inputs: Sequence[Item]) -> list[Item]:
         """Import the subgraph of an attribute with these inputs, and return its outputs."""

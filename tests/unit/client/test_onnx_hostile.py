@@ -162,6 +162,28 @@ def test_absurd_sizes_allocate_nothing(made: ModelProto) -> None:
         assert "'bad'" in error.message
 
 
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("SplitToSequence", {}),
+        ("LRN", {"size": 2**20}),
+        ("AveragePool", {"kernel_shape": [1, 1]}),
+        ("MaxPool", {"kernel_shape": [9999, 2]}),
+        ("Softmax", {}),
+    ],
+)
+def test_declared_shapes_of_any_size_cost_nothing(op: str, attributes: dict[str, Any]) -> None:
+    """They are refused, or nodes of the device."""
+    outputs = "s" if op == "SplitToSequence" else "y"
+    nodes = [node(op, "x", outputs, "bad", **attributes), node("Identity", "x", "z")]
+    for shape in ([2**20, 2, 20_000, 2], [2**62, 2**62, 2, 2], [2**20, 2**10, 2, 2]):
+        made = model(nodes, [tensor("x", shape)], [tensor("z", None)])
+        try:
+            graph_of(made)
+        except (hg.InvalidModelError, hg.UnsupportedError) as error:
+            assert "'bad'" in error.message or "input 'x'" in error.message
+
+
 def nested(depth: int) -> ModelProto:
     """An If in an If, and so on."""
     plain = helper.make_graph([node("Identity", "x", "z")], "plain", [], [tensor("z", [2])])

@@ -77,6 +77,7 @@ def _scan(node: Node) -> Result:
         return _scanned(node, values[: len(values) - count], values[len(values) - count :], batched=False)
     values = node.values(1)
     states, inputs = values[: len(values) - count], values[len(values) - count :]
+    node.parts(inputs[0].shape[0])
     batches = [
         _scanned(node, [one[number] for one in states], [one[number] for one in inputs], batched=True)
         for number in range(inputs[0].shape[0])
@@ -167,6 +168,7 @@ def _split_to_sequence(node: Node) -> Result:
     axis = node.axis(node.int("axis", 0), x.ndim)
     whole = x.shape[axis]
     if not node.has(1):
+        node.parts(whole)
         parts = pieces(x, axis, [1] * whole)
         return ([hg.squeeze(one, axis=axis) for one in parts] if not node.int("keepdims", 1) else [*parts],)
     sizes = node.integers(1)
@@ -174,6 +176,7 @@ def _split_to_sequence(node: Node) -> Result:
         each = sizes[0]
         if each < 1:
             raise node.broken(f"parts of {each} elements")
+        node.parts(whole // each)
         sizes = [min(each, whole - start) for start in range(0, whole, each)]
     return ([*pieces(x, axis, sizes)],)
 

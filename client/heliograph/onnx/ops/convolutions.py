@@ -64,6 +64,8 @@ def groups_of(node: Node, x: hg.Value, weights: hg.Value) -> int:
     groups = node.int("group", 1)
     if groups < 1 or x.shape[1] != weights.shape[1] * groups or weights.shape[0] % groups:
         raise node.broken(f"{groups} groups of {x.shape[1]} channels with weights of {weights.shape}")
+    if not groups == x.shape[1] == weights.shape[0]:
+        node.parts(groups)
     return groups
 
 
@@ -154,6 +156,7 @@ def _max_pooling(node: Node) -> Item | tuple[Item, ...]:
 def _average_pool(node: Node) -> Item:
     x = node.value(0)
     window, plain = _pool(node, x), window_of(node, x.shape[2:], node.ints("kernel_shape") or [])
+    node.room(*(size + one for size, one in zip(x.shape[2:], window.kernel, strict=True)))
     total = sum_pool(x, window)
     counted = bool(node.int("count_include_pad", 0))
     counts = np.ones((), np.float64)
@@ -219,6 +222,9 @@ def _columns_to_image(node: Node) -> Item:
     count = len(image)
     dilation, stride = _positive(node, "dilations", count), _positive(node, "strides", count)
     pads = _pads(node, count)
+    if min((*block, *image), default=0) < 1:
+        raise node.broken(f"blocks of {block} in an image of {image}")
+    node.parts(math.prod(block))
     full = [image[axis] + pads[axis] + pads[count + axis] for axis in range(count)]
     outputs = [
         (full[axis] - dilation[axis] * (block[axis] - 1) - 1) // stride[axis] + 1 for axis in range(count)

@@ -153,6 +153,7 @@ def _count_ngrams(node: Node) -> Item:
         total = hg.zeros((wide.shape[0], len(grams)), "f32", graph=node.graph)
         # Without neighbours there is nothing to leave out.
         skips = node.int("max_skip_count", 0) + 1 if length > 1 else 1
+        node.parts(skips)
         for step in range(1, skips + 1) if least <= length <= most else ():
             if (count := wide.shape[1] - (length - 1) * step) > 0:
                 total = total + _matches(wide, grams, step, count)

@@ -88,7 +88,7 @@ def _lp_normalization(node: Node) -> Item:
 @rule("LRN")
 def _local_response(node: Node) -> Item:
     x, size = node.value(0), node.int("size")
-    node.room(size)
+    node.parts(size)
     low, high = [0] * x.ndim, [0] * x.ndim
     low[1], high[1] = (size - 1) // 2, size - 1 - (size - 1) // 2
     wide = pad(x * x, low, high)

@@ -41,6 +41,7 @@ def _spread(v: hg.Value, like: hg.Value, axis: int, block: int) -> hg.Value:
         return hg.reshape(v, along(axis, like.ndim))
     if not block:
         block = -(-like.shape[axis] // v.shape[axis])
+    block = min(block, like.shape[axis])
     return part(hg.repeat(v, block, axis=axis), axis, 0, like.shape[axis])
 
 

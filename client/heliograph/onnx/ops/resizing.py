@@ -160,6 +160,7 @@ def _deform_conv(node: Node) -> Item:
         raise node.refuse(f"it convolves data of {x.ndim} dimensions; 4 are computed")
     window = window_of(node, x.shape[2:], weights.shape[2:])
     groups, shifts = groups_of(node, x, weights), node.int("offset_group", 1)
+    node.parts(shifts)
     taps, outputs = math.prod(window.kernel), offset.shape[2:]
     points = math.prod(outputs)
     node.room(taps, points)

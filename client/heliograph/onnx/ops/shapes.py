@@ -122,8 +122,8 @@ def _split(node: Node) -> Item | tuple[Item, ...]:
     whole = x.shape[axis]
     if sizes is None:
         count = node.int("num_outputs", node.outputs)
-        if count < 1 or count > max(whole, node.outputs):
-            raise node.broken(f"it makes {count} parts of {whole} elements")
+        if count != node.outputs:
+            raise node.broken(f"it makes {count} parts, and names {node.outputs} outputs")
         each = -(-whole // count)
         sizes = [max(0, min(each, whole - number * each)) for number in range(count)]
     if sum(sizes) != whole or min(sizes, default=0) < 0:
