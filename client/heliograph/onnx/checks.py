@@ -47,7 +47,6 @@ def _parsed(data: bytes, what: str) -> ModelProto:
     try:
         check(model, what)
     except (TypeError, AttributeError) as error:
-        # Texts that are no UTF-8 come as bytes.
         raise hg.InvalidModelError(f"{what} is no ONNX model, or is damaged: {error}") from None
     return model
 
@@ -92,6 +91,9 @@ def _is_unchanged(model: ModelProto, version: int) -> bool:
 
 
 def _check_names(names: list[str], kind: str) -> None:
+    # Protobuf gives texts that are no UTF-8 as bytes.
+    if not all(isinstance(one, str) for one in names):
+        raise hg.InvalidModelError(f"the name of an {kind} is no UTF-8")
     if len(set(names)) != len(names):
         twice = next(one for one in names if names.count(one) > 1)
         raise hg.InvalidModelError(f"two {kind}s are named {twice!r:.80}")

@@ -48,7 +48,16 @@ _SMALL = 256
 _MISSING: Any = object()
 _IN_BODY = ", in its body: "
 #: The exceptions of a rule for a model that breaks ONNX's rules.
-_FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError, MemoryError)
+_FAULTS = (
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    MemoryError,
+    RuntimeError,
+)
 
 assert ops
 

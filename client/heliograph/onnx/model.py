@@ -126,7 +126,9 @@ class Model:
         fixed = {name: np.asarray(value) for name, value in values.items()}
         try:
             return build(self._proto, self._tensors, specs, fixed)
-        except (TypeError, AttributeError) as error:
+        except hg.HeliographError:
+            raise
+        except (TypeError, AttributeError, ValueError, LookupError) as error:
             raise hg.InvalidModelError(f"the model is damaged: {error}") from error
 
     def build(self, feeds: Mapping[str, Any], fixed: set[str]) -> Program:
