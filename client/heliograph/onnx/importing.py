@@ -181,7 +181,8 @@ class Scope:
         for tensor in graph.initializer:
             if tensor.name in self.items:
                 raise hg.InvalidModelError(f"two constants or inputs are named {tensor.name!r:.80}")
-            self.bind(tensor.name, self.shared.tensors.read(tensor), frozenset())
+            read = self.shared.tensors.read_main if self.is_main else self.shared.tensors.read
+            self.bind(tensor.name, read(tensor), frozenset())
         for sparse in graph.sparse_initializer:
             self.bind(sparse.values.name, self.shared.tensors.read_sparse(sparse), frozenset())
 

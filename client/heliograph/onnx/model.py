@@ -39,8 +39,8 @@ class Model:
     """An ONNX model. Made by `hg.onnx.load`; any number of sessions can compile it."""
 
     def __init__(self, proto: ModelProto, folder: Path | None) -> None:
-        self._proto = proto
         self._tensors = Tensors(folder)
+        self._proto = proto = self._tensors.take(proto)
         constants = {one.name for one in proto.graph.initializer}
         self._inputs = {one.name: one for one in proto.graph.input if one.name not in constants}
 

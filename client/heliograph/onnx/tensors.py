@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, SparseTensorProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, numpy_helper
 
 import heliograph as hg
 from heliograph.onnx.elements import Array, Item, name_of, numpy_dtype
@@ -21,6 +21,8 @@ _PACKED: dict[int, int] = {
     TensorProto.INT2: 2,
     TensorProto.UINT2: 2,
 }
+#: The most bytes of a constant that stays in its message.
+_LARGE = 4096
 #: The most elements of a constant that is stored as a sparse tensor.
 _MOST_SPARSE = 2**26
 
@@ -35,6 +37,24 @@ class Tensors:
         self._folder = None if folder is None else folder.resolve()
         self._maps: dict[Path, Array] = {}
         self._read: dict[int, tuple[TensorProto, Array]] = {}
+        self._kept: dict[str, Array] = {}
+
+    def take(self, model: ModelProto) -> ModelProto:
+        """Return a model without the bytes of its large constants, which are kept as arrays.
+
+        Otherwise the message would hold them a second time. Raises InvalidModelError.
+        """
+        for tensor in model.graph.initializer:
+            if tensor.HasField("raw_data") and tensor.ByteSize() > _LARGE:
+                self._kept[tensor.name] = self._parse(tensor)
+                tensor.ClearField("raw_data")
+        # A field that is cleared keeps its memory until the message is gone.
+        return ModelProto.FromString(model.SerializeToString()) if self._kept else model
+
+    def read_main(self, tensor: TensorProto) -> Array:
+        """As `read`, for a constant of the main graph."""
+        kept = self._kept.get(tensor.name)
+        return self.read(tensor) if kept is None else kept
 
     def read(self, tensor: TensorProto) -> Array:
         """Return a tensor's elements, without a copy where it is stored as bytes.
