@@ -124,9 +124,9 @@ class _SharedHost:
         registry = open_registry((given,)) if given else open_registry()
         host = Host(registry)
         if any(one.site is not None for one in registry.devices):
-            from heliograph_server.links.thread import ThreadPeers
+            from heliograph_server.links.blocking import BlockingPeers
 
-            host.exchange.use(ThreadPeers())
+            host.exchange.use(BlockingPeers())
         return host
 
     def _pool(self, timeout: float) -> Host:

@@ -99,7 +99,7 @@ class LoopPeers:
     def _link(self, source: PeerSource) -> LoopLink:
         """Raises InvalidArgumentError, LimitExceededError, CancelledError."""
         if self._is_closed or self.loop.is_closed():
-            raise CancelledError("all links to other daemons are closed")
+            raise CancelledError("the daemon is shutting down")
         if source not in self._links:
             if len(self._links) >= links.max_links():
                 raise links.too_many_links(source)
@@ -136,7 +136,7 @@ class LoopPeers:
     def _close(self) -> None:
         self._is_closed = True
         for link in tuple(self._links.values()):
-            link.end(CancelledError("all links to other daemons are closed"))
+            link.end(CancelledError("the daemon is shutting down"))
 
     async def closed(self) -> None:
         """End all links, and wait until they have ended."""
@@ -360,7 +360,7 @@ class LoopLink:
         except asyncio.InvalidStateError:
             error = await self._status_of(call)
         except asyncio.CancelledError:
-            error = self._error or CancelledError("all links to other daemons are closed")
+            error = self._error or CancelledError("the daemon is shutting down")
         except Exception as failure:
             error = typed(failure, f"pushing to {self.source.address}")
         finally:

@@ -33,7 +33,7 @@ from heliograph_proto.errors import (
     MemberLostError,
     UnavailableError,
 )
-from heliograph_server.links.thread import ThreadPeers
+from heliograph_server.links.blocking import BlockingPeers
 from heliograph_server.pool.discovery import ListedMember, MembershipSource, StaticSource, first_twice
 from heliograph_server.pool.joining import (
     check_change,
@@ -479,7 +479,7 @@ def open_pool_of(urls: Sequence[str], timeout: float, credentials: Credentials =
     """
     pool = Pool(StaticSource.parse(",".join(urls)), shown=lambda _: credentials)
     host = Host(Registry(), pool=pool)
-    host.exchange.use(ThreadPeers(shown=lambda _: credentials))
+    host.exchange.use(BlockingPeers(shown=lambda _: credentials))
     try:
         pool.wait(lambda one: bool(one.devices) and one.is_settled, timeout)
         if not pool.devices:

@@ -24,7 +24,7 @@ from heliograph_backends.cpu import CpuDevice
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 from heliograph_server.exchange.exchange import LiveExchange
-from heliograph_server.links.thread import ThreadPeers
+from heliograph_server.links.blocking import BlockingPeers
 from heliograph_server.plans.multi_device import LocalMultiPlan
 from heliograph_server.plans.multi_host import Blueprint, DistributedPlan, Pooled, partitions_of
 from heliograph_server.plans.partitions import Exchanging
@@ -93,7 +93,7 @@ def test_a_random_graph_over_three_hosts_has_the_bits_that_it_has_on_one_device(
     devices: list[Device], seed: int
 ) -> None:
     random, made = np.random.default_rng(seed), RandomGraph(seed)
-    exchange = LiveExchange(peers=ThreadPeers())
+    exchange = LiveExchange(peers=BlockingPeers())
     own = devices[0]
     assert isinstance(own, CpuDevice)
     try:
