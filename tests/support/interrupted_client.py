@@ -50,10 +50,12 @@ def main(url: str, seed: int, count: int) -> None:
     faulthandler.enable()
     faulthandler.dump_traceback_later(50, exit=True)
     chance, timing = random.Random(seed), random.Random(seed + 1)
-    surfaced, is_over, lost = threading.Event(), threading.Event(), []
+    begun, surfaced, is_over = threading.Event(), threading.Event(), threading.Event()
+    lost: list[int] = []
     me = threading.get_ident()
 
     def interrupt() -> None:
+        begun.wait(SECONDS)
         for number in range(count):
             time.sleep(timing.random() * 0.004)
             signal.pthread_kill(me, signal.SIGINT)
@@ -69,6 +71,7 @@ def main(url: str, seed: int, count: int) -> None:
         thread.start()
         while not is_over.is_set():
             try:
+                begun.set()
                 while not is_over.is_set():
                     work(session, url, plan, chance)
             except KeyboardInterrupt:

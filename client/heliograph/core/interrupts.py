@@ -86,6 +86,24 @@ def is_interruptible() -> bool:
     return get_ident() == _MAIN and getsignal(SIGINT) is default_int_handler
 
 
+_SIGNALS = tuple(int(one) for one in signal.Signals)
+
+
+def runs_handlers() -> bool:
+    """True if a signal handler of the program may run in this thread.
+
+    Such a handler may use the session, or raise, wherever the thread is.
+    """
+    if get_ident() != _MAIN:
+        return False
+    for number in _SIGNALS:
+        found = getsignal(number)
+        # Numbers stand for the system's own behaviour, None for a handler that is not Python's.
+        if found is not default_int_handler and callable(found):
+            return True
+    return False
+
+
 class InThread:
     """A function that runs in a thread of its own, where nothing interrupts it."""
 

@@ -24,7 +24,7 @@ from heliograph_proto.pace import in_turns
 from heliograph_proto.plans import ReceivedGraph
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import DType, TensorType
-from heliograph_proto.v1 import device_pb2, graph_pb2
+from heliograph_proto.v1 import device_pb2, graph_pb2, tensor_pb2
 
 _LEAF_KINDS = {
     LeafKind.INPUT: graph_pb2.LEAF_KIND_INPUT,
@@ -155,8 +155,9 @@ class _Decoder:
         self._outputs: list[Output] = []
         self._forms: dict[bytes, _Form] = {}
         self._leaf_forms: dict[bytes, tuple[LeafKind, TensorType]] = {}
-        #: Equal types are one object.
-        self._types: dict[TensorType, TensorType] = {}
+        #: Equal types are one object. Found by their bytes: clients could choose dimensions with
+        #: one hash.
+        self._types: dict[bytes, TensorType] = {}
         self._parts_left = PARTS_PER_NODE * limits.graph_nodes
 
     def graph(self) -> Graph:
@@ -194,10 +195,10 @@ class _Decoder:
     def _form(self, data: bytes) -> _Form:
         found = graph_pb2.Node.FromString(data)
         numbers = sum([1 + len(one.integers.values) for one in found.attributes])
-        type = decode_type(found.result)
+        type = self._type(found.result)
         form = _Form(
             found.op,
-            self._types.setdefault(type, type),
+            type,
             _decode_attributes(found.op, found.attributes),
             numbers + type.ndim,
         )
@@ -208,12 +209,15 @@ class _Decoder:
         found = graph_pb2.Leaf.FromString(data)
         if found.kind not in _LEAF_KINDS_BACK:
             raise InvalidGraphError(f"leaf {name.decode()[:40]!r} has no known kind")
-        type = decode_type(found.type)
-        form = self._leaf_forms[data] = (
-            _LEAF_KINDS_BACK[found.kind],
-            self._types.setdefault(type, type),
-        )
+        form = self._leaf_forms[data] = _LEAF_KINDS_BACK[found.kind], self._type(found.type)
         return form
+
+    def _type(self, message: tensor_pb2.TensorType) -> TensorType:
+        data = message.SerializeToString()
+        type = self._types.get(data)
+        if type is None:
+            type = self._types[data] = decode_type(message)
+        return type
 
     def _count(self, parts: int) -> None:
         self._parts_left -= parts

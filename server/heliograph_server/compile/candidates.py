@@ -9,6 +9,7 @@ from typing import Any
 from heliograph_backends.contract import BufferType, Device
 from heliograph_proto.devices import DeviceType
 from heliograph_proto.graph import Graph
+from heliograph_proto.pace import in_turns
 from heliograph_server.resources.measurements import TenantTimes, kind_key
 from heliograph_server.resources.memories import readable
 from heliograph_server.scheduler.model import Candidate, Problem
@@ -31,8 +32,10 @@ def kinds_of(graph: Graph) -> NodeKinds:
     known: dict[tuple[Any, ...], int] = {}
     found: list[int] = []
     examples: list[int] = []
-    for number, node in enumerate(graph.nodes):
-        key = (node.op, *node.attributes.items(), *[types[value] for value in node.operands])
+    for number, node in enumerate(in_turns(graph.nodes)):
+        # Clients choose attributes, and could choose many with one hash.
+        attributes = id(node.attributes) if node.attributes else 0
+        key = (node.op, attributes, *[types[value] for value in node.operands])
         kind = known.setdefault(key, len(examples))
         if kind == len(examples):
             examples.append(number)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import random
+import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from paths import SUPPORT
 
 import heliograph as hg
 
-INTERRUPTS = 30
+INTERRUPTS, SECONDS = 30, 60.0
 
 
 @pytest.mark.parametrize("transport", ["local", "tcp", "unix"])
@@ -40,3 +42,33 @@ def test_a_closed_session_leaves_no_channel_to_the_collector(daemon: DaemonUrls)
         assert channels() <= before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "unix"])
+def test_a_signal_handler_may_use_the_session_that_its_thread_waits_for(
+    daemon: DaemonUrls, transport: str
+) -> None:
+    answers: list[float] = []
+    x = np.eye(256, dtype=np.float32)
+    with hg.connect({"tcp": daemon.tcp, "unix": daemon.unix}[transport]) as session:
+        slow, quick = hg.Graph(), hg.Graph()
+        y = given = slow.input("x", x.shape, "f32")
+        for _ in range(300):
+            y = y @ given
+        slow.output("y", y)
+        quick.output("b", quick.input("a", (4,), "f32") + 1)
+        long, short = session.compile(slow), session.compile(quick)
+
+        def handle(*_: object) -> None:
+            found = short.submit(a=np.zeros(4, np.float32)).result(timeout=SECONDS)
+            answers.append(float(found["b"][0]))
+
+        previous = signal.signal(signal.SIGUSR1, handle)
+        try:
+            interrupt = threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+            interrupt.start()
+            assert np.array_equal(long.run(x=x, timeout=SECONDS)["y"], x)
+            interrupt.join()
+        finally:
+            signal.signal(signal.SIGUSR1, previous)
+    assert answers == [1.0]

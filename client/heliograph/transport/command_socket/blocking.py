@@ -2,7 +2,8 @@
 
 A caller that waits reads the socket itself, so that no other thread has to wake before it. While no
 caller waits, a thread of the session reads. A caller that sends a small run writes it itself;
-everything else is written by the session's writer.
+everything else is written by the session's writer. Where a signal handler of the program may run,
+the session's threads read and write: the handler may use the session too, or raise.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import select
 import socket
 import threading
 import weakref
+from _thread import get_ident
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from heliograph.core.future import Deadline, Outcome
-from heliograph.core.interrupts import undisturbed
+from heliograph.core.interrupts import runs_handlers, undisturbed
 from heliograph.transport.command_socket.opening import MOST_BYTES
 from heliograph_proto.codec.frames import FrameReader, framed
+from heliograph_proto.errors import UnsupportedError
 
 #: The bytes of one read.
 READ_BYTES = 262_144
@@ -50,7 +53,7 @@ class BlockingSocket:
         self._unsent = memoryview(b"")
         #: Has the claim of the thread that reads, if there is one. No call may lie between taking
         #: or giving it and the `try` around: Ctrl-C is raised after calls.
-        self._reader: dict[int, object] = {}
+        self._reader: dict[int, tuple[int, object]] = {}
         #: Wakes the session's thread while it stands aside.
         self._attention: SimpleQueue[None] = SimpleQueue()
         self._is_aside = False
@@ -70,7 +73,7 @@ class BlockingSocket:
 
         Returns False if the writer must do it, since the socket is full or in use.
         """
-        return undisturbed(self._send_now)
+        return not runs_handlers() and undisturbed(self._send_now)
 
     def _send_now(self) -> bool:
         if not self._sending.acquire(blocking=False):
@@ -111,11 +114,20 @@ class BlockingSocket:
     def wait(self, outcome: Outcome, deadline: Deadline) -> None:
         """Read until an outcome is done, or another thread reads, or the socket ends.
 
-        Raises DeadlineExceededError.
+        Raises DeadlineExceededError, and UnsupportedError in a finalizer that runs while its thread
+        reads.
         """
-        claim = object()
+        if runs_handlers():
+            self.attend()
+            return
+        claim = get_ident(), object()
         try:
-            if self._reader.setdefault(0, claim) is not claim:
+            if (found := self._reader.setdefault(0, claim)) is not claim:
+                if found[0] == claim[0]:
+                    raise UnsupportedError(
+                        "a finalizer waits for its session within a call of that session",
+                        advice="do not wait for a session in __del__",
+                    )
                 return
             self._reads += 1
             # The answer to a short run is often there once the run was sent.
@@ -159,7 +171,7 @@ class BlockingSocket:
         while not self._is_over:
             seen = self._reads
             poll.poll()
-            claim = object()
+            claim = get_ident(), object()
             if self._reader.setdefault(0, claim) is claim:
                 try:
                     self._read()

@@ -55,6 +55,8 @@ class Compiling:
         self._entries = list(entries)
         self._processes: list[subprocess.Popen[str]] = []
         self._stopped = False
+        #: The error that ended a thread.
+        self._failure: BaseException | None = None
         self._owner = os.getpid()
 
     def hasten(self, entries: Collection[str]) -> None:
@@ -75,6 +77,8 @@ class Compiling:
                 thread.start()
             for thread in threads:
                 thread.join()
+            if self._failure is not None:
+                raise self._failure
         while (entry := self._next()) is not None:
             emitting = importlib.import_module("heliograph_backends.cpu.kernels.runtime.emitting")
             code = emitting.compile_entry(entry)
@@ -122,6 +126,8 @@ class Compiling:
                 if code is None:
                     break
                 self._done(entry, code)
+        except BaseException as error:
+            self._failure = error
         finally:
             process.kill()
             process.wait()
@@ -138,8 +144,10 @@ class Compiling:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             process = subprocess.Popen(
-                [sys.executable, "-c", _COMPILER, str(folder.path)],
+                # Nothing is imported from the current folder, which may be another user's.
+                [sys.executable, "-P", "-c", _COMPILER, str(folder.path)],
                 env=environment,
+                cwd=folder.path,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

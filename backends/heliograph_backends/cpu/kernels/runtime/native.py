@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -83,7 +83,11 @@ def default_folder() -> Path:
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "heliograph" / "kernels"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "heliograph" / "kernels"
+    except RuntimeError:
+        # A user without a home. Nothing can be created there.
+        return Path(os.devnull, "heliograph")
 
 
 #: The modules of this folder that machine code depends on.
@@ -147,6 +151,8 @@ def open_cache(folder: Path) -> CacheState:
     """Create `folder` with mode 0700 if it is missing, check it, and create the inner one for these
     sources; or use a read-only one that was filled before.
     """
+    # Links among the parents are followed once, so that what is checked is what is used.
+    folder = folder.parent.resolve() / folder.name
     if is_sealed(folder) and is_sealed(folder / source_digest()) and parents_are_safe(folder):
         return CacheState(folder / source_digest(), read_only=True)
     try:
@@ -161,7 +167,8 @@ def open_cache(folder: Path) -> CacheState:
     if refusal is None and not parents_are_safe(folder):
         refusal = Refusal.UNSAFE_PARENT
     if refusal is None:
-        inner.mkdir(mode=0o700, exist_ok=True)
+        with suppress(OSError):
+            inner.mkdir(mode=0o700, exist_ok=True)
         refusal = check_folder(inner)
     return CacheState(inner) if refusal is None else CacheState(None, refusal)
 
@@ -238,6 +245,11 @@ class _Native:
                 message = f"the CPU kernels were not compiled within {LOAD_SECONDS:.0f} s"
                 raise DeadlineExceededError(message, advice="run `heliograph warmup` beforehand")
         return self.functions
+
+    def forked(self) -> None:
+        """Forget the threads of the process that this one was forked from."""
+        self._changed = threading.Condition()
+        self._thread = self._compiling = None
 
     def stop(self) -> None:
         """End the processes that compile."""
@@ -335,6 +347,8 @@ def _announce(cache: CacheState, missing: int) -> None:
 
 _native = _Native()
 atexit.register(_native.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_native.forked)
 
 
 def start() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -40,6 +41,14 @@ MODULES: Final = {
 CORE: Final = ("run_program", "open_program", "serve", "pack_columns", "transpose_rows")
 
 _DIGEST_BYTES: Final = 32
+_NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def _is_safe(status: os.stat_result) -> bool:
+    """True if a file is this user's or root's, and nobody else can write to it."""
+    if not hasattr(os, "getuid"):
+        return True
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def native_name(entry: str) -> str:
@@ -81,7 +90,9 @@ class ObjectFolder:
     def read(self, entry: str) -> bytes | None:
         """Return the object code of an entry; None if there is no whole file."""
         try:
-            data = self.file(entry).read_bytes()
+            # Not through a link, nor of a file that another user can write to.
+            with open(os.open(self.file(entry), os.O_RDONLY | _NO_LINK), "rb") as file:
+                data = file.read() if _is_safe(os.fstat(file.fileno())) else b""
         except OSError:
             return None
         code, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
@@ -91,7 +102,8 @@ class ObjectFolder:
         """Keep the object code of an entry. Raises OSError."""
         part = self.path / f".{entry}-{self.machine}.{os.getpid()}"
         try:
-            part.write_bytes(code + hashlib.sha256(code).digest())
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_LINK, 0o644), "wb") as file:
+                file.write(code + hashlib.sha256(code).digest())
             part.replace(self.file(entry))
         except OSError:
             with suppress(OSError):

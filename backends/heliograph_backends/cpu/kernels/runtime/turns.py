@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -44,6 +44,9 @@ def turn(folder: Path, look: Callable[[], None]) -> Iterator[None]:
         _wait_for(lock, look)
         yield
     finally:
+        # A child of a fork may have the descriptor too.
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
 
 
