@@ -100,3 +100,13 @@ def no_threads_are_left() -> Iterator[None]:
         # What ends by itself may need a moment; what does not is a leak.
         thread.join(10)
         assert not thread.is_alive(), f"{thread.name} is left"
+
+
+@pytest.fixture
+def no_signal_handlers() -> Iterator[None]:
+    """No handler of the test's own time limit, as in a program that has none."""
+    previous = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, previous)

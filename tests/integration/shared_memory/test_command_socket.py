@@ -30,7 +30,11 @@ from heliograph_server.rpc.command_socket.sockets import CommandSocket
 if TYPE_CHECKING:
     from daemon_urls import DaemonUrls
 
-pytestmark = pytest.mark.skipif(bool(why_no_sealed()), reason=why_no_sealed() or "-")
+#: Callers read by themselves where no handler can interrupt them.
+pytestmark = [
+    pytest.mark.skipif(bool(why_no_sealed()), reason=why_no_sealed() or "-"),
+    pytest.mark.usefixtures("no_signal_handlers"),
+]
 
 SECONDS = 60
 KIB = 1024

@@ -13,6 +13,9 @@ from heliograph.errors import DeadlineExceededError
 from heliograph.transport.command_socket.blocking import BlockingSocket
 from heliograph_proto.codec.frames import FrameReader, framed
 
+#: Callers read by themselves where no handler can interrupt them.
+pytestmark = pytest.mark.usefixtures("no_signal_handlers")
+
 SECONDS = 30.0
 
 
