@@ -325,8 +325,10 @@ def test_a_run_that_is_paused_goes_on_where_it_was(
 ) -> None:
     layer = Layer(random, tokens=400, width=512)
     expected = layer.run(None)
-    pauses = 0
-    for _ in range(10):
+    pauses = runs = 0
+    # On a busy machine many runs end before the other thread has its turn.
+    while pauses < 10 and runs < 300:
+        runs += 1
         over = threading.Event()
 
         def interrupt(over: threading.Event = over) -> None:
@@ -345,7 +347,7 @@ def test_a_run_that_is_paused_goes_on_where_it_was(
         thread.join()
         layer.bound.clear()
         assert layer.result.tobytes() == expected
-    assert pauses > 10
+    assert pauses >= 10
 
 
 def test_a_paused_run_can_be_given_up(random: np.random.Generator, pool: WorkerPool | None) -> None:

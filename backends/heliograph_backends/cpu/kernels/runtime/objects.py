@@ -45,7 +45,7 @@ _NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | g
 
 
 def _is_safe(status: os.stat_result) -> bool:
-    """True if a file is this user's or root's, and nobody else can write to it."""
+    """True if a file is this user's or root's, and no other user can write to it."""
     if not hasattr(os, "getuid"):
         return True
     return status.st_uid in (0, os.getuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
