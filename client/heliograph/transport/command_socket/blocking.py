@@ -61,7 +61,9 @@ class BlockingSocket:
         self._is_over = False
         self._error: Exception | None = None
         # Closed when no thread uses it any more.
-        weakref.finalize(self, connection.close)
+        finalizer = weakref.finalize(self, connection.close)
+        # While the interpreter ends, the session is closed first, and closes the socket.
+        finalizer.atexit = False
 
     def __repr__(self) -> str:
         return f"<BlockingSocket {'over' if self._is_over else 'open'}, {self._reads:,} reads by callers>"
