@@ -106,7 +106,8 @@ def test_more_than_there_can_be_is_refused_and_costs_nothing(size: int) -> None:
     before = descriptors()
     with pytest.raises(hg.OutOfMemoryError, match="refused"):
         SealedMemory(size)
-    assert descriptors() == before
+    # Fewer, if an earlier test's connection has just gone.
+    assert descriptors() <= before
 
 
 def test_who_takes_all_shared_memory_leaves_descriptors_to_others() -> None:
