@@ -19,6 +19,7 @@ from heliograph_backends.contract import (
     LeafBindings,
     Plan,
     Tensor,
+    Turn,
     Usage,
 )
 from heliograph_proto.commands import Bytes
@@ -108,7 +109,7 @@ class PlanCopy:
     def __repr__(self) -> str:
         return f"<PlanCopy of {self.plan!r}>"
 
-    def turn(self, abort: Abort) -> AbstractContextManager[object]:
+    def turn(self, abort: Abort) -> AbstractContextManager[Turn | None]:
         """A context in which the plan's device computes. Raises CancelledError while it waits.
 
         A plan on several devices takes the turns of its splits itself.
@@ -124,9 +125,9 @@ class PlanCopy:
         abort: Abort,
         observe: Observe | None,
         exchange_run: int = 0,
-        turn: object = None,
+        turn: Turn | None = None,
     ) -> None:
-        """Run once, in `turn`, which the plan may give to others for a while if it is a `Turn`.
+        """Run once; `turn` may be given to others for a while.
 
         `observe` is called for the observed nodes; `exchange_run`: see `MultiDevicePlan.compute`.
         Raises what `Plan.compute` does.

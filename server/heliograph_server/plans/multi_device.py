@@ -46,7 +46,7 @@ from heliograph_server.plans.split_copies import RunCopies, SplitMemoryMap
 from heliograph_server.plans.split_runner import Precedences, SplitRunner
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.plans.wiring import bindings_of
-from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, compute, paused_seconds
+from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, compute
 from heliograph_server.resources.memories import host_memory
 from heliograph_server.scheduler.model import ALL_ROWS, Schedule
 from heliograph_server.scheduler.split_memory import Place, ahead_of, moves, returned_places, values_between
@@ -366,7 +366,8 @@ class LocalMultiPlan(MultiDevicePlan):
                 compute(self._plans[number], read, made, abort, held)
             except HeliographError as error:
                 raise explain(error, self._parts[number]) from None
-        times = copied - begun, time.perf_counter() - started - paused_seconds(held), begun - self._run_begun
+        paused = held.paused_seconds if held else 0.0
+        times = copied - begun, time.perf_counter() - started - paused, begun - self._run_begun
         self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
         late.behind(number, tensors, abort)
         if observe is not None and (last := split.nodes[-1]) in self.schedule.taps:

@@ -10,7 +10,7 @@ tenant sees it. A turn is held only while one device computes with all inputs pr
 waits for nothing: no other device, no value, no client. So plans over several devices cannot
 deadlock.
 
-A long run gives its turn away when it can, if a tenant that is behind waits for it (`_Turn.give`).
+A long run gives its turn away when it can, if a tenant that is behind waits for it (`DeviceTurn.give`).
 It stays inside the device meanwhile, so that no run at once begins: that could need what the paused
 run holds.
 
@@ -81,9 +81,11 @@ class DeviceLock:
         finally:
             self.__enter__()
 
-    def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
-        """A context in which this device computes. Raises CancelledError if that has to wait for
-        others.
+    def computing(
+        self, abort: Abort, device: Device | None = None
+    ) -> AbstractContextManager[DeviceTurn | None]:
+        """A context in which this device computes, in a turn if there are other tenants. Raises
+        CancelledError if that has to wait for others.
 
         `device` is set if it may still be working after the call that made it compute.
         """
@@ -124,9 +126,7 @@ class _Waiting(Ticket):
     __slots__ = ("asked", "woken")
 
     def __init__(self, flow: FairFlow) -> None:
-        self.flow = flow
-        self.has_begun = self.is_paused = False
-        self.began = 0.0
+        super().__init__(flow)
         #: Set when the run begins. Created under the lock if it has to wait.
         self.woken: threading.Event | None = None
         #: Called when the run should give its turn to another one; None: it cannot.
@@ -272,8 +272,10 @@ class FairShare(DeviceLock):
     def __exit__(self, *exc: object) -> None:
         self.whole.__exit__(*exc)
 
-    def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
-        return nullcontext() if self.whole.is_mine else _Turn(self, abort, device)
+    def computing(
+        self, abort: Abort, device: Device | None = None
+    ) -> AbstractContextManager[DeviceTurn | None]:
+        return nullcontext() if self.whole.is_mine else DeviceTurn(self, abort, device)
 
     def run_queued(self) -> None:
         with self._counting:
@@ -297,7 +299,7 @@ class FairShare(DeviceLock):
         return True
 
 
-class _Turn(Turn):
+class DeviceTurn(Turn):
     """A context in which the device is one tenant's."""
 
     __slots__ = ("_abort", "_device", "_share", "_ticket", "paused_seconds")
@@ -310,7 +312,7 @@ class _Turn(Turn):
         #: The time in which others had the device.
         self.paused_seconds = 0.0
 
-    def __enter__(self) -> _Turn:
+    def __enter__(self) -> DeviceTurn:
         share = self._share
         share.whole.__enter__()
         try:
@@ -366,21 +368,16 @@ class DeviceShares(Mapping[str, DeviceLock]):
         return len(self.wholes)
 
 
-def paused_seconds(turn: object) -> float:
-    """The time in seconds in which a run in `turn` gave the device to others."""
-    return turn.paused_seconds if isinstance(turn, _Turn) else 0.0
-
-
 def compute(
     plan: Plan,
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor | None],
     abort: Abort,
-    turn: object,
+    turn: Turn | None,
 ) -> None:
-    """Run a plan once, in turns with other tenants if `turn` is one. Raises what `Plan.compute`
+    """Run a plan once; with `turn`, in turns with other tenants. Raises what `Plan.compute`
     does."""
-    if isinstance(turn, Turn):
-        plan.compute_in_turns(inputs, outputs, abort, turn)
-    else:
+    if turn is None:
         plan.compute(inputs, outputs, abort)
+    else:
+        plan.compute_in_turns(inputs, outputs, abort, turn)

@@ -128,7 +128,7 @@ class ContentUpload(IncomingUpload):
     def _take(self) -> PartialContent | None:
         """Take the content out of the upload."""
         part, self._part = self._part, None
-        self._contents.part(self)
+        self._contents.leave(self)
         return part
 
     def _finish(self) -> None:

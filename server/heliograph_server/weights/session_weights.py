@@ -131,12 +131,12 @@ class SessionWeights:
 
     def join(self, upload: Reclaimable) -> None:
         """Register an upload under way, which gives way to whatever needs its memory or quota."""
-        self._store.join(upload)
+        self._room.join(upload)
         self._account.join(upload)
 
-    def part(self, upload: Reclaimable) -> None:
+    def leave(self, upload: Reclaimable) -> None:
         """Undo `join`. Idempotent."""
-        self._store.part(upload)
+        self._room.leave(upload)
         self._account.leave(upload)
 
     def keep(self, digest: bytes, beginning: PartialContent) -> None:

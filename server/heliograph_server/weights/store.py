@@ -29,7 +29,7 @@ from heliograph_backends.contract import Buffer, MultiBuffer
 from heliograph_proto.digests import DIGEST_BYTES, digest_of
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_server.resources.quotas import Account, Charge
-from heliograph_server.resources.reclaim import MemoryReclaim, Reclaimable
+from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.resources.timers import Deadlines
 from heliograph_server.weights.disk_cache import DiskCache, FileSource
 from heliograph_server.weights.model_files import ModelFiles
@@ -127,7 +127,6 @@ class ContentStore:
         self._tenants: dict[bytes, tuple[TenantContents, int]] = {}
         #: With the time when each expires; the oldest first.
         self._kept: OrderedDict[Key, tuple[float, Kept]] = OrderedDict()
-        self._uploads: set[Reclaimable] = set()
         self._closed = False
         #: Contents that clients looked up: found, and not found.
         self.hits = self.misses = 0
@@ -180,25 +179,13 @@ class ContentStore:
         with self._lock:
             lost = [key for key, (_, one) in self._kept.items() if _is_lost(one)]
             gone = [self._kept.pop(key)[1] for key in lost]
-        for one in self._holdings():
+        for one in self._all():
             one.forget_lost()
         self._free(gone)
 
-    # Uploads under way
-
     def now(self) -> float:
-        """The time of the store's clock."""
+        """The time by which uploads count as stalled, and kept contents expire."""
         return self._clock()
-
-    def join(self, upload: Reclaimable) -> None:
-        """Register an upload."""
-        with self._lock:
-            self._uploads.add(upload)
-
-    def part(self, upload: Reclaimable) -> None:
-        """Undo `join`. Idempotent."""
-        with self._lock:
-            self._uploads.discard(upload)
 
     # Kept
 
@@ -261,8 +248,7 @@ class ContentStore:
             threading.Thread(target=self._free, args=(gone,), name="heliograph-expiry", daemon=True).start()
 
     def make_room(self) -> bool:
-        """As `Reclaimable.make_room`: free everything that is kept, what stalled uploads have, and
-        copies that no plan uses.
+        """As `Reclaimable.make_room`: free everything that is kept, and copies that no plan uses.
 
         The caller may hold the lock of one tenant's contents, and another thread that of another's.
         So this waits for no such lock, and skips contents that it would wait for.
@@ -281,12 +267,7 @@ class ContentStore:
         made = [one.make_room() for one in self._all()]
         return is_some or any(made)
 
-    def _all(self) -> list[Reclaimable]:
-        with self._lock:
-            uploads = tuple(self._uploads)
-        return [*uploads, *self._holdings()]
-
-    def _holdings(self) -> list[TenantContents]:
+    def _all(self) -> list[TenantContents]:
         with self._lock:
             return [one for one, _ in self._tenants.values()]
 
