@@ -10,9 +10,9 @@ tenant sees it. A turn is held only while one device computes with all inputs pr
 waits for nothing: no other device, no value, no client. So plans over several devices cannot
 deadlock.
 
-A long run gives its turn away when it can, if a tenant that is behind waits for it (`DeviceTurn.give`).
-It stays inside the device meanwhile, so that no run at once begins: that could need what the paused
-run holds.
+A long run gives its turn away when it can, if a tenant that is behind waits for it
+(`DeviceTurn.give`). It stays inside the device meanwhile, so that no run at once begins: that could
+need what the paused run holds.
 
 Everything here may be called from any thread.
 """
