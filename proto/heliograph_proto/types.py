@@ -112,7 +112,7 @@ def _table() -> dict[str, DType]:
 
 #: Every data type by its name.
 DTYPES: dict[str, DType] = _table()
-F64, F32, F16, BOOL, I32, I64 = (DTYPES[n] for n in ("f64", "f32", "f16", "bool", "i32", "i64"))
+F64, F32, F16, BOOL, I32, I64, U32 = (DTYPES[n] for n in ("f64", "f32", "f16", "bool", "i32", "i64", "u32"))
 
 _BY_NUMBER = {int(row.number): row for row in DTYPES.values()}
 _BY_NUMPY_NAME = {row.numpy_name: row for row in DTYPES.values() if row.numpy_name}

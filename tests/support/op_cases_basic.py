@@ -344,6 +344,30 @@ def arange_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     yield Case(op, [], np.array(far), attributes)
 
 
+def philox_words(seed: int, counter: int, number: int) -> list[int]:
+    """The four words of a block, as the paper writes them, in Python's integers."""
+    word = 2**32 - 1
+    words = [number & word, number >> 32, counter & word, counter >> 32]
+    key = [seed & word, seed >> 32]
+    for _ in range(10):
+        left, right = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
+        words = [right >> 32 ^ words[1] ^ key[0], right & word, left >> 32 ^ words[3] ^ key[1], left & word]
+        key = [(key[0] + 0x9E3779B9) & word, (key[1] + 0xBB67AE85) & word]
+    return words
+
+
+def philox_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
+    shapes: tuple[tuple[int, ...], ...] = ((), (0, 3), (1,), (4,), (7,), (3, 5), (2, 3, 65))
+    for name, shape in itertools.product(("u32", "f32"), shapes):
+        seed, counter = (np.asarray(random.integers(-(2**63), 2**63 - 1, at)) for at in ((), (1, 1)))
+        count = math.prod(shape)
+        names = seed.item() % 2**64, counter.item() % 2**64
+        words = [word for j in range(-(-count // 4)) for word in philox_words(*names, j)][:count]
+        numbers = words if name == "u32" else [(word >> 8) / 2**24 for word in words]
+        expected = np.array(numbers, object if name == "u32" else np.float64).reshape(shape)
+        yield Case(op, [seed, counter], expected, {"shape": shape, "dtype": DTYPES[name]})
+
+
 def assign_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     for name, shape in itertools.product(PLAIN, ((), (0, 2), (3, 5))):
         value = data(random, name, shape)
@@ -367,5 +391,6 @@ CASES: dict[str, Cases] = {
     "concat": concat_cases,
     "fill": fill_cases,
     "arange": arange_cases,
+    "philox": philox_cases,
     "assign": assign_cases,
 }

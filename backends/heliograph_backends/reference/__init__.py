@@ -22,6 +22,7 @@ from heliograph_backends.reference import (
     elementary,
     patches,
     products,
+    randomness,
     recurrent,
     reductions,
     rope,
@@ -51,8 +52,8 @@ UFUNCS = {name: name for name in _SAME_NAME} | {
 }  # fmt: skip
 
 _FAMILIES = (
-    activations, attention, basic, deepseek, elementary, patches, products, recurrent, reductions, rope, rows,
-    training, windows,
+    activations, attention, basic, deepseek, elementary, patches, products, randomness, recurrent, reductions,
+    rope, rows, training, windows,
 )  # fmt: skip
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {

@@ -259,6 +259,18 @@ ROWS: tuple[Op, ...] = (
         tuple(Attribute(name, "real") for name in ("start", "stop", "step")),
     ),
     Op(
+        "philox",
+        ("seed", "counter"),
+        "move",
+        rules.philox,
+        "Random numbers that the seed and the counter name: uniform u32 bits, or f32 from 0 to below 1 made "
+        "of their upper 24 bits. Elements 4 j to 4 j + 3 are Philox 4x32-10 (Salmon et al., 2011) of the "
+        "128-bit counter that has the counter above and j below, with the seed as key.",
+        (_SHAPE, Attribute("dtype", "dtype")),
+        (),
+        EXACT,
+    ),
+    Op(
         "assign",
         ("variable", "value"),
         "variable",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from heliograph_proto.errors import InvalidGraphError
-from heliograph_proto.types import BOOL, F32, I32, MAX_DIMENSIONS, DType, TensorType, shape_problem
+from heliograph_proto.types import BOOL, F32, I32, I64, MAX_DIMENSIONS, U32, DType, TensorType, shape_problem
 
 Types: TypeAlias = Sequence[TensorType]
 Attributes: TypeAlias = dict[str, Any]
@@ -398,6 +398,17 @@ def arange(types: Types, attributes: Attributes) -> TensorType:
     if not all(map(math.isfinite, (start, stop, step))) or step == 0:
         raise InvalidGraphError(f"arange({start}, {stop}, {step}): finite numbers, step not 0")
     return TensorType(F32, (max(0, math.ceil((stop - start) / step)),))
+
+
+def philox(types: Types, attributes: Attributes) -> TensorType:
+    """Two i64 numbers give u32 bits or f32 numbers of any shape."""
+    dtype: DType = attributes["dtype"]
+    for name, found in zip(("seed", "counter"), types, strict=True):
+        if found.dtype is not I64 or found.size != 1:
+            raise InvalidGraphError(f"philox: the {name} is {found}; it must be one i64 element")
+    if dtype not in (U32, F32):
+        raise InvalidGraphError(f"philox of {dtype}: random numbers are u32 or f32")
+    return TensorType(dtype, tuple(attributes["shape"]))
 
 
 def assign(types: Types, attributes: Attributes) -> TensorType:

@@ -23,6 +23,7 @@ from heliograph_backends.cuda.driver.parameters import (
     ELEMENTWISE_FEW,
     GATHER,
     PRODUCT,
+    RANDOM,
     REDUCE,
     ROPE,
     ROWS,
@@ -42,7 +43,8 @@ ENDINGS = "one|few|many|merge|long|plain|narrow|four|eight|tiles|large|b?f16|f32
 PARAMETERS = {
     "elementwise": ELEMENTWISE, "elementwise_few": ELEMENTWISE_FEW, "soft_max": ROWS, "norm": ROWS,
     "reduce": REDUCE, "copy_elements": COPY, "copy_transposed": TRANSPOSE,
-    "get_rows": GATHER, "set_rows": GATHER, "rope": ROPE, "product": PRODUCT, "attention": ATTENTION,
+    "get_rows": GATHER, "set_rows": GATHER, "rope": ROPE, "philox": RANDOM, "product": PRODUCT,
+    "attention": ATTENTION,
 }  # fmt: skip
 
 
@@ -229,3 +231,15 @@ def test_reductions_have_kernels_as_far_as_blocks_are_counted(results: int, has_
 
 def located(type: TensorType) -> Located:
     return Located(type, 0, 0, type.strides)
+
+
+@emulated
+@pytest.mark.parametrize("name", ["u32", "f32"])
+def test_random_numbers_have_the_bits_of_the_definition(
+    name: str, device: CudaDevice, definition: CpuDevice
+) -> None:
+    made = Maker()
+    seed, counter = (made.input(np.array(number, np.int64)) for number in (-(2**62) - 5, 2**40 + 3))
+    made.output(made.node("philox", seed, counter, shape=(7, 301), dtype=DTYPES[name]))
+    (found,), (wanted,) = run(device, made), run(definition, made)
+    assert np.array_equal(np.asarray(found).view(np.uint32), np.asarray(wanted).view(np.uint32))

@@ -155,6 +155,27 @@ REFUSED: list[Refusal] = [
     ("a range too long", "arange", [], {"start": 0, "stop": 1e300, "step": 1}, "passes 2**63"),
     ("a range past numbers", "arange", [], {"start": 0, "stop": 1e308, "step": 1e-308}, "arange"),
     ("a repeat past 2**63", "broadcast_to", [t("f32", 1)], {"shape": (2**62,)}, "passes 2**63"),
+    (
+        "random numbers of two seeds",
+        "philox",
+        [t("i64", 2), t("i64")],
+        {"shape": (3,), "dtype": DTYPES["f32"]},
+        "one i64 element",
+    ),
+    (
+        "random numbers by an i32",
+        "philox",
+        [t("i64"), t("i32")],
+        {"shape": (3,), "dtype": DTYPES["f32"]},
+        "counter is",
+    ),
+    (
+        "random halves",
+        "philox",
+        [t("i64"), t("i64")],
+        {"shape": (3,), "dtype": DTYPES["f16"]},
+        "u32 or f32",
+    ),
     ("an assignment of another type", "assign", [t("f32", 2), t("f32", 3)], {}, "must be equal"),
 ]
 

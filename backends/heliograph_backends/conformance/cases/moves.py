@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 from heliograph_backends.conformance.cases.forms import (
@@ -276,6 +277,14 @@ def arange(op: str) -> Iterator[OpCase]:
         yield c(op, start=float(start), stop=float(stop), step=float(step))
 
 
+def philox(op: str) -> Iterator[OpCase]:
+    """Sizes that are no whole blocks of four, in both data types, by several seeds and counters."""
+    for name, shape in itertools.product(("f32", "u32"), ((), (0, 3), (5,), (2, 3, 7), LARGE)):
+        yield c(op, t("i64"), t("i64", 1), shape=shape, dtype=DTYPES[name])
+    numbers = t("i64", 1, fill="wide")
+    yield from laid(c(op, numbers, numbers, shape=(33,), dtype=DTYPES["u32"]), TAKEN)
+
+
 def assign(op: str) -> Iterator[OpCase]:
     """A variable holds the value afterwards."""
 
@@ -296,5 +305,5 @@ CASES: Mapping[str, Cases] = {
     **dict.fromkeys(("acc", "set"), block), "cont": cont, "cpy": cpy, "concat": concat, "reshape": reshape,
     "permute": permute, "broadcast_to": broadcast_to, "slice": slice_, "diag": diag,
     **dict.fromkeys(("diag_mask_inf", "diag_mask_zero"), diag_mask), "tri": tri, "repeat": repeat,
-    "fill": fill, "arange": arange, "assign": assign,
+    "fill": fill, "arange": arange, "philox": philox, "assign": assign,
 }  # fmt: skip

@@ -104,6 +104,10 @@ GATHER = _struct(
     ("node", "i4"),
     ("item_bytes", "i4"), ("wide_indices", "i4"), ("last", "i4"),
 )  # fmt: skip
+RANDOM = _struct(
+    ("seed", "u8"), ("counter", "u8"), ("result", "u8"), ("count", "i8"), ("as_floats", "i4"),
+    ("reserved", "i4"),
+)  # fmt: skip
 ROPE = _struct(
     ("walk", WALK), ("tokens", "i8"), ("x", OPERAND), ("result", OPERAND), ("positions", OPERAND),
     ("factors", OPERAND), ("head_strides", "i8", (2,)), ("inner", "i8", (2,)), ("turns", "f8", (MOST_PAIRS,)),

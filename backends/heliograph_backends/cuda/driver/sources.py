@@ -28,7 +28,7 @@ _ATTENTION = (
 MODULES = {
     "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
     "rows": ("common.cuh", "instructions.cuh", "tiles.cuh", "rows.cuh", "rows.cu", "reduce.cu"),
-    "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
+    "gather": ("common.cuh", "blocks.cuh", "gather.cu", "random.cu"),
     "rope": ("common.cuh", "instructions.cuh", "tiles.cuh", "rope.cu"),
     "products": (*_STORED, "fixed_point.cuh", "products.cu"),
     "products_many": (*_STORED, "stored_tiles.cuh", "products_many.cu"),

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from heliograph_backends.cuda.lowering import attention, chains, fusion, moves, products, rope, rows, stored
+from heliograph_backends.cuda.lowering import (
+    attention,
+    chains,
+    fusion,
+    moves,
+    products,
+    randomness,
+    rope,
+    rows,
+    stored,
+)
 from heliograph_backends.cuda.lowering.launch import Launch, Located
 from heliograph_backends.cuda.lowering.target import CudaTarget, OwnSlots
 from heliograph_backends.planning.fusion import other_operand
@@ -219,6 +229,8 @@ class CudaLowering:
             return (rows.reduction(node, values[0], result),)
         if rope.is_rope(node, types):
             return (rope.rope(node, values[0], result, values[1], values[2:]),)
+        if randomness.is_random(node.op, result):
+            return (randomness.philox(values[0], values[1], result),)
         if moves.sets_rows(node, types):
             return (
                 *self._moved(values[0], result),
