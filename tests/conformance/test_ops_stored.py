@@ -350,12 +350,17 @@ def index_nodes() -> Iterator[tuple[Node, int]]:
         yield Node("mul_mat_id", [stored(3, 4, width), tokens, Stored(np.zeros((2, 2), np.int32))]), 3
         if name not in QUANTIZED:
             yield Node("add_id", [stored(2, 32), stored(4, 32), Stored(np.zeros(2, np.int64))]), 4
+            for op in ("add_rows", "mul_rows", "max_rows", "min_rows"):
+                yield Node(op, [stored(5, 32), stored(2, 32), Stored(np.zeros(2, np.int32))]), 5
             yield Node("get_rows_back", [stored(2, 32), Stored(np.zeros(2, np.int32))], {"rows": 6}), 6
             scan = [(3, 2, 4, 5), (2, 6, 2, 4), (2, 6, 2), (2, 1), (2, 6, 1, 5), (2, 6, 1, 5)]
             yield Node("ssm_scan", [*(stored(*one) for one in scan), Stored(np.zeros(2, np.int64))]), 3
 
 
-INDEX_OPS = ("get_rows", "set_rows", "mul_mat_id", "add_id", "get_rows_back", "ssm_scan")
+INDEX_OPS = (
+    "get_rows", "set_rows", "add_rows", "mul_rows", "max_rows", "min_rows", "mul_mat_id", "add_id",
+    "get_rows_back", "ssm_scan",
+)  # fmt: skip
 
 
 def test_every_op_with_indices_is_tested_for_those_outside() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from backend_graphs import Array
@@ -90,6 +90,32 @@ def set_rows_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     yield Case(op, twice, np.array([[4.0, 5], [2, 3], [0, 0]]))
 
 
+COMBINED: dict[str, Callable[..., Array]] = {
+    "add_rows": np.add, "mul_rows": np.multiply, "max_rows": np.maximum, "min_rows": np.minimum,
+}  # fmt: skip
+
+
+def combined_rows_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
+    forms = [
+        ((4, 5), (9, 5), (9,)), ((9, 5), (0, 5), (0,)), ((2, 3, 4, 5), (2, 3, 7, 5), (2, 3, 7)),
+        ((3, 1), (20, 1), (20,)),
+        ((2, 4, 6, 3), (2, 4, 5, 3), (2, 5)), ((4, 6, 3), (4, 2, 3), (2,)), ((0, 4, 3), (0, 2, 3), (1, 2)),
+    ]  # fmt: skip
+    for name, index, (whole, part, at) in itertools.product(NUMBERS, ("i32", "i64"), forms):
+        target, rows = data(random, name, whole), data(random, name, part)
+        if name in FLOATS:
+            # No sum cancels, and no product leaves the range of a narrow float.
+            target, rows = abs(target) + target.dtype.type(0.5), abs(rows) / 4 + rows.dtype.type(0.5)
+        indices = random.integers(0, whole[-2], at).astype(DTYPES[index].numpy)
+        expected = wide(target).copy()
+        for place in np.ndindex(part[:-1]):
+            own = place[len(place) - len(at) :]
+            own = tuple(p % size for p, size in zip(own, at, strict=True))
+            row = (*place[:-1], indices[own])
+            expected[row] = COMBINED[op](expected[row], wide(rows)[place])
+        yield Case(op, [target, rows, indices], expected)
+
+
 def add1_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     for name, shape, one in itertools.product(NUMBERS, ((), (3, 5), (0, 2)), ((), (1,), (1, 1, 1))):
         a, b = data(random, name, shape), data(random, name, one)
@@ -173,6 +199,7 @@ CASES: dict[str, Cases] = {
     "mul_mat_id": mul_mat_id_cases,
     "out_prod": out_prod_cases,
     "set_rows": set_rows_cases,
+    **dict.fromkeys(COMBINED, combined_rows_cases),
     "add1": add1_cases,
     "add_id": add_id_cases,
     "acc": block_cases,
@@ -207,6 +234,10 @@ REFUSED: list[Refusal] = [
     ("floats set in other integers", "set_rows", [t("i64", 4, 3), t(F, 2, 3), t(I, 2)], {}, "different data"),
     ("integers set in floats", "set_rows", [t(F, 4, 3), t(I, 2, 3), t(I, 2)], {}, "different data types"),
     ("a float as an index", "set_rows", [t(F, 4, 3), t(F, 2, 3), t(F, 2)], {}, "i32 or i64"),
+    ("other rows added", "add_rows", [t("f64", 4, 3), t(F, 2, 3), t(I, 2)], {}, "data types"),
+    ("truths multiplied", "mul_rows", [t("bool", 4, 3), t("bool", 2, 3), t(I, 2)], {}, "takes float"),
+    ("the largest of fewer", "max_rows", [t(F, 4, 3), t(F, 1, 3), t(I, 2)], {}, "one index for each"),
+    ("the least at floats", "min_rows", [t(F, 4, 3), t(F, 1, 3), t(F, 1)], {}, "i32 or i64"),
     ("a row set in a row", "set_rows", [t(F, 3), t(F, 3), t(I, 1)], {}, "at least 2"),
     ("two numbers added", "add1", [t(F, 4), t(F, 2)], {}, "one element"),
     ("another number added", "add1", [t(F, 4), t(I, 1)], {}, "different data types"),

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from heliograph_backends.reference.base import Array, Attributes, Formula, Writer, check_indices, cycled
+import numpy as np
+
+from heliograph_backends.reference.base import Array, Attributes, Formula, Writer, check_indices, cycled, wide
 
 
 def set_rows(xp: Any, attributes: Attributes, out: Array, target: Array, rows: Array, indices: Array) -> None:
@@ -25,6 +27,42 @@ def set_rows(xp: Any, attributes: Attributes, out: Array, target: Array, rows: A
     kept = xp.flatnonzero(last[matrix, place] == row)
     flat = rows.reshape(lead * count, rows.shape[-1])
     out[(*_unravelled(matrix[kept], rows.shape[:-2]), place[kept])] = flat[kept]
+
+
+def combining(op: str, ufunc: str) -> Writer:
+    """Return the writer that combines rows of the target with others, in the order of the
+    indices."""
+
+    def writer(
+        xp: Any, attributes: Attributes, out: Array, target: Array, rows: Array, indices: Array
+    ) -> None:
+        there = target.shape[-2]
+        count, width = rows.shape[-2:]
+        check_indices(op, indices, there, "rows")
+        lead = math.prod(rows.shape[:-2])
+        found = xp.array(wide(xp, target)).reshape(lead * there, width)
+        added = wide(xp, rows).reshape(lead * count, width)
+        matrix = xp.repeat(xp.arange(lead), count) * there
+        places = matrix + cycled(xp, indices, rows.shape[:-1]).reshape(-1)
+        _combine(xp, getattr(xp, ufunc), found, places, added)
+        out[...] = found.reshape(target.shape)
+
+    return writer
+
+
+def _combine(xp: Any, ufunc: Any, found: Array, places: Array, rows: Array) -> None:
+    """Combine rows in their order. Other libraries than NumPy do so in any order, so rows of one
+    place go one after the other there."""
+    if xp is np:
+        ufunc.at(found, places, rows)
+        return
+    order = xp.argsort(places * len(rows) + xp.arange(len(rows)))
+    sorted_places = places[order]
+    turn = xp.arange(len(rows)) - xp.searchsorted(sorted_places, sorted_places)
+    for number in range(int(turn.max()) + 1 if len(rows) else 0):
+        now = xp.flatnonzero(turn == number)
+        at = sorted_places[now]
+        found[at] = ufunc(found[at], rows[order[now]])
 
 
 def _unravelled(number: Array, shape: tuple[int, ...]) -> list[Array]:
@@ -101,4 +139,11 @@ FORMULAS: Mapping[str, Formula] = {
     "tri": tri,
     "repeat": repeat,
 }
-WRITERS: Mapping[str, Writer] = {"set_rows": set_rows, "acc": acc, "set": set_}
+#: Ops that combine rows, and how.
+COMBINED = {"add_rows": "add", "mul_rows": "multiply", "max_rows": "maximum", "min_rows": "minimum"}
+WRITERS: Mapping[str, Writer] = {
+    "set_rows": set_rows,
+    **{op: combining(op, ufunc) for op, ufunc in COMBINED.items()},
+    "acc": acc,
+    "set": set_,
+}

@@ -36,11 +36,18 @@ def set_rows(types: Types, attributes: Attributes) -> TensorType:
     if rows.dtype is not target.dtype and not (rows.dtype.is_float and converts):
         raise InvalidGraphError(f"rows {rows} and target {target} have different data types")
     if rows.shape[:-2] != target.shape[:-2] or rows.shape[-1:] != target.shape[-1:]:
-        raise InvalidGraphError(f"set_rows of {rows} in {target}: they may differ only in dimension -2")
+        raise InvalidGraphError(f"rows {rows} of {target}: they may differ only in dimension -2")
     if rows.ndim != target.ndim or indices.shape[-1] != rows.shape[-2]:
-        raise InvalidGraphError(f"set_rows of {rows} at {indices}: one index for each row needed")
+        raise InvalidGraphError(f"rows {rows} at {indices}: one index for each row needed")
     require_repeats(TensorType(rows.dtype, (*indices.shape, 1)), rows, 2)
     return target
+
+
+def combined_rows(types: Types, attributes: Attributes) -> TensorType:
+    """As set_rows, of numbers of one data type."""
+    require_kind(types[:2], NUMBERS)
+    require_one_dtype(types[:2])
+    return set_rows(types, attributes)
 
 
 def add1(types: Types, attributes: Attributes) -> TensorType:
@@ -132,6 +139,19 @@ ROWS: tuple[Op, ...] = (
         "The target, which may be blocks, with the rows at the indices replaced. Floats convert to the "
         "target's type, also i32. An index out of range fails the run.",
         (), (0,), EXACT,
+    ),
+    *(
+        Op(
+            name, ("target", "rows", "indices"), "gather", combined_rows,
+            f"The target, whose rows at the indices {become}, one after the other in the order of the "
+            "indices. An index out of range fails the run.", (), (0,), tolerance,
+        )
+        for name, become, tolerance in (
+            ("add_rows", "grow by the rows", 1e-6),
+            ("mul_rows", "are multiplied by the rows", 1e-6),
+            ("max_rows", "become the larger of both, NaN if either is", EXACT),
+            ("min_rows", "become the smaller of both, NaN if either is", EXACT),
+        )
     ),
     Op(
         "add1", ("a", "b"), "elementwise", add1,

@@ -338,3 +338,30 @@ def test_threads_change_no_bits(random: np.random.Generator) -> None:
         with nothing_left(CpuDevice(threads=threads, memory_bytes=2**28)) as device:
             found += run(device, made)
     assert same_bits(found[0], found[1]) and same_bits(found[0], found[2])
+
+
+COMBINED = {"add_rows": np.add, "mul_rows": np.multiply, "max_rows": np.maximum, "min_rows": np.minimum}
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("shape", [(9, 1), (7, 33), (3, 600)])
+@pytest.mark.parametrize("op", COMBINED)
+def test_rows_are_combined_in_the_order_of_their_indices_whatever_the_threads(
+    op: str, shape: tuple[int, int], threads: int, definition: CpuDevice, random: np.random.Generator
+) -> None:
+    """Each index occurs often, and sums and products in another order have other bits."""
+    count, width = shape
+    target = random.standard_normal(shape, np.float32)
+    rows = random.uniform(0.9, 1.1, (400, width)).astype(np.float32) * random.choice([-1, 1], (400, 1))
+    rows = rows.astype(np.float32)
+    rows[7, 0] = np.nan
+    indices = random.integers(0, count, 400)
+    expected = target.copy()
+    for index, row in zip(indices, rows, strict=True):
+        expected[index] = COMBINED[op](expected[index], row)
+    made = Maker()
+    made.output(made.node(op, made.input(target), made.input(rows), made.input(indices)))
+    with nothing_left(CpuDevice(threads=threads, memory_bytes=2**28)) as native:
+        (found,), (defined,) = run(native, made), run(definition, made)
+    np.testing.assert_array_equal(found, expected)
+    assert same_bits(found[1:], defined[1:])

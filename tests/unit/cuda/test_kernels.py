@@ -43,8 +43,9 @@ ENDINGS = "one|few|many|merge|long|plain|narrow|four|eight|tiles|large|b?f16|f32
 PARAMETERS = {
     "elementwise": ELEMENTWISE, "elementwise_few": ELEMENTWISE_FEW, "soft_max": ROWS, "norm": ROWS,
     "reduce": REDUCE, "copy_elements": COPY, "copy_transposed": TRANSPOSE,
-    "get_rows": GATHER, "set_rows": GATHER, "rope": ROPE, "philox": RANDOM, "product": PRODUCT,
-    "attention": ATTENTION,
+    "get_rows": GATHER, "set_rows": GATHER,
+    **dict.fromkeys(("add_rows", "mul_rows", "max_rows", "min_rows"), GATHER),
+    "rope": ROPE, "philox": RANDOM, "product": PRODUCT, "attention": ATTENTION,
 }  # fmt: skip
 
 

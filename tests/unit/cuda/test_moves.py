@@ -12,6 +12,7 @@ from backend_graphs import Maker, run
 from cuda_emulation import why_not
 
 from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, Tensor, access, host_bytes
+from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cuda import CudaDevice
 from heliograph_backends.cuda.lowering.launch import Located
 from heliograph_backends.cuda.lowering.moves import copy
@@ -120,3 +121,22 @@ def test_memory_that_is_not_aligned_is_copied_item_by_item(
         plan.free()
     for one in buffers:
         one.free()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32"])
+@pytest.mark.parametrize("op", ["add_rows", "mul_rows", "max_rows", "min_rows"])
+def test_rows_are_combined_in_the_order_of_their_indices(
+    op: str, dtype: str, device: CudaDevice, rng: np.random.Generator
+) -> None:
+    """By the kernel, and by CuPy for data types without one: the bits are the definition's."""
+    target, rows = (rng.uniform(0.5, 1.5, (2, count, 5)).astype(dtype) for count in (4, 60))
+    made = Maker()
+    indices = rng.integers(0, 4, (2, 60)).astype(np.int32)
+    made.output(made.node(op, made.input(target), made.input(rows), made.input(indices)))
+    (found,) = run(device, made)
+    definition = CpuDevice(threads=1, memory_bytes=2**26, native=False)
+    try:
+        (wanted,) = run(definition, made)
+    finally:
+        definition.close()
+    assert np.array_equal(np.asarray(found), wanted)

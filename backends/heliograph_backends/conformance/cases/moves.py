@@ -68,6 +68,25 @@ def set_rows(op: str) -> Iterator[OpCase]:
         yield from outside(c(op, t("f32", 9, 5), t("f32", 2, 5), t("i64", 2, fill=f"outside {wrong}")))
 
 
+def combined_rows(op: str) -> Iterator[OpCase]:
+    """Rows of every number at indices that occur often, once or never."""
+    first = c(op, t("f32", 9, 33), t("f32", 14, 33), t("i32", 14, fill="below 9"))
+    yield from laid(first, (*STRIDES, *TAKEN))
+    fill = "fraction" if op == "mul_rows" else "normal"
+    for name in NUMBERS:
+        small = fill if name in FLOATS else "normal"
+        yield c(op, t(name, 9, 5), t(name, 12, 5, fill=small), t("i64", 12, fill="below 9"))
+    for whole, part, at in (
+        ((9, 5), (0, 5), (0,)), ((3, 1), (200, 1), (200,)), ((2, 4, 6, 3), (2, 4, 5, 3), (2, 5)),
+        ((2, 3, 4, 5), (2, 3, 9, 5), (2, 3, 9)),
+        ((9, 517), (300, 517), (300,)), ((0, 4, 3), (0, 2, 3), (1, 2)),
+    ):  # fmt: skip
+        operands = t("f32", *whole), t("f32", *part, fill=fill), t("i32", *at, fill=f"below {whole[-2]}")
+        yield c(op, *operands)
+    for wrong in (9, -1):
+        yield from outside(c(op, t("f32", 9, 5), t("f32", 2, 5), t("i64", 2, fill=f"outside {wrong}")))
+
+
 def mul_mat_id(op: str) -> Iterator[OpCase]:
     """Ids of experts that do not exist."""
     yield from outside(
@@ -279,10 +298,10 @@ def arange(op: str) -> Iterator[OpCase]:
 
 def philox(op: str) -> Iterator[OpCase]:
     """Sizes that are no whole blocks of four, in both data types, by several seeds and counters."""
-    for name, shape in itertools.product(("f32", "u32"), ((), (0, 3), (5,), (2, 3, 7), LARGE)):
+    for name, shape in itertools.product(("f32", "u32"), ((2, 3, 7), (), (0, 3), (5,), LARGE)):
         yield c(op, t("i64"), t("i64", 1), shape=shape, dtype=DTYPES[name])
-    numbers = t("i64", 1, fill="wide")
-    yield from laid(c(op, numbers, numbers, shape=(33,), dtype=DTYPES["u32"]), TAKEN)
+    numbers = t("i64", 1, 1, fill="wide")
+    yield from laid(c(op, numbers, numbers, shape=(7, 33), dtype=DTYPES["u32"]), (*STRIDES, *TAKEN))
 
 
 def assign(op: str) -> Iterator[OpCase]:
@@ -301,7 +320,9 @@ def assign(op: str) -> Iterator[OpCase]:
 
 
 CASES: Mapping[str, Cases] = {
-    "get_rows": get_rows, "set_rows": set_rows, "mul_mat_id": mul_mat_id, "add_id": add_id,
+    "get_rows": get_rows, "set_rows": set_rows,
+    **dict.fromkeys(("add_rows", "mul_rows", "max_rows", "min_rows"), combined_rows),
+    "mul_mat_id": mul_mat_id, "add_id": add_id,
     **dict.fromkeys(("acc", "set"), block), "cont": cont, "cpy": cpy, "concat": concat, "reshape": reshape,
     "permute": permute, "broadcast_to": broadcast_to, "slice": slice_, "diag": diag,
     **dict.fromkeys(("diag_mask_inf", "diag_mask_zero"), diag_mask), "tri": tri, "repeat": repeat,

@@ -18,8 +18,16 @@ from heliograph_proto.types import F32, DType, TensorType, contiguous_strides
 
 #: Ops that copy all elements, in order.
 COPIES = frozenset({"cont", "cast", "cpy"})
-#: Ops that move rows by index.
-INDEXED = frozenset({"get_rows", "set_rows"})
+#: Ops that combine rows of the target with others, in f32.
+COMBINED = {
+    "add_rows": k.Conversion.ADD_F32,
+    "mul_rows": k.Conversion.MUL_F32,
+    "max_rows": k.Conversion.MAX_F32,
+    "min_rows": k.Conversion.MIN_F32,
+}
+#: Ops that write rows by index, and all that move rows by index.
+SCATTERS = frozenset({"set_rows", *COMBINED})
+INDEXED = SCATTERS | {"get_rows"}
 BLOCKS = {each.name.lower(): each for each in k.Block}
 
 Strides = tuple[int, ...]
@@ -52,9 +60,11 @@ def move_of(node: Node, types: Sequence[TensorType]) -> Move | None:
     operands."""
     if node.op in COPIES or node.op == "get_rows":
         return conversion(types[0].dtype, node.type.dtype)
-    if node.op == "set_rows" and cycles(types[2].shape, types[1].shape[:-1]):
+    if node.op not in SCATTERS or not cycles(types[2].shape, types[1].shape[:-1]):
+        return None
+    if node.op == "set_rows":
         return conversion(types[1].dtype, node.type.dtype)
-    return None
+    return Move(COMBINED[node.op]) if node.type.dtype is F32 else None
 
 
 def cycles(found: Sequence[int], wanted: Sequence[int]) -> bool:
@@ -70,9 +80,9 @@ def is_dense(type: TensorType, strides: Strides) -> bool:
 
 def fits(node: Node, move: Move, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
     """True if a kernel accepts these strides of operands and result."""
-    moved = 1 if node.op == "set_rows" else 0
+    moved = 1 if node.op in SCATTERS else 0
     both = [(types[moved], strides[moved]), (node.type, strides[-1])]
-    if node.op == "set_rows":
+    if node.op in SCATTERS:
         # A copy of all stored elements keeps the rows that are not set.
         both.append((types[0], strides[0]))
     if any(found.dtype.kind == "quantized" and not is_dense(found, steps) for found, steps in both):
@@ -111,7 +121,7 @@ def append(
     if node.op in COPIES:
         _copy(builder, types[0], node.type, move, places[0], places[-1])
         return
-    scatters = node.op == "set_rows"
+    scatters = node.op in SCATTERS
     if scatters and places[0] != places[-1]:
         kept = conversion(node.type.dtype, node.type.dtype)
         assert kept is not None

@@ -1,4 +1,4 @@
-// Kernels that move elements: strided copies, get_rows and set_rows.
+// Kernels that move elements: strided copies, get_rows, set_rows and its relatives.
 
 struct CopyParameters {
   Divisor divisors[MOST_DIMENSIONS];
@@ -249,3 +249,34 @@ KERNEL(set_rows, GatherParameters, 256) {
       store(to + c * p.inner[0], p.table.type, load(from + c * p.inner[1], p.rows.type));
   }
 }
+
+struct Sum { static __device__ float of(float a, float b) { return a + b; } };
+struct Product { static __device__ float of(float a, float b) { return a * b; } };
+struct Larger { static __device__ float of(float a, float b) { return larger(a, b); } };
+struct Smaller { static __device__ float of(float a, float b) { return smaller(a, b); } };
+
+// The first row of an index combines all rows of that index with the table's, in their order.
+template <typename Combine>
+static __device__ __forceinline__ void combine_rows(const GatherParameters& p) {
+  for (i64 number = blockIdx.x; number < p.count; number += gridDim.x) {
+    i64 index = checked(p, number);
+    if (index < 0) continue;
+    i64 first = number / p.last * p.last;
+    int before = 0;
+    for (i64 at = first + threadIdx.x; at < number; at += blockDim.x) before |= index_at(p, at) == index;
+    if (__syncthreads_or(before)) continue;
+    u8* to = row_of(p.walk, p.table, number) + index * p.table_stride;
+    for (i64 c = threadIdx.x; c < p.columns; c += blockDim.x) {
+      float value = load(to + c * p.inner[0], p.table.type);
+      for (i64 at = number; at < first + p.last; at++)
+        if (index_at(p, at) == index)
+          value = Combine::of(value, load(row_of(p.walk, p.rows, at) + c * p.inner[1], p.rows.type));
+      store(to + c * p.inner[0], p.table.type, value);
+    }
+  }
+}
+
+KERNEL(add_rows, GatherParameters, 256) { combine_rows<Sum>(p); }
+KERNEL(mul_rows, GatherParameters, 256) { combine_rows<Product>(p); }
+KERNEL(max_rows, GatherParameters, 256) { combine_rows<Larger>(p); }
+KERNEL(min_rows, GatherParameters, 256) { combine_rows<Smaller>(p); }

@@ -231,10 +231,10 @@ class CudaLowering:
             return (rope.rope(node, values[0], result, values[1], values[2:]),)
         if randomness.is_random(node.op, result):
             return (randomness.philox(values[0], values[1], result),)
-        if moves.sets_rows(node, types):
+        if moves.scatters(node, types):
             return (
                 *self._moved(values[0], result),
-                moves.set_rows(number, values[1], values[2], result, report),
+                moves.scatter(node.op, number, values[1], values[2], result, report),
             )
         if stored.is_expert_product(node, types) and stored.reads_rows(values[:2], result):
             return (stored.expert_product(number, values, result, report, self.target),)

@@ -145,28 +145,34 @@ def get_rows(number: int, table: Located, indices: Located, result: Located, fai
     return _gathered(filling, "get_rows_plain", indices)
 
 
-def sets_rows(node: Node, operands: Sequence[TensorType]) -> bool:
-    """True if the kernel sets these rows: unchanged, or converted between floats, but not into
-    blocks."""
-    if node.op != "set_rows" or not few(operands[1].shape[:-1]):
+#: Ops that write rows by index.
+SCATTERS = ("set_rows", "add_rows", "mul_rows", "max_rows", "min_rows")
+
+
+def scatters(node: Node, operands: Sequence[TensorType]) -> bool:
+    """True if a kernel writes these rows: set unchanged, or converted between floats, but not into
+    blocks; combined floats."""
+    if node.op not in SCATTERS or not few(operands[1].shape[:-1]):
         return False
     target, rows, indices = operands
     lead = rows.shape[:-1]
     sizes = zip((1,) * (len(lead) - indices.ndim) + indices.shape, lead, strict=True)
     if any(have not in (1, size) for have, size in sizes):
         return False
-    same = target.dtype is rows.dtype and target.dtype.block_size == 1
+    same = node.op == "set_rows" and target.dtype is rows.dtype and target.dtype.block_size == 1
     return same or (target.dtype.name in FLOATS and rows.dtype.name in FLOATS)
 
 
-def set_rows(number: int, rows: Located, indices: Located, result: Located, failure: Located) -> Launch:
-    """Set rows of the result, which already holds the target."""
+def scatter(
+    op: str, number: int, rows: Located, indices: Located, result: Located, failure: Located
+) -> Launch:
+    """Write rows of the result, which already holds the target."""
     lead = rows.type.shape[:-1]
     filling = _gather(number, result, _cycling(indices, lead), rows, failure)
     if rows.type.dtype is result.type.dtype:
         filling.set(item_bytes=rows.type.dtype.block_bytes)
     filling.set(last=max(1, lead[-1]))
-    return _gathered(filling, "set_rows", _cycling(indices, lead))
+    return _gathered(filling, op, _cycling(indices, lead))
 
 
 def _cycling(indices: Located, lead: Sequence[int]) -> Located:
@@ -192,6 +198,6 @@ def _gather(number: int, table: Located, indices: Located, rows: Located, failur
 
 def _gathered(filling: Filling, kernel: str, indices: Located) -> Launch:
     columns = int(filling.parameters["columns"][0])
-    work = columns // 32 if kernel not in ("get_rows_plain", "get_rows_narrow", "set_rows") else columns
+    work = columns // 32 if kernel not in ("get_rows_plain", "get_rows_narrow", *SCATTERS) else columns
     threads = 32 if work <= 64 else 128 if work <= 512 else 256
     return filling.launch(kernel, (blocks_for(indices.type.size, 1, MOST_BLOCKS), 1, 1), threads)

@@ -26,6 +26,10 @@ class Conversion(IntEnum):
     F16_BF16 = 7
     BF16_F32 = 8
     BF16_F16 = 9
+    ADD_F32 = 10  # combined with the target's elements
+    MUL_F32 = 11
+    MAX_F32 = 12
+    MIN_F32 = 13
 
 
 def _staged(widen: Conversion, narrow: Conversion) -> int:
@@ -83,4 +87,5 @@ def units_of(conversion: int) -> tuple[Unit, Unit]:
         both = Unit(1, int(name.removeprefix("BYTES_")))
         return both, both
     source, _, target = name.partition("_")
+    source = target if source not in _SIZES else source
     return Unit(1, _SIZES[source]), Unit(1, _SIZES[target])

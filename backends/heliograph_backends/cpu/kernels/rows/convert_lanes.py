@@ -7,6 +7,7 @@ at a time through the first of sixteen lanes, with the same bits.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -107,6 +108,15 @@ _FLOATS: dict[Conversion, tuple[_Element, _Element]] = {
 }
 
 
+#: Conversions that combine an element of the target with one of the source.
+_COMBINED: dict[Conversion, Callable[[Lanes, Lanes], Lanes]] = {
+    Conversion.ADD_F32: operator.add,
+    Conversion.MUL_F32: operator.mul,
+    Conversion.MAX_F32: Lanes.maximum,
+    Conversion.MIN_F32: Lanes.minimum,
+}
+
+
 def _bytes(conversion: Conversion) -> tuple[_Element, _Element]:
     """Return the elements of a move, whose lanes are the unchanged values."""
     size = int(conversion.name.removeprefix("BYTES_"))
@@ -114,31 +124,42 @@ def _bytes(conversion: Conversion) -> tuple[_Element, _Element]:
     return kept, kept
 
 
+def _gathered(builder: Any, place: Any, step: Any, element: _Element, count: int) -> Any:
+    """Load the first `count` lanes from places that are `step` bytes apart."""
+    found: Any = ir.Constant(ir.VectorType(element.kind, LANES), None)
+    for lane in range(count):
+        one = builder.load(pointer(builder, place, element.kind), align=element.bytes)
+        found = builder.insert_element(found, one, ir.Constant(I32, lane))
+        place = builder.add(place, step)
+    return found
+
+
 def _rows(conversion: Conversion) -> Callable[..., None]:
-    read, write = _FLOATS.get(conversion) or _bytes(conversion)
+    combine = _COMBINED.get(conversion)
+    read, write = (_F32, _F32) if combine else _FLOATS.get(conversion) or _bytes(conversion)
     some, others = ir.VectorType(read.kind, LANES), ir.VectorType(write.kind, LANES)
+
+    def made(builder: Any, found: Any, there: Callable[[], Any]) -> Any:
+        """Return the target's new elements; `there` loads the old ones."""
+        lanes = read.read(builder, found)
+        return write.write(builder, combine(Lanes(builder, there()), lanes) if combine else lanes)
 
     def beside(builder: Any, target: Any, source: Any, index: Any) -> None:
         place = builder.add(source, builder.mul(index, integer(read.bytes)))
         found = builder.load(pointer(builder, place, some), align=read.bytes)
-        place = builder.add(target, builder.mul(index, integer(write.bytes)))
-        made = write.write(builder, read.read(builder, found))
-        builder.store(made, pointer(builder, place, others), align=write.bytes)
+        there = pointer(builder, builder.add(target, builder.mul(index, integer(write.bytes))), others)
+        new = made(builder, found, lambda: builder.load(there, align=write.bytes))
+        builder.store(new, there, align=write.bytes)
 
     def apart(
         builder: Any, target: Any, target_step: Any, source: Any, source_step: Any, index: Any, count: int
     ) -> None:
-        lanes = [ir.Constant(I32, lane) for lane in range(count)]
-        found: Any = ir.Constant(some, None)
-        place = builder.add(source, builder.mul(index, source_step))
-        for lane in lanes:
-            one = builder.load(pointer(builder, place, read.kind), align=read.bytes)
-            found = builder.insert_element(found, one, lane)
-            place = builder.add(place, source_step)
-        made = write.write(builder, read.read(builder, found))
+        here = builder.add(source, builder.mul(index, source_step))
         place = builder.add(target, builder.mul(index, target_step))
-        for lane in lanes:
-            one = builder.extract_element(made, lane)
+        found = _gathered(builder, here, source_step, read, count)
+        new = made(builder, found, lambda: _gathered(builder, place, target_step, write, count))
+        for lane in range(count):
+            one = builder.extract_element(new, ir.Constant(I32, lane))
             builder.store(one, pointer(builder, place, write.kind), align=write.bytes)
             place = builder.add(place, target_step)
 
