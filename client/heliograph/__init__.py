@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from heliograph._base.placement import CompileOptions
     from heliograph._base.reservation import Reservation
     from heliograph._base.split_buffer_type import SplitBufferType
+    from heliograph.autodiff.reverse import grad, stop_gradient, value_and_grad
     from heliograph.comparison.compare import compare
     from heliograph.comparison.report import ComparedNode, Comparison, Verdict
     from heliograph.connection import connect
@@ -104,6 +105,7 @@ _LAZY = {
     "heliograph._base.reservation": "Reservation",
     "heliograph._base.placement": "CompileOptions",
     "heliograph._base.split_buffer_type": "SplitBufferType",
+    "heliograph.autodiff.reverse": "grad stop_gradient value_and_grad",
     "heliograph.comparison.compare": "compare",
     "heliograph.comparison.report": "ComparedNode Comparison Verdict",
     "heliograph.connection": "connect",
@@ -182,6 +184,7 @@ __all__ = ["__version__", "aio", "errors", "onnx", "ops"]
 # Graphs
 __all__ += ["DType", "Graph", "ServerWeight", "ServerWeights", "TensorType", "Value", "assign"]
 __all__ += ["dequantize", "load", "quantize", "save"]
+__all__ += ["grad", "stop_gradient", "value_and_grad"]
 # Sessions
 __all__ += [
     "Buffer",

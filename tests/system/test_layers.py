@@ -77,6 +77,7 @@ LAYERS = {
         "_probe errors graph",
         "_bootstrap",
         "functions core explain",
+        "autodiff",
         "procedures",
         "transport",
         "_base",

@@ -80,6 +80,8 @@ class Graph:
         self._names: set[tuple[LeafKind | None, str]] = set()
         self._scopes: list[str] = []
         self._scalars: dict[tuple[str, str], Value] = {}
+        #: The nodes that gradients do not flow through, although their op lets them.
+        self._stopped: set[int] = set()
 
     def __repr__(self) -> str:
         leaves = counted(len(self._leaves), "leaf", "leaves")

@@ -20,7 +20,13 @@ Source: TypeAlias = tuple[CodeType, int] | str
 _LINE = 160
 
 #: Frames of these modules are ours; the models that ship with Heliograph count as user code.
-_OWN = ("heliograph._", "heliograph.functions", "heliograph.graph", "heliograph.op_functions")
+_OWN = (
+    "heliograph._",
+    "heliograph.autodiff",
+    "heliograph.functions",
+    "heliograph.graph",
+    "heliograph.op_functions",
+)
 
 
 def caller() -> Source | None:
