@@ -384,8 +384,8 @@ class Session(SessionBase):
         """Free a variable of the session, which otherwise stays until the session ends.
 
         Its plans must be freed before. Runs that were sent before still use it, on any stream. The
-        next plan with a variable of this name has a new one, of zeros, perhaps with another type
-        or on another device. Views of the variable keep its memory until they are freed.
+        next plan with a variable of this name has a new one, with its first elements, perhaps with
+        another type or on another device. Views of the variable keep its memory until they are freed.
 
         Raises UnknownHandleError if there is no such variable, InvalidArgumentError while a plan
         uses it, and DeadlineExceededError.

@@ -268,6 +268,8 @@ class VariablePort:
     port: Port
     tensor: int
     device: str = ""
+    #: True if this compile created it, with zeros.
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)

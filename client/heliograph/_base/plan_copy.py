@@ -35,7 +35,9 @@ def recompiling(plan: PlanBase, session: SessionBase, devices: DevicesArgument) 
             advice="create tensors there and compile: session.compile(graph, weights={...}, variables={...})",
         )
     how = Compilation(PlanOptions(device_names(shell, devices), recipe.fusion, recipe.threads))
-    source = FrozenGraph(recipe.graph, recipe.contents, plan._spec.source_of, session._progress)
+    source = FrozenGraph(
+        recipe.graph, recipe.contents, plan._spec.source_of, session._progress, recipe.initial
+    )
     return compile_frozen(shell.core, source, how)
 
 

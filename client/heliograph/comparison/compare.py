@@ -69,8 +69,8 @@ def compare(
         nodes: patterns of names, or a function of a value.
         inputs: arrays by name, also for bound weights. Missing ones are random with `seed`:
             floats from -1 to 1, small integers, indices in range.
-        variables: arrays by name, zeros by default. The sessions' own variables are neither
-            read nor written.
+        variables: arrays by name, by default their first elements. The sessions' own variables are
+            neither read nor written.
         tolerance: the largest error, by default that of each node's op. Integers and truth values
             must be equal.
         on_node: a callback for each row; it ends the comparison by returning False.
@@ -85,7 +85,8 @@ def compare(
         raise InvalidArgumentError(f"{graph!r:.80} is no graph", advice="hg.compare(graph, a, b)")
     check_here(graph)
     frozen, sides = graph._freeze(), (DeviceSide(a, timeout), DeviceSide(b, timeout))
-    leaves = _leaf_arrays(frozen, graph._contents(), inputs or {}, variables or {}, seed)
+    first = {**graph._initial_by_name(), **(variables or {})}
+    leaves = _leaf_arrays(frozen, graph._contents(), inputs or {}, first, seed)
     work = _Work(without_variables(frozen), frozen, leaves, sides, tolerance)
     found = work.by_node() if nodes is None else work.whole(_chosen(graph, frozen, nodes), graph._contents())
     rows, stopped = [], False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import wraps
 from inspect import signature
@@ -27,6 +28,7 @@ from heliograph_proto import graph as contract
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, Origin
 from heliograph_proto.graph import MAX_NAME, Leaf, LeafKind, Node, Output
 from heliograph_proto.ops.table import infer
+from heliograph_proto.quantization.blocks import to_bits
 from heliograph_proto.types import F32, DType, DTypeArgument, TensorType, tensor_type
 
 _P = ParamSpec("_P")
@@ -73,6 +75,8 @@ class Graph:
         #: Arrays of the weights and constants, by the leaf's number.
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}
         self._digests: dict[int, bytes] = {}
+        #: First elements of variables, by the leaf's number.
+        self._initial: dict[int, np.ndarray[Any, Any]] = {}
         #: The weights whose digests were taken of arrays that may change.
         self._changeable: set[int] = set()
         #: Files on the server by the digests of the weights that lie there.
@@ -146,12 +150,24 @@ class Graph:
         return self._leaf(LeafKind.WEIGHT, name, _type(dtype, shape))
 
     @_leaf_of_a_type
-    def variable(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
+    def variable(
+        self,
+        name: str,
+        shape: Sequence[int] | int,
+        dtype: DTypeArgument,
+        init: np.ndarray[Any, Any] | Scalar | None = None,
+    ) -> Value:
         """Add a variable: a tensor that the session keeps under this name for all of its plans.
 
-        It begins as zeros; `hg.assign` writes it.
+        It begins with the elements of `init`, which are copied, or as zeros; `hg.assign` writes it.
+        A variable that the session has already keeps its elements, whatever `init` is.
         """
-        return self._leaf(LeafKind.VARIABLE, name, _type(dtype, shape))
+        type_ = _type(dtype, shape)
+        first = None if init is None else _first_elements(name, type_, init)
+        value = self._leaf(LeafKind.VARIABLE, name, type_)
+        if first is not None:
+            self._initial[~value.reference] = first
+        return value
 
     def constant(
         self,
@@ -292,6 +308,18 @@ class Graph:
         )
         outputs = tuple(Output(name, _renumber((reference,), count)[0]) for name, reference in self._outputs)
         return contract.Graph(leaves, nodes, outputs)
+
+    def _freeze_for_file(self) -> tuple[contract.Graph, dict[bytes, np.ndarray[Any, Any]]]:
+        """As `_freeze`, with digests of variables' first elements, and all contents by digest."""
+        frozen, contents = self._freeze(), self._contents()
+        leaves = list(frozen.leaves)
+        for number, array in self._initial.items():
+            leaves[number] = replace(leaves[number], digest=digest_of(array))
+            contents[leaves[number].digest] = array
+        return replace(frozen, leaves=tuple(leaves)), contents
+
+    def _initial_by_name(self) -> dict[str, np.ndarray[Any, Any]]:
+        return {self._leaves[number].name: array for number, array in self._initial.items()}
 
     def _outline(self) -> contract.Graph:
         """As `_freeze`, without digests."""
@@ -480,6 +508,32 @@ def _type_of(array: np.ndarray[Any, Any], dtype: DTypeArgument | None) -> Tensor
             f"an array of shape {array.shape}: its rows are no whole blocks of {wanted.block_bytes} bytes"
         )
     return _type(wanted, (*array.shape[:-1], array.shape[-1] // wanted.block_bytes * wanted.block_size))
+
+
+def _first_elements(name: str, type_: TensorType, init: Any) -> np.ndarray[Any, Any]:
+    """Return a copy of a variable's first elements in the storage of its type."""
+    wanted, found, shape = type_.dtype, np.asarray(init), type_.storage_shape
+    if found.dtype.name == "bfloat16":
+        found = found.astype(np.float32)
+    if wanted.name == "bf16" and found.dtype.kind in "fi":
+        found = to_bits(found.astype(np.float32))
+    fits = wanted.kind != "quantized" and np.can_cast(found.dtype, wanted.storage, "same_kind")
+    if found.dtype != wanted.storage and not fits:
+        raise invalid(
+            f"variable {name!r:.40}: init has {found.dtype} elements, for {wanted}",
+            f"quantize it first: hg.quantize(array, '{wanted}')"
+            if wanted.kind == "quantized"
+            else f"convert it: array.astype('{wanted.storage}')",
+        )
+    if found.shape not in ((), shape):
+        raise invalid(
+            f"variable {name!r:.40}: init has shape {found.shape}, the variable has {shape}",
+            "give all elements, or one number for all of them",
+        )
+    first = np.empty(shape, wanted.storage)
+    first[...] = found
+    first.flags.writeable = False
+    return first
 
 
 def _name(name: str, what: str) -> str:

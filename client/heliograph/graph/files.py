@@ -46,11 +46,11 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     if not isinstance(graph, Graph):
         raise InvalidArgumentError(f"{graph!r:.80} is no graph", advice="hg.save(graph, 'model.hgraph')")
     check_here(graph)
-    target, frozen = Path(path), graph._freeze()
+    target, (frozen, arrays) = Path(path), graph._freeze_for_file()
     beside = weights_path(target)
     data = encode_graph_file(frozen)
     if contents(frozen):
-        write_weights(beside, frozen, graph._contents())
+        write_weights(beside, frozen, arrays)
     with replacing(target) as part:
         part.write_bytes(data)
 

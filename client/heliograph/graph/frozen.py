@@ -10,18 +10,25 @@ import numpy as np
 
 from heliograph.graph.builder import Graph
 from heliograph_proto import graph as contract
+from heliograph_proto.graph import LeafKind
 
 
 def thaw(frozen: contract.Graph, arrays: Mapping[bytes, np.ndarray[Any, Any]]) -> Graph:
     """Return a graph to compile or to go on building. Freezing it gives `frozen` again.
 
     `frozen` must be valid. `arrays` has the contents of its weights by digest, in the storage of
-    their types (`TensorType.storage_shape`). They are not copied, and their digests not checked.
+    their types (`TensorType.storage_shape`), and the first elements of its variables, whose leaves
+    have digests in files alone. They are not copied, and their digests not checked.
     """
     made, count = Graph(), len(frozen.leaves)
     made._leaves = [replace(leaf, digest=b"") for leaf in frozen.leaves]
-    made._arrays = {n: arrays[leaf.digest] for n, leaf in enumerate(frozen.leaves) if leaf.digest}
-    made._digests = {n: leaf.digest for n, leaf in enumerate(frozen.leaves) if leaf.digest}
+    with_content = [(number, leaf) for number, leaf in enumerate(frozen.leaves) if leaf.digest]
+    for number, leaf in with_content:
+        if leaf.kind is LeafKind.VARIABLE:
+            made._initial[number] = arrays[leaf.digest]
+        else:
+            made._arrays[number] = arrays[leaf.digest]
+            made._digests[number] = leaf.digest
     made._nodes = [
         replace(node, operands=tuple(_reference(value, count) for value in node.operands))
         for node in frozen.nodes

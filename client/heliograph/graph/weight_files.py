@@ -20,7 +20,7 @@ from heliograph.graph.digests import threads
 from heliograph_proto.codec.files import FORMAT
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError, InvalidModelError
-from heliograph_proto.graph import Graph, Leaf
+from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.types import DType, TensorType
 
 Array = np.ndarray[Any, Any]
@@ -36,15 +36,22 @@ _AGAIN = "copy the file again, or save the graph anew"
 
 
 def contents(graph: Graph) -> dict[str, Leaf]:
-    """The contents that a graph needs, each once, by the name of the first weight that has it.
+    """The contents that a graph needs, each once, by the name of the first leaf that has it.
 
-    Weights that are bound to a session's tensors have none.
+    Weights that are bound to a session's tensors have none. Variables have their first elements,
+    under "initial NAME".
     """
     first: dict[bytes, Leaf] = {}
-    for leaf in graph.weights:
+    for leaf in (*graph.weights, *graph.variables):
         if leaf.digest:
             first.setdefault(leaf.digest, leaf)
-    return {leaf.name: leaf for leaf in first.values()}
+    found: dict[str, Leaf] = {}
+    for leaf in first.values():
+        name = leaf.name if leaf.kind is LeafKind.WEIGHT else f"initial {leaf.name}"
+        while name in found:
+            name += "_"
+        found[name] = leaf
+    return found
 
 
 def write_weights(path: Path, graph: Graph, arrays: Mapping[bytes, Array]) -> None:
@@ -123,8 +130,8 @@ def read_weights(path: Path, graph: Graph) -> dict[bytes, Array]:
             # The library has checked the header: offsets and sizes fit, and cover the file.
             pass
         data, header = _map(path)
-        needed = contents(graph).values()
-        return {leaf.digest: _content(path, leaf, data, header.get(leaf.name)) for leaf in needed}
+        needed = contents(graph).items()
+        return {leaf.digest: _content(path, leaf, data, header.get(name)) for name, leaf in needed}
     except (library.SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidModelError(f"cannot read the weights in {path}: {error}", advice=_AGAIN) from None
 

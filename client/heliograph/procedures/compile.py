@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from heliograph.core.credit import OrderGate
 from heliograph.core.effects import Compute, Procedure, ask
+from heliograph.core.future import Pending
 from heliograph.core.methods import COMPILE, ESTIMATE, PLACE_CONTENTS
 from heliograph.core.progress import Progress
 from heliograph.core.protocol import ClientCore
 from heliograph.core.shell import BoundTensor
 from heliograph.graph.builder import Graph
+from heliograph.procedures.checkpoint import write_variable
 from heliograph.procedures.journal import placed_on
 from heliograph.procedures.run import CompileRecipe, PlanSpec
-from heliograph.procedures.transfer import arrive
+from heliograph.procedures.transfer import arrive, wait_for
 from heliograph.procedures.upload import Contents, upload_missing
+from heliograph_proto import commands as c
 from heliograph_proto import graph as contract
 from heliograph_proto.errors import (
     CancelledError,
@@ -77,6 +83,8 @@ class FrozenGraph:
     source_of: Callable[[int], str]
     #: The progress display of uploads.
     progress: Progress | None
+    #: The first elements of variables, by name; zeros for others.
+    initial: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
 
 def compile_graph(
@@ -85,7 +93,8 @@ def compile_graph(
     """Compile a graph under a new handle; errors name the user's lines."""
     bound = frozenset(how.bound)
     frozen = yield Compute(lambda: graph._freeze(bound))
-    source = FrozenGraph(frozen, graph._contents(bound), graph._source_of, progress)
+    initial = graph._initial_by_name()
+    source = FrozenGraph(frozen, graph._contents(bound), graph._source_of, progress, initial)
     return (yield from compile_frozen(core, source, how))
 
 
@@ -139,7 +148,10 @@ def compile_frozen(
     except HeliographError as error:
         raise with_source(error, source.source_of) from None
     options = how.options
-    recipe = CompileRecipe(graph, contents, options.fusion, options.threads, bool(how.bound), options.devices)
+    recipe = CompileRecipe(
+        graph, contents, options.fusion, options.threads, bool(how.bound), options.devices, source.initial
+    )
+    yield from _initialize(core, request.plan, info, source.initial)
 
     def observing(taps: tuple[int, ...], gate: OrderGate | None) -> Procedure[PlanSpec]:
         _check_bound(how)
@@ -164,6 +176,28 @@ def compile_frozen(
         original.how.options.devices,
         _weights(request),
     )
+
+
+def _initialize(
+    core: ClientCore, plan: int, info: PlanInfo, initial: Mapping[str, np.ndarray[Any, Any]]
+) -> Procedure[None]:
+    """Write the first elements of the variables that the compile created.
+
+    If that fails the plan and these variables are freed, so that the next compile writes them.
+    """
+    created = [one for one in info.variables if one.is_new and one.port.name in initial]
+    try:
+        pendings: list[Pending] = []
+        for one in created:
+            pendings += yield from write_variable(core, one, initial[one.port.name])
+        for pending in pendings:
+            yield from wait_for(core, pending)
+    except BaseException:
+        core.release(plan)
+        core.collect()
+        for one in created:
+            core.send(c.FreeVariable(one.port.name))
+        raise
 
 
 def _weights(request: CompileRequest) -> tuple[int, ...]:

@@ -438,7 +438,7 @@ class RebuildGroup:
         replayed = sum(not is_wanted for _, is_wanted in repeats)
         made = Rebuild(cause.message, lost, (), replayed, len(repeats) - replayed)
         yield from self._place(places, made)
-        yield from self._write(self.journal.base or {})
+        yield from self._write(self._initial() if self.journal.base is None else self.journal.base)
         unwatched = yield from self._repeat(repeats)
         yield from wait_for_all(self._core, unwatched)
         for _, left in places:
@@ -473,6 +473,11 @@ class RebuildGroup:
         return unwatched
 
     # Variables
+
+    def _initial(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The first elements of variables, by name; others begin as zeros."""
+        recipes = [plan._spec.recipe for plan in self.plans]
+        return {name: one for recipe in recipes if recipe for name, one in recipe.initial.items()}
 
     def _write(self, values: Mapping[str, np.ndarray[Any, Any]]) -> Procedure[None]:
         """Set all variables to these elements, or to zeros, and wait until it is done."""

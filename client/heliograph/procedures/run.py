@@ -136,6 +136,8 @@ class CompileRecipe:
     is_bound: bool
     #: The names of the devices that it may use, by priority.
     devices: tuple[str, ...] = ()
+    #: The first elements of variables, by name; zeros for others.
+    initial: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,14 @@ A file is untrusted input: its digest and its graph are checked before use.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
 from heliograph_proto import __version__
 from heliograph_proto.codec.graphs import decode_graph, graph_bytes
+from heliograph_proto.digests import DIGEST_BYTES
 from heliograph_proto.errors import HeliographError, InvalidModelError, LimitExceededError, UnknownOpError
 from heliograph_proto.graph import Graph, LeafKind, validate
 from heliograph_proto.sessions import Limits
@@ -103,8 +106,24 @@ def _graph(content: bytes) -> Graph:
 
 
 def _checked(graph: Graph) -> Graph:
-    """Validate a graph; weights without a digest are bound to tensors when it is compiled."""
+    """Validate a graph; weights without a digest are bound to tensors when it is compiled.
+
+    In files alone variables may have digests: those of their first elements.
+    """
+    first = {leaf.name: leaf.digest for leaf in graph.variables if len(leaf.digest) == DIGEST_BYTES}
     bound = [
         number for number, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT and not leaf.digest
     ]
-    return validate(graph, Limits(), bound)
+    found = validate(_with_first(graph, dict.fromkeys(first, b"")), Limits(), bound)
+    return _with_first(found, first)
+
+
+def _with_first(graph: Graph, digests: Mapping[str, bytes]) -> Graph:
+    """Return the graph with these digests of its variables' first elements, by name."""
+    leaves = tuple(
+        replace(leaf, digest=digests[leaf.name])
+        if leaf.kind is LeafKind.VARIABLE and leaf.name in digests
+        else leaf
+        for leaf in graph.leaves
+    )
+    return replace(graph, leaves=leaves) if digests else graph

@@ -366,7 +366,8 @@ class Compiler:
                     else:
                         read.append(variable)
                     where = variable.storage.device if variable.storage is not None else ""
-                    variables.append(VariablePort(Port(leaf.name, leaf.type), number, where))
+                    is_new = n not in bound.tensors and self._state.is_new(leaf.name)
+                    variables.append(VariablePort(Port(leaf.name, leaf.type), number, where, is_new))
                 made = PlanHandle(
                     loaded.device.name,
                     ports.inputs,

@@ -245,3 +245,15 @@ def test_a_run_that_failed_for_another_reason_leaves_nothing_to_replay(
     pool.lose(plan.device)
     with pytest.raises(hg.HeliographError, match="another reason|the fan"):
         plan.run(x=given[1], timeout=SECONDS)
+
+
+def test_variables_that_no_run_changed_begin_again_with_their_first_elements(
+    pool: Losable, session: hg.Session
+) -> None:
+    g = hg.Graph()
+    v = g.variable("begun", (3,), "f32", init=np.float32([1, 2, 3]))
+    g.output("y", hg.assign(v, v * 2.0))
+    plan = session.compile(g, ALL, on_loss="rebuild")
+    pool.lose(plan.device)
+    assert plan.run(timeout=SECONDS)["y"].tolist() == [2, 4, 6]
+    assert len(plan.rebuilds) == 1

@@ -102,6 +102,10 @@ class PlanState:
         self._compiling.add(name)
         return number_and_handle[1]
 
+    def is_new(self, name: str) -> bool:
+        """Return whether the compile that is going on created a variable."""
+        return name in self._new_variables
+
     def compiled(self, *, has_failed: bool) -> None:
         """End a compile. The variables that a failed one made are freed."""
         made, self._new_variables = self._new_variables, {}
