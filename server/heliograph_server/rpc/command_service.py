@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -36,7 +37,7 @@ from heliograph_server.rpc.ending import end_session
 from heliograph_server.rpc.errors import forgetting
 from heliograph_server.rpc.message_limits import MAX_LISTED, check_command
 from heliograph_server.rpc.receiving import first_of
-from heliograph_server.rpc.requests import SMALL_BYTES, Requests, gives_bytes, takes_bytes
+from heliograph_server.rpc.requests import SMALL_BYTES, Context, Requests, gives_bytes, takes_bytes
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
 
@@ -51,17 +52,12 @@ LEAST_COMMANDS_A_TURN = 4
 HANDLES_A_COMMAND = 8
 
 
-#: Messages are encoded and decoded here, so that small runs need no message objects.
-Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
-
-
-#: The messages of a stream: those of its call, or of its socket.
+#: The messages of a stream: those of its call, or of its socket. Both are encoded, so that small
+#: runs need no message objects.
 Wire: TypeAlias = "Context | CommandSocket"
-
 
 #: Where the first message names the session.
 _SESSION = (command_pb2.CommandBatch.SESSION_FIELD_NUMBER,)
-
 
 _BATCH: Any = command_pb2.CommandBatch.DESCRIPTOR
 
@@ -73,15 +69,15 @@ class CommandService:
     """Runs command streams. A session lives as long as its stream."""
 
     def __init__(
-        self, slot: HostSlot, closers: Executor, decoders: Executor, sockets: CommandSockets | None = None
+        self, slot: HostSlot, closers: Executor, decoders: Executor, sockets: CommandSockets
     ) -> None:
         """The fields of large messages are counted on the threads of `decoders`; `sockets` has the
         connections of clients on this host."""
         self._slot = slot
-        self._sockets = sockets or CommandSockets()
+        self._sockets = sockets
         self._closers = closers
         self._decoders = decoders
-        self._pace = Pace()
+        self._turn_size = TurnSize()
 
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
@@ -103,7 +99,9 @@ class CommandService:
         del first
         try:
             wire = self._sockets.take(session, announces_socket)
-            await _converse(session, outbox, unread, wire or context, self._decoders, self._pace)
+            await _converse(
+                _Stream(session, outbox, wire or context, self._decoders, self._turn_size), unread
+            )
         finally:
             outbox.close()
             if wire is not None:
@@ -132,7 +130,7 @@ def _announces_socket(first: bytes) -> bool:
     return False
 
 
-class Pace:
+class TurnSize:
     """The number of commands that a stream submits before others have their turn.
 
     Streams in the middle of a batch share one turn, so that their number does not make others wait.
@@ -147,25 +145,30 @@ class Pace:
         return max(LEAST_COMMANDS_A_TURN, COMMANDS_A_TURN // max(1, self.streams))
 
 
-async def _converse(
-    session: Session,
-    outbox: CompletionWriter,
-    unread: list[bytes],
-    wire: Wire,
-    decoders: Executor,
-    pace: Pace,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """One command stream: the session, the ways of messages out and in, and how they are taken."""
+
+    session: Session
+    outbox: CompletionWriter
+    wire: Wire
+    decoders: Executor
+    turn_size: TurnSize
+
+
+async def _converse(stream: _Stream, unread: list[bytes]) -> None:
     """Read and write until the client half-closes and all is done, or the session ends.
 
     The reader is not cancelled: gRPC would keep the message that comes next for good. It ends with
     the call.
     """
-    reading = asyncio.create_task(forgetting(_read(session, outbox, unread, wire, decoders, pace)))
+    reading = asyncio.create_task(forgetting(_read(stream, unread)))
     _readers.add(reading)
     reading.add_done_callback(_readers.discard)
+    outbox = stream.outbox
     while (batch := await outbox.take()) is not None:
         try:
-            await wire.write(batch)
+            await stream.wire.write(batch)
         except Exception as error:
             logger.debug("the client is gone: %s", error)
             break
@@ -173,18 +176,12 @@ async def _converse(
         raise outbox.error.anew()
 
 
-async def _read(
-    session: Session,
-    outbox: CompletionWriter,
-    unread: list[bytes],
-    wire: Wire,
-    decoders: Executor,
-    pace: Pace,
-) -> None:
+async def _read(stream: _Stream, unread: list[bytes]) -> None:
     """Submit the commands of the unread message and those that come, until the outbox is closed.
 
     Pass the end to the outbox; raise only cancellation.
     """
+    session, outbox, wire = stream.session, stream.outbox, stream.wire
     try:
         reader, last = CommandReader(), 0
 
@@ -201,8 +198,8 @@ async def _read(
         while data is not aio.EOF and not outbox.is_closed:
             if not at_once(data):
                 if len(data) > SMALL_BYTES:
-                    await _check(data, session.limits, decoders)
-                last = await _submit(session, outbox, reader.read(data), last, pace)
+                    await _check(data, session.limits, stream.decoders)
+                last = await _submit(stream, reader.read(data), last)
             # The last message is not kept while the next one is awaited.
             data = b""
             data = await read()
@@ -242,29 +239,28 @@ def _answered(outbox: CompletionWriter, error: BaseException | None) -> None:
     outbox.end_write()
 
 
-async def _submit(
-    session: Session, outbox: CompletionWriter, commands: Iterable[Received], last: int, pace: Pace
-) -> int:
+async def _submit(stream: _Stream, commands: Iterable[Received], last: int) -> int:
     """Submit a batch in turns, between which other streams run. Return the last number."""
-    pace.streams += 1
+    turn_size = stream.turn_size
+    turn_size.streams += 1
     try:
-        for number, turn in enumerate(_turns(commands, pace)):
+        for number, turn in enumerate(_turns(commands, turn_size)):
             if number:
                 await asyncio.sleep(0)
-            last = _submit_turn(session, turn, last)
+            last = _submit_turn(stream.session, turn, last)
             # A stream that waits for its reader takes no turns from others.
-            pace.streams -= 1
+            turn_size.streams -= 1
             try:
-                await outbox.has_room()
+                await stream.outbox.has_room()
             finally:
-                pace.streams += 1
+                turn_size.streams += 1
     finally:
-        pace.streams -= 1
+        turn_size.streams -= 1
     return last
 
 
-def _turns(received: Iterable[Received], pace: Pace) -> Iterator[list[Received]]:
-    """Group commands into turns of the present pace. A longer command is a group of its own."""
+def _turns(received: Iterable[Received], turn_size: TurnSize) -> Iterator[list[Received]]:
+    """Group commands into turns of the present size. A longer command is a group of its own."""
     turn: list[Received] = []
     weight = 0
     for message in received:
@@ -277,7 +273,7 @@ def _turns(received: Iterable[Received], pace: Pace) -> Iterator[list[Received]]
                 case "allocate_tensors":
                     # Creating a tensor takes several times as long as freeing one.
                     weight += 8 * len(message.allocate_tensors.tensors) // HANDLES_A_COMMAND
-        if weight >= pace.commands:
+        if weight >= turn_size.commands:
             yield turn
             turn, weight = [], 0
     if turn:

@@ -64,9 +64,9 @@ class _Connection:
 class MemoryService:
     """Listens beside the daemon's addresses. On the event loop; nothing blocks."""
 
-    def __init__(self, slot: HostSlot, sockets: CommandSockets | None = None) -> None:
+    def __init__(self, slot: HostSlot, sockets: CommandSockets) -> None:
         self._slot = slot
-        self._sockets = sockets or CommandSockets()
+        self._sockets = sockets
         self._listeners: list[socket.socket] = []
         self._paths: list[Address] = []
         self._connections: dict[int, _Connection] = {}

@@ -35,6 +35,7 @@ from heliograph_proto.v1 import bulk_pb2, bulk_pb2_grpc, session_pb2, session_pb
 from heliograph_server.config.config import ServerConfig
 from heliograph_server.daemon.daemon import Daemon
 from heliograph_server.rpc import shared_memory_service as memory_service
+from heliograph_server.rpc.command_socket.sockets import CommandSockets
 from heliograph_server.rpc.shared_memory_service import MemoryService, is_near
 from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
@@ -189,7 +190,7 @@ def test_a_server_without_descriptors_rests_and_serves_later(
     path = tmp_path / "socket"
 
     async def scenario() -> bytes:
-        service = MemoryService(HostSlot())
+        service = MemoryService(HostSlot(), CommandSockets())
         service.start((Address("unix", path=str(path)),))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
             client.setblocking(False)

@@ -196,9 +196,10 @@ def test_a_long_batch_leaves_the_loop_to_others_in_between() -> None:
             batch.commands.add(sequence=number, synchronize=command_pb2.Synchronize())
         taken: list[c.Command] = []
         session: Any = SimpleNamespace(limits=Limits(), submit=taken.extend)
-        assert (
-            await command_service._submit(session, outbox, batch.commands, 0, command_service.Pace()) == 1000
-        )
+        unused: Any = None
+        turn_size = command_service.TurnSize()
+        stream = command_service._Stream(session, outbox, unused, unused, turn_size)
+        assert await command_service._submit(stream, batch.commands, 0) == 1000
         ticker.cancel()
         assert [one.sequence for one in taken] == list(range(1, 1001))
         return turns
@@ -209,16 +210,16 @@ def test_a_long_batch_leaves_the_loop_to_others_in_between() -> None:
 def test_a_turn_is_short_also_when_its_commands_free_many_handles() -> None:
     free = command_pb2.Command(free=command_pb2.Free(handles=range(1, 1000)))
     other = command_pb2.Command(synchronize=command_pb2.Synchronize())
-    turns = list(command_service._turns([free, free, *[other] * 100], command_service.Pace()))
+    turns = list(command_service._turns([free, free, *[other] * 100], command_service.TurnSize()))
     assert [len(turn) for turn in turns] == [1, 1, 64, 36]
 
 
 def test_streams_with_batches_share_one_turn() -> None:
-    pace, other = command_service.Pace(), command_pb2.Command(synchronize=command_pb2.Synchronize())
-    pace.streams = 4
-    turns = command_service._turns([other] * 40, pace)
+    turn_size, other = command_service.TurnSize(), command_pb2.Command(synchronize=command_pb2.Synchronize())
+    turn_size.streams = 4
+    turns = command_service._turns([other] * 40, turn_size)
     assert [len(next(turns)), len(next(turns))] == [16, 16]
-    pace.streams = 1000
+    turn_size.streams = 1000
     assert len(next(turns)) == 4
 
 
