@@ -20,7 +20,7 @@ OUT        ?= dist/gpu
 # Processes that `make test` runs tests in; 0: one, as a debugger wants it.
 WORKERS    ?= 3
 # What needs more than one host, an engine, Ray or ggml has a target of its own.
-APART      := not hosts and not ray and not deploy and not peers
+APART      := not hosts and not ray and not deploy and not peers and not wheel
 
 # So that no test's time has it: the CPU's kernels, and CUDA's for the emulation. Both are kept.
 COMPILE = $(BIN)/heliograph warmup && \
@@ -30,7 +30,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help docs demo demo-pool test test-fast test-onnx simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate proto bench
-.PHONY: peers constraints clean
+.PHONY: peers constraints clean wheel test-wheel
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
@@ -38,6 +38,8 @@ help:
 	@echo "make test          lint, types and tests"
 	@echo "make test-fast     the tests that start no daemon, in about a minute"
 	@echo "make test-onnx     the cases of onnx.backend.test on the CPU, and a table of what came of them"
+	@echo "make wheel         a wheel in dist/, with compiled CPU kernels for x86-64-v3, x86-64-v4 and aarch64"
+	@echo "make test-wheel    that wheel, installed in a new environment: the same bits, and nothing is compiled"
 	@echo "make test-deploy   the image and the compose file, built and run by an engine that the tests start"
 	@echo "make simulate      the pure parts under 10,000 random schedules and losses (SEED, COUNT, ONLY=session)"
 	@echo "make fuzz          20,000 mutated conversations against a daemon (SEED, COUNT; CORPUS=folder keeps the new ones)"
@@ -123,6 +125,19 @@ test-deploy: $(VENV)/.dev
 	elif ! why=$$(unshare --net --pid --fork --mount-proc true 2>&1); then echo "skipped: no namespaces: $$why"; \
 	else MODEL=$(MODEL) tests/support/deploying/prepare.sh .venv-deploy $(BIN)/python && \
 	  tests/support/deploying/alone.sh $(BIN)/pytest -q -rs tests/system/test_deploy.py; fi
+
+# The processors that a wheel has compiled kernels for.
+LEVELS = x86-64-v4 x86-64-v3 aarch64
+
+# Compiles for most of a minute on two processors, unless the kernels have not changed.
+wheel: $(VENV)/.dev
+	$(BIN)/python -m heliograph_backends.cpu.kernels.runtime.shipping --folder dist/kernels $(LEVELS)
+	HELIOGRAPH_KERNEL_OBJECTS=dist/kernels $(BIN)/python -m hatchling build -t wheel
+
+# About half a minute beside the wheel and the compiling of this checkout's kernels.
+test-wheel: wheel $(VENV)/.model
+	$(COMPILE)
+	UV=$(BIN)/uv WHEEL=$$(ls -t dist/heliograph-*.whl | head -1) $(BIN)/pytest -q -rs tests/system/test_wheel.py
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
 	$(BIN)/pytest -q -rs tests/conformance/test_ggml_peer.py

@@ -6,6 +6,8 @@ therefore belong to this user and not be writable by others; otherwise nothing i
 to is also read, so that container images can contain kernels. The name of the inner folder is a
 digest of the package's sources; `objects` has its files.
 
+A distribution may contain all objects for this machine, see `levels`; then the folder is not used.
+
 Entries that the folder lacks are compiled in the background, see `compiling`. Programs wait for
 their own entries only. Of several processes that need kernels, one compiles, and the others load
 what it has finished.
@@ -31,6 +33,7 @@ from typing import TypeAlias
 
 from heliograph_backends.cpu.kernels.program.words import TABLE
 from heliograph_backends.cpu.kernels.runtime.compiling import Compiling
+from heliograph_backends.cpu.kernels.runtime.levels import packaged_objects
 from heliograph_backends.cpu.kernels.runtime.loading import Linker
 from heliograph_backends.cpu.kernels.runtime.memory import aligned_words
 from heliograph_backends.cpu.kernels.runtime.objects import CORE, MODULES, ObjectFolder, machine_digest
@@ -69,6 +72,14 @@ class CacheState:
     compiled: int = 0
     #: True if the folder can only be read; then newly compiled entries are not kept.
     read_only: bool = False
+    #: The objects of this distribution, which are whole; then the folder is theirs.
+    packaged: ObjectFolder | None = None
+
+    def objects(self) -> ObjectFolder | None:
+        """Return the objects in the folder."""
+        if self.packaged is not None or self.folder is None:
+            return self.packaged
+        return ObjectFolder(self.folder, machine_digest())
 
 
 def available() -> bool:
@@ -215,9 +226,9 @@ class _Native:
             if len(self._loaded) == len(MODULES) or (self._thread is not None and self._thread.is_alive()):
                 return
             if self._linker is None:
-                self.cache = open_cache(folder or default_folder())
+                self.cache = find_cache(folder)
                 self._linker = Linker()
-            kept = self.cache.folder and ObjectFolder(self.cache.folder, machine_digest())
+            kept = self.cache.objects()
             if kept:
                 self._load_kept(kept)
             missing = len(MODULES) - len(self._loaded)
@@ -368,6 +379,9 @@ def warmup(folder: str | os.PathLike[str] | None = None, progress: Progress | No
 
 def find_cache(folder: str | os.PathLike[str] | None = None) -> CacheState:
     """Return the cache that would be used, or the reason for none; compiles nothing."""
+    packaged = packaged_objects(source_digest())
+    if packaged is not None:
+        return CacheState(packaged.path, read_only=True, packaged=packaged)
     return open_cache(Path(folder) if folder else default_folder())
 
 
