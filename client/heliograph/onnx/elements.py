@@ -71,9 +71,19 @@ class Coded:
     element: int
 
 
-#: The meaning of a name of an ONNX graph while it is imported: a value of the device, a constant of
-#: the host, a sequence, or an absent optional.
-Item: TypeAlias = "hg.Value | Coded | Array | list[Any] | None"
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A value whose size along one axis a run decides: padded to the most, and how many count."""
+
+    value: hg.Value
+    axis: int
+    count: hg.Value
+
+
+#: The meaning of a name of an ONNX graph while it is imported: a value of the device, perhaps of
+#: a narrow type or of a size that is not known, a constant of the host, a sequence, or an absent
+#: optional.
+Item: TypeAlias = "hg.Value | Coded | Bounded | Array | list[Any] | None"
 
 
 def name_of(element: int) -> str:
@@ -88,6 +98,8 @@ def element_of(item: Item) -> int:
         return item.element
     if isinstance(item, np.ndarray):
         return element_of_array(item)
+    if isinstance(item, Bounded):
+        return element_of(item.value)
     assert isinstance(item, hg.Value)
     return _ELEMENTS[item.dtype.name]
 

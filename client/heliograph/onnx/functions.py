@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs, helper
 
-import heliograph as hg
-from heliograph.onnx.elements import Coded, Item, element_of
+from heliograph.onnx.elements import Bounded, Coded, Item, element_of
 
 Functions = Mapping[tuple[str, str], FunctionProto]
 
@@ -76,8 +74,9 @@ def type_of(item: Item) -> TypeProto:
     if isinstance(item, list):
         inner = type_of(item[0]) if item else helper.make_tensor_type_proto(1, None)
         return helper.make_sequence_type_proto(inner)
+    if isinstance(item, Bounded):
+        return helper.make_tensor_type_proto(element_of(item), [None] * item.value.ndim)
     shape = item.codes.shape if isinstance(item, Coded) else item.shape
-    assert isinstance(item, (hg.Value, Coded, np.ndarray))
     return helper.make_tensor_type_proto(element_of(item), list(shape))
 
 

@@ -18,10 +18,12 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 import heliograph as hg
 from heliograph.onnx import functions, ops
+from heliograph.onnx.bounds import NEEDS_SIZE, bounded_axis
 from heliograph.onnx.elements import (
     DIRECT,
     NARROW,
     Array,
+    Bounded,
     Coded,
     Item,
     decode,
@@ -71,6 +73,8 @@ class Program:
     outputs: dict[str, Port]
     #: The inputs whose values the graph was made for.
     fixed: dict[str, Array]
+    #: The graph's input with a seed and the number of the run, if a node makes random numbers.
+    random_state: str | None = None
 
 
 @dataclass(slots=True)
@@ -85,12 +89,26 @@ class Shared:
     lifted: dict[int, tuple[Array, hg.Value]] = field(default_factory=dict)
     nodes: int = 0
     depth: int = 0
+    #: The input with a seed and the number of the run, if a node makes random numbers.
+    state: tuple[str, hg.Value] | None = None
+    random_nodes: int = 0
 
     def count(self, node: NodeProto) -> None:
         """Count a node. Raises UnsupportedError beyond the bound."""
         self.nodes += 1
         if self.nodes > MOST_NODES:
             raise refusal(node, f"loops and functions unroll to more than {MOST_NODES:,} nodes")
+
+    def random(self, seed: int | None) -> tuple[hg.Value, hg.Value]:
+        """Return a seed of its own for a node without one, and the counter."""
+        if self.state is None:
+            made = self.graph.input(self.names.free("random_state"), (2,), "i64")
+            self.state = made.name, made
+        _, state = self.state
+        if seed is not None:
+            return self.graph.constant(np.array(seed, np.int64)), state[1]
+        self.random_nodes += 1
+        return state[0] + self.random_nodes, state[1]
 
     def constant(self, array: Array, name: str) -> hg.Value:
         """Return a constant as a value of the graph, the same for the same array."""
@@ -141,6 +159,8 @@ class Scope:
         """Return an item as a value of the graph. Raises UnsupportedError for other element types."""
         if isinstance(item, hg.Value):
             return item
+        if isinstance(item, Bounded):
+            raise node.refuse(NEEDS_SIZE)
         if item is None or isinstance(item, list):
             raise node.broken(f"{name!r} is a sequence or nothing, where a tensor is needed")
         element = item.element if isinstance(item, Coded) else element_of_array(item)
@@ -152,6 +172,10 @@ class Scope:
     def tensor(self, tensor: TensorProto) -> Array:
         """Return the elements of a constant."""
         return self.shared.tensors.read(tensor)
+
+    def random(self, seed: int | None) -> tuple[hg.Value, hg.Value]:
+        """Return the seed and the counter of random numbers."""
+        return self.shared.random(seed)
 
     def subgraph(self, graph: GraphProto, inputs: Sequence[Item], node: Node) -> list[Item]:
         """Run a subgraph with these inputs, and return its outputs."""
@@ -260,12 +284,23 @@ class Scope:
         assert rule is not None
         element = _narrow_of(items) if node.op_type in MOVES else 0
         given = [_codes(item) for item in items] if element else items
+        bounded = next((one for one in items if isinstance(one, Bounded)), None)
+        axis = None
+        if bounded is not None:
+            given = [one.value if isinstance(one, Bounded) else one for one in items]
+            axis = bounded_axis(Node(node, given, self), items)
+            if axis is None:
+                raise refusal(node, NEEDS_SIZE)
         with self._named(node):
             result: Result = rule(Node(node, given, self))
         results = result if isinstance(result, tuple) else (result,)
         for one in results:
             if isinstance(one, hg.Value) and one.size > MOST_ELEMENTS:
                 raise refusal(node, f"it makes a tensor of shape {one.shape}, which is too large")
+        if bounded is not None and axis is not None:
+            return [
+                Bounded(one, axis, bounded.count) if isinstance(one, hg.Value) else one for one in results
+            ]
         return [_coded(one, element) for one in results] if element else results
 
     def _named(self, node: NodeProto) -> Any:
@@ -385,6 +420,7 @@ def build(
             raise hg.InvalidModelError(f"two outputs are named {one.name!r:.80}")
         item = main.look_up(one.name, NodeProto(name=one.name, op_type="output"))
         program.outputs[one.name] = output_port(item, one.name, shared.graph, outputs)
+    program.random_state = shared.state and shared.state[0]
     return program
 
 

@@ -78,6 +78,7 @@ class Model:
         shapes: Shapes | None = None,
         *,
         values: Mapping[str, Any] | None = None,
+        seed: int | None = None,
         **options: Any,
     ) -> OnnxPlan:
         """Compile the model for a session.
@@ -89,12 +90,14 @@ class Model:
             shapes: Sizes of symbols by name, as {"batch": 8}, or shapes by the input's name.
             values: Values of inputs that decide shapes, such as the second input of Reshape. A run
                 gives them too, and compiles again when they change.
+            seed: The seed of random numbers of nodes without one of their own, from 0 to 2^63 - 1.
+                With it, the n-th run of each plan gives the same numbers. None draws one.
             options: Arguments of `session.compile`, such as devices and memory.
 
         Raises UnsupportedError and InvalidModelError, naming the node, and the errors of
         `session.compile`.
         """
-        plan = OnnxPlan(self, session, dict(options))
+        plan = OnnxPlan(self, session, dict(options), seed)
         specs = self._declared(shapes or {}, values or {}, strict=bool(shapes))
         if all(name in specs for name in self._inputs):
             try:

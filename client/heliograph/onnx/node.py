@@ -12,7 +12,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 import heliograph as hg
 from heliograph.onnx import errors
-from heliograph.onnx.elements import DIRECT, NARROW, Array, Coded, Item, name_of
+from heliograph.onnx.elements import DIRECT, NARROW, Array, Bounded, Coded, Item, name_of
 from heliograph.onnx.errors import NeedsValue
 
 #: The most elements of an array that a rule makes on the host.
@@ -36,6 +36,8 @@ class Level(Protocol):
     def tensor(self, tensor: TensorProto) -> Array: ...
 
     def subgraph(self, graph: GraphProto, inputs: Sequence[Item], node: Node) -> list[Item]: ...
+
+    def random(self, seed: int | None) -> tuple[hg.Value, hg.Value]: ...
 
 
 class Node:
@@ -143,6 +145,8 @@ class Node:
             return item.codes.shape
         if isinstance(item, list) or item is None:
             raise self.broken(f"input {place} is a sequence, not a tensor")
+        if isinstance(item, Bounded):
+            item = item.value
         return tuple(item.shape)
 
     def axis(self, place: int, ndim: int) -> int:

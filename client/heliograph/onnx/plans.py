@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -37,11 +39,16 @@ class OnnxPlan:
     There is a plan for each combination of shapes. The last `MOST_PLANS` are kept.
     """
 
-    def __init__(self, model: Model, session: hg.Session, options: dict[str, Any]) -> None:
+    def __init__(
+        self, model: Model, session: hg.Session, options: dict[str, Any], seed: int | None = None
+    ) -> None:
         self._model = model
         self._session = session
         self._options = options
         self._lock = threading.Lock()
+        #: Of random numbers: the seed, and the numbers of the runs.
+        self._seed = secrets.randbits(63) if seed is None else seed
+        self._runs = itertools.count()
         self._plans: OrderedDict[_Key, Compiled] = OrderedDict()
         #: The inputs whose values decide shapes, as far as that is known.
         self._fixed: set[str] = set()
@@ -75,6 +82,8 @@ class OnnxPlan:
             wires: dict[str, Array] = {}
             for name, port in program.inputs.items():
                 feed_into(port, given.get(name), wires)
+            if program.random_state is not None:
+                wires[program.random_state] = np.array([self._seed, next(self._runs)], np.int64)
             results = compiled.plan.run(wires, timeout=timeout)
         return {name: result_of(port, results) for name, port in program.outputs.items()}
 

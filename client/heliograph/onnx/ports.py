@@ -11,6 +11,7 @@ import numpy as np
 import heliograph as hg
 from heliograph.onnx.elements import (
     Array,
+    Bounded,
     Coded,
     Item,
     decode,
@@ -51,7 +52,17 @@ class Known:
     array: Array
 
 
-Port: TypeAlias = "Wire | Known | tuple[Any, ...] | None"
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A tensor of which a run says how many elements along an axis count."""
+
+    wire: Wire
+    axis: int
+    #: The name of the graph's output with the number.
+    count: str
+
+
+Port: TypeAlias = "Wire | Cut | Known | tuple[Any, ...] | None"
 
 
 class Names:
@@ -97,6 +108,9 @@ def result_of(port: Port, results: Mapping[str, Array]) -> Any:
     """Return what a run gives for an output: an array, a list of them, or None."""
     if isinstance(port, Wire):
         return decode(results[port.name], port.spec.element)
+    if isinstance(port, Cut):
+        kept = int(results[port.count])
+        return result_of(port.wire, results)[(slice(None),) * port.axis + (slice(kept),)]
     if isinstance(port, Known):
         return port.array
     return None if port is None else [result_of(one, results) for one in port]
@@ -127,6 +141,12 @@ def output_port(item: Item, name: str, graph: hg.Graph, names: Names) -> Port:
         return tuple(output_port(one, f"{name}.{number}", graph, names) for number, one in enumerate(item))
     if isinstance(item, np.ndarray):
         return Known(item)
+    if isinstance(item, Bounded):
+        whole = output_port(item.value, name, graph, names)
+        assert isinstance(whole, Wire)
+        count = names.free(f"{whole.name}.count")
+        graph.output(count, item.count)
+        return Cut(whole, item.axis, count)
     value = item.codes if isinstance(item, Coded) else item
     wire = Wire(names.free(name), TensorSpec(element_of(item), value.shape))
     graph.output(wire.name, value)

@@ -15,8 +15,14 @@ Rule: TypeAlias = Callable[[Node], Result]
 #: Rules by op; the domains of ONNX share no op's name with another meaning.
 RULES: dict[str, Rule] = {}
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
+_STRINGS = (
+    "StringConcat StringNormalizer StringSplit RegexFullMatch CategoryMapper DictVectorizer CastMap ZipMap"
+)
 #: Why an op is refused, by op.
-REFUSED: dict[str, str] = {}
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(_STRINGS.split(), "it works on strings, which no device has"),
+    "ImageDecoder": "it decodes images",
+}
 #: Ops that move elements without a look at them, and so serve narrow types as well.
 MOVES: set[str] = set()
 
@@ -37,3 +43,10 @@ def rule(*ops: str, moves: bool = False) -> Callable[[Rule], Rule]:
 def find(domain: str, op: str) -> Rule | None:
     """Return the rule of an op, or None."""
     return RULES.get(op) if domain in DOMAINS else None
+
+
+def _refuse(node: Node) -> Result:
+    raise node.refuse(REFUSED[node.op])
+
+
+rule(*REFUSED)(_refuse)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from onnx import GraphProto, TensorProto, helper
@@ -12,13 +10,6 @@ from onnx_models import constant, model, node, tensor
 import heliograph as hg
 
 X = np.array([1.0, -2.0, 3.0], np.float32)
-
-
-@pytest.fixture
-def here() -> Iterator[hg.Session]:
-    """A session with devices of this process."""
-    with hg.connect("local:") as session:
-        yield session
 
 
 def branches() -> dict[str, GraphProto]:

@@ -9,9 +9,10 @@ from heliograph.onnx.ops import indexing as indexing
 from heliograph.onnx.ops import normalization as normalization
 from heliograph.onnx.ops import products as products
 from heliograph.onnx.ops import quantization as quantization
+from heliograph.onnx.ops import random_numbers as random_numbers
 from heliograph.onnx.ops import recurrent as recurrent
 from heliograph.onnx.ops import reductions as reductions
-from heliograph.onnx.ops import refused as refused
 from heliograph.onnx.ops import resizing as resizing
+from heliograph.onnx.ops import selections as selections
 from heliograph.onnx.ops import shapes as shapes
 from heliograph.onnx.ops import signals as signals

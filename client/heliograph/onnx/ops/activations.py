@@ -97,17 +97,6 @@ def _swish(node: Node) -> hg.Value:
     return x * hg.sigmoid(x * node.float("alpha", 1.0))
 
 
-@rule("Dropout")
-def _dropout(node: Node) -> tuple[hg.Value, ...] | hg.Value:
-    """The identity, and a mask of true: random numbers are refused."""
-    x = node.value(0)
-    trains = node.opset >= 12 and node.has(2) and bool(node.array(2).any())
-    ratio = float(node.array(1)) if trains and node.has(1) else 0.5
-    if trains and ratio:
-        raise node.refuse("it makes random numbers in training")
-    return (x, hg.full(x.shape, True, "bool", graph=node.graph)) if node.wants(1) else x
-
-
 @rule("Binarizer")
 def _binarize(node: Node) -> hg.Value:
     x = node.value(0)

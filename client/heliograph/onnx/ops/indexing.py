@@ -109,17 +109,6 @@ def _one_hot(node: Node) -> Item:
     return hg.where(places == numbers, values[1], values[0])
 
 
-@rule("Compress")
-def _compress(node: Node) -> Item:
-    """Pick where a constant condition is true."""
-    x, condition = node.value(0), np.ravel(node.array(1)).astype(bool)
-    if not node.given("axis"):
-        x, axis = hg.flatten(x), 0
-    else:
-        axis = node.axis(node.int("axis"), x.ndim)
-    return hg.take(x, np.flatnonzero(condition[: x.shape[axis]]), axis=axis)
-
-
 @rule("ArrayFeatureExtractor")
 def _pick_features(node: Node) -> Item:
     x, places = node.value(0), node.value(1)

@@ -1,0 +1,134 @@
+"""Selections whose size a run decides: results padded to a bound, with the number that counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.lowerings.arrays import cast
+from heliograph.lowerings.scatters import scatter_rows
+
+
+def _numbers(count: int, graph: hg.Graph) -> hg.Value:
+    return graph.constant(np.arange(count, dtype=np.int64))
+
+
+def _put(values: hg.Value, places: hg.Value, count: int) -> hg.Value:
+    """Return `count` zeros with the values at the places; those at `count` are left out."""
+    table = hg.zeros((count + 1, 1), values.dtype, graph=values.graph)
+    return scatter_rows(table, hg.expand_dims(values, axis=1), places)[:count, 0]
+
+
+def _ranks(flags: hg.Value) -> hg.Value:
+    """Return for each flag how many before it and with it are true, less one."""
+    return hg.cumulative_sum(cast(flags, "i64")) - 1
+
+
+def true_places(flags: hg.Value) -> tuple[hg.Value, hg.Value]:
+    """Return the places of the true flags [n] in their order, padded to [n] with 0, and their
+    number."""
+    many = flags.shape[0]
+    places = hg.where(flags, _ranks(flags), many)
+    return _put(_numbers(many, flags.graph), places, many), hg.sum(cast(flags, "i64"))
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """The different rows of a table, padded to its length.
+
+    `firsts`: the place of the first of each; `groups`: for each row of the table the number of its
+    kind; `sizes`: how many rows are of each kind; `count`: how many kinds there are.
+    """
+
+    firsts: hg.Value
+    groups: hg.Value
+    sizes: hg.Value
+    count: hg.Value
+
+
+def distinct(rows: hg.Value, *, in_order: bool) -> Distinct:
+    """Find the different rows of a table [n, k], `in_order` of their elements, else of their first
+    places."""
+    many, graph = rows.shape[0], rows.graph
+    numbers = _numbers(many, graph)
+    order = numbers
+    for column in reversed(range(rows.shape[1])):
+        keys = hg.take(rows[:, column], order, axis=0)
+        order = hg.take(order, hg.argsort(keys, stable=True), axis=0)
+    table = hg.take(rows, order, axis=0)
+    changed = hg.any(table[1:] != table[:-1], axis=1)
+    begins = hg.concat([hg.full((1,), True, "bool", graph=graph), changed])
+    ranks = _ranks(begins)
+    starts, count = true_places(begins)
+    firsts = hg.take(order, starts, axis=0)
+    if not in_order:
+        # The kinds are numbered again by their first places; padding comes last.
+        after = hg.argsort(hg.where(numbers < count, firsts, many), stable=True)
+        firsts = hg.take(firsts, after, axis=0)
+        ranks = hg.take(_put(numbers, cast(after, "i64"), many), ranks, axis=0)
+    firsts = hg.where(numbers < count, firsts, 0)
+    ones = hg.full((many, 1), 1, "i64", graph=graph)
+    sizes = scatter_rows(hg.zeros_like(ones), ones, ranks, "add")[:, 0]
+    return Distinct(firsts, _put(ranks, order, many), sizes, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Boxes [b, s] by their lower and upper corners."""
+
+    low: tuple[hg.Value, hg.Value]
+    high: tuple[hg.Value, hg.Value]
+
+    @staticmethod
+    def of_corners(boxes: hg.Value) -> Boxes:
+        """Return boxes [b, s, 4] that are given by two opposite corners."""
+        ends = [(boxes[:, :, axis], boxes[:, :, axis + 2]) for axis in (0, 1)]
+        low, high = ([each(a, b) for a, b in ends] for each in (hg.minimum, hg.maximum))
+        return Boxes((low[0], low[1]), (high[0], high[1]))
+
+    @staticmethod
+    def of_centers(boxes: hg.Value) -> Boxes:
+        """Return boxes [b, s, 4] that are given by their center and their sizes."""
+        pairs = [(boxes[:, :, axis], boxes[:, :, axis + 2] / 2.0) for axis in (0, 1)]
+        (x, width), (y, height) = pairs
+        return Boxes((x - width, y - height), (x + width, y + height))
+
+    def overlaps(self) -> hg.Value:
+        """Return for each pair of boxes [b, s, s] the part of both that they share."""
+        shared: hg.Value | None = None
+        area: hg.Value | None = None
+        for low, high in zip(self.low, self.high, strict=True):
+            tops = hg.minimum(hg.expand_dims(high, axis=1), hg.expand_dims(high, axis=2))
+            bottoms = hg.maximum(hg.expand_dims(low, axis=1), hg.expand_dims(low, axis=2))
+            length = hg.maximum(tops - bottoms, 0.0)
+            shared = length if shared is None else shared * length
+            area = high - low if area is None else area * (high - low)
+        assert shared is not None and area is not None
+        union = hg.expand_dims(area, axis=1) + hg.expand_dims(area, axis=2) - shared
+        return hg.where(union > 0, shared / union, 0.0)
+
+
+def suppressed(
+    overlaps: hg.Value, scores: hg.Value, most: int, overlap: hg.Value | float, least: hg.Value | None
+) -> tuple[hg.Value, hg.Value]:
+    """Return the boxes with the largest scores of which no two overlap by more than `overlap`:
+    for each batch and class the places [b, c, most], and whether there are so many.
+
+    `overlaps` [b, s, s], `scores` [b, c, s]; boxes need a score above `least`.
+    """
+    classes, many = scores.shape[1:]
+    alive = hg.isfinite(scores) if least is None else scores > least
+    places = hg.reshape(_numbers(many, scores.graph), (1, 1, many))
+    starts = np.arange(scores.shape[0], dtype=np.int64)[:, None] * many
+    table = hg.reshape(overlaps, (scores.shape[0] * many, many))
+    picks, found = [], []
+    for _ in range(most):
+        best = cast(hg.argmax(hg.where(alive, scores, float("-inf")), axis=2), "i64")
+        rows = hg.reshape(best + starts, (best.size,))
+        near = hg.reshape(hg.take(table, rows, axis=0), (scores.shape[0], classes, many))
+        picks.append(best)
+        found.append(hg.any(alive, axis=2))
+        alive = alive & (near <= overlap) & (places != hg.expand_dims(best, axis=2))
+    return hg.stack(picks, axis=2), hg.stack(found, axis=2)

@@ -1,0 +1,65 @@
+"""Rules of ops that make random numbers. They are others in each run of a plan."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.lowerings import randomness
+from heliograph.lowerings.arrays import cast
+from heliograph.onnx.elements import Item
+from heliograph.onnx.node import Node
+from heliograph.onnx.rules import rule
+
+
+def _state(node: Node) -> tuple[hg.Value, hg.Value]:
+    """Return the seed and the counter of a node; nodes of one `seed` make the same numbers."""
+    seed = node.attribute("seed")
+    if seed is None:
+        return node.level.random(None)
+    # Most ops have a float as seed, of which all bits count; Dropout has an integer.
+    return node.level.random(seed if isinstance(seed, int) else int(np.float32(seed).view(np.int32)))
+
+
+@rule("RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike")
+def _random(node: Node) -> Item:
+    if node.op.endswith("Like"):
+        shape, dtype = node.value(0).shape, node.value(0).dtype.name
+    else:
+        shape, dtype = tuple(node.ints("shape") or ()), "f32"
+    if node.given("dtype"):
+        dtype = node.dtype(node.int("dtype"))
+    if node.op.startswith("RandomNormal"):
+        found = randomness.normal(*_state(node), shape) * node.float("scale", 1.0) + node.float("mean", 0.0)
+    else:
+        low, high = node.float("low", 0.0), node.float("high", 1.0)
+        found = randomness.uniform(*_state(node), shape) * (high - low) + low
+    return cast(found, dtype)
+
+
+@rule("Bernoulli")
+def _bernoulli(node: Node) -> Item:
+    """Give 1 with the probability that each element is."""
+    x = node.value(0)
+    dtype = node.dtype(node.int("dtype")) if node.given("dtype") else x.dtype.name
+    return cast(randomness.uniform(*_state(node), x.shape) < cast(x, "f32"), dtype)
+
+
+@rule("Multinomial")
+def _multinomial(node: Node) -> Item:
+    x = node.value(0)
+    chances = randomness.uniform(*_state(node), (x.shape[0], node.int("sample_size", 1)))
+    dtype = node.dtype(node.int("dtype")) if node.given("dtype") else "i32"
+    return cast(randomness.categories(x, chances), dtype)
+
+
+@rule("Dropout")
+def _dropout(node: Node) -> tuple[hg.Value, ...] | hg.Value:
+    """Leave elements out in training; else the identity, and a mask of true."""
+    x = node.value(0)
+    trains = node.opset >= 12 and node.has(2) and bool(node.array(2).any())
+    if not trains:
+        return (x, hg.full(x.shape, True, "bool", graph=node.graph)) if node.wants(1) else x
+    ratio = cast(node.value(1), "f32") if node.has(1) else node.graph.constant(np.float32(0.5))
+    kept = randomness.uniform(*_state(node), x.shape) >= ratio
+    return hg.where(kept, x / cast(1.0 - ratio, x.dtype), hg.zeros_like(x)), kept

@@ -1,0 +1,74 @@
+"""Rules of ops whose result has a size that a run decides, within a bound."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.lowerings.arrays import cast
+from heliograph.lowerings.selection import Boxes, distinct, suppressed, true_places
+from heliograph.onnx.elements import Bounded, Item
+from heliograph.onnx.node import Node
+from heliograph.onnx.rules import rule
+
+#: The most boxes of a class that are selected: each is a turn of an unrolled loop.
+MOST_BOXES = 1024
+
+
+@rule("NonZero")
+def _nonzero(node: Node) -> Item:
+    x = node.value(0)
+    places, count = true_places(hg.reshape(x != 0 if x.dtype.kind != "bool" else x, (x.size,)))
+    strides = np.array([math.prod(x.shape[axis + 1 :]) for axis in range(x.ndim)], np.int64)[:, None]
+    sizes = np.array(x.shape, np.int64)[:, None]
+    return Bounded(hg.expand_dims(places, axis=0) // strides % sizes, 1, count)
+
+
+@rule("Compress")
+def _compress(node: Node) -> Item:
+    """Pick where a condition is true."""
+    x = node.value(0)
+    axis = node.axis(node.int("axis"), x.ndim) if node.given("axis") else 0
+    x = x if node.given("axis") else hg.flatten(x)
+    condition = node.item(1)
+    if isinstance(condition, np.ndarray):
+        return hg.take(x, np.flatnonzero(np.ravel(condition)[: x.shape[axis]]), axis=axis)
+    flags = hg.flatten(node.value(1))[: x.shape[axis]]
+    places, count = true_places(flags)
+    return Bounded(hg.take(x, places, axis=axis), axis, count)
+
+
+@rule("Unique")
+def _unique(node: Node) -> tuple[Item, ...]:
+    x = node.value(0)
+    axis = node.axis(node.int("axis"), x.ndim) if node.given("axis") else 0
+    x = x if node.given("axis") else hg.flatten(x)
+    rows = hg.moveaxis(x, axis, 0)
+    width = math.prod(rows.shape[1:])
+    node.parts(width)
+    found = distinct(hg.reshape(rows, (rows.shape[0], width)), in_order=bool(node.int("sorted", 1)))
+    firsts, sizes = (Bounded(one, 0, found.count) for one in (found.firsts, found.sizes))
+    return Bounded(hg.take(x, found.firsts, axis=axis), axis, found.count), firsts, found.groups, sizes
+
+
+@rule("NonMaxSuppression")
+def _suppress(node: Node) -> Item:
+    """Select the boxes with the largest scores, as rows of batch, class and box."""
+    corners, scores = cast(node.value(0), "f32"), cast(node.value(1), "f32")
+    batches, classes, many = scores.shape
+    most = min(node.integer(2) if node.has(2) else 0, many)
+    if most > MOST_BOXES:
+        raise node.refuse(f"it selects {most} boxes of each class; {MOST_BOXES} are the most")
+    if most <= 0 or not classes * batches:
+        return np.zeros((0, 3), np.int64)
+    boxes = (Boxes.of_centers if node.int("center_point_box", 0) else Boxes.of_corners)(corners)
+    overlap = hg.reshape(node.value(3), ()) if node.has(3) else 0.0
+    least = hg.reshape(node.value(4), ()) if node.has(4) else None
+    picks, valid = suppressed(boxes.overlaps(), scores, most, overlap, least)
+    size = batches * classes * most
+    places, count = true_places(hg.reshape(valid, (size,)))
+    numbers = np.indices((batches, classes, most), np.int64)[:2].reshape(2, size)
+    columns = [*map(node.graph.constant, numbers), hg.reshape(picks, (size,))]
+    return Bounded(hg.take(hg.stack(columns, axis=1), places, axis=0), 0, count)
