@@ -215,6 +215,15 @@ def cast_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
         yield Case(op, [x], expected, {"dtype": DTYPES[target]})
 
 
+def bitcast_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
+    for name, other in itertools.permutations(NUMBERS, 2):
+        if DTYPES[name].itemsize != DTYPES[other].itemsize:
+            continue
+        for shape in ((), (0, 2), (3, 5)):
+            x = data(random, name, shape)
+            yield Case(op, [x], wide(np.asarray(x).view(DTYPES[other].numpy)), {"dtype": DTYPES[other]})
+
+
 def cpy_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     for source, target in itertools.product(("f16", "f32", "f64", "i32", "bool"), ("f16", "f32", "i32")):
         x = data(random, source, (6, 5))
@@ -383,6 +392,7 @@ CASES: dict[str, Cases] = {
     **dict.fromkeys(("cont", "reshape", "permute", "broadcast_to", "slice"), view_cases),
     "logical_not": logical_not_cases,
     "cast": cast_cases,
+    "bitcast": bitcast_cases,
     "cpy": cpy_cases,
     "where": where_cases,
     "argmax": argmax_cases,

@@ -109,6 +109,10 @@ def cast(xp: Any, attributes: Attributes, x: Array) -> Array:
     return x.astype(attributes["dtype"].numpy)
 
 
+def bitcast(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return x.view(attributes["dtype"].storage)
+
+
 # Reductions
 
 
@@ -231,6 +235,7 @@ FORMULAS: Mapping[str, Formula] = {
     "remainder": in_wide(remainder),
     "leaky_relu": in_wide(leaky_relu),
     "cast": cast,
+    "bitcast": bitcast,
     "cpy": lambda xp, attributes, x, target: x.reshape(target.shape),
     "where": lambda xp, attributes, condition, a, b: xp.where(condition, a, b),
     "reduce_sum": reducing("sum"),

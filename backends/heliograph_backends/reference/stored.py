@@ -201,6 +201,13 @@ def _stepping(
     return kernel
 
 
+def _kept(
+    define: Define, op: str, attributes: Attributes, xp: Any, operands: Sequence[DType], result: DType
+) -> Kernel:
+    """An op that takes elements as they are stored."""
+    return define(op, attributes, xp)
+
+
 _SPECIAL: Mapping[str, DefineStored] = {
     "cast": _converting,
     "cpy": _converting,
@@ -209,4 +216,5 @@ _SPECIAL: Mapping[str, DefineStored] = {
     "mul_mat": _reading_parts,
     "mul_mat_id": _reading_parts,
     "nextafter": _stepping,
+    "bitcast": _kept,
 }

@@ -92,6 +92,16 @@ ROWS: tuple[Op, ...] = (
         EXACT,
     ),
     Op(
+        "bitcast",
+        ("x",),
+        "move",
+        rules.bitcast,
+        "The bits of x as another data type of as many bytes.",
+        (Attribute("dtype", "dtype"),),
+        (),
+        EXACT,
+    ),
+    Op(
         "cpy",
         ("x", "target"),
         "move",

@@ -184,6 +184,18 @@ def cast(types: Types, attributes: Attributes) -> TensorType:
     return TensorType(attributes["dtype"], types[0].shape)
 
 
+def bitcast(types: Types, attributes: Attributes) -> TensorType:
+    """Numbers to others of as many bytes."""
+    (x,), dtype = types, attributes["dtype"]
+    for one in (x.dtype, dtype):
+        if one.kind not in NUMBERS:
+            raise InvalidGraphError(f"bitcast of {x} to {dtype}: both must be numbers")
+    if x.dtype.block_bytes != dtype.block_bytes:
+        sizes = f"{x.dtype.block_bytes} and {dtype.block_bytes}"
+        raise InvalidGraphError(f"bitcast of {x} to {dtype}: their elements have {sizes} bytes")
+    return TensorType(dtype, x.shape)
+
+
 def cpy(types: Types, attributes: Attributes) -> TensorType:
     """As cast, to the type of a second operand with as many elements."""
     x, target = types

@@ -155,6 +155,8 @@ REFUSED: list[Refusal] = [
     ("a range too long", "arange", [], {"start": 0, "stop": 1e300, "step": 1}, "passes 2**63"),
     ("a range past numbers", "arange", [], {"start": 0, "stop": 1e308, "step": 1e-308}, "arange"),
     ("a repeat past 2**63", "broadcast_to", [t("f32", 1)], {"shape": (2**62,)}, "passes 2**63"),
+    ("the bits of more bytes", "bitcast", [t("f32", 2)], {"dtype": DTYPES["i64"]}, "4 and 8 bytes"),
+    ("the bits of truths", "bitcast", [t("bool", 2)], {"dtype": DTYPES["u8"]}, "must be numbers"),
     (
         "random numbers of two seeds",
         "philox",

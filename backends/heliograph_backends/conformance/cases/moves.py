@@ -134,6 +134,16 @@ def cont(op: str) -> Iterator[OpCase]:
         yield from laid(c(op, t(name, 4, 3, width(name))), ("permute",))
 
 
+def bitcast(op: str) -> Iterator[OpCase]:
+    """Every pair of types of one size."""
+    yield from laid(c(op, t("f32", 7, 33), dtype=DTYPES["i32"]), (*STRIDES, "repeated", "kept"))
+    for name, other in itertools.permutations(NUMBERS, 2):
+        if DTYPES[name].block_bytes == DTYPES[other].block_bytes:
+            yield c(op, t(name, 3, 5, fill="wide" if name[0] in "iu" else "normal"), dtype=DTYPES[other])
+    for shape in ((), (0, 2), LARGE):
+        yield c(op, t("i32", *shape), dtype=DTYPES["f32"])
+
+
 def cpy(op: str) -> Iterator[OpCase]:
     """Copies to the shape and the type of another operand, whose elements do not matter."""
     yield from laid(c(op, t("f32", 7, 33), t("f16", 11, 21)), (*STRIDES, "computed", "kept"), (0,))
@@ -323,7 +333,8 @@ CASES: Mapping[str, Cases] = {
     "get_rows": get_rows, "set_rows": set_rows,
     **dict.fromkeys(("add_rows", "mul_rows", "max_rows", "min_rows"), combined_rows),
     "mul_mat_id": mul_mat_id, "add_id": add_id,
-    **dict.fromkeys(("acc", "set"), block), "cont": cont, "cpy": cpy, "concat": concat, "reshape": reshape,
+    **dict.fromkeys(("acc", "set"), block), "cont": cont, "bitcast": bitcast, "cpy": cpy,
+    "concat": concat, "reshape": reshape,
     "permute": permute, "broadcast_to": broadcast_to, "slice": slice_, "diag": diag,
     **dict.fromkeys(("diag_mask_inf", "diag_mask_zero"), diag_mask), "tri": tri, "repeat": repeat,
     "fill": fill, "arange": arange, "philox": philox, "assign": assign,

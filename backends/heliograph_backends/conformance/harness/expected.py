@@ -25,7 +25,7 @@ from heliograph_proto.types import F64, DType, TensorType
 #: error: in a large result the mean hides a single wrong element.
 OUTLIER = 10.0
 #: Ops whose result depends on the data type, not only on the operands' numbers.
-OF_DATA_TYPES = frozenset({"nextafter"})
+OF_DATA_TYPES = frozenset({"nextafter", "bitcast"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from heliograph_proto.graph import Node
 from heliograph_proto.types import F32, DType, TensorType, contiguous_strides
 
 #: Ops that copy all elements, in order.
-COPIES = frozenset({"cont", "cast", "cpy"})
+COPIES = frozenset({"cont", "cast", "bitcast", "cpy"})
 #: Ops that combine rows of the target with others, in f32.
 COMBINED = {
     "add_rows": k.Conversion.ADD_F32,
@@ -58,6 +58,8 @@ def conversion(source: DType, target: DType) -> Move | None:
 def move_of(node: Node, types: Sequence[TensorType]) -> Move | None:
     """Return the conversion of a node's rows; None if no kernel runs it. `types`: those of its
     operands."""
+    if node.op == "bitcast":
+        return Move(k.BYTES[node.type.dtype.block_bytes])
     if node.op in COPIES or node.op == "get_rows":
         return conversion(types[0].dtype, node.type.dtype)
     if node.op not in SCATTERS or not cycles(types[2].shape, types[1].shape[:-1]):

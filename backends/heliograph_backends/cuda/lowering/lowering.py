@@ -254,7 +254,7 @@ class CudaLowering:
             return chains.converted(values[0], result, self.target)
         if not moves.can_copy(node.type):
             return None
-        if node.op == "cont":
+        if node.op in ("cont", "bitcast"):
             return self._moved(values[0], result)
         if node.op == "assign":
             return self._moved(values[1], values[0])
