@@ -81,6 +81,22 @@ def to_codes(x: hg.Value, format_: Format, *, saturate: bool) -> hg.Value:
     return cast(codes, "u8")
 
 
+def to_exponents(x: hg.Value, *, rounding: str, saturate: bool) -> hg.Value:
+    """Return the codes (u8) of powers of two from 2**-127 on: float8e8m0. 255 is NaN.
+
+    `rounding`: "up", "down" or "nearest".
+    """
+    bits = hg.ops.bitcast(hg.abs(cast(x, "f32")), dtype="i32")
+    exponent, fraction = bits >> 23, bits & 0x7FFFFF
+    if rounding != "down":
+        # Below 2**-126 the exponent's code is 0, where a half is rounded down.
+        least = hg.where(exponent > 0, 0x400000, 0x400001) if rounding == "nearest" else 1
+        rounded = exponent + cast(fraction >= least, "i32")
+        rounded = hg.minimum(rounded, 254) if saturate else rounded
+        exponent = hg.where(exponent == 255, exponent, rounded)
+    return cast(exponent, "u8")
+
+
 def wrap_integer(x: hg.Value, bits: int, *, signed: bool) -> hg.Value:
     """Return integers modulo a power of two, as i8 or u8 codes of so many bits."""
     wide = cast(x, "i32")

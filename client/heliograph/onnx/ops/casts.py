@@ -46,7 +46,8 @@ def converted(node: Node, x: hg.Value, element: int, *, saturate: bool = True) -
     if narrow.bits:
         return Coded(narrow_floats.wrap_integer(x, narrow.bits, signed=narrow.storage == "i8"), element)
     if element == TensorProto.FLOAT8E8M0:
-        raise node.refuse("it converts to float8e8m0, for which there are no ops")
+        rounding = node.string("round_mode", "up")
+        return Coded(narrow_floats.to_exponents(x, rounding=rounding, saturate=saturate), element)
     return Coded(narrow_floats.to_codes(x, format_of(element), saturate=saturate), element)
 
 
