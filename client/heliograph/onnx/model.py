@@ -12,6 +12,7 @@ from onnx import ModelProto, TypeProto, ValueInfoProto
 
 import heliograph as hg
 from heliograph.onnx import checks
+from heliograph.onnx.batches import batches_of
 from heliograph.onnx.elements import name_of, numpy_dtype, storage_of
 from heliograph.onnx.errors import NeedsValue
 from heliograph.onnx.importing import Program, build
@@ -78,6 +79,7 @@ class Model:
         shapes: Shapes | None = None,
         *,
         values: Mapping[str, Any] | None = None,
+        batch: Sequence[int] | None = None,
         seed: int | None = None,
         **options: Any,
     ) -> OnnxPlan:
@@ -90,6 +92,9 @@ class Model:
             shapes: Sizes of symbols by name, as {"batch": 8}, or shapes by the input's name.
             values: Values of inputs that decide shapes, such as the second input of Reshape. A run
                 gives them too, and compiles again when they change.
+            batch: Sizes that a batch is padded to, such as (1, 8, 32), for models that compute each
+                row by itself. The batch is the symbol in dimension 0 of the inputs. Runs then share
+                the plans of these sizes; a batch beyond the largest has a plan of its own.
             seed: The seed of random numbers of nodes without one of their own, from 0 to 2^63 - 1.
                 With it, the n-th run of each plan gives the same numbers. None draws one.
             options: Arguments of `session.compile`, such as devices and memory.
@@ -97,7 +102,11 @@ class Model:
         Raises UnsupportedError and InvalidModelError, naming the node, and the errors of
         `session.compile`.
         """
-        plan = OnnxPlan(self, session, dict(options), seed)
+        batches = None
+        if batch is not None:
+            declared = {name: checks.sizes_of(info) for name, info in self._inputs.items()}
+            batches = batches_of(tuple(batch), declared)
+        plan = OnnxPlan(self, session, dict(options), seed, batches)
         specs = self._declared(shapes or {}, values or {}, strict=bool(shapes))
         if all(name in specs for name in self._inputs):
             try:

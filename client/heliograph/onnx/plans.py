@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 import heliograph as hg
+from heliograph.onnx.batches import Batches, Cuts, cuts_of
 from heliograph.onnx.elements import Array
 from heliograph.onnx.importing import Program
-from heliograph.onnx.ports import Spec, feed_into, result_of
+from heliograph.onnx.ports import Spec, TensorSpec, feed_into, result_of
 
 if TYPE_CHECKING:
     from heliograph.onnx.model import Model
@@ -31,6 +32,8 @@ class Compiled:
 
     program: Program
     plan: hg.Plan | None
+    #: Where the outputs have the batch, if it may be padded.
+    cuts: Cuts
 
 
 class OnnxPlan:
@@ -40,11 +43,17 @@ class OnnxPlan:
     """
 
     def __init__(
-        self, model: Model, session: hg.Session, options: dict[str, Any], seed: int | None = None
+        self,
+        model: Model,
+        session: hg.Session,
+        options: dict[str, Any],
+        seed: int | None,
+        batches: Batches | None,
     ) -> None:
         self._model = model
         self._session = session
         self._options = options
+        self._batches = batches
         self._lock = threading.Lock()
         #: Of random numbers: the seed, and the numbers of the runs.
         self._seed = secrets.randbits(63) if seed is None else seed
@@ -75,6 +84,10 @@ class OnnxPlan:
         InvalidModelError, and the errors of `session.compile` and of the run.
         """
         given = {name: _as_arrays(feed) for name, feed in {**(feeds or {}), **named}.items()}
+        count = 0
+        if self._batches is not None:
+            self._model.spec(given)
+            given, count = self._batches.padded(given)
         compiled = self._compiled(given)
         program = compiled.program
         results: dict[str, Array] = {}
@@ -85,7 +98,10 @@ class OnnxPlan:
             if program.random_state is not None:
                 wires[program.random_state] = np.array([self._seed, next(self._runs)], np.int64)
             results = compiled.plan.run(wires, timeout=timeout)
-        return {name: result_of(port, results) for name, port in program.outputs.items()}
+        found = {name: result_of(port, results) for name, port in program.outputs.items()}
+        for name, (axis, each) in compiled.cuts.items():
+            found[name] = found[name][(slice(None),) * axis + (slice(count * each),)]
+        return found
 
     def prepare(self, specs: Mapping[str, Spec], values: Mapping[str, Any]) -> None:
         """Make the plan for inputs of these specs."""
@@ -93,7 +109,7 @@ class OnnxPlan:
         key = _key(specs, {name: np.asarray(value) for name, value in values.items()})
         with self._lock:
             self._fixed.update(values)
-        self._keep(key, program)
+        self._keep(key, program, self._cuts(program, specs))
 
     def _compiled(self, feeds: Mapping[str, Any]) -> Compiled:
         specs = self._model.spec(feeds)
@@ -107,13 +123,25 @@ class OnnxPlan:
         with self._lock:
             self._fixed |= fixed
             key = _key(specs, {name: feeds[name] for name in self._fixed})
-        return self._keep(key, program)
+        return self._keep(key, program, self._cuts(program, specs))
 
-    def _keep(self, key: _Key, program: Program) -> Compiled:
+    def _cuts(self, program: Program, specs: Mapping[str, Spec]) -> Cuts:
+        """Find the batch in the outputs, from a second import with one row more."""
+        if self._batches is None:
+            return {}
+        larger, size = dict(specs), 0
+        for name in self._batches.inputs - program.fixed.keys():
+            spec = specs[name]
+            assert isinstance(spec, TensorSpec)
+            size = spec.shape[0]
+            larger[name] = TensorSpec(spec.element, (size + 1, *spec.shape[1:]))
+        return cuts_of(program, self._model.program(larger, program.fixed), size)
+
+    def _keep(self, key: _Key, program: Program, cuts: Cuts) -> Compiled:
         # A graph needs an output: without one, the host has computed everything.
         plan = self._session.compile(program.graph, **self._options) if program.graph.outputs else None
         with self._lock:
-            found = self._plans.setdefault(key, Compiled(program, plan))
+            found = self._plans.setdefault(key, Compiled(program, plan, cuts))
             self._plans.move_to_end(key)
             # A plan that a run still uses lives until that ends: the last reference frees it.
             while len(self._plans) > MOST_PLANS:

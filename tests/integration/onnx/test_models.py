@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, load_model
 from onnx_models import constant, model, node, perceptron, perceptron_result, saved_outside, tensor
 
 import heliograph as hg
@@ -123,3 +123,65 @@ def test_narrow_types_travel_as_codes(session: hg.Session) -> None:
     x = np.array([-8, -1.5, 0, 3.25, 7]).astype(ml_dtypes.float8_e4m3fn)
     found = plan.run(x=x)["y"]
     assert found.dtype == ml_dtypes.int4 and found.astype(int).tolist() == [-8, -1, 0, 3, 7]
+
+
+def test_batches_are_padded_to_a_few_sizes(session: hg.Session) -> None:
+    """Four plans at most serve every batch up to the largest size; one beyond has its own."""
+    made = perceptron()
+    plan = hg.onnx.load(made.SerializeToString()).compile(session, batch=(8, 1, 3))
+    for count in (1, 2, 3, 5, 8, 4, 0, 11):
+        x = rows(count)
+        found = plan.run(x=x)["y"]
+        assert found.shape == (count, 4) and np.allclose(found, perceptron_result(made, x), rtol=1e-5)
+    assert {one.inputs["x"].shape[0] for one in plan.plans} == {0, 1, 3, 8, 11}
+
+
+def test_the_batch_is_found_in_each_output(session: hg.Session) -> None:
+    """Also where the output declares no symbol, and where several places belong to a row."""
+    made = model(
+        [
+            node("Transpose", "x", "turned"),
+            node("Reshape", "x flat", "flat_x"),
+            node("Add", "table table", "kept"),
+        ],
+        [tensor("x", ["n", 2])],
+        [tensor("turned", None), tensor("flat_x", None), tensor("kept", None)],
+        [constant("flat", np.array([-1])), constant("table", np.arange(5, dtype=np.float32))],
+    )
+    plan = hg.onnx.load(made.SerializeToString()).compile(session, batch=(4,))
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    found = plan.run(x=x)
+    assert np.array_equal(found["turned"], x.T) and np.array_equal(found["flat_x"], x.reshape(-1))
+    assert found["kept"].tolist() == [0, 2, 4, 6, 8]
+
+
+def test_what_cannot_be_padded_is_refused(session: hg.Session) -> None:
+    two = model(
+        [node("MatMul", "x y", "z")], [tensor("x", ["a", 2]), tensor("y", ["b", 3])], [tensor("z", None)]
+    )
+    with pytest.raises(hg.InvalidArgumentError, match="no symbol, or several"):
+        hg.onnx.load(two.SerializeToString()).compile(session, batch=(4,))
+    with pytest.raises(hg.InvalidArgumentError, match="1 to 16 sizes above 0"):
+        hg.onnx.load(perceptron().SerializeToString()).compile(session, batch=(0, 4))
+    size = model([node("Shape", "x", "y")], [tensor("x", ["n"])], [tensor("y", None, TensorProto.INT64)])
+    with pytest.raises(hg.UnsupportedError, match="output 'y' depends on the size of the batch"):
+        hg.onnx.load(size.SerializeToString()).compile(session, batch=(4,)).run(x=np.zeros(3, np.float32))
+
+
+def test_weights_lie_beyond_4_gib_of_a_file(session: hg.Session, tmp_path: Path) -> None:
+    """A sparse file: only what the model reads is mapped."""
+    path = saved_outside(perceptron(), tmp_path)
+    made = load_model(path, load_external_data=False)
+    far = 5 * 2**30
+    with (tmp_path / "weights.bin").open("r+b") as file:
+        data = file.read()
+        file.seek(far)
+        file.write(data)
+    for one in made.graph.initializer:
+        for field in one.external_data:
+            if field.key == "offset":
+                field.value = str(int(field.value) + far)
+    path.write_bytes(made.SerializeToString())
+    x = rows(3)
+    found = hg.onnx.load(path).compile(session).run(x=x)["y"]
+    assert np.allclose(found, perceptron_result(perceptron(), x), rtol=1e-5)
