@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from daemon_urls import DaemonUrls
 from onnx_suite import outcomes, table
 
 #: Every so many cases of the suite of nodes are run.
@@ -24,3 +25,9 @@ def test_no_case_of_the_suite_is_wrong(kind: str, every: int) -> None:
 def test_whole_networks_give_the_stored_results(name: str) -> None:
     (found,) = outcomes("light", name)
     assert found.kind == "device", found.detail
+
+
+def test_cases_have_the_same_results_from_a_daemon(daemon: DaemonUrls) -> None:
+    found = list(outcomes("node", every=5 * EVERY, url=daemon.tcp))
+    here = list(outcomes("node", every=5 * EVERY))
+    assert [(one.name, one.kind) for one in found] == [(one.name, one.kind) for one in here]

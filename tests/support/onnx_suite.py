@@ -197,9 +197,9 @@ def difference(found: Any, wanted: Any, rtol: float, atol: float) -> str:
     return f"{int((~close).sum())} of {close.size} elements, such as {array[place]} for {expected[place]}"
 
 
-def outcomes(kind: str, only: str = "", every: int = 1) -> Iterator[Outcome]:
+def outcomes(kind: str, only: str = "", every: int = 1, url: str = "local:") -> Iterator[Outcome]:
     """Run the cases of a kind in turn."""
-    with hg.connect("local:") as session:
+    with hg.connect(url) as session:
         for case in cases(kind)[::every]:
             if only in case.name:
                 yield outcome(session, case)
