@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import GraphProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper
 from onnx_models import constant, model, node, tensor
 
 import heliograph as hg
@@ -74,15 +74,43 @@ def test_a_loop_of_known_length_is_unrolled(here: hg.Session) -> None:
         assert found["all"].shape == (count, 3)
 
 
-def test_a_loop_that_a_run_decides_is_refused(here: hg.Session) -> None:
-    made = model(
-        [node("Loop", "n _ x", "last sums", "endless", body=doubling_below_a_limit())],
-        [tensor("x", [3])],
+def endless(constants: list[TensorProto]) -> ModelProto:
+    """A loop over that body, which begins if c is true."""
+    return model(
+        [
+            node(
+                "Loop",
+                "n c x" if constants else "_ _ x",
+                "last sums",
+                "endless",
+                body=doubling_below_a_limit(),
+            )
+        ],
+        [tensor("x", [3]), tensor("c", [], TensorProto.BOOL)],
         [tensor("last", [3]), tensor("sums", None)],
-        [constant("n", np.array(9)), constant("limit", np.array(50, np.float32))],
+        [constant("limit", np.array(50, np.float32)), *constants],
     )
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_run_ends_a_loop_of_bounded_length(begins: bool, here: hg.Session) -> None:
+    """All turns are computed, and those after the end are left out."""
+    made = endless([constant("n", np.array(9))])
+    plan = hg.onnx.load(made.SerializeToString()).compile(here)
+    for factor in (1, 3, -1):
+        x = factor * abs(X)
+        last, sums = x, []
+        while begins and len(sums) < 9 and (not sums or sums[-1] < 50):
+            last = 2 * last
+            sums.append(float(last.sum()))
+        found = plan.run(x=x, c=np.array(begins))
+        assert found["last"].tolist() == last.tolist() and found["sums"].tolist() == sums
+    assert len(plan.plans) == 1
+
+
+def test_a_loop_without_a_bound_is_refused(here: hg.Session) -> None:
     with pytest.raises(hg.UnsupportedError, match=r"'endless' \(Loop\): its condition is computed by a run"):
-        hg.onnx.load(made.SerializeToString()).compile(here)
+        hg.onnx.load(endless([]).SerializeToString()).compile(here)
 
 
 def test_a_scan_gives_sums_so_far(here: hg.Session) -> None:

@@ -167,3 +167,28 @@ def test_classes_are_drawn_as_often_as_their_weights_say(here: hg.Session) -> No
         found = compiled(here, made, seed=2).run(x=np.log(weights))["y"]
     shares = np.stack([(found == kind).mean(1) for kind in range(3)], 1)
     assert np.abs(shares - weights).max() < 0.05 and found.dtype == np.int32
+
+
+def test_a_run_says_how_many_boxes_and_whether_dropout_trains(here: hg.Session) -> None:
+    """Of few boxes a run may select any number, and one plan trains and does not."""
+    made = model(
+        [node("NonMaxSuppression", "boxes scores most", "y"), node("Dropout", "boxes _ train", "z kept")],
+        [
+            tensor("boxes", [1, 5, 4]),
+            tensor("scores", [1, 1, 5]),
+            tensor("most", [1], INT64),
+            tensor("train", [], BOOL),
+        ],
+        [tensor("y", None, INT64), tensor("z", None), tensor("kept", None, BOOL)],
+    )
+    plan = compiled(here, made, seed=3)
+    boxes = np.array([[[place, 0, place + 1, 1] for place in range(5)]], np.float32)
+    scores = np.array([[[0.1, 0.9, 0.3, 0.7, 0.5]]], np.float32)
+    for most in (0, 2, 9):
+        feeds = {"boxes": boxes, "scores": scores, "most": np.array([most])}
+        found = plan.run({**feeds, "train": np.array(False)})
+        assert found["y"][:, 2].tolist() == [1, 3, 4, 2, 0][:most]
+        assert np.array_equal(found["z"], boxes) and found["kept"].all()
+        found = plan.run({**feeds, "train": np.array(True)})
+        assert np.array_equal(found["z"], np.where(found["kept"], 2 * boxes, 0)) and not found["kept"].all()
+    assert len(plan.plans) == 1

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 import heliograph as hg
-from heliograph.lowerings.arrays import part
-from heliograph.onnx.elements import Array, Item
+from heliograph.lowerings.arrays import cast, part
+from heliograph.onnx.elements import Array, Bounded, Item
 from heliograph.onnx.node import Node
 from heliograph.onnx.ops.shapes import pieces
 from heliograph.onnx.rules import Result, rule
@@ -37,26 +37,52 @@ def _branch(node: Node) -> Result:
 
 @rule("Loop")
 def _loop(node: Node) -> Result:
-    """Unroll a loop, whose condition and number of turns are constant."""
+    """Unroll a loop of so many turns at most, some of which a run may leave out."""
     most = node.integer(0) if node.has(0) else None
-    condition: Item = node.array(1) if node.has(1) else np.array(True)
     state = [node.items[place] for place in range(2, len(node.items))]
+    condition: Item = np.array(True)
+    if node.has(1):
+        # A run may end the loop if its turns are bounded and its state has one shape.
+        is_free = most is not None and not any(isinstance(one, list) or one is None for one in state)
+        condition = node.item(1) if is_free else node.array(1)
     scans: list[list[Item]] = [[] for _ in range(max(0, len(node.body("body").output) - 1 - len(state)))]
-    turn = 0
+    turn, running, turns = 0, None, []
     while most is None or turn < most:
         if not isinstance(condition, np.ndarray):
-            raise node.refuse("its condition is computed by a run")
-        if not bool(condition.all()):
+            if most is None:
+                raise node.refuse("its condition is computed by a run, and its turns have no bound")
+            decided = hg.reshape(node.level.lift(condition, node), ())
+            running = decided if running is None else running & decided
+        elif not bool(condition.all()):
             break
         if turn >= MOST_TURNS:
             raise node.refuse(f"it has more than {MOST_TURNS} turns")
         found = node.run("body", [np.array(turn, np.int64), condition, *state])
         condition = found[0]
-        state, parts = found[1 : 1 + len(state)], found[1 + len(state) :]
+        after, parts = found[1 : 1 + len(state)], found[1 + len(state) :]
+        if running is not None:
+            after = [_kept(node, running, new, old) for new, old in zip(after, state, strict=True)]
+        turns.append(running)
+        state = after
         for scan, one in zip(scans, parts, strict=True):
             scan.append(one)
         turn += 1
-    return (*state, *(_stacked(node, scan, 0) for scan in scans))
+    stacked = [_stacked(node, scan, 0) for scan in scans]
+    if running is not None:
+        flags = [one for one in turns if one is not None]
+        count = hg.sum(cast(hg.stack(flags), "i64")) + (len(turns) - len(flags))
+        stacked = [Bounded(node.level.lift(one, node), 0, count) for one in stacked]
+    return (*state, *stacked)
+
+
+def _kept(node: Node, running: hg.Value, new: Item, old: Item) -> Item:
+    """Return the state after a turn, or that before it if the loop has ended."""
+    if new is old:
+        return new
+    left, right = node.level.lift(new, node), node.level.lift(old, node)
+    if left.type != right.type:
+        raise node.refuse(f"a run decides when it ends, and its state is {right.type}, then {left.type}")
+    return hg.where(running, left, right)
 
 
 def _stacked(node: Node, items: list[Item], axis: int) -> Item:

@@ -57,9 +57,13 @@ def _multinomial(node: Node) -> Item:
 def _dropout(node: Node) -> tuple[hg.Value, ...] | hg.Value:
     """Leave elements out in training; else the identity, and a mask of true."""
     x = node.value(0)
-    trains = node.opset >= 12 and node.has(2) and bool(node.array(2).any())
-    if not trains:
+    trains = node.item(2) if node.opset >= 12 and node.has(2) else np.array(False)
+    if isinstance(trains, np.ndarray) and not trains.any():
         return (x, hg.full(x.shape, True, "bool", graph=node.graph)) if node.wants(1) else x
     ratio = cast(node.value(1), "f32") if node.has(1) else node.graph.constant(np.float32(0.5))
     kept = randomness.uniform(*_state(node), x.shape) >= ratio
-    return hg.where(kept, x / cast(1.0 - ratio, x.dtype), hg.zeros_like(x)), kept
+    found = hg.where(kept, x / cast(1.0 - ratio, x.dtype), hg.zeros_like(x))
+    if isinstance(trains, np.ndarray):
+        return found, kept
+    switch = hg.reshape(node.value(2), ())
+    return hg.where(switch, found, x), kept | ~switch

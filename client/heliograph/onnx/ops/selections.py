@@ -15,6 +15,8 @@ from heliograph.onnx.rules import rule
 
 #: The most boxes of a class that are selected: each is a turn of an unrolled loop.
 MOST_BOXES = 1024
+#: With so many boxes a run may say how many of them are selected.
+FEW_BOXES = 64
 
 
 @rule("NonZero")
@@ -58,7 +60,10 @@ def _suppress(node: Node) -> Item:
     """Select the boxes with the largest scores, as rows of batch, class and box."""
     corners, scores = cast(node.value(0), "f32"), cast(node.value(1), "f32")
     batches, classes, many = scores.shape
-    most = min(node.integer(2) if node.has(2) else 0, many)
+    limit = node.value(2) if node.has(2) and isinstance(node.item(2), hg.Value) else None
+    if limit is not None and many > FEW_BOXES:
+        limit = None
+    most = many if limit is not None else min(node.integer(2) if node.has(2) else 0, many)
     if most > MOST_BOXES:
         raise node.refuse(f"it selects {most} boxes of each class; {MOST_BOXES} are the most")
     if most <= 0 or not classes * batches:
@@ -67,6 +72,8 @@ def _suppress(node: Node) -> Item:
     overlap = hg.reshape(node.value(3), ()) if node.has(3) else 0.0
     least = hg.reshape(node.value(4), ()) if node.has(4) else None
     picks, valid = suppressed(boxes.overlaps(), scores, most, overlap, least)
+    if limit is not None:
+        valid = valid & (node.graph.constant(np.arange(most, dtype=np.int64)) < limit)
     size = batches * classes * most
     places, count = true_places(hg.reshape(valid, (size,)))
     numbers = np.indices((batches, classes, most), np.int64)[:2].reshape(2, size)

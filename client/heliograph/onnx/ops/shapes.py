@@ -250,9 +250,13 @@ def _eye_like(node: Node) -> Item:
 @rule("Trilu")
 def _triangle(node: Node) -> Item:
     x = node.value(0)
-    k = node.integer(1) if node.has(1) else 0
     if not x.size:
         return x
+    if node.has(1) and isinstance(node.item(1), hg.Value):
+        rows, columns = (np.arange(size, dtype=np.int64) for size in x.shape[-2:])
+        above = node.graph.constant(columns - rows[:, None]) - hg.reshape(node.value(1), ())
+        return hg.where(above >= 0 if node.int("upper", 1) else above <= 0, x, hg.zeros_like(x))
+    k = node.integer(1) if node.has(1) else 0
     # Beyond a matrix, all diagonals are alike.
     k = max(-x.shape[-2] - 1, min(k, x.shape[-1] + 1))
     return hg.triu(x, k=k) if node.int("upper", 1) else hg.tril(x, k=k)
