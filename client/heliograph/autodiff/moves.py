@@ -10,7 +10,7 @@ import numpy as np
 
 from heliograph.autodiff.step import Gradients, Rule, Step, composed, each, picked, zeros
 from heliograph.functions.elementwise import where
-from heliograph.graph.lowering import apply, permute, reshape
+from heliograph.graph.lowering import apply, cast, permute, reshape
 from heliograph.graph.value import Value
 from heliograph_proto.types import F32
 
@@ -61,6 +61,38 @@ def _all_indices(step: Step) -> Value:
 
 def _rows_elsewhere(step: Step, g: Value) -> Value:
     return apply("set_rows", g, zeros(g, step[1].shape), step[2])
+
+
+def _extreme_rows(step: Step, g: Value) -> Gradients:
+    """Equal largest or smallest elements, of the target and of rows, share the gradient."""
+    target, rows, _ = step.operands
+    g = cast(g, target.dtype)
+    is_target = cast(target == step.result, target.dtype)
+    is_row = cast(_at(step, step.result) == rows, rows.dtype)
+    share = g / apply("add_rows", is_target, is_row, step[2])
+    found = {0: share * is_target, 1: _at(step, share) * is_row}
+    return {place: found[place] for place in step.wanted}
+
+
+def _at(step: Step, x: Value) -> Value:
+    """The rows of x at the indices, in the data type of x."""
+    return cast(apply("get_rows", x, _all_indices(step)), x.dtype)
+
+
+def _product_target(step: Step, g: Value) -> Value:
+    ones = g.graph.full(g.shape, 1.0, g.dtype)
+    return g * apply("mul_rows", ones, step[1], step[2])
+
+
+def _product_rows(step: Step, g: Value) -> Value:
+    """The product of all others: by division, of which zeros are left out."""
+    target, rows, indices = step.operands
+    is_zero = rows == 0.0
+    zeros_at = apply("add_rows", zeros(target), cast(is_zero, rows.dtype), indices)
+    product = apply("mul_rows", target, where(is_zero, 1.0, rows), indices)
+    others = _at(step, g * product) / where(is_zero, 1.0, rows)
+    zeros_of_others = _at(step, zeros_at) - cast(is_zero, rows.dtype)
+    return where(zeros_of_others == 0.0, others, 0.0)
 
 
 def _block(step: Step, g: Value) -> Value:
@@ -139,6 +171,10 @@ RULES: Mapping[str, Rule] = {
     "get_rows": each(lambda step, g: apply("get_rows_back", g, step[1], rows=step[0].shape[-2])),
     "get_rows_back": each(lambda step, g: apply("get_rows", g, step[1])),
     "set_rows": each(_rows_elsewhere, _rows_at),
+    "add_rows": each(lambda step, g: g, lambda step, g: _at(step, g)),
+    "mul_rows": each(_product_target, _product_rows),
+    "max_rows": _extreme_rows,
+    "min_rows": _extreme_rows,
     "add1": each(
         lambda step, g: g,
         lambda step, g: reshape(apply("reduce_sum", g, axes=(), keepdims=False), step[1].shape),
