@@ -19,7 +19,10 @@
     Errors      every one is an HeliographError; the tree is in `heliograph.errors`
     Tools       compare, tune_allocator, and `plan.explain()`
 
-`hg.aio` has the same names for asyncio; `hg.onnx` reads ONNX models.
+    Training    grad, value_and_grad, stop_gradient, and optimizers in `hg.optim`
+
+`hg.aio` has the same names for asyncio; `hg.onnx` reads ONNX models, and `hg.random` makes random
+numbers.
 """
 
 # ruff: noqa: F403 - each module of functions lists its own
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from heliograph import aio as aio
     from heliograph import errors as errors
     from heliograph import onnx as onnx
+    from heliograph import optim as optim
+    from heliograph import random as random
     from heliograph._base.buffer import aligned_empty
     from heliograph._base.placement import CompileOptions
     from heliograph._base.reservation import Reservation
@@ -180,7 +185,7 @@ _LAZY = {
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names.split()}
 
-__all__ = ["__version__", "aio", "errors", "onnx", "ops"]
+__all__ = ["__version__", "aio", "errors", "onnx", "ops", "optim", "random"]
 # Graphs
 __all__ += ["DType", "Graph", "ServerWeight", "ServerWeights", "TensorType", "Value", "assign"]
 __all__ += ["dequantize", "load", "quantize", "save"]
@@ -236,7 +241,7 @@ else:
 
 def __getattr__(name: str) -> object:
     """Import a lazy name. Other names raise an AttributeError that suggests a near one."""
-    if name in ("aio", "errors", "onnx"):
+    if name in ("aio", "errors", "onnx", "optim", "random"):
         return importlib.import_module(f"heliograph.{name}")
     if name in _MODULE_OF:
         found = getattr(importlib.import_module(_MODULE_OF[name]), name)

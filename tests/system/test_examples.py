@@ -30,6 +30,7 @@ SCRIPTS = {
     "cnn": "with probability",
     "transformer_block": "the largest difference from NumPy",
     "decoder_loop": "64 steps",
+    "train": "300 steps on the daemon",
 }
 
 

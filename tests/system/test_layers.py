@@ -77,7 +77,7 @@ LAYERS = {
         "_probe errors graph",
         "_bootstrap",
         "functions core explain",
-        "autodiff",
+        "autodiff optim random",
         "procedures",
         "transport",
         "_base",

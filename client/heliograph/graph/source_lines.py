@@ -26,6 +26,8 @@ _OWN = (
     "heliograph.functions",
     "heliograph.graph",
     "heliograph.op_functions",
+    "heliograph.optim",
+    "heliograph.random",
 )
 
 
