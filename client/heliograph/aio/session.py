@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self, Unpack, overload
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from heliograph._base.plan_copy import Carrying, recompiling
 from heliograph._base.reservation import Reservation
 from heliograph._base.session import OnLoss, SessionBase, check_on_loss
 from heliograph._base.streams import make_event, make_stream
+from heliograph._base.traced import MAX_PLANS, Call, Known, TracedFunction
 from heliograph.aio.device import Device, Event, Stream
 from heliograph.aio.plan import Plan
 from heliograph.aio.tensor import Buffer, Tensor
@@ -235,6 +237,64 @@ class Session(SessionBase):
         await self._shell.drive(self._admitting(plan, on_loss, journal_bytes), deadline.remaining())
         return plan
 
+    @overload
+    def function(
+        self,
+        function: Callable[..., Any],
+        /,
+        *,
+        devices: DevicesArgument = None,
+        fetch: bool = True,
+        max_plans: int = MAX_PLANS,
+        **options: Unpack[CompileOptions],
+    ) -> Function: ...
+    @overload
+    def function(
+        self,
+        /,
+        *,
+        devices: DevicesArgument = None,
+        fetch: bool = True,
+        max_plans: int = MAX_PLANS,
+        **options: Unpack[CompileOptions],
+    ) -> Callable[[Callable[..., Any]], Function]: ...
+    def function(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        devices: DevicesArgument = None,
+        fetch: bool = True,
+        max_plans: int = MAX_PLANS,
+        **options: Unpack[CompileOptions],
+    ) -> Any:
+        """Make a function of values a function of arrays, which runs on the server; a decorator.
+
+        The first call with arrays of some shapes and data types calls the function with values in
+        their places, compiles the graph that it builds, and runs the plan. Later ones run the plan.
+        Results come back in the structure that the function returned.
+
+        Arguments are arrays, tensors of the session, constants, and lists, tuples and dictionaries
+        of them. Constants, such as numbers and texts, are what they are while the graph is built,
+        so each value of one has a plan of its own.
+
+        Under asyncio the result is a function to await.
+
+        Args:
+            function: A plain function that computes with the functions under `hg.`. Python's `if`
+                and `while` may ask for shapes and constants, but not for elements, which only a run
+                has.
+            devices: The devices of the plans, as in `compile`.
+            fetch: False keeps results as tensors on the server.
+            max_plans: The most plans that are kept; the one that was not used for the longest time
+                goes first.
+            options: `hg.CompileOptions`, as in `compile`.
+
+        Raises InvalidArgumentError. Calls raise the errors of `compile` and `plan.run`.
+        """
+        make = partial(Function, self, devices, fetch, max_plans, options)
+        return make if function is None else make(function)
+
     async def estimate(
         self,
         graph: Graph,
@@ -412,6 +472,39 @@ class Session(SessionBase):
     async def close(self) -> None:
         """End the session. Pending work fails with SessionClosedError. Idempotent."""
         await self._shell.close()
+
+
+class Function(TracedFunction[Plan]):
+    """A function of arrays that runs on a server. Made by `session.function`."""
+
+    def __init__(
+        self,
+        session: Session,
+        devices: DevicesArgument,
+        fetch: bool,
+        max_plans: int,
+        options: CompileOptions,
+        function: Callable[..., Any],
+    ) -> None:
+        super().__init__(function, max_plans)
+        self._session, self._devices, self._fetch, self._options = session, devices, fetch, options
+
+    async def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Run the function on arrays, with a plan of their kind."""
+        call = self._call(arguments, keywords)
+        known = self._find(call.key) or await self._compiled(call)
+        outputs: Any = await known.plan.run(call.arrays, fetch=self._fetch)
+        return known.traced.filled(outputs)
+
+    async def plan(self, *arguments: Any, **keywords: Any) -> Plan:
+        """Return the plan of a call with these arguments, which is compiled if it is new."""
+        call = self._call(arguments, keywords)
+        return (self._find(call.key) or await self._compiled(call)).plan
+
+    async def _compiled(self, call: Call) -> Known[Plan]:
+        traced = self._trace(call)
+        plan = await self._session.compile(traced.graph, self._devices, **self._options)
+        return self._keep(call.key, Known(plan, traced))
 
 
 async def copy_plan(
