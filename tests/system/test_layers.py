@@ -21,6 +21,8 @@ PACKAGES = {
 }
 #: What both the rules of ONNX's ops and the walk of a graph are made of.
 ONNX_BASE = "= onnx/elements onnx/errors onnx/node onnx/ports onnx/rules onnx/tensors"
+#: The same of PyTorch's.
+TORCH_BASE = "= torch/elements torch/errors torch/node torch/rules"
 #: The layers of each package, bottom first: folders, and modules at the package's root. Those of one line do
 #: not import each other, except where the line begins with "=": it is one place.
 LAYERS = {
@@ -88,6 +90,9 @@ LAYERS = {
         ONNX_BASE,
         "onnx/ops",
         "onnx",
+        TORCH_BASE,
+        "torch/ops",
+        "torch",
         "heliograph",
         "cli/common",
         "cli/doctor",
@@ -118,6 +123,9 @@ NARROWER = {
     f"heliograph/{ONNX_BASE}": (),
     "heliograph/onnx/ops": (ONNX_BASE, "lowerings"),
     "heliograph/onnx": (ONNX_BASE, "lowerings", "onnx/ops"),
+    f"heliograph/{TORCH_BASE}": ("lowerings",),
+    "heliograph/torch/ops": (TORCH_BASE, "lowerings"),
+    "heliograph/torch": (TORCH_BASE, "lowerings", "torch/ops"),
 }
 #: Which other packages a package may import; the server imports the client in some folders alone.
 OTHERS = {

@@ -1,4 +1,4 @@
-"""Compositions of ops that several importers of models share.
+"""What several importers of models share: compositions of ops, and plans by shapes.
 
-Each takes and returns values of a graph, by the public functions of `heliograph` alone.
+Each composition takes and returns values of a graph, by the public functions of `heliograph` alone.
 """

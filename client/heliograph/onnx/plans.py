@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 import heliograph as hg
+from heliograph.lowerings.kept_plans import KeptPlans
 from heliograph.onnx.batches import Batches, Cuts, cuts_of
 from heliograph.onnx.elements import Array
 from heliograph.onnx.importing import Program
@@ -58,7 +58,7 @@ class OnnxPlan:
         #: Of random numbers: the seed, and the numbers of the runs.
         self._seed = secrets.randbits(63) if seed is None else seed
         self._runs = itertools.count()
-        self._plans: OrderedDict[_Key, Compiled] = OrderedDict()
+        self._plans: KeptPlans[Compiled] = KeptPlans(MOST_PLANS)
         #: The inputs whose values decide shapes, as far as that is known.
         self._fixed: set[str] = set()
 
@@ -68,8 +68,7 @@ class OnnxPlan:
     @property
     def plans(self) -> tuple[hg.Plan, ...]:
         """The plans that are kept, the last used one at the end."""
-        with self._lock:
-            return tuple(one.plan for one in self._plans.values() if one.plan is not None)
+        return tuple(one.plan for one in self._plans.all() if one.plan is not None)
 
     def run(
         self, feeds: Mapping[str, Any] | None = None, /, *, timeout: float | None = None, **named: Any
@@ -115,10 +114,9 @@ class OnnxPlan:
         specs = self._model.spec(feeds)
         with self._lock:
             fixed = set(self._fixed)
-            key = _key(specs, {name: feeds[name] for name in fixed})
-            if key in self._plans:
-                self._plans.move_to_end(key)
-                return self._plans[key]
+        key = _key(specs, {name: feeds[name] for name in fixed})
+        if (found := self._plans.find(key)) is not None:
+            return found
         program = self._model.build(feeds, fixed)
         with self._lock:
             self._fixed |= fixed
@@ -140,13 +138,7 @@ class OnnxPlan:
     def _keep(self, key: _Key, program: Program, cuts: Cuts) -> Compiled:
         # A graph needs an output: without one, the host has computed everything.
         plan = self._session.compile(program.graph, **self._options) if program.graph.outputs else None
-        with self._lock:
-            found = self._plans.setdefault(key, Compiled(program, plan, cuts))
-            self._plans.move_to_end(key)
-            # A plan that a run still uses lives until that ends: the last reference frees it.
-            while len(self._plans) > MOST_PLANS:
-                self._plans.popitem(last=False)
-        return found
+        return self._plans.keep(key, Compiled(program, plan, cuts))
 
 
 def _as_arrays(feed: Any) -> Any:

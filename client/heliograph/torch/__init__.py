@@ -1,0 +1,56 @@
+"""`hg.torch`: PyTorch's modules as graphs.
+
+    model = hg.torch.export(module, (x,), dynamic={"x": {0: "batch"}})
+    with hg.connect("grpc://127.0.0.1:7070") as session:
+        plan = model.compile(session)
+        y = plan(x)
+
+`supported` lists what a module needs and Heliograph lacks. The first use imports torch, which
+Heliograph does not install.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from heliograph import ConfigurationError
+
+if TYPE_CHECKING:
+    from heliograph.torch.exporting import export
+    from heliograph.torch.model import Argument, Model
+    from heliograph.torch.plans import TorchPlan
+    from heliograph.torch.support import Missing, supported
+
+__all__ = ["Argument", "Missing", "Model", "TorchPlan", "export", "supported"]
+
+_MODULES = {
+    "Argument": "model",
+    "Missing": "support",
+    "Model": "model",
+    "TorchPlan": "plans",
+    "export": "exporting",
+    "supported": "support",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name on first use. Raises ConfigurationError without torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'heliograph.torch' has no attribute {name!r}", name=name, obj=None)
+    try:
+        module = importlib.import_module(f"heliograph.torch.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigurationError(
+            "the package 'torch' is not installed", advice="install PyTorch: https://pytorch.org/get-started"
+        ) from None
+    found = getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -1,0 +1,27 @@
+"""The rules of ATen's ops, by what they do; importing this registers them."""
+
+from heliograph.torch.ops import (
+    activations,
+    convolutions,
+    creation,
+    elementwise,
+    indexing,
+    normalization,
+    pools,
+    products,
+    reductions,
+    shapes,
+)
+
+__all__ = [
+    "activations",
+    "convolutions",
+    "creation",
+    "elementwise",
+    "indexing",
+    "normalization",
+    "pools",
+    "products",
+    "reductions",
+    "shapes",
+]

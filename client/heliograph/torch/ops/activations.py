@@ -1,0 +1,90 @@
+"""Rules of activations, and of softmax."""
+
+from __future__ import annotations
+
+import heliograph as hg
+from heliograph.lowerings.arrays import cast
+from heliograph.torch.node import Node, Number, axis_of, in_f32
+from heliograph.torch.rules import rule
+
+
+@rule("relu")
+def _relu(node: Node, x: hg.Value) -> hg.Value:
+    return hg.relu(x) if x.dtype.is_float else hg.maximum(x, 0)
+
+
+@rule("gelu")
+def _gelu(node: Node, x: hg.Value, approximate: str) -> hg.Value:
+    return hg.gelu(in_f32(x), "tanh" if approximate == "tanh" else "none")
+
+
+@rule("silu")
+def _silu(node: Node, x: hg.Value) -> hg.Value:
+    return hg.silu(in_f32(x))
+
+
+@rule("elu")
+def _elu(node: Node, x: hg.Value, alpha: Number, scale: Number, input_scale: Number) -> hg.Value:
+    wide = in_f32(x)
+    if alpha == scale == input_scale == 1:
+        return hg.ops.elu(wide)
+    below = hg.expm1(wide * float(input_scale)) * float(alpha * scale)
+    return hg.where(wide > 0, wide * float(scale), below)
+
+
+@rule("hardtanh")
+def _hardtanh(node: Node, x: hg.Value, low: Number, high: Number) -> hg.Value:
+    if x.dtype.is_float:
+        return hg.clip(x, float(low), float(high))
+    return hg.minimum(hg.maximum(x, int(low)), int(high))
+
+
+@rule("leaky_relu")
+def _leaky_relu(node: Node, x: hg.Value, slope: Number) -> hg.Value:
+    return hg.ops.leaky_relu(x, slope=float(slope))
+
+
+@rule("_softmax")
+def _softmax(node: Node, x: hg.Value, axis: int, half_to_float: bool) -> hg.Value:
+    if not x.ndim:
+        return node.full((), 1, x.dtype)
+    if not x.size:
+        return x
+    return hg.softmax(in_f32(x), axis=axis_of(axis, x.ndim))
+
+
+@rule("_log_softmax")
+def _log_softmax(node: Node, x: hg.Value, axis: int, half_to_float: bool) -> hg.Value:
+    if not x.ndim:
+        return node.full((), 0, x.dtype)
+    if not x.size:
+        return x
+    return hg.log_softmax(in_f32(x), axis=axis_of(axis, x.ndim))
+
+
+@rule("scaled_dot_product_attention")
+def _attention(
+    node: Node,
+    query: hg.Value,
+    key: hg.Value,
+    value: hg.Value,
+    mask: hg.Value | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> hg.Value:
+    if dropout:
+        raise node.refuse("attention with dropout is for training", "call module.eval() first")
+    if enable_gqa and key.shape[-3] != query.shape[-3]:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = (hg.repeat(one, times, axis=one.ndim - 3) for one in (key, value))
+    query, key, value = (in_f32(one) for one in (query, key, value))
+    length, other = query.shape[-2], key.shape[-2]
+    if is_causal:
+        mask = hg.tril(node.full((length, other), True, "bool"))
+    if mask is not None and mask.dtype.kind == "bool":
+        mask = hg.where(mask, node.full((), 0, query.dtype), node.full((), -float("inf"), query.dtype))
+    if mask is not None:
+        mask = cast(mask, query.dtype)
+    return hg.scaled_dot_product_attention(query, key, value, mask, scale=scale)

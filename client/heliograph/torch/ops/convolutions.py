@@ -1,0 +1,47 @@
+"""Rules of convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import heliograph as hg
+from heliograph.lowerings.arrays import channels
+from heliograph.lowerings.windows import Window, convolve, convolve_transposed
+from heliograph.torch.node import Node, in_f32
+from heliograph.torch.rules import rule
+
+
+@rule("convolution")
+def _convolution(
+    node: Node,
+    x: hg.Value,
+    weight: hg.Value,
+    bias: hg.Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> hg.Value:
+    kernel = weight.shape[2:]
+    steps, pads, gaps = (_spread(one, len(kernel)) for one in (stride, padding, dilation))
+    window = Window(kernel, steps, gaps, pads, pads)
+    data, weight = in_f32(x), in_f32(weight)
+    batched = data.ndim == len(kernel) + 2
+    data = data if batched else hg.expand_dims(data, axis=0)
+    if not groups == data.shape[1] == weight.shape[0]:
+        node.parts(groups)
+    if transposed:
+        found = convolve_transposed(data, weight, window, _spread(output_padding, len(kernel)), groups)
+    else:
+        found = convolve(data, weight, window, groups)
+    if bias is not None:
+        found = found + channels(in_f32(bias), found.ndim)
+    return found if batched else hg.squeeze(found, axis=0)
+
+
+def _spread(given: Sequence[int], count: int) -> tuple[int, ...]:
+    """One number for each dimension."""
+    numbers = tuple(int(one) for one in given)
+    return numbers * count if len(numbers) == 1 else numbers

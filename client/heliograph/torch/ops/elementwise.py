@@ -1,0 +1,327 @@
+"""Rules of ops that compute element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import heliograph as hg
+from heliograph.lowerings.arrays import cast, is_integer
+from heliograph.torch.node import Node, Number, as_float, common_dtype, in_dtype, in_f32, promoted
+from heliograph.torch.rules import rule
+
+Unary = Callable[[hg.Value], hg.Value]
+Binary = Callable[[hg.Value, hg.Value], hg.Value]
+
+#: Of integers these give floats.
+_OF_FLOATS: dict[str, Unary] = {
+    "acos": hg.acos,
+    "acosh": hg.acosh,
+    "asin": hg.asin,
+    "asinh": hg.asinh,
+    "atan": hg.atan,
+    "atanh": hg.atanh,
+    "cos": hg.cos,
+    "cosh": hg.cosh,
+    "erf": hg.erf,
+    "exp": hg.exp,
+    "expm1": hg.expm1,
+    "log": hg.log,
+    "log10": hg.log10,
+    "log1p": hg.log1p,
+    "log2": hg.log2,
+    "rsqrt": hg.rsqrt,
+    "sin": hg.sin,
+    "sinh": hg.sinh,
+    "sqrt": hg.sqrt,
+    "tan": hg.tan,
+    "tanh": hg.tanh,
+    "sigmoid": hg.sigmoid,
+    "reciprocal": hg.reciprocal,
+}
+#: These keep their data type.
+_OF_NUMBERS: dict[str, Unary] = {
+    "ceil": hg.ceil,
+    "floor": hg.floor,
+    "neg": hg.negative,
+    "trunc": hg.trunc,
+}
+_ARITHMETIC: dict[str, Binary] = {
+    "maximum": hg.maximum,
+    "minimum": hg.minimum,
+    "mul": hg.multiply,
+}
+_COMPARISONS: dict[str, Binary] = {
+    "eq": hg.equal,
+    "ge": hg.greater_equal,
+    "gt": hg.greater,
+    "le": hg.less_equal,
+    "lt": hg.less,
+    "ne": hg.not_equal,
+}
+_LOGICAL: dict[str, Binary] = {
+    "logical_and": hg.logical_and,
+    "logical_or": hg.logical_or,
+    "logical_xor": hg.logical_xor,
+}
+_BITWISE: dict[str, Binary] = {
+    "bitwise_and": hg.bitwise_and,
+    "bitwise_or": hg.bitwise_or,
+    "bitwise_xor": hg.bitwise_xor,
+}
+
+
+def _of_floats(function: Unary) -> Callable[..., hg.Value]:
+    return lambda node, x: function(as_float(x))
+
+
+def _of_numbers(function: Unary) -> Callable[..., hg.Value]:
+    return lambda node, x: function(x)
+
+
+def _arithmetic(function: Binary) -> Callable[..., hg.Value]:
+    return lambda node, a, b: _without_bool(node, function, a, b)
+
+
+def _without_bool(node: Node, function: Binary, a: Any, b: Any) -> hg.Value:
+    """Compute with bool as numbers, which ops of arithmetic do not take."""
+    common = common_dtype(a, b)
+    return function(*in_dtype(node, "i32" if common == "bool" else common, a, b))
+
+
+def _comparison(function: Binary) -> Callable[..., hg.Value]:
+    def compare(node: Node, a: hg.Value, b: hg.Value | Number) -> hg.Value:
+        if not isinstance(b, hg.Value) and is_integer(a) and not _fits(b, a.dtype):
+            return function(cast(a, "f64"), node.full((), float(b), "f64"))
+        common = common_dtype(a, b)
+        if common == "bool" and function not in (hg.equal, hg.not_equal):
+            common = "i32"
+        return function(*in_dtype(node, common, a, b))
+
+    return compare
+
+
+def _fits(number: Number, dtype: hg.DType) -> bool:
+    if isinstance(number, float):
+        return True
+    limits = hg.iinfo(dtype)
+    return limits.min <= int(number) <= limits.max
+
+
+def _logical(function: Binary) -> Callable[..., hg.Value]:
+    return lambda node, a, b: function(cast(a, "bool"), cast(b, "bool"))
+
+
+def _bitwise(function: Binary) -> Callable[..., hg.Value]:
+    return lambda node, a, b: function(*promoted(node, a, b))
+
+
+for _op, _one in _OF_FLOATS.items():
+    rule(_op)(_of_floats(_one))
+for _op, _one in _OF_NUMBERS.items():
+    rule(_op)(_of_numbers(_one))
+for _op, _two in _ARITHMETIC.items():
+    rule(_op)(_arithmetic(_two))
+for _op, _two in _COMPARISONS.items():
+    rule(_op)(_comparison(_two))
+for _op, _two in _LOGICAL.items():
+    rule(_op)(_logical(_two))
+for _op, _two in _BITWISE.items():
+    rule(_op)(_bitwise(_two))
+
+
+@rule("add")
+def _add(node: Node, a: hg.Value, b: hg.Value | Number, alpha: Number) -> hg.Value:
+    return _without_bool(node, hg.add, a, _times(node, b, alpha, a))
+
+
+@rule("sub")
+def _subtract(node: Node, a: hg.Value, b: hg.Value | Number, alpha: Number) -> hg.Value:
+    return _without_bool(node, hg.subtract, a, _times(node, b, alpha, a))
+
+
+def _times(node: Node, b: hg.Value | Number, alpha: Number, a: hg.Value) -> hg.Value | Number:
+    """The second operand times its factor, in the data type of the result."""
+    if alpha == 1:
+        return b
+    if not isinstance(b, hg.Value):
+        return b * alpha
+    dtype = common_dtype(a, b)
+    return hg.multiply(*in_dtype(node, "i32" if dtype == "bool" else dtype, b, alpha))
+
+
+@rule("rsub")
+def _subtract_from(node: Node, a: hg.Value, b: hg.Value | Number, alpha: Number) -> hg.Value:
+    return _without_bool(node, hg.subtract, b, _times(node, a, alpha, a))
+
+
+@rule("div")
+def _divide(node: Node, a: hg.Value, b: hg.Value | Number, mode: str | None = None) -> hg.Value:
+    common = common_dtype(a, b)
+    if common[0] not in "fb" or common == "bool":
+        if mode is not None:
+            left, right = in_dtype(node, "i32" if common == "bool" else common, a, b)
+            return _divide_integers(left, right, mode)
+        common = "f32"
+    left, right = in_dtype(node, common, a, b)
+    if mode == "floor":
+        wide = [in_f32(one) for one in (left, right)]
+        return hg.floor_divide(*wide)
+    found = hg.divide(left, right)
+    return hg.trunc(hg.divide(in_f32(left), in_f32(right))) if mode == "trunc" else found
+
+
+def _divide_integers(a: hg.Value, b: hg.Value, mode: str) -> hg.Value:
+    found = hg.floor_divide(a, b)
+    if mode == "floor" or a.dtype.kind == "uint":
+        return found
+    rest = a - found * b
+    return hg.where((rest != 0) & ((a < 0) != (b < 0)), found + 1, found)
+
+
+@rule("floor_divide")
+def _floor_divide(node: Node, a: hg.Value, b: hg.Value | Number) -> hg.Value:
+    return _divide(node, a, b, "floor")
+
+
+@rule("remainder")
+def _remainder(node: Node, a: hg.Value | Number, b: hg.Value | Number) -> hg.Value:
+    return hg.remainder(*(in_f32(one) for one in _numbers(node, a, b)))
+
+
+@rule("fmod")
+def _fmod(node: Node, a: hg.Value, b: hg.Value | Number) -> hg.Value:
+    """The remainder with the dividend's sign."""
+    left, right = (in_f32(one) for one in _numbers(node, a, b))
+    if left.dtype.kind == "uint":
+        return left % right
+    if is_integer(left):
+        found = hg.abs(left) % hg.abs(right)
+        return hg.where(left < 0, -found, found)
+    return hg.copysign(hg.abs(left) % hg.abs(right), left)
+
+
+def _numbers(node: Node, a: Any, b: Any) -> list[hg.Value]:
+    common = common_dtype(a, b)
+    return in_dtype(node, "i32" if common == "bool" else common, a, b)
+
+
+@rule("pow")
+def _power(node: Node, a: hg.Value | Number, b: hg.Value | Number) -> hg.Value:
+    common = common_dtype(a, b)
+    if isinstance(a, hg.Value) and not isinstance(b, hg.Value):
+        (base,) = in_dtype(node, "i32" if common == "bool" else common, a)
+        return _power_of(node, base, b)
+    left, right = in_dtype(node, "i32" if common == "bool" else common, a, b)
+    return hg.pow(left, right)
+
+
+def _power_of(node: Node, x: hg.Value, exponent: Number) -> hg.Value:
+    if is_integer(x):
+        if exponent < 0:
+            raise node.refuse("integers to a negative power")
+        return hg.pow(x, int(exponent))
+    if exponent == 2:
+        return hg.square(x)
+    if exponent == 3:
+        return x * x * x
+    if exponent == 0.5:
+        return hg.sqrt(x)
+    if exponent == 1:
+        return x
+    return hg.pow(x, node.full((), exponent, x.dtype))
+
+
+@rule("atan2", "atan2.out")
+def _atan2(node: Node, a: hg.Value, b: hg.Value) -> hg.Value:
+    left, right = promoted(node, a, b)
+    return hg.atan2(as_float(left), as_float(right))
+
+
+@rule("abs")
+def _abs(node: Node, x: hg.Value) -> hg.Value:
+    return x if x.dtype.kind in ("uint", "bool") else hg.abs(x)
+
+
+@rule("sign")
+def _sign(node: Node, x: hg.Value) -> hg.Value:
+    return x if x.dtype.kind == "bool" else hg.sign(x)
+
+
+@rule("round")
+def _round(node: Node, x: hg.Value, decimals: int = 0) -> hg.Value:
+    if not decimals or is_integer(x):
+        return hg.round(x)
+    factor = 10.0 ** abs(decimals)
+    return hg.round(x * factor) / factor if decimals > 0 else hg.round(x / factor) * factor
+
+
+@rule("logical_not")
+def _not(node: Node, x: hg.Value) -> hg.Value:
+    return hg.logical_not(cast(x, "bool"))
+
+
+@rule("bitwise_not")
+def _invert(node: Node, x: hg.Value) -> hg.Value:
+    return hg.bitwise_invert(x)
+
+
+@rule("bitwise_left_shift")
+def _left_shift(node: Node, a: hg.Value, b: hg.Value | Number) -> hg.Value:
+    return hg.bitwise_left_shift(*promoted(node, a, b))
+
+
+@rule("bitwise_right_shift")
+def _right_shift(node: Node, a: hg.Value, b: hg.Value | Number) -> hg.Value:
+    return hg.bitwise_right_shift(*promoted(node, a, b))
+
+
+@rule("isnan")
+def _is_nan(node: Node, x: hg.Value) -> hg.Value:
+    return hg.isnan(x) if x.dtype.is_float else node.full(x.shape, False, "bool")
+
+
+@rule("isinf")
+def _is_infinite(node: Node, x: hg.Value) -> hg.Value:
+    return hg.isinf(x) if x.dtype.is_float else node.full(x.shape, False, "bool")
+
+
+@rule("where")
+def _where(node: Node, condition: hg.Value, a: hg.Value, b: hg.Value) -> hg.Value:
+    left, right = promoted(node, a, b)
+    return hg.where(cast(condition, "bool"), left, right)
+
+
+@rule("clamp")
+def _clamp(
+    node: Node, x: hg.Value, low: hg.Value | Number | None, high: hg.Value | Number | None
+) -> hg.Value:
+    given = [one for one in (low, high) if one is not None]
+    common = common_dtype(x, *given) if given else str(x.dtype)
+    plain = not any(isinstance(one, hg.Value) for one in given)
+    (found,) = in_dtype(node, common, x)
+    if plain and found.dtype.is_float and not any(math.isnan(float(one)) for one in given):
+        bounds = [None if one is None else float(one) for one in (low, high)]
+        # Where they contradict each other, the upper bound counts.
+        if None not in bounds and bounds[0] > bounds[1]:  # type: ignore[operator]
+            bounds[0] = bounds[1]
+        return hg.clip(found, *bounds)
+    if low is not None:
+        found = hg.maximum(found, *in_dtype(node, common, low))
+    return found if high is None else hg.minimum(found, *in_dtype(node, common, high))
+
+
+@rule("_to_copy")
+def _to_copy(node: Node, x: hg.Value, *_: Any) -> hg.Value:
+    return cast(x, node.dtype())
+
+
+@rule("alias", "clone", "detach", "lift_fresh_copy", "contiguous", "_conj", "view_as_real_copy")
+def _same(node: Node, x: hg.Value, *_: Any) -> hg.Value:
+    return x
+
+
+@rule("copy")
+def _copy(node: Node, x: hg.Value, source: hg.Value, *_: Any) -> hg.Value:
+    return hg.broadcast_to(cast(source, x.dtype), x.shape)

@@ -1,0 +1,225 @@
+"""Rules of pools, and of resizing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.lowerings.resampling import Resampling, resample
+from heliograph.lowerings.windows import Window, max_pool, max_pool_places, sum_pool
+from heliograph.torch.elements import Array
+from heliograph.torch.node import Node, in_f32
+from heliograph.torch.rules import rule
+
+
+def _numbers(given: Sequence[int] | int, count: int) -> tuple[int, ...]:
+    numbers = (given,) if isinstance(given, int) else tuple(int(one) for one in given)
+    return numbers * count if len(numbers) == 1 else numbers
+
+
+def window_of(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int] = (1,),
+    ceil: bool = False,
+) -> Window:
+    """Return the window of a pool, padded further for the windows of ceil_mode."""
+    count = len(sizes)
+    kernel, padding, dilation = (_numbers(one, count) for one in (kernel, padding, dilation))
+    stride = _numbers(stride, count) if len(stride) else kernel
+    window = Window(kernel, stride, dilation, padding, padding)
+    if not ceil:
+        return window
+    high = list(padding)
+    for axis, size in enumerate(sizes):
+        low, step, span = padding[axis], stride[axis], window.span(axis)
+        outputs = -(-(size + 2 * low - span) // step) + 1
+        # The last window begins inside of the data or of the padding before it.
+        outputs -= (outputs - 1) * step >= size + low
+        high[axis] = max(high[axis], (outputs - 1) * step + span - size - low)
+    return Window(kernel, stride, dilation, padding, tuple(high))
+
+
+def batched(x: hg.Value, count: int) -> hg.Value:
+    """Return data with the dimensions of batch and channels."""
+    return x if x.ndim == count + 2 else hg.expand_dims(x, axis=0)
+
+
+@rule("max_pool2d_with_indices")
+def _max_pool_2d(
+    node: Node,
+    given: hg.Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil: bool,
+) -> list[hg.Value]:
+    return _max_pool(node, given, 2, window_of(given.shape[-2:], kernel, stride, padding, dilation, ceil))
+
+
+@rule("max_pool3d_with_indices")
+def _max_pool_3d(
+    node: Node,
+    given: hg.Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil: bool,
+) -> list[hg.Value]:
+    return _max_pool(node, given, 3, window_of(given.shape[-3:], kernel, stride, padding, dilation, ceil))
+
+
+def _max_pool(node: Node, given: hg.Value, count: int, window: Window) -> list[hg.Value]:
+    x = batched(given, count)
+    lead = given.shape[: given.ndim - count]
+    sizes = x.shape[2:]
+    if not node.wants(1):
+        found = max_pool(x, window)
+        shape = (*lead, *found.shape[2:])
+        return [hg.reshape(found, shape), node.full(shape, 0, "i64")]
+    node.room(math.prod(sizes))
+    flat = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes)
+    found, places = max_pool_places(x, window, flat)
+    # Places count from the beginning of the plane.
+    planes = (np.arange(x.shape[0] * x.shape[1], dtype=np.int64) * flat.size).reshape(
+        *x.shape[:2], *(1,) * count
+    )
+    shape = (*lead, *found.shape[2:])
+    return [hg.reshape(found, shape), hg.reshape(places - planes, shape)]
+
+
+@rule("avg_pool1d")
+def _avg_pool_1d(
+    node: Node,
+    x: hg.Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil: bool,
+    counted: bool,
+) -> hg.Value:
+    return _average(node, x, 1, (kernel, stride, padding), ceil, counted, None)
+
+
+@rule("avg_pool2d")
+def _avg_pool_2d(
+    node: Node,
+    x: hg.Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil: bool,
+    counted: bool,
+    divisor: int | None,
+) -> hg.Value:
+    return _average(node, x, 2, (kernel, stride, padding), ceil, counted, divisor)
+
+
+@rule("avg_pool3d")
+def _avg_pool_3d(
+    node: Node,
+    x: hg.Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil: bool,
+    counted: bool,
+    divisor: int | None,
+) -> hg.Value:
+    return _average(node, x, 3, (kernel, stride, padding), ceil, counted, divisor)
+
+
+def _average(
+    node: Node,
+    given: hg.Value,
+    count: int,
+    steps: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    ceil: bool,
+    counted: bool,
+    divisor: int | None,
+) -> hg.Value:
+    x = in_f32(batched(given, count))
+    window = window_of(x.shape[2:], *steps, ceil=ceil)
+    total = sum_pool(x, window)
+    if divisor is not None:
+        found = total / float(divisor)
+    else:
+        found = total / average_counts(x.shape[2:], window, counted).astype(x.dtype.numpy)
+    return hg.reshape(found, (*given.shape[: given.ndim - count], *found.shape[2:]))
+
+
+def average_counts(
+    sizes: Sequence[int], window: Window, counted: bool
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Return how many elements each window of an average has; padding counts or not."""
+    counts = np.ones((), np.float64)
+    for axis, (size, outputs) in enumerate(zip(sizes, window.outputs(sizes), strict=True)):
+        # The further padding of ceil_mode never counts.
+        low = window.low[axis]
+        line = np.pad(np.ones(size), (low, low), constant_values=1.0 if counted else 0.0)
+        line = np.pad(line, (0, max(0, window.high[axis] - low)))
+        places = np.arange(outputs)[:, None] * window.stride[axis]
+        taps = np.arange(window.kernel[axis])[None, :] * window.dilation[axis]
+        counts = np.multiply.outer(counts, line[places + taps].sum(axis=1))
+    return counts
+
+
+@rule("adaptive_avg_pool1d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool2d")
+def _adaptive(node: Node, x: hg.Value, sizes: Sequence[int]) -> hg.Value:
+    wide = in_f32(x)
+    outputs = _numbers(sizes, len(sizes))
+    axes = range(x.ndim - len(outputs), x.ndim)
+    if all(size == 1 for size in outputs):
+        return hg.mean(wide, axis=tuple(axes), keepdims=True)
+    for axis, count in zip(axes, outputs, strict=True):
+        matrix = adaptive_matrix(x.shape[axis], count).astype(wide.dtype.numpy)
+        wide = hg.moveaxis(hg.matmul(hg.moveaxis(wide, axis, -1), np.ascontiguousarray(matrix.T)), -1, axis)
+    return wide
+
+
+def adaptive_matrix(size: int, count: int) -> Array:
+    """Return the weight of each element in each average, [count, size]."""
+    found = np.zeros((count, size))
+    for place in range(count):
+        start, stop = place * size // count, -(-(place + 1) * size // count)
+        found[place, start:stop] = 1 / (stop - start)
+    return found
+
+
+@rule("upsample_bilinear2d.vec")
+def _bilinear(
+    node: Node,
+    x: hg.Value,
+    sizes: Sequence[int] | None,
+    align_corners: bool,
+    factors: Sequence[float] | None,
+) -> hg.Value:
+    coordinates = "align_corners" if align_corners else "half_pixel"
+    return _resized(x, sizes, factors, Resampling("linear", coordinates))
+
+
+@rule("upsample_nearest2d.vec")
+def _nearest(
+    node: Node, x: hg.Value, sizes: Sequence[int] | None, factors: Sequence[float] | None
+) -> hg.Value:
+    return _resized(x, sizes, factors, Resampling("nearest", "asymmetric", "floor"))
+
+
+def _resized(
+    given: hg.Value, sizes: Sequence[int] | None, factors: Sequence[float] | None, how: Resampling
+) -> hg.Value:
+    x = in_f32(given) if how.mode == "linear" else given
+    for place, axis in enumerate((2, 3)):
+        size = x.shape[axis]
+        count = int(sizes[place]) if sizes else math.floor(size * factors[place])  # type: ignore[index]
+        scale = factors[place] if factors else count / size
+        if count != size or (factors and factors[place] != 1):
+            x = resample(x, axis, how, scale, count)
+    return x

@@ -1,0 +1,50 @@
+"""`hg.torch.supported`: which nodes of a module cannot be run, before anything is uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from heliograph.torch.errors import op_of, source_of
+from heliograph.torch.exporting import Dynamic, traced
+from heliograph.torch.lowering import missing_of
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A node that cannot be run."""
+
+    node: str
+    op: str
+    reason: str
+    #: The line of the module that it comes from; empty if it is unknown.
+    source: str
+
+    def __str__(self) -> str:
+        where = f", {self.source}" if self.source else ""
+        return f"{self.op} {self.node!r}{where}: {self.reason}"
+
+
+def supported(
+    module: torch.nn.Module,
+    example_inputs: Sequence[Any] | torch.Tensor,
+    example_options: Mapping[str, Any] | None = None,
+    *,
+    dynamic: Dynamic = None,
+    trace_hooks: bool = False,
+) -> tuple[Missing, ...]:
+    """Return the nodes of a module that cannot be run; empty if all can.
+
+    The arguments are those of `export`. It looks at ops: a node that it does not name may still be
+    refused for its types, or for a size that a run computes. Raises the errors of `export`.
+    """
+    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    program = traced(module, args, dict(example_options or {}), dynamic, trace_hooks=trace_hooks)
+    found = []
+    for node in program.graph.nodes:
+        if reason := missing_of(node):
+            found.append(Missing(node.name, op_of(node), reason, source_of(node)))
+    return tuple(found)
