@@ -5,6 +5,8 @@
         plan = model.compile(session)
         y = plan(x)
 
+`torch.compile(module, backend="heliograph")`, or `backend=hg.torch.backend(session)`, runs modules
+as they are called.
 `supported` lists what a module needs and Heliograph lacks. The first use imports torch, which
 Heliograph does not install.
 """
@@ -17,18 +19,20 @@ from typing import TYPE_CHECKING
 from heliograph import ConfigurationError
 
 if TYPE_CHECKING:
+    from heliograph.torch.compiling import backend
     from heliograph.torch.exporting import export
     from heliograph.torch.model import Argument, Model
     from heliograph.torch.plans import TorchPlan
     from heliograph.torch.support import Missing, supported
 
-__all__ = ["Argument", "Missing", "Model", "TorchPlan", "export", "supported"]
+__all__ = ["Argument", "Missing", "Model", "TorchPlan", "backend", "export", "supported"]
 
 _MODULES = {
     "Argument": "model",
     "Missing": "support",
     "Model": "model",
     "TorchPlan": "plans",
+    "backend": "compiling",
     "export": "exporting",
     "supported": "support",
 }

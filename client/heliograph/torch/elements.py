@@ -72,3 +72,16 @@ def as_tensor(array: Array) -> torch.Tensor:
     if whole.dtype.name == "bfloat16":
         return torch.from_numpy(whole.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(whole)
+
+
+def feed_of(tensor: torch.Tensor) -> Array:
+    """Return a tensor's elements as an array that a run takes; those of bf16 as ml_dtypes has
+    them."""
+    array, dtype = as_array(tensor)
+    return array if dtype != "bf16" else array.view(_bfloat16())
+
+
+def _bfloat16() -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16

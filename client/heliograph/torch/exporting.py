@@ -18,7 +18,7 @@ from heliograph.torch.model import Model
 #: Which dimensions of which inputs vary, as {"x": {0: "batch"}}; True: all.
 Dynamic: TypeAlias = "Mapping[str, Any] | Sequence[Any] | bool | None"
 #: Ops that stay whole, because a graph here expresses them in fewer nodes.
-_WHOLE = ("scaled_dot_product_attention",)
+_WHOLE = ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:

@@ -21,7 +21,7 @@ from heliograph.torch import ops
 from heliograph.torch.elements import as_array, dtype_name
 from heliograph.torch.errors import label, refusal
 from heliograph.torch.node import Node
-from heliograph.torch.rules import RANDOM, REFUSED, Rule, find
+from heliograph.torch.rules import MUTABLE, RANDOM, REFUSED, Rule, find
 
 assert ops
 
@@ -142,7 +142,8 @@ class Lowering:
             elif node.op == "call_function":
                 items[node] = self._call(node, items)
             elif node.op == "output":
-                return list(torch.fx.node.map_arg(node.args[0], items.__getitem__))
+                results = torch.fx.node.map_arg(node.args[0], items.__getitem__)
+                return list(results) if isinstance(results, (list, tuple)) else [results]
             else:
                 raise refusal(node, f"{node.op} is not part of Core ATen")
         raise hg.InvalidModelError("the module's graph has no output")
@@ -161,11 +162,13 @@ class Lowering:
             return None
         if name in _QUESTIONS:
             return _answer(node, name, args)
-        if name in REFUSED:
-            raise refusal(node, REFUSED[name])
+        if target._schema.is_mutable and "out" not in target._overloadname:
+            raise refusal(node, *MUTABLE)
         values = [one for one in _flat((args, options)) if isinstance(one, hg.Value)]
         if not values and name not in RANDOM and _is_small(node):
             return target(*args, **options)
+        if name in REFUSED:
+            raise refusal(node, *REFUSED[name])
         found = find(name, target._overloadname) if target.namespace == "aten" else None
         if found is None:
             raise refusal(node, _no_rule(target))
@@ -295,7 +298,9 @@ def missing_of(node: torch.fx.Node) -> str:
     if name in _CHECKS or name in _QUESTIONS:
         return ""
     if name in REFUSED:
-        return REFUSED[name]
+        return REFUSED[name][0]
+    if target._schema.is_mutable and "out" not in target._overloadname:
+        return MUTABLE[0]
     is_source = not any(isinstance(one, torch.fx.Node) for one in _flat((node.args, node.kwargs)))
     if (target.namespace == "aten" and find(name, target._overloadname)) or (
         is_source and name not in RANDOM

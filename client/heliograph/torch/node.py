@@ -78,6 +78,11 @@ class Node:
         given: Any = self.fx.args[argument]
         return tuple(int(one) for one in given.meta["val"].stride())
 
+    def offset(self, argument: int) -> int:
+        """Return where an argument that is a tensor begins in its storage, as torch has it."""
+        given: Any = self.fx.args[argument]
+        return int(given.meta["val"].storage_offset())
+
     # Values
 
     def known(self, x: hg.Value | torch.Tensor) -> torch.Tensor | None:
@@ -100,7 +105,9 @@ def number_of(number: Number, dtype: hg.DType | str) -> Number:
         return bool(number)
     if name in ("f64", "f32", "f16", "bf16"):
         return float(number)
-    return int(number)
+    # Beyond the range of the data type only the low bits count.
+    size, whole = 1 << int(name[1:]), int(number)
+    return whole % size if name[0] == "u" else (whole + size // 2) % size - size // 2
 
 
 def common_dtype(*operands: Any) -> str:

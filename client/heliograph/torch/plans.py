@@ -11,7 +11,7 @@ import torch
 
 import heliograph as hg
 from heliograph.lowerings.kept_plans import KeptPlans
-from heliograph.torch.elements import as_array, as_tensor
+from heliograph.torch.elements import as_tensor, feed_of
 
 if TYPE_CHECKING:
     from heliograph.torch.model import Model
@@ -125,15 +125,8 @@ class TorchPlan:
                     f"input {name!r:.80} is of {wanted}, and {feed.dtype} is given",
                     advice=f"convert it: tensor.to({wanted})",
                 )
-            array, dtype = as_array(feed)
-            return array.view(_bfloat16()) if dtype == "bf16" else array
+            return feed_of(feed)
         return feed
-
-
-def _bfloat16() -> Any:
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16
 
 
 def _key(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Any, ...]:
@@ -144,6 +137,5 @@ def _result(item: Any, is_torch: bool) -> Any:
     if isinstance(item, np.ndarray):
         return as_tensor(item) if is_torch else item
     if isinstance(item, torch.Tensor) and not is_torch:
-        array, dtype = as_array(item)
-        return array.view(_bfloat16()) if dtype == "bf16" else array
+        return feed_of(item)
     return item

@@ -27,8 +27,26 @@ class Rule:
 
 #: Rules by the name of the op, "add", or of one overload, "var.dim".
 RULES: dict[str, Rule] = {}
-#: Why an op is refused, by its name.
-REFUSED: dict[str, str] = {}
+_COMPLEX = ("there are no complex numbers", "compute their parts, or leave the transform on the host")
+_COUNTED = ("the shape of its result depends on what a run computes", "use torch.where, or a mask")
+#: Why an op that writes into its operands is refused, and what to do.
+MUTABLE = ("it writes into a tensor", "torch.export and torch.compile replace such ops: lower what they give")
+#: Why an op is refused, by its name, and what to do.
+REFUSED: dict[str, tuple[str, str]] = {
+    "_fft_c2c": _COMPLEX,
+    "_fft_c2r": _COMPLEX,
+    "_fft_r2c": _COMPLEX,
+    "complex": _COMPLEX,
+    "masked_select": _COUNTED,
+    "nonzero": _COUNTED,
+    "repeat_interleave": _COUNTED,
+    "resize_": ("it changes the memory of a tensor", "use view or reshape"),
+    "_unique2": _COUNTED,
+    "unique_consecutive": _COUNTED,
+    "unique_dim": _COUNTED,
+    "view_as_complex": _COMPLEX,
+    "view_as_real": _COMPLEX,
+}
 #: Ops whose result differs from call to call, which are therefore never computed on the host.
 RANDOM = frozenset({"bernoulli", "native_dropout", "rand", "rand_like", "randint", "randn", "randperm"})
 

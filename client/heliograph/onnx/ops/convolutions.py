@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
 import heliograph as hg
-from heliograph.lowerings.arrays import cast, channels, crop, insert_zeros, pad
+from heliograph.lowerings.arrays import cast, channels, pad
+from heliograph.lowerings.columns import columns_to_image
 from heliograph.lowerings.scatters import scatter_rows
 from heliograph.lowerings.windows import (
     Window,
@@ -225,20 +225,5 @@ def _columns_to_image(node: Node) -> Item:
     if min((*block, *image), default=0) < 1:
         raise node.broken(f"blocks of {block} in an image of {image}")
     node.parts(math.prod(block))
-    full = [image[axis] + pads[axis] + pads[count + axis] for axis in range(count)]
-    outputs = [
-        (full[axis] - dilation[axis] * (block[axis] - 1) - 1) // stride[axis] + 1 for axis in range(count)
-    ]
-    batch, depth = x.shape[0], x.shape[1] // math.prod(block)
-    x = hg.reshape(x, (batch, depth, math.prod(block), *outputs))
-    total: hg.Value | None = None
-    for number, offset in enumerate(itertools.product(*map(range, block))):
-        one = x[:, :, number]
-        for axis in range(count):
-            one = insert_zeros(one, 2 + axis, stride[axis])
-        low = [0, 0, *(offset[axis] * dilation[axis] for axis in range(count))]
-        high = [0, 0, *(full[axis] - one.shape[2 + axis] - low[2 + axis] for axis in range(count))]
-        one = pad(one, low, high)
-        total = one if total is None else total + one
-    assert total is not None
-    return crop(total, [0, 0, *pads[:count]], [0, 0, *pads[count:]])
+    low, high = tuple(pads[:count]), tuple(pads[count:])
+    return columns_to_image(x, tuple(image), Window(tuple(block), tuple(stride), tuple(dilation), low, high))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import heliograph as hg
 from heliograph.lowerings.arrays import cast
 from heliograph.torch.node import Node, Number, axis_of, in_f32
@@ -80,11 +82,40 @@ def _attention(
         times = query.shape[-3] // key.shape[-3]
         key, value = (hg.repeat(one, times, axis=one.ndim - 3) for one in (key, value))
     query, key, value = (in_f32(one) for one in (query, key, value))
-    length, other = query.shape[-2], key.shape[-2]
+    added = _added(node, query, key, mask, is_causal)
+    return hg.scaled_dot_product_attention(query, key, value, added, scale=scale)
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu")
+def _flash_attention(
+    node: Node,
+    query: hg.Value,
+    key: hg.Value,
+    value: hg.Value,
+    dropout: float,
+    is_causal: bool,
+    mask: hg.Value | None,
+    scale: float | None,
+) -> list[hg.Value | None]:
+    found = _attention(node, query, key, value, mask, dropout, is_causal, scale)
+    if not node.wants(1):
+        return [found, None]
+    query, key = in_f32(query), in_f32(key)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = hg.matmul(query * factor, key.mT)
+    if (added := _added(node, query, key, mask, is_causal)) is not None:
+        scores = scores + added
+    largest = hg.max(scores, axis=-1, keepdims=True)
+    total = hg.log(hg.sum(hg.exp(scores - largest), axis=-1)) + hg.squeeze(largest, axis=-1)
+    return [found, total]
+
+
+def _added(
+    node: Node, query: hg.Value, key: hg.Value, mask: hg.Value | None, is_causal: bool
+) -> hg.Value | None:
+    """The mask as what is added to scores."""
     if is_causal:
-        mask = hg.tril(node.full((length, other), True, "bool"))
+        mask = hg.tril(node.full((query.shape[-2], key.shape[-2]), True, "bool"))
     if mask is not None and mask.dtype.kind == "bool":
-        mask = hg.where(mask, node.full((), 0, query.dtype), node.full((), -float("inf"), query.dtype))
-    if mask is not None:
-        mask = cast(mask, query.dtype)
-    return hg.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+        mask = hg.where(mask, node.full((), 0, query.dtype), node.full((), -math.inf, query.dtype))
+    return None if mask is None else cast(mask, query.dtype)

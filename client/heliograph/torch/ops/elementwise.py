@@ -233,10 +233,50 @@ def _power_of(node: Node, x: hg.Value, exponent: Number) -> hg.Value:
     return hg.pow(x, node.full((), exponent, x.dtype))
 
 
-@rule("atan2", "atan2.out")
-def _atan2(node: Node, a: hg.Value, b: hg.Value) -> hg.Value:
-    left, right = promoted(node, a, b)
-    return hg.atan2(as_float(left), as_float(right))
+def _of_two_floats(function: Binary) -> Callable[..., hg.Value]:
+    return lambda node, a, b, *_: function(*map(as_float, promoted(node, a, b)))
+
+
+for _op, _two in {
+    "atan2": hg.atan2,
+    "copysign": hg.copysign,
+    "hypot": hg.hypot,
+    "logaddexp": hg.logaddexp,
+    "nextafter": hg.nextafter,
+}.items():
+    rule(_op)(_of_two_floats(_two))
+
+
+@rule("fmax")
+def _fmax(node: Node, a: hg.Value, b: hg.Value) -> hg.Value:
+    return _of_numbers_first(hg.maximum, *_numbers(node, a, b))
+
+
+@rule("fmin")
+def _fmin(node: Node, a: hg.Value, b: hg.Value) -> hg.Value:
+    return _of_numbers_first(hg.minimum, *_numbers(node, a, b))
+
+
+def _of_numbers_first(function: Binary, a: hg.Value, b: hg.Value) -> hg.Value:
+    """The larger or smaller one; NaN only where both are."""
+    if not a.dtype.is_float:
+        return function(a, b)
+    return function(hg.where(hg.isnan(a), b, a), hg.where(hg.isnan(b), a, b))
+
+
+@rule("exp2")
+def _exp2(node: Node, x: hg.Value) -> hg.Value:
+    return hg.pow(node.full((), 2, as_float(x).dtype), as_float(x))
+
+
+@rule("erfc")
+def _erfc(node: Node, x: hg.Value) -> hg.Value:
+    return 1 - hg.erf(in_f32(as_float(x)))
+
+
+@rule("signbit")
+def _signbit(node: Node, x: hg.Value) -> hg.Value:
+    return hg.signbit(x) if x.dtype.is_float else cast(x, "i64") < 0
 
 
 @rule("abs")
@@ -299,6 +339,7 @@ def _clamp(
 ) -> hg.Value:
     given = [one for one in (low, high) if one is not None]
     common = common_dtype(x, *given) if given else str(x.dtype)
+    common = "i32" if common == "bool" else common
     plain = not any(isinstance(one, hg.Value) for one in given)
     (found,) = in_dtype(node, common, x)
     if plain and found.dtype.is_float and not any(math.isnan(float(one)) for one in given):
@@ -325,3 +366,9 @@ def _same(node: Node, x: hg.Value, *_: Any) -> hg.Value:
 @rule("copy")
 def _copy(node: Node, x: hg.Value, source: hg.Value, *_: Any) -> hg.Value:
     return hg.broadcast_to(cast(source, x.dtype), x.shape)
+
+
+@rule("_local_scalar_dense", "item")
+def _item(node: Node, x: hg.Value) -> hg.Value:
+    """The only element, which stays a value: other ops compute with it, but no size can be it."""
+    return hg.reshape(x, ())

@@ -12,7 +12,7 @@ import torch
 import heliograph as hg
 from heliograph.lowerings.arrays import cast, from_front
 from heliograph.lowerings.scatters import Reduction, element_places, scatter_rows
-from heliograph.torch.node import Node, Number, axis_of
+from heliograph.torch.node import Node, Number, axis_of, in_f32, promoted
 from heliograph.torch.ops.shapes import range_of
 from heliograph.torch.rules import rule
 
@@ -25,11 +25,48 @@ def _embedding(node: Node, weight: hg.Value, places: hg.Value, *_: Any) -> hg.Va
     return hg.take(weight, places, axis=0)
 
 
+@rule("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(
+    node: Node,
+    weight: hg.Value,
+    places: hg.Value,
+    offsets: hg.Value,
+    scaled: bool,
+    mode: int,
+    sparse: bool,
+    factors: hg.Value | None,
+    include_last: bool,
+    padding: int,
+) -> list[hg.Value | None]:
+    """Add up, average, or take the largest of the rows of each bag."""
+    if any(node.wants(place) for place in (1, 2, 3)):
+        raise node.refuse("what the gradient of bags of embeddings needs is not computed")
+    count = offsets.shape[0] - include_last
+    rows = in_f32(hg.take(weight, places, axis=0))
+    if factors is not None:
+        rows = rows * hg.expand_dims(cast(factors, rows.dtype), axis=1)
+    numbers = hg.arange(places.shape[0], dtype="i64", graph=node.graph)
+    starts = cast(offsets, "i64")[:count]
+    # Each place belongs to the last bag that begins before it; what is padded, to one bag more.
+    bags = hg.searchsorted(starts, numbers, side="right") - 1
+    if padding >= 0:
+        bags = hg.where(cast(places, "i64") == padding, count, bags)
+    ones = node.full((places.shape[0], 1), 1, rows.dtype)
+    counts = scatter_rows(node.full((count + 1, 1), 0, rows.dtype), ones, bags, "add")
+    start = node.full((count + 1, weight.shape[1]), -math.inf if mode == 2 else 0, rows.dtype)
+    found = scatter_rows(start, rows, bags, "max" if mode == 2 else "add")
+    if mode == 1:
+        found = found / hg.maximum(counts, 1.0)
+    if mode == 2:
+        found = hg.where(counts == 0, 0.0, found)
+    return [found[:count], None, None, None]
+
+
 @rule("index_select")
 def _index_select(node: Node, x: hg.Value, axis: int, places: hg.Value) -> hg.Value:
     if not x.ndim:
-        return hg.reshape(x, places.shape)
-    return hg.take(x, places, axis=axis_of(axis, x.ndim))
+        return x
+    return hg.take(x, hg.reshape(places, (places.size,)), axis=axis_of(axis, x.ndim))
 
 
 @rule("gather")
@@ -134,6 +171,8 @@ def _index_put(
     node: Node, x: hg.Value, given: Sequence[Index], values: hg.Value, accumulate: bool, *_: Any
 ) -> hg.Value:
     x, values = node.lift(x), node.lift(values)
+    if x.dtype.kind == "bool":
+        x, values = cast(x, "i32"), cast(values, "i32")
     masks = [one for one in given if one is not None]
     if len(masks) == 1 and isinstance(masks[0], hg.Value) and masks[0].dtype.kind == "bool":
         return _masked_put(node, x, list(given), values, accumulate)
@@ -153,19 +192,24 @@ def _index_put(
 
 
 def _masked_put(node: Node, x: hg.Value, given: list[Index], values: hg.Value, accumulate: bool) -> hg.Value:
-    """Replace the elements where a mask is true by one element."""
+    """Replace the elements where a mask is true."""
     before = 0
-    for one in given:
-        if one is not None:
-            break
+    while given[before] is None:
         before += 1
-    mask = given[before]
-    assert isinstance(mask, hg.Value)
-    if values.size != 1:
-        raise node.refuse("values at the places of a mask that a run computes", "use torch.where")
-    shape = (1,) * before + mask.shape + (1,) * (x.ndim - before - mask.ndim)
-    one = hg.reshape(values, ())
-    return hg.where(hg.reshape(mask, shape), x + one if accumulate else one, x)
+    mask: hg.Value = given[before]
+    rest = x.shape[before + mask.ndim :]
+    if values.ndim > len(rest) and values.shape[0] != 1:
+        if before:
+            raise node.refuse("values at the places of a mask that a run computes", "use torch.where")
+        # Each place takes the next one of the values.
+        order = hg.cumulative_sum(cast(hg.flatten(mask), "i64"), axis=0) - 1
+        places = hg.minimum(hg.maximum(order, 0), values.shape[0] - 1)
+        chosen = hg.reshape(hg.take(values, places, axis=0), (*mask.shape, *values.shape[1:]))
+    else:
+        chosen = values if values.ndim <= len(rest) else hg.squeeze(values, axis=0)
+    shape = (1,) * before + mask.shape + (1,) * len(rest)
+    chosen = hg.broadcast_to(chosen, x.shape)
+    return hg.where(hg.reshape(mask, shape), x + chosen if accumulate else chosen, x)
 
 
 _REDUCTIONS: dict[str, Reduction] = {
@@ -188,6 +232,13 @@ def _scatter_value(node: Node, x: hg.Value, axis: int, places: hg.Value, number:
     return scattered(x, axis, places, node.full(places.shape, number, x.dtype), "none")
 
 
+@rule("scatter.reduce")
+def _scatter_reduced(
+    node: Node, x: hg.Value, axis: int, places: hg.Value, source: hg.Value, reduce: str
+) -> hg.Value:
+    return scattered(x, axis, places, source, _REDUCTIONS[reduce])
+
+
 @rule("scatter_add")
 def _scatter_add(node: Node, x: hg.Value, axis: int, places: hg.Value, source: hg.Value) -> hg.Value:
     return scattered(x, axis, places, source, "add")
@@ -203,6 +254,8 @@ def _scatter_reduce(
     reduce: str,
     include_self: bool,
 ) -> hg.Value:
+    if x.dtype.kind == "bool":
+        x, source = cast(x, "i32"), cast(source, "i32")
     is_mean = reduce == "mean"
     how: Reduction = "add" if is_mean else _REDUCTIONS[reduce]
     start = x
@@ -243,6 +296,8 @@ def scattered(
         return hg.reshape(scattered(x, 0, places, source, how), ())
     if not places.ndim:
         places, source = hg.reshape(places, (1,)), hg.reshape(source, (1,))
+    if x.dtype.kind == "bool":
+        x, source = cast(x, "i32"), cast(source, "i32")
     if source.shape != places.shape:
         source = source[tuple(slice(0, size) for size in places.shape)]
     flat = element_places(places, x.shape, axis_of(axis, x.ndim))
@@ -326,3 +381,24 @@ def _top(node: Node, x: hg.Value, k: int, axis: int, largest: bool, is_sorted: b
     values, places = _sorted(node, x, place, largest)
     key = tuple(slice(0, int(k)) if one == place else slice(None) for one in range(x.ndim))
     return [values[key], places[key]]
+
+
+@rule("searchsorted.Tensor")
+def _searchsorted(
+    node: Node,
+    line: hg.Value,
+    x: hg.Value,
+    int32: bool,
+    right: bool,
+    side: str | None = None,
+    sorter: hg.Value | None = None,
+) -> hg.Value:
+    if line.ndim != 1:
+        raise node.refuse("a search in several sorted rows at once")
+    where = "right" if right or side == "right" else "left"
+    return hg.searchsorted(*promoted(node, line, x), side=where, sorter=sorter)  # type: ignore[arg-type]
+
+
+@rule("bucketize.Tensor")
+def _bucketize(node: Node, x: hg.Value, line: hg.Value, int32: bool, right: bool) -> hg.Value:
+    return _searchsorted(node, line, x, int32, right)

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 import heliograph as hg
+from heliograph.lowerings.arrays import cast
+from heliograph.lowerings.columns import columns_to_image
 from heliograph.lowerings.resampling import Resampling, resample
+from heliograph.lowerings.sampling import Border, sample
 from heliograph.lowerings.windows import Window, max_pool, max_pool_places, sum_pool
 from heliograph.torch.elements import Array
 from heliograph.torch.node import Node, in_f32
@@ -146,6 +149,7 @@ def _average(
     divisor: int | None,
 ) -> hg.Value:
     x = in_f32(batched(given, count))
+    x = x if x.dtype.is_float else cast(x, "f64")
     window = window_of(x.shape[2:], *steps, ceil=ceil)
     total = sum_pool(x, window)
     if divisor is not None:
@@ -205,6 +209,31 @@ def _bilinear(
     return _resized(x, sizes, factors, Resampling("linear", coordinates))
 
 
+@rule("upsample_bilinear2d.default", "upsample_linear1d.default")
+def _bilinear_to(
+    node: Node, x: hg.Value, sizes: Sequence[int], align_corners: bool, *factors: float | None
+) -> hg.Value:
+    return _bilinear(node, x, sizes, align_corners, _given(factors))
+
+
+@rule("upsample_bicubic2d.default")
+def _bicubic(
+    node: Node, x: hg.Value, sizes: Sequence[int], align_corners: bool, *factors: float | None
+) -> hg.Value:
+    coordinates = "align_corners" if align_corners else "half_pixel"
+    return _resized(x, sizes, _given(factors), Resampling("cubic", coordinates))
+
+
+@rule("upsample_nearest2d.default", "upsample_nearest1d.default", "upsample_nearest3d.default")
+def _nearest_to(node: Node, x: hg.Value, sizes: Sequence[int], *factors: float | None) -> hg.Value:
+    return _nearest(node, x, sizes, _given(factors))
+
+
+def _given(factors: Sequence[float | None]) -> list[float] | None:
+    found = [one for one in factors if one is not None]
+    return found if len(found) == len(factors) else None
+
+
 @rule("upsample_nearest2d.vec")
 def _nearest(
     node: Node, x: hg.Value, sizes: Sequence[int] | None, factors: Sequence[float] | None
@@ -215,11 +244,49 @@ def _nearest(
 def _resized(
     given: hg.Value, sizes: Sequence[int] | None, factors: Sequence[float] | None, how: Resampling
 ) -> hg.Value:
-    x = in_f32(given) if how.mode == "linear" else given
-    for place, axis in enumerate((2, 3)):
+    x = given if how.mode == "nearest" else in_f32(given)
+    for place, axis in enumerate(range(2, x.ndim)):
         size = x.shape[axis]
         count = int(sizes[place]) if sizes else math.floor(size * factors[place])  # type: ignore[index]
         scale = factors[place] if factors else count / size
         if count != size or (factors and factors[place] != 1):
             x = resample(x, axis, how, scale, count)
     return x
+
+
+@rule("col2im")
+def _columns_to_image(
+    node: Node,
+    given: hg.Value,
+    image: Sequence[int],
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> hg.Value:
+    block = _numbers(kernel, 2)
+    node.parts(math.prod(block))
+    x = given if given.ndim == 3 else hg.expand_dims(given, axis=0)
+    pads = _numbers(padding, 2)
+    window = Window(block, _numbers(stride, 2), _numbers(dilation, 2), pads, pads)
+    found = columns_to_image(x, _numbers(image, 2), window)
+    return found if given.ndim == 3 else hg.squeeze(found, axis=0)
+
+
+_MODES = ("linear", "nearest", "cubic")
+_BORDERS = ("zeros", "border", "reflection")
+
+
+@rule("grid_sampler_2d")
+def _grid_sampler(
+    node: Node, given: hg.Value, grid: hg.Value, mode: int, border: int, align_corners: bool
+) -> hg.Value:
+    x, grid = in_f32(given), in_f32(grid)
+    places = []
+    for axis, size in enumerate(x.shape[2:]):
+        # The last coordinate of the grid is that of the first dimension.
+        line = hg.reshape(grid[..., x.ndim - 3 - axis], (grid.shape[0], grid.shape[1] * grid.shape[2]))
+        span = (size - 1) / 2 if align_corners else size / 2
+        places.append((line + 1.0) * span + (0.0 if align_corners else -0.5))
+    found = sample(x, places, _MODES[mode], Border(_BORDERS[border], align_corners))
+    return hg.reshape(found, (x.shape[0], x.shape[1], *grid.shape[1:3]))

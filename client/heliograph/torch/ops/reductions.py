@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,3 +139,31 @@ def _variance_and_mean(
 def _running_sum(node: Node, x: hg.Value, axis: int, dtype: Any = None) -> hg.Value:
     wide = in_f32(cast(x, node.dtype()))
     return hg.cumulative_sum(wide, axis=axis_of(axis, x.ndim)) if x.ndim else wide
+
+
+@rule("cumprod")
+def _running_product(node: Node, x: hg.Value, axis: int, dtype: Any = None) -> hg.Value:
+    wide = in_f32(cast(x, node.dtype()))
+    return hg.cumulative_prod(wide, axis=axis_of(axis, x.ndim)) if x.ndim else wide
+
+
+@rule("linalg_vector_norm")
+def _norm(node: Node, x: hg.Value, p: Number, axes: Axes, keep: bool, dtype: Any = None) -> hg.Value:
+    wide = in_f32(cast(x, node.dtype()))
+    if not x.ndim:
+        return norm(hg.reshape(wide, (1,)), float(p), (0,))
+    return norm(wide, float(p), axes_of(axes, x.ndim), keep)
+
+
+def norm(x: hg.Value, p: float, axis: Axes, keep: bool = False) -> hg.Value:
+    """Return the p-norm along axes."""
+    size = hg.abs(x)
+    if p == 0:
+        return hg.sum(hg.where(size != 0, 1.0, size * 0.0), axis=axis, keepdims=keep)
+    if p in (math.inf, -math.inf):
+        return (hg.max if p > 0 else hg.min)(size, axis=axis, keepdims=keep)
+    if p == 1:
+        return hg.sum(size, axis=axis, keepdims=keep)
+    if p == 2:
+        return hg.sqrt(hg.sum(hg.square(x), axis=axis, keepdims=keep))
+    return hg.pow(hg.sum(hg.pow(size, p), axis=axis, keepdims=keep), 1 / p)

@@ -9,7 +9,7 @@ import numpy as np
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast, crop, pad, part
-from heliograph.torch.node import Node, Number, axis_of
+from heliograph.torch.node import Node, Number, axis_of, number_of
 from heliograph.torch.rules import rule
 
 
@@ -153,6 +153,7 @@ def _roll(node: Node, x: hg.Value, shifts: Sequence[int], axes: Sequence[int]) -
 @rule("constant_pad_nd")
 def _pad(node: Node, x: hg.Value, sizes: Sequence[int], number: Number) -> hg.Value:
     low, high = sides(x.ndim, sizes)
+    number = number_of(number, x.dtype)
     cut = crop(x, [max(0, -one) for one in low], [max(0, -one) for one in high])
     return pad(cut, [max(0, one) for one in low], [max(0, one) for one in high], number)
 
@@ -217,7 +218,8 @@ def _as_strided(
     storage = np.full(max(extent, 1), -1, np.int64)
     if x.size:
         storage[_places(x.shape, given)] = np.arange(x.size, dtype=np.int64).reshape(x.shape)
-    wanted = _places(shape, strides) + int(offset or 0)
+    start = node.offset(0)
+    wanted = _places(shape, strides) + (0 if offset is None else int(offset) - start)
     inside = (wanted >= 0) & (wanted < extent)
     flat = np.where(inside, storage[np.where(inside, wanted, 0)], -1)
     if (flat < 0).any():
@@ -230,3 +232,12 @@ def _places(shape: Sequence[int], strides: Sequence[int]) -> np.ndarray[tuple[in
     for size, stride in zip(shape, strides, strict=True):
         found = found[..., None] + np.arange(size, dtype=np.int64) * stride
     return found
+
+
+@rule("unfold")
+def _unfold(node: Node, x: hg.Value, axis: int, size: int, step: int) -> hg.Value:
+    place = axis_of(axis, x.ndim)
+    count = (x.shape[place] - size) // step + 1
+    node.room(count * size)
+    places = np.arange(count)[:, None] * step + np.arange(size)[None, :]
+    return hg.moveaxis(hg.take(x, places, axis=place), place + 1, -1)
