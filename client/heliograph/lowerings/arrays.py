@@ -44,10 +44,8 @@ def pad(x: hg.Value, low: Sequence[int], high: Sequence[int], fill: hg.Value | f
     if isinstance(fill, hg.Value):
         one = cast(hg.reshape(fill, ()), x.dtype)
     else:
-        number = bool(fill) if x.dtype.kind == "bool" else fill
-        one = hg.full((), number if x.dtype.kind == "float" else int(number), x.dtype, graph=x.graph)
-        if x.dtype.kind == "bool":
-            one = hg.full((), bool(fill), x.dtype, graph=x.graph)
+        kind = {"bool": bool, "float": float}.get(x.dtype.kind, int)
+        one = hg.full((), kind(fill), x.dtype, graph=x.graph)
     for axis in range(x.ndim):
         shape = list(x.shape)
         parts = [x]

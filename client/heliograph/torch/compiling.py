@@ -11,7 +11,7 @@ import atexit
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -19,10 +19,10 @@ import torch.fx
 
 import heliograph as hg
 from heliograph.lowerings.kept_plans import KeptPlans
-from heliograph.torch.elements import as_tensor, dtype_name, feed_of
+from heliograph.torch.elements import as_tensor, dtype_name, feed_of, new_seed
 from heliograph.torch.errors import refusal
 from heliograph.torch.exporting import decompositions
-from heliograph.torch.lowering import Lowering, missing_of
+from heliograph.torch.lowering import SEED, Lowering, missing_of
 
 #: The most plans of a part that are kept.
 MOST_PLANS = 16
@@ -132,7 +132,8 @@ class _Made:
     inputs: tuple[int, ...]
     #: For each result the name of an output, or what was known before.
     outputs: tuple[Any, ...]
-    computed: frozenset[str] = field(default_factory=frozenset)
+    computed: frozenset[str]
+    is_random: bool
 
 
 class _Part:
@@ -168,6 +169,8 @@ class _Part:
                 f"input_{number}": remotes[number] if number in remotes else feed_of(inputs[number])
                 for number in made.inputs
             }
+            if made.is_random:
+                feeds[SEED] = new_seed()
             results = made.plan.run(feeds)
         return [
             as_tensor(results[one]) if isinstance(one, str) and one in made.computed else one
@@ -217,7 +220,7 @@ class _Part:
                 outputs.append(result)
         computed = frozenset(graph.outputs)
         plan = self._session.compile(graph, **self._options) if computed else None
-        return _Made(plan, tuple(sent), tuple(outputs), computed)
+        return _Made(plan, tuple(sent), tuple(outputs), computed, SEED in graph.inputs)
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

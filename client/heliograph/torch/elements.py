@@ -85,3 +85,8 @@ def _bfloat16() -> Any:
     import ml_dtypes
 
     return ml_dtypes.bfloat16
+
+
+def new_seed() -> Array:
+    """Return a seed for the random numbers of a run, from torch's generator."""
+    return torch.randint(-(2**63), 2**63 - 1, ()).numpy()

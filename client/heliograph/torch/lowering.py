@@ -27,6 +27,8 @@ assert ops
 
 #: What a node of an FX graph stands for: a value, a tensor of the host, a number, or several.
 Item: TypeAlias = Any
+#: The name of the input that decides the random numbers of a run.
+SEED = "random_seed"
 #: The most elements of a tensor that is computed on the host.
 MOST_FOLDED = 2**24
 #: The most nodes of an FX graph.
@@ -83,10 +85,16 @@ _QUESTIONS = frozenset(
 
 
 class Lowering:
-    """The state of lowering FX graphs into one graph."""
+    """The state of lowering FX graphs into one graph.
 
-    def __init__(self, graph: hg.Graph) -> None:
+    `seed`: the value (i64) that decides the random numbers of a run. Without it, a module with
+    random ops adds an input of the name `SEED`.
+    """
+
+    def __init__(self, graph: hg.Graph, seed: hg.Value | None = None) -> None:
         self.graph = graph
+        self._seed = seed
+        self._randoms = 0
         #: Values of constants, by the identity of their tensor, which is kept.
         self._lifted: dict[int, tuple[torch.Tensor, hg.Value]] = {}
         self._known: dict[int, torch.Tensor] = {}
@@ -123,6 +131,13 @@ class Lowering:
         """Return the elements of a weight or constant, or None."""
         return self._known.get(value.reference)
 
+    def random(self, shape: tuple[int, ...], dtype: str) -> hg.Value:
+        """Return random numbers of the run's seed, others for each call."""
+        assert self._seed is not None
+        counter = self.graph.full((), self._randoms, "i64")
+        self._randoms += 1
+        return hg.ops.philox(self._seed, counter, shape=shape, dtype=dtype)
+
     def run(self, module: torch.fx.GraphModule, inputs: Sequence[Item]) -> list[Item]:
         """Add the nodes of a module to the graph, and return its outputs.
 
@@ -132,6 +147,8 @@ class Lowering:
         nodes = list(module.graph.nodes)
         if len(nodes) > MOST_NODES:
             raise hg.UnsupportedError(f"the module has {len(nodes):,} nodes; {MOST_NODES:,} are the most")
+        if self._seed is None and any(map(_is_random, nodes)):
+            self._seed = self.graph.input(SEED, (), "i64")
         items: dict[torch.fx.Node, Item] = {}
         given = iter(inputs)
         for node in nodes:
@@ -154,7 +171,7 @@ class Lowering:
         args, options = torch.fx.node.map_arg((node.args, node.kwargs), items.__getitem__)
         target: Any = node.target
         if target is operator.getitem or target in _SIZES:
-            return target(*args, **options)
+            return _on_the_host(node, target, args, options)
         if not isinstance(target, torch._ops.OpOverload):
             raise refusal(node, _no_rule(target))
         name = target._schema.name.rpartition("::")[2]
@@ -203,6 +220,19 @@ class Lowering:
             name = f"{plain}.{count}"
         self._names.add(name)
         return name
+
+
+def _on_the_host(node: torch.fx.Node, target: Any, args: Sequence[Item], options: Mapping[str, Item]) -> Item:
+    """Apply one of Python's functions; operators also serve numbers that a run computes."""
+    is_computed = any(isinstance(one, hg.Value) for one in args)
+    if is_computed and target.__module__ not in ("_operator", "operator"):
+        raise refusal(node, "a size depends on what a run computes")
+    return target(*args, **options)
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    target: Any = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name.rpartition("::")[2] in RANDOM
 
 
 def _no_rule(target: Any) -> str:

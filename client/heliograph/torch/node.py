@@ -23,11 +23,13 @@ Number = bool | int | float
 
 
 class Constants(Protocol):
-    """What is known of values before a run."""
+    """What all nodes of a graph share: constants and random numbers."""
 
     def lift(self, tensor: torch.Tensor) -> hg.Value: ...
 
     def known(self, value: hg.Value) -> torch.Tensor | None: ...
+
+    def random(self, shape: tuple[int, ...], dtype: str) -> hg.Value: ...
 
 
 class Node:
@@ -92,6 +94,10 @@ class Node:
     def lift(self, x: hg.Value | torch.Tensor) -> hg.Value:
         """Return a tensor as a value of the graph."""
         return self._constants.lift(x) if isinstance(x, torch.Tensor) else x
+
+    def random(self, shape: tuple[int, ...], dtype: str) -> hg.Value:
+        """Return random numbers, others than all before: f32 from 0 to below 1, or u32."""
+        return self._constants.random(shape, dtype)
 
     def full(self, shape: Sequence[int], number: Number, dtype: hg.DType | str) -> hg.Value:
         """Return a value of one number, converted to the data type as torch does."""

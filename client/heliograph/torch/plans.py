@@ -11,7 +11,8 @@ import torch
 
 import heliograph as hg
 from heliograph.lowerings.kept_plans import KeptPlans
-from heliograph.torch.elements import as_tensor, feed_of
+from heliograph.torch.elements import as_tensor, feed_of, new_seed
+from heliograph.torch.lowering import SEED
 
 if TYPE_CHECKING:
     from heliograph.torch.model import Model
@@ -29,6 +30,11 @@ class Program:
     outputs: dict[str, Any]
     #: The names of the graph's outputs.
     computed: frozenset[str]
+
+    @property
+    def seed(self) -> dict[str, Any]:
+        """The seed of a run's random numbers, where it has any."""
+        return {SEED: new_seed()} if SEED in self.graph.inputs else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class TorchPlan:
         compiled = self._compiled({name: tuple(array.shape) for name, array in arrays.items()})
         results: dict[str, Any] = {}
         if compiled.plan is not None:
-            results = compiled.plan.run(arrays, timeout=timeout)
+            results = compiled.plan.run({**arrays, **compiled.program.seed}, timeout=timeout)
         is_torch = not given or any(isinstance(one, torch.Tensor) for one in given.values())
         return {
             name: _result(results[name] if name in compiled.program.computed else item, is_torch)

@@ -48,7 +48,21 @@ REFUSED: dict[str, tuple[str, str]] = {
     "view_as_real": _COMPLEX,
 }
 #: Ops whose result differs from call to call, which are therefore never computed on the host.
-RANDOM = frozenset({"bernoulli", "native_dropout", "rand", "rand_like", "randint", "randn", "randperm"})
+RANDOM = frozenset(
+    {
+        "bernoulli",
+        "native_dropout",
+        "normal_functional",
+        "rand",
+        "rand_like",
+        "randint",
+        "randint_like",
+        "randn",
+        "randn_like",
+        "randperm",
+        "uniform",
+    }
+)
 
 
 def rule(*ops: str, host: bool = False) -> Callable[[_Function], _Function]:

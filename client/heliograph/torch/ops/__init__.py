@@ -9,6 +9,7 @@ from heliograph.torch.ops import (
     normalization,
     pools,
     products,
+    randomness,
     reductions,
     shapes,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "normalization",
     "pools",
     "products",
+    "randomness",
     "reductions",
     "shapes",
 ]

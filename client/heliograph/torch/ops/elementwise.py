@@ -92,21 +92,12 @@ def _without_bool(node: Node, function: Binary, a: Any, b: Any) -> hg.Value:
 
 def _comparison(function: Binary) -> Callable[..., hg.Value]:
     def compare(node: Node, a: hg.Value, b: hg.Value | Number) -> hg.Value:
-        if not isinstance(b, hg.Value) and is_integer(a) and not _fits(b, a.dtype):
-            return function(cast(a, "f64"), node.full((), float(b), "f64"))
         common = common_dtype(a, b)
         if common == "bool" and function not in (hg.equal, hg.not_equal):
             common = "i32"
         return function(*in_dtype(node, common, a, b))
 
     return compare
-
-
-def _fits(number: Number, dtype: hg.DType) -> bool:
-    if isinstance(number, float):
-        return True
-    limits = hg.iinfo(dtype)
-    return limits.min <= int(number) <= limits.max
 
 
 def _logical(function: Binary) -> Callable[..., hg.Value]:

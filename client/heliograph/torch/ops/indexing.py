@@ -297,7 +297,7 @@ def scattered(
     if not places.ndim:
         places, source = hg.reshape(places, (1,)), hg.reshape(source, (1,))
     if x.dtype.kind == "bool":
-        x, source = cast(x, "i32"), cast(source, "i32")
+        return cast(scattered(cast(x, "i32"), axis, places, cast(source, "i32"), how), "bool")
     if source.shape != places.shape:
         source = source[tuple(slice(0, size) for size in places.shape)]
     flat = element_places(places, x.shape, axis_of(axis, x.ndim))

@@ -206,7 +206,7 @@ def _bilinear(
     factors: Sequence[float] | None,
 ) -> hg.Value:
     coordinates = "align_corners" if align_corners else "half_pixel"
-    return _resized(x, sizes, factors, Resampling("linear", coordinates))
+    return _resized(node, x, sizes, factors, Resampling("linear", coordinates))
 
 
 @rule("upsample_bilinear2d.default", "upsample_linear1d.default")
@@ -221,7 +221,7 @@ def _bicubic(
     node: Node, x: hg.Value, sizes: Sequence[int], align_corners: bool, *factors: float | None
 ) -> hg.Value:
     coordinates = "align_corners" if align_corners else "half_pixel"
-    return _resized(x, sizes, _given(factors), Resampling("cubic", coordinates))
+    return _resized(node, x, sizes, _given(factors), Resampling("cubic", coordinates))
 
 
 @rule("upsample_nearest2d.default", "upsample_nearest1d.default", "upsample_nearest3d.default")
@@ -238,18 +238,26 @@ def _given(factors: Sequence[float | None]) -> list[float] | None:
 def _nearest(
     node: Node, x: hg.Value, sizes: Sequence[int] | None, factors: Sequence[float] | None
 ) -> hg.Value:
-    return _resized(x, sizes, factors, Resampling("nearest", "asymmetric", "floor"))
+    return _resized(node, x, sizes, factors, Resampling("nearest", "asymmetric", "floor"))
 
 
 def _resized(
-    given: hg.Value, sizes: Sequence[int] | None, factors: Sequence[float] | None, how: Resampling
+    node: Node,
+    given: hg.Value,
+    sizes: Sequence[int] | None,
+    factors: Sequence[float] | None,
+    how: Resampling,
 ) -> hg.Value:
+    if how.mode != "nearest" and not given.dtype.is_float:
+        raise node.refuse("integers between those that there are", "convert the image to floats first")
     x = given if how.mode == "nearest" else in_f32(given)
     for place, axis in enumerate(range(2, x.ndim)):
         size = x.shape[axis]
         count = int(sizes[place]) if sizes else math.floor(size * factors[place])  # type: ignore[index]
-        scale = factors[place] if factors else count / size
-        if count != size or (factors and factors[place] != 1):
+        # With aligned corners only the sizes count.
+        by_size = not factors or how.coordinates == "align_corners"
+        scale = count / size if by_size else factors[place]  # type: ignore[index]
+        if count != size or scale != 1:
             x = resample(x, axis, how, scale, count)
     return x
 

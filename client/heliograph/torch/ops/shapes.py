@@ -236,6 +236,7 @@ def _places(shape: Sequence[int], strides: Sequence[int]) -> np.ndarray[tuple[in
 
 @rule("unfold")
 def _unfold(node: Node, x: hg.Value, axis: int, size: int, step: int) -> hg.Value:
+    x = x if x.ndim else hg.reshape(x, (1,))
     place = axis_of(axis, x.ndim)
     count = (x.shape[place] - size) // step + 1
     node.room(count * size)
