@@ -89,4 +89,5 @@ def _bfloat16() -> Any:
 
 def new_seed() -> Array:
     """Return a seed for the random numbers of a run, from torch's generator."""
-    return torch.randint(-(2**63), 2**63 - 1, ()).numpy()
+    seed: Array = torch.randint(-(2**63), 2**63 - 1, ()).numpy()
+    return seed
