@@ -24,7 +24,7 @@ def test_a_model_computes_what_numpy_does(session: hg.Session) -> None:
     made = perceptron()
     plan = hg.onnx.load(made.SerializeToString()).compile(session, shapes={"batch": 3})
     x = rows(3)
-    assert np.allclose(plan.run(x=x)["y"], perceptron_result(made, x), rtol=1e-5)
+    assert np.allclose(plan.run(x=x)["y"], perceptron_result(made, x), rtol=1e-5, atol=1e-4)
 
 
 def test_symbols_are_bound_by_each_run(session: hg.Session) -> None:
@@ -34,7 +34,7 @@ def test_symbols_are_bound_by_each_run(session: hg.Session) -> None:
     assert not plan.plans
     for count in (1, 5, 1, 5):
         x = rows(count)
-        assert np.allclose(plan.run(x=x)["y"], perceptron_result(made, x), rtol=1e-5)
+        assert np.allclose(plan.run(x=x)["y"], perceptron_result(made, x), rtol=1e-5, atol=1e-4)
     assert len(plan.plans) == 2
 
 
@@ -132,7 +132,9 @@ def test_batches_are_padded_to_a_few_sizes(session: hg.Session) -> None:
     for count in (1, 2, 3, 5, 8, 4, 0, 11):
         x = rows(count)
         found = plan.run(x=x)["y"]
-        assert found.shape == (count, 4) and np.allclose(found, perceptron_result(made, x), rtol=1e-5)
+        assert found.shape == (count, 4) and np.allclose(
+            found, perceptron_result(made, x), rtol=1e-5, atol=1e-4
+        )
     assert {one.inputs["x"].shape[0] for one in plan.plans} == {0, 1, 3, 8, 11}
 
 
@@ -184,4 +186,4 @@ def test_weights_lie_beyond_4_gib_of_a_file(session: hg.Session, tmp_path: Path)
     path.write_bytes(made.SerializeToString())
     x = rows(3)
     found = hg.onnx.load(path).compile(session).run(x=x)["y"]
-    assert np.allclose(found, perceptron_result(perceptron(), x), rtol=1e-5)
+    assert np.allclose(found, perceptron_result(perceptron(), x), rtol=1e-5, atol=1e-4)
