@@ -74,60 +74,47 @@ def distinct(rows: hg.Value, *, in_order: bool) -> Distinct:
     return Distinct(firsts, _put(ranks, order, many), sizes, count)
 
 
-@dataclass(frozen=True, slots=True)
-class Boxes:
-    """Boxes [b, s] by their lower and upper corners."""
+def corners_of(boxes: hg.Value, *, centered: bool) -> hg.Value:
+    """Return boxes [.., 4] by their lower and upper corners; they are given by two opposite corners,
+    or by their centers and sizes with the axes in the other order."""
+    first, second = boxes[..., :2], boxes[..., 2:]
+    if centered:
+        return hg.concat([first - second / 2.0, first + second / 2.0], axis=-1)
+    return hg.concat([hg.minimum(first, second), hg.maximum(first, second)], axis=-1)
 
-    low: tuple[hg.Value, hg.Value]
-    high: tuple[hg.Value, hg.Value]
 
-    @staticmethod
-    def of_corners(boxes: hg.Value) -> Boxes:
-        """Return boxes [b, s, 4] that are given by two opposite corners."""
-        ends = [(boxes[:, :, axis], boxes[:, :, axis + 2]) for axis in (0, 1)]
-        low, high = ([each(a, b) for a, b in ends] for each in (hg.minimum, hg.maximum))
-        return Boxes((low[0], low[1]), (high[0], high[1]))
+def _area(boxes: hg.Value) -> hg.Value:
+    sizes = boxes[..., 2:] - boxes[..., :2]
+    return sizes[..., 0] * sizes[..., 1]
 
-    @staticmethod
-    def of_centers(boxes: hg.Value) -> Boxes:
-        """Return boxes [b, s, 4] that are given by their center and their sizes."""
-        pairs = [(boxes[:, :, axis], boxes[:, :, axis + 2] / 2.0) for axis in (0, 1)]
-        (x, width), (y, height) = pairs
-        return Boxes((x - width, y - height), (x + width, y + height))
 
-    def overlaps(self) -> hg.Value:
-        """Return for each pair of boxes [b, s, s] the part of both that they share."""
-        shared: hg.Value | None = None
-        area: hg.Value | None = None
-        for low, high in zip(self.low, self.high, strict=True):
-            tops = hg.minimum(hg.expand_dims(high, axis=1), hg.expand_dims(high, axis=2))
-            bottoms = hg.maximum(hg.expand_dims(low, axis=1), hg.expand_dims(low, axis=2))
-            length = hg.maximum(tops - bottoms, 0.0)
-            shared = length if shared is None else shared * length
-            area = high - low if area is None else area * (high - low)
-        assert shared is not None and area is not None
-        union = hg.expand_dims(area, axis=1) + hg.expand_dims(area, axis=2) - shared
-        return hg.where(union > 0, shared / union, 0.0)
+def overlap_of(a: hg.Value, b: hg.Value) -> hg.Value:
+    """Return the share of the union of two boxes [.., 4] that is in both; they broadcast."""
+    low, high = hg.maximum(a[..., :2], b[..., :2]), hg.minimum(a[..., 2:], b[..., 2:])
+    sizes = hg.maximum(high - low, 0.0)
+    shared = sizes[..., 0] * sizes[..., 1]
+    union = _area(a) + _area(b) - shared
+    return hg.where(union > 0, shared / union, 0.0)
 
 
 def suppressed(
-    overlaps: hg.Value, scores: hg.Value, most: int, overlap: hg.Value | float, least: hg.Value | None
+    boxes: hg.Value, scores: hg.Value, most: int, overlap: hg.Value | float, least: hg.Value | None
 ) -> tuple[hg.Value, hg.Value]:
     """Return the boxes with the largest scores of which no two overlap by more than `overlap`:
     for each batch and class the places [b, c, most], and whether there are so many.
 
-    `overlaps` [b, s, s], `scores` [b, c, s]; boxes need a score above `least`.
+    `boxes` [b, s, 4] by their corners, `scores` [b, c, s]; boxes need a score above `least`.
     """
-    classes, many = scores.shape[1:]
+    batches, classes, many = scores.shape
     alive = hg.isfinite(scores) if least is None else scores > least
     places = hg.reshape(_numbers(many, scores.graph), (1, 1, many))
-    starts = np.arange(scores.shape[0], dtype=np.int64)[:, None] * many
-    table = hg.reshape(overlaps, (scores.shape[0] * many, many))
+    starts = np.arange(batches, dtype=np.int64)[:, None] * many
+    table = hg.reshape(boxes, (batches * many, 4))
     picks, found = [], []
     for _ in range(most):
         best = cast(hg.argmax(hg.where(alive, scores, float("-inf")), axis=2), "i64")
-        rows = hg.reshape(best + starts, (best.size,))
-        near = hg.reshape(hg.take(table, rows, axis=0), (scores.shape[0], classes, many))
+        picked = hg.take(table, hg.reshape(best + starts, (best.size,)), axis=0)
+        near = overlap_of(hg.reshape(picked, (batches, classes, 1, 4)), hg.expand_dims(boxes, axis=1))
         picks.append(best)
         found.append(hg.any(alive, axis=2))
         alive = alive & (near <= overlap) & (places != hg.expand_dims(best, axis=2))

@@ -8,7 +8,7 @@ import numpy as np
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast
-from heliograph.lowerings.selection import Boxes, distinct, suppressed, true_places
+from heliograph.lowerings.selection import corners_of, distinct, suppressed, true_places
 from heliograph.onnx.elements import Bounded, Item
 from heliograph.onnx.node import Node
 from heliograph.onnx.rules import rule
@@ -68,10 +68,10 @@ def _suppress(node: Node) -> Item:
         raise node.refuse(f"it selects {most} boxes of each class; {MOST_BOXES} are the most")
     if most <= 0 or not classes * batches:
         return np.zeros((0, 3), np.int64)
-    boxes = (Boxes.of_centers if node.int("center_point_box", 0) else Boxes.of_corners)(corners)
+    boxes = corners_of(corners, centered=bool(node.int("center_point_box", 0)))
     overlap = hg.reshape(node.value(3), ()) if node.has(3) else 0.0
     least = hg.reshape(node.value(4), ()) if node.has(4) else None
-    picks, valid = suppressed(boxes.overlaps(), scores, most, overlap, least)
+    picks, valid = suppressed(boxes, scores, most, overlap, least)
     if limit is not None:
         valid = valid & (node.graph.constant(np.arange(most, dtype=np.int64)) < limit)
     size = batches * classes * most
