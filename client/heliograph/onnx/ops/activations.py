@@ -1,24 +1,42 @@
-"""Rules of activations."""
+"""Rules of activations; recurrent layers name the same ones."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import heliograph as hg
 from heliograph.lowerings.arrays import along, cast
 from heliograph.onnx.node import Node
-from heliograph.onnx.rules import rule
+from heliograph.onnx.rules import Rule, rule
 
-rule("Relu")(lambda node: hg.relu(node.value(0)))
-rule("Sigmoid")(lambda node: hg.sigmoid(node.value(0)))
-rule("Softplus")(lambda node: hg.softplus(node.value(0)))
-rule("Tanh")(lambda node: hg.tanh(node.value(0)))
+#: A function of x, alpha and beta, and the defaults of these two.
+Activation: TypeAlias = tuple[Callable[[hg.Value, float, float], hg.Value], float, float]
+ACTIVATIONS: dict[str, Activation] = {
+    "Affine": (lambda x, a, b: x * a + b, 1.0, 0.0),
+    "Celu": (lambda x, a, b: hg.maximum(x, 0.0) + hg.minimum(hg.expm1(x / a) * a, 0.0), 1.0, 0.0),
+    "Elu": (lambda x, a, b: hg.where(x < 0, hg.expm1(x) * a, x), 1.0, 0.0),
+    "HardSigmoid": (lambda x, a, b: hg.clip(x * a + b, 0.0, 1.0), 0.2, 0.5),
+    "HardSwish": (lambda x, a, b: x * hg.clip(x * a + b, 0.0, 1.0), 1 / 6, 0.5),
+    "LeakyRelu": (lambda x, a, b: hg.where(x < 0, x * a, x), 0.01, 0.0),
+    "Relu": (lambda x, a, b: hg.relu(x), 0.0, 0.0),
+    "ScaledTanh": (lambda x, a, b: hg.tanh(x * b) * a, 1.0, 1.0),
+    "Sigmoid": (lambda x, a, b: hg.sigmoid(x), 0.0, 0.0),
+    "Softplus": (lambda x, a, b: hg.softplus(x), 0.0, 0.0),
+    "Softsign": (lambda x, a, b: x / (hg.abs(x) + 1.0), 0.0, 0.0),
+    "Swish": (lambda x, a, b: x * hg.sigmoid(x * a), 1.0, 0.0),
+    "Tanh": (lambda x, a, b: hg.tanh(x), 0.0, 0.0),
+    "ThresholdedRelu": (lambda x, a, b: hg.where(x > a, x, 0.0), 1.0, 0.0),
+}
 
 
-@rule("LeakyRelu")
-def _leaky_relu(node: Node) -> hg.Value:
-    x = node.value(0)
-    return hg.where(x < 0, x * node.float("alpha", 0.01), x)
+def _activation(of: Activation) -> Rule:
+    function, alpha, beta = of
+    return lambda node: function(node.value(0), node.float("alpha", alpha), node.float("beta", beta))
+
+
+for _name, _one in ACTIVATIONS.items():
+    rule(_name)(_activation(_one))
 
 
 @rule("PRelu")
@@ -29,45 +47,10 @@ def _parametric_relu(node: Node) -> hg.Value:
     return hg.where(x < 0, x * slope, x)
 
 
-@rule("Elu")
-def _elu(node: Node) -> hg.Value:
-    x = node.value(0)
-    return hg.where(x < 0, hg.expm1(x) * node.float("alpha", 1.0), x)
-
-
 @rule("Selu")
 def _selu(node: Node) -> hg.Value:
     x, alpha = node.value(0), node.float("alpha", 1.6732632423543772)
     return hg.where(x <= 0, hg.exp(x) * alpha - alpha, x) * node.float("gamma", 1.0507009873554805)
-
-
-@rule("Celu")
-def _celu(node: Node) -> hg.Value:
-    x, alpha = node.value(0), node.float("alpha", 1.0)
-    return hg.maximum(x, 0.0) + hg.minimum(hg.expm1(x / alpha) * alpha, 0.0)
-
-
-@rule("HardSigmoid")
-def _hard_sigmoid(node: Node) -> hg.Value:
-    return hg.clip(node.value(0) * node.float("alpha", 0.2) + node.float("beta", 0.5), 0.0, 1.0)
-
-
-@rule("HardSwish")
-def _hard_swish(node: Node) -> hg.Value:
-    x = node.value(0)
-    return x * hg.clip(x * (1 / 6) + 0.5, 0.0, 1.0)
-
-
-@rule("ThresholdedRelu")
-def _thresholded_relu(node: Node) -> hg.Value:
-    x = node.value(0)
-    return hg.where(x > node.float("alpha", 1.0), x, 0.0)
-
-
-@rule("Softsign")
-def _softsign(node: Node) -> hg.Value:
-    x = node.value(0)
-    return x / (hg.abs(x) + 1.0)
 
 
 @rule("Shrink")
@@ -83,18 +66,6 @@ def _shrink(node: Node) -> hg.Value:
 def _gelu(node: Node) -> hg.Value:
     kind: Literal["none", "tanh"] = "tanh" if node.string("approximate", "none") == "tanh" else "none"
     return hg.gelu(node.value(0), kind)
-
-
-@rule("Mish")
-def _mish(node: Node) -> hg.Value:
-    x = node.value(0)
-    return x * hg.tanh(hg.softplus(x))
-
-
-@rule("Swish")
-def _swish(node: Node) -> hg.Value:
-    x = node.value(0)
-    return x * hg.sigmoid(x * node.float("alpha", 1.0))
 
 
 @rule("Binarizer")

@@ -9,48 +9,25 @@ from heliograph.lowerings.arrays import cast, is_integer
 from heliograph.onnx.node import Node
 from heliograph.onnx.rules import Rule, rule
 
+#: Ops whose functions have their names in lower case.
+_UNARY_WORDS = """
+    Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Reciprocal Round Sign
+    Sin Sinh Sqrt Tan
+"""
 _UNARY: dict[str, Callable[[hg.Value], hg.Value]] = {
-    "Abs": hg.abs,
-    "Acos": hg.acos,
-    "Acosh": hg.acosh,
-    "Asin": hg.asin,
-    "Asinh": hg.asinh,
-    "Atan": hg.atan,
-    "Atanh": hg.atanh,
+    **{name: getattr(hg, name.lower()) for name in _UNARY_WORDS.split()},
     "BitwiseNot": hg.bitwise_invert,
-    "Ceil": hg.ceil,
-    "Cos": hg.cos,
-    "Cosh": hg.cosh,
-    "Erf": hg.erf,
-    "Exp": hg.exp,
-    "Floor": hg.floor,
-    "IsNaN": hg.isnan,
-    "Log": hg.log,
     "Neg": hg.negative,
     "Not": hg.logical_not,
-    "Reciprocal": hg.reciprocal,
-    "Round": hg.round,
-    "Sign": hg.sign,
-    "Sin": hg.sin,
-    "Sinh": hg.sinh,
-    "Sqrt": hg.sqrt,
-    "Tan": hg.tan,
 }
 _BINARY: dict[str, Callable[[hg.Value, hg.Value], hg.Value]] = {
-    "Add": hg.add,
-    "And": hg.logical_and,
-    "BitwiseAnd": hg.bitwise_and,
-    "BitwiseOr": hg.bitwise_or,
-    "BitwiseXor": hg.bitwise_xor,
-    "Equal": hg.equal,
-    "Greater": hg.greater,
+    **{name: getattr(hg, name.lower()) for name in ("Add", "Equal", "Greater", "Less")},
+    **{name: getattr(hg, f"logical_{name.lower()}") for name in ("And", "Or", "Xor")},
+    **{f"Bitwise{name}": getattr(hg, f"bitwise_{name.lower()}") for name in ("And", "Or", "Xor")},
     "GreaterOrEqual": hg.greater_equal,
-    "Less": hg.less,
     "LessOrEqual": hg.less_equal,
     "Mul": hg.multiply,
-    "Or": hg.logical_or,
     "Sub": hg.subtract,
-    "Xor": hg.logical_xor,
 }
 
 

@@ -118,15 +118,3 @@ def _quantized_conv(node: Node) -> Item:
     scale = widened(node, 4) * hg.reshape(widened(node, 1), ())
     scale = hg.reshape(scale, along(1, found.ndim)) if scale.ndim else scale
     return _requantized(node, found * scale, hg.reshape(widened(node, 6), ()), 7)
-
-
-@rule("DynamicQuantizeLinear")
-def _dynamic_quantize(node: Node) -> tuple[Item, ...]:
-    """Quantize to u8 by the smallest and the largest element, 0 included."""
-    x = node.value(0)
-    low, high = hg.minimum(hg.min(x), 0.0), hg.maximum(hg.max(x), 0.0)
-    scale = (high - low) / 255.0
-    scale = hg.where(scale == 0, 1.0, scale)
-    zero = hg.clip(hg.round(-low / scale), 0.0, 255.0)
-    found = hg.clip(hg.round(x / scale) + zero, 0.0, 255.0)
-    return cast(cast(found, "i32"), "u8"), scale, cast(cast(zero, "i32"), "u8")

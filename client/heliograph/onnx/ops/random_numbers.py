@@ -37,14 +37,6 @@ def _random(node: Node) -> Item:
     return cast(found, dtype)
 
 
-@rule("Bernoulli")
-def _bernoulli(node: Node) -> Item:
-    """Give 1 with the probability that each element is."""
-    x = node.value(0)
-    dtype = node.dtype(node.int("dtype")) if node.given("dtype") else x.dtype.name
-    return cast(randomness.uniform(*_state(node), x.shape) < cast(x, "f32"), dtype)
-
-
 @rule("Multinomial")
 def _multinomial(node: Node) -> Item:
     x = node.value(0)

@@ -9,6 +9,7 @@ import heliograph as hg
 from heliograph.lowerings.arrays import cast
 from heliograph.onnx.elements import Item
 from heliograph.onnx.node import Node
+from heliograph.onnx.ops.activations import ACTIVATIONS
 from heliograph.onnx.rules import rule
 
 #: The most steps of one layer.
@@ -22,26 +23,16 @@ _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _Function = Callable[[hg.Value], hg.Value]
 
 
-def _activation(node: Node, name: str, alpha: float | None, beta: float | None) -> _Function:
-    def given(number: float | None, default: float) -> float:
-        return default if number is None else number
+#: Activations by their names in lower case.
+_ACTIVATIONS = {name.lower(): one for name, one in ACTIVATIONS.items()}
 
-    known: dict[str, _Function] = {
-        "tanh": hg.tanh,
-        "sigmoid": hg.sigmoid,
-        "relu": hg.relu,
-        "softplus": hg.softplus,
-        "affine": lambda x: x * given(alpha, 1.0) + given(beta, 0.0),
-        "hardsigmoid": lambda x: hg.clip(x * given(alpha, 0.2) + given(beta, 0.5), 0.0, 1.0),
-        "softsign": lambda x: x / (hg.abs(x) + 1.0),
-        "leakyrelu": lambda x: hg.where(x < 0, x * given(alpha, 0.01), x),
-        "thresholdedrelu": lambda x: hg.where(x > given(alpha, 1.0), x, 0.0),
-        "scaledtanh": lambda x: hg.tanh(x * given(beta, 1.0)) * given(alpha, 1.0),
-        "elu": lambda x: hg.where(x < 0, hg.expm1(x) * given(alpha, 1.0), x),
-    }
-    if name.lower() not in known:
+
+def _activation(node: Node, name: str, alpha: float | None, beta: float | None) -> _Function:
+    if name.lower() not in _ACTIVATIONS:
         raise node.refuse(f"there is no activation {name!r:.40}")
-    return known[name.lower()]
+    function, first, second = _ACTIVATIONS[name.lower()]
+    a, b = first if alpha is None else alpha, second if beta is None else beta
+    return lambda x: function(x, a, b)
 
 
 @dataclass(slots=True)

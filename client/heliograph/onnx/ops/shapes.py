@@ -287,17 +287,3 @@ def _host_only(node: Node) -> Item:
     for place in range(len(node.items)):
         node.array(place)
     raise node.refuse("it is too large to be computed on the host")
-
-
-@rule("AffineGrid")
-def _affine_grid(node: Node) -> Item:
-    theta = node.value(0)
-    sizes = node.integers(1)
-    spatial = sizes[2:]
-    node.room(*spatial, len(spatial) + 1)
-    corners = node.int("align_corners", 0)
-    lines = [np.linspace(-1, 1, one) if corners else (np.arange(one) * 2 + 1) / one - 1 for one in spatial]
-    grid = np.meshgrid(*lines, indexing="ij")[::-1]
-    base = np.stack([*(one.ravel() for one in grid), np.ones(math.prod(spatial))], 0)
-    found = hg.matmul(theta, base.astype(theta.dtype.numpy))
-    return hg.reshape(found.mT, (sizes[0], *spatial, len(spatial)))
