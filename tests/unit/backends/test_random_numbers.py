@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backend_graphs import Maker, run
+from backend_graphs import Maker, run, same_bits
 
 from heliograph_backends.cpu import CpuDevice
+from heliograph_backends.cpu.kernels import available
 from heliograph_backends.reference import randomness
 from heliograph_proto.types import DTYPES
 
@@ -27,11 +28,13 @@ def test_blocks_are_those_of_the_published_vectors(counter: str, key: str, expec
     assert list(randomness.blocks(np, words(counter), words(key))) == words(expected)
 
 
-def drawn(seed: int, counter: int, count: int, dtype: str = "u32") -> np.ndarray:
+def drawn(
+    seed: int, counter: int, count: int, dtype: str = "u32", *, native: bool | None = None, threads: int = 1
+) -> np.ndarray:
     made = Maker()
     operands = [made.input(np.array(number, np.int64)) for number in (seed, counter)]
     made.output(made.node("philox", *operands, shape=(count,), dtype=DTYPES[dtype]))
-    device = CpuDevice(threads=1, memory_bytes=2**26)
+    device = CpuDevice(threads=threads, memory_bytes=2**26, native=native)
     try:
         (found,) = run(device, made)
     finally:
@@ -54,3 +57,13 @@ def test_floats_are_uniform_below_1() -> None:
     assert found.dtype == np.float32 and found.min() >= 0 and found.max() < 1
     counts = np.histogram(found, 10, (0, 1))[0]
     assert abs(counts - 10_000).max() < 500
+
+
+@pytest.mark.skipif(not available(), reason="numba is not installed")
+@pytest.mark.parametrize("dtype", ["u32", "f32"])
+@pytest.mark.parametrize("count", [0, 1, 5, 31, 32, 33, 100_003])
+def test_kernels_give_the_bits_of_the_definition_on_any_number_of_threads(count: int, dtype: str) -> None:
+    seed, counter = -(2**62) - 7, 2**33 + 1
+    wanted = drawn(seed, counter, count, dtype, native=False)
+    for threads in (1, 4):
+        assert same_bits(drawn(seed, counter, count, dtype, native=True, threads=threads), wanted)

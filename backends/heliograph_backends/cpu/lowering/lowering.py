@@ -53,6 +53,7 @@ APPENDED = {
     **dict.fromkeys(ROTATIONS, rope.append),
     **dict.fromkeys(row_ops.OPS, row_ops.append),
     **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
+    "philox": moves.append_random,
 }
 
 #: Floats of 16 bits, which elementwise kernels stage as f32, and all data types that they accept.
@@ -170,6 +171,8 @@ class CpuLowering:
             return row_ops.has_kernel(node, *self._around(number))
         if node.op in ROTATIONS:
             return rope.has_kernel(node, *self._around(number))
+        if node.op == "philox":
+            return self.places[self.leaves + number].strides == node.type.strides
         plain = self._is_f32[self.leaves + number]
         if node.op == "mul_mat_id":
             return plain and experts.has_kernel(*self._around(number))

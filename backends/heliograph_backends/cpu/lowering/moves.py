@@ -113,6 +113,14 @@ def in_row(operand: k.Operand, move: Move) -> k.Operand:
 # Steps
 
 
+def append_random(
+    builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
+) -> None:
+    """Append the step of philox; its result is contiguous."""
+    seed, counter, target = places
+    builder.random(node.type.size, seed, counter, target, as_floats=node.type.dtype is F32)
+
+
 def append(
     builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
 ) -> None:

@@ -29,6 +29,7 @@ from heliograph_backends.cpu.kernels.program.encoding_rows import (
     encode_attention,
     encode_convert,
     encode_gather,
+    encode_random,
     encode_scatter,
 )
 from heliograph_backends.cpu.kernels.program.program import (
@@ -247,6 +248,15 @@ class ProgramBuilder:
         key = (Kind.CONVERT, shape, conversion, source.strides, target.strides)
         encoding = self._encodings.find(key, None, lambda: encode_convert(shape, source, target, conversion))
         self._append(encoding, (source, target))
+
+    def random(
+        self, count: int, seed: Operand, counter: Operand, target: Operand, *, as_floats: bool
+    ) -> None:
+        """Write random bits, or float32 below 1, that a seed and a counter (int64) name to a
+        contiguous target."""
+        key = ("random", count, as_floats)
+        encoding = self._encodings.find(key, None, lambda: encode_random(count, as_floats=as_floats))
+        self._append(encoding, (seed, target, counter))
 
     def gather(
         self,

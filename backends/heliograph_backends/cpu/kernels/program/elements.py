@@ -40,6 +40,8 @@ def _staged(widen: Conversion, narrow: Conversion) -> int:
 HALF: Final = _staged(Conversion.F16_F32, Conversion.F32_F16)
 BRAIN: Final = _staged(Conversion.BF16_F32, Conversion.F32_BF16)
 
+#: Of no operand's elements: random bits, and after it random float32.
+RANDOM: Final = 32
 #: Plus a `Stored`: the conversion of its blocks to float32.
 UNPACK: Final = 64
 #: Plus a `Block`: the conversion of float32 to its blocks.
@@ -82,6 +84,8 @@ def units_of(conversion: int) -> tuple[Unit, Unit]:
     if conversion >= UNPACK:
         form = FORMS[Stored(conversion - UNPACK)]
         return Unit(form.block_size, form.block_bytes), Unit(1, 4)
+    if conversion >= RANDOM:
+        return Unit(1, 4), Unit(1, 4)
     name = Conversion(conversion).name
     if name.startswith("BYTES_"):
         both = Unit(1, int(name.removeprefix("BYTES_")))

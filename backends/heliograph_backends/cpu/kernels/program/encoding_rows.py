@@ -11,7 +11,7 @@ from math import prod
 
 from heliograph_backends.cpu.kernels.program import words as layout
 from heliograph_backends.cpu.kernels.program.body import TRANSCENDENTAL_NS, float_bits
-from heliograph_backends.cpu.kernels.program.elements import FLOAT32, PACK, UNPACK, units_of
+from heliograph_backends.cpu.kernels.program.elements import FLOAT32, PACK, RANDOM, UNPACK, units_of
 from heliograph_backends.cpu.kernels.program.encoding import (
     NOTHING,
     Encoding,
@@ -116,6 +116,17 @@ def encode_scatter(
     words += _move_words(conversion, index_bytes, rows, shape[-2])
     places = (layout.MOVED_FROM, layout.MOVED_TO, layout.WHICH)
     return _moving(Kind.SCATTER, space, words, conversion, places)
+
+
+def encode_random(count: int, *, as_floats: bool) -> Encoding:
+    """Encode random numbers by a seed, into a contiguous target, and a counter, see
+    `ProgramBuilder.random`."""
+    if count == 0:
+        return NOTHING
+    words = [word for step in (0, 4, 0) for word in operand_words((0, step))]
+    words += _move_words(RANDOM + as_floats, 0, 0, 0)
+    places = (layout.MOVED_FROM, layout.MOVED_TO, layout.WHICH)
+    return _moving(Kind.CONVERT, cut_elements((), 1, count), words, RANDOM + as_floats, places)
 
 
 def _outer_axes(leading: tuple[int, ...], strides: list[Strides]) -> tuple[tuple[int, ...], list[Strides]]:

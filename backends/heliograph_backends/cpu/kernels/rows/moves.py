@@ -7,7 +7,7 @@ memory does no harm.
 
 from __future__ import annotations
 
-from heliograph_backends.cpu.kernels.program.elements import PACK, UNPACK, Conversion
+from heliograph_backends.cpu.kernels.program.elements import PACK, RANDOM, UNPACK, Conversion
 from heliograph_backends.cpu.kernels.program.words import (
     BLOCKS,
     BUFFERS_AT,
@@ -36,6 +36,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     Kind,
 )
 from heliograph_backends.cpu.kernels.rows.convert_lanes import convert_plain
+from heliograph_backends.cpu.kernels.rows.random_numbers import random_words
 from heliograph_backends.cpu.kernels.rows.stored_rows import unpack_row
 from heliograph_backends.cpu.kernels.vector.atomics import call_pack_row, load_i32, set_word, word
 from heliograph_backends.cpu.kernels.vector.lanes import Entry, jit, jit_inline
@@ -105,6 +106,13 @@ def move_rows(
 def move_block(kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of a step that moves rows."""
     row, rows, column, columns = locate(step, block, scratch)
+    if kind == CONVERT and RANDOM <= word(step, CONVERSION) < UNPACK:
+        seed = operand_address(step + 8 * MOVED_FROM, slots, scratch, 0, 0)
+        counter = operand_address(step + 8 * WHICH, slots, scratch, 0, 0)
+        target = operand_address(step + 8 * MOVED_TO, slots, scratch, 0, column)
+        as_floats = word(step, CONVERSION) - RANDOM
+        random_words(target, column // 4, columns, word(seed, 0), word(counter, 0), as_floats)
+        return
     source_row, target_row = word(step + 8 * MOVED_FROM, ROW_STRIDE), word(step + 8 * MOVED_TO, ROW_STRIDE)
     which, which_row, choices = 0, 0, word(step, CHOICES)
     first = row
