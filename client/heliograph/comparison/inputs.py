@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 #: For each op that looks up: the place of the indices, that of what they index, and its axis.
 _LOOKUPS = {
     "get_rows": (1, 0, -2),
-    "set_rows": (2, 0, -2),
+    **dict.fromkeys(("set_rows", "add_rows", "mul_rows", "max_rows", "min_rows"), (2, 0, -2)),
     "mul_mat_id": (2, 0, 0),
     "add_id": (2, 1, 0),
 }

@@ -24,15 +24,22 @@ def _branch(node: Node) -> Result:
     if isinstance(condition, np.ndarray):
         return tuple(node.run("then_branch" if bool(condition.all()) else "else_branch", []))
     chosen = hg.reshape(node.value(0), ())
-    results: list[Item] = []
-    for yes, no in zip(node.run("then_branch", []), node.run("else_branch", []), strict=True):
-        if isinstance(yes, list) or isinstance(no, list) or yes is None or no is None:
-            raise node.refuse("its condition is computed by a run, and its results are sequences")
-        left, right = node.level.lift(yes, node), node.level.lift(no, node)
-        if left.type != right.type:
-            raise node.refuse(f"its condition is computed by a run, and it gives {left.type} or {right.type}")
-        results.append(hg.where(chosen, left, right))
-    return tuple(results)
+    pairs = zip(node.run("then_branch", []), node.run("else_branch", []), strict=True)
+    return tuple(_either(node, chosen, yes, no) for yes, no in pairs)
+
+
+def _either(node: Node, chosen: hg.Value, yes: Item, no: Item) -> Item:
+    """Return one of two items of one form by what a run finds."""
+    if isinstance(yes, list) and isinstance(no, list) and len(yes) == len(no):
+        return [_either(node, chosen, *pair) for pair in zip(yes, no, strict=True)]
+    if isinstance(yes, list) or isinstance(no, list) or yes is None or no is None:
+        raise node.refuse(
+            "its condition is computed by a run, and its results are sequences of other lengths"
+        )
+    left, right = node.level.lift(yes, node), node.level.lift(no, node)
+    if left.type != right.type:
+        raise node.refuse(f"its condition is computed by a run, and it gives {left.type} or {right.type}")
+    return left if left is right else hg.where(chosen, left, right)
 
 
 @rule("Loop")
@@ -61,7 +68,7 @@ def _loop(node: Node) -> Result:
         condition = found[0]
         after, parts = found[1 : 1 + len(state)], found[1 + len(state) :]
         if running is not None:
-            after = [_kept(node, running, new, old) for new, old in zip(after, state, strict=True)]
+            after = [_either(node, running, new, old) for new, old in zip(after, state, strict=True)]
         turns.append(running)
         state = after
         for scan, one in zip(scans, parts, strict=True):
@@ -73,16 +80,6 @@ def _loop(node: Node) -> Result:
         count = hg.sum(cast(hg.stack(flags), "i64")) + (len(turns) - len(flags))
         stacked = [Bounded(node.level.lift(one, node), 0, count) for one in stacked]
     return (*state, *stacked)
-
-
-def _kept(node: Node, running: hg.Value, new: Item, old: Item) -> Item:
-    """Return the state after a turn, or that before it if the loop has ended."""
-    if new is old:
-        return new
-    left, right = node.level.lift(new, node), node.level.lift(old, node)
-    if left.type != right.type:
-        raise node.refuse(f"a run decides when it ends, and its state is {right.type}, then {left.type}")
-    return hg.where(running, left, right)
 
 
 def _stacked(node: Node, items: list[Item], axis: int) -> Item:
