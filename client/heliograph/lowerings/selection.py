@@ -12,7 +12,7 @@ from heliograph.lowerings.scatters import scatter_rows
 
 
 def _numbers(count: int, graph: hg.Graph) -> hg.Value:
-    return graph.constant(np.arange(count, dtype=np.int64))
+    return hg.arange(count, dtype="i64", graph=graph)
 
 
 def _put(values: hg.Value, places: hg.Value, count: int) -> hg.Value:

@@ -90,6 +90,27 @@ def test_an_op_that_needs_a_size_of_the_run_is_refused_by_name(here: hg.Session)
         compiled(here, made, shapes={"x": [5]})
 
 
+@pytest.mark.parametrize("shape", [[0], [], [2, 0], [1]])
+@pytest.mark.parametrize("op", ["NonZero", "Unique", "Compress"])
+def test_nothing_is_selected_from_nothing(op: str, shape: list[int], here: hg.Session) -> None:
+    made = model(
+        [node(op, "x c" if op == "Compress" else "x", "y")],
+        [tensor("x", shape), tensor("c", [1], BOOL)],
+        [tensor("y", None, INT64 if op == "NonZero" else TensorProto.FLOAT)],
+    )
+    x = np.zeros(shape, np.float32)
+    found = compiled(here, made).run(x=x, c=np.array([False]))["y"]
+    wanted = {"NonZero": np.zeros((len(shape), 0)), "Unique": np.unique(x), "Compress": np.zeros(0)}[op]
+    assert found.shape == wanted.shape
+
+
+@pytest.mark.parametrize("op", ["NonZero", "Unique"])
+def test_a_selection_from_too_many_is_refused(op: str, here: hg.Session) -> None:
+    made = model([node(op, "x", "y", "much")], [tensor("x", [2**20, 2**8])], [tensor("y", None)])
+    with pytest.raises(hg.UnsupportedError, match="'much'.*too large"):
+        hg.onnx.load(made.SerializeToString()).graph()
+
+
 def suppressed(boxes: np.ndarray, scores: np.ndarray, most: int, overlap: float) -> list[int]:
     """The places of the boxes with the largest scores that do not overlap."""
     kept: list[int] = []

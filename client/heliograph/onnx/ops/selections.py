@@ -22,6 +22,7 @@ FEW_BOXES = 64
 @rule("NonZero")
 def _nonzero(node: Node) -> Item:
     x = node.value(0)
+    node.room(x.size)
     places, count = true_places(hg.reshape(x != 0 if x.dtype.kind != "bool" else x, (x.size,)))
     strides = np.array([math.prod(x.shape[axis + 1 :]) for axis in range(x.ndim)], np.int64)[:, None]
     sizes = np.array(x.shape, np.int64)[:, None]
@@ -38,6 +39,7 @@ def _compress(node: Node) -> Item:
     if isinstance(condition, np.ndarray):
         return hg.take(x, np.flatnonzero(np.ravel(condition)[: x.shape[axis]]), axis=axis)
     flags = hg.flatten(node.value(1))[: x.shape[axis]]
+    node.room(flags.size)
     places, count = true_places(flags)
     return Bounded(hg.take(x, places, axis=axis), axis, count)
 
@@ -48,6 +50,9 @@ def _unique(node: Node) -> tuple[Item, ...]:
     axis = node.axis(node.int("axis"), x.ndim) if node.given("axis") else 0
     x = x if node.given("axis") else hg.flatten(x)
     rows = hg.moveaxis(x, axis, 0)
+    node.room(x.size)
+    if not rows.shape[0]:
+        return x, *[np.zeros(0, np.int64)] * 3
     width = math.prod(rows.shape[1:])
     node.parts(width)
     found = distinct(hg.reshape(rows, (rows.shape[0], width)), in_order=bool(node.int("sorted", 1)))
