@@ -320,6 +320,15 @@ def test_places_outside_of_a_file_are_refused(tmp_path: Path, key: str, value: s
         hg.onnx.load(path).graph()
 
 
+def test_a_file_beyond_the_bound_of_protobuf_is_not_read(tmp_path: Path) -> None:
+    """The error says what to do; the file is sparse."""
+    path = tmp_path / "large.onnx"
+    with path.open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(hg.InvalidModelError, match=r"larger than 2 GiB(.|\n)*in a file beside it"):
+        hg.onnx.load(path)
+
+
 def test_names_that_come_twice_are_refused() -> None:
     twice = model(
         [node("Neg", "x", "y"), node("Abs", "x", "y", "bad")], [tensor("x", [2])], [tensor("y", [2])]

@@ -15,7 +15,7 @@ from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindin
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cuda import CudaDevice
 from heliograph_backends.cuda.lowering.launch import Located
-from heliograph_backends.cuda.lowering.moves import copy
+from heliograph_backends.cuda.lowering.moves import MOST_SCATTERED, copy
 from heliograph_proto.types import DTYPES, TensorType
 
 if why_not():
@@ -140,3 +140,18 @@ def test_rows_are_combined_in_the_order_of_their_indices(
     finally:
         definition.close()
     assert np.array_equal(np.asarray(found), wanted)
+
+
+@pytest.mark.parametrize("op", ["set_rows", "add_rows"])
+def test_more_rows_than_may_look_for_each_other_are_sorted(
+    op: str, device: CudaDevice, rng: np.random.Generator
+) -> None:
+    count = MOST_SCATTERED + 3
+    rows, indices = some(rng, "float32", (count, 1)), rng.integers(0, 7000, count)
+    expected = np.zeros((7000, 1), np.float32)
+    for index, row in zip(indices, rows, strict=True):
+        expected[index] = row if op == "set_rows" else expected[index] + row
+    made = Maker()
+    made.output(made.node(op, made.input(np.zeros_like(expected)), made.input(rows), made.input(indices)))
+    (found,) = run(device, made)
+    assert np.array_equal(np.asarray(found), expected)

@@ -148,6 +148,10 @@ def get_rows(number: int, table: Located, indices: Located, result: Located, fai
 #: Ops that write rows by index.
 SCATTERS = ("set_rows", "add_rows", "mul_rows", "max_rows", "min_rows")
 
+#: The most rows of a matrix that the kernels write: each looks for its index among all others. The
+#: definition sorts the indices.
+MOST_SCATTERED = 2**14
+
 
 def scatters(node: Node, operands: Sequence[TensorType]) -> bool:
     """True if a kernel writes these rows: set unchanged, or converted between floats, but not into
@@ -155,6 +159,8 @@ def scatters(node: Node, operands: Sequence[TensorType]) -> bool:
     if node.op not in SCATTERS or not few(operands[1].shape[:-1]):
         return False
     target, rows, indices = operands
+    if rows.shape[-2] > MOST_SCATTERED:
+        return False
     lead = rows.shape[:-1]
     sizes = zip((1,) * (len(lead) - indices.ndim) + indices.shape, lead, strict=True)
     if any(have not in (1, size) for have, size in sizes):
