@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         neural,
         reductions,
         sorting,
+        summation,
     )
     from heliograph.functions.bits import *
     from heliograph.functions.creation import *
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from heliograph.functions.neural import *
     from heliograph.functions.reductions import *
     from heliograph.functions.sorting import *
+    from heliograph.functions.summation import *
     from heliograph.graph.builder import Graph, assign
     from heliograph.graph.files import load, save
     from heliograph.graph.server_weights import ServerWeight
@@ -88,6 +90,7 @@ if TYPE_CHECKING:
     from heliograph.session import Session, copy_plan
     from heliograph.tensor import Buffer, Tensor, WriteFuture
     from heliograph.transport.allocator import tune_allocator
+    from heliograph.windows.convolutions import avg_pool, conv, max_pool
     from heliograph_proto.devices import (
         CopyPath,
         DeviceType,
@@ -171,7 +174,7 @@ _LAZY = {
     "heliograph.functions.linear": "matmul tensordot vecdot",
     "heliograph.functions.manipulation": (
         "broadcast_arrays broadcast_to concat expand_dims flatten flip matrix_transpose "
-        "moveaxis permute_dims repeat reshape roll split squeeze stack take tile unstack"
+        "moveaxis permute_dims repeat reshape roll split squeeze stack take take_masked tile unstack"
     ),
     "heliograph.functions.neural": (
         "gelu l2_normalize layer_norm log_softmax relu rms_norm scaled_dot_product_attention "
@@ -180,6 +183,8 @@ _LAZY = {
     "heliograph.functions.reductions": (
         "all any argmax argmin count_nonzero diff max mean min prod std sum var"
     ),
+    "heliograph.functions.summation": "einsum",
+    "heliograph.windows.convolutions": "avg_pool conv max_pool",
     "heliograph.functions.sorting": (
         "argsort cumulative_prod cumulative_sum searchsorted sort take_along_axis"
     ),
@@ -191,6 +196,7 @@ __all__ = ["__version__", "aio", "errors", "onnx", "ops", "optim", "random", "to
 __all__ += ["DType", "Graph", "ServerWeight", "ServerWeights", "TensorType", "Value", "assign"]
 __all__ += ["dequantize", "load", "quantize", "save"]
 __all__ += ["grad", "stop_gradient", "value_and_grad"]
+__all__ += ["avg_pool", "conv", "max_pool"]
 # Sessions
 __all__ += [
     "Buffer",
@@ -233,6 +239,7 @@ if TYPE_CHECKING:
     __all__ += manipulation.__all__
     __all__ += reductions.__all__
     __all__ += sorting.__all__
+    __all__ += summation.__all__
     __all__ += neural.__all__
 else:
     for _module in _LAZY:

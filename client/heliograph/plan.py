@@ -83,7 +83,8 @@ class Plan(PlanBase):
 
         Args:
             inputs: Inputs by name, here or as keywords. Arrays (or lists) must have exactly the
-                plan's shapes and data types. Tensors stay where they are.
+                plan's shapes and data types; only float64 is cast to f32, with a note the first
+                time. Tensors stay where they are.
             fetch: True returns all outputs as arrays, and False as tensors that stay on the server.
                 A collection of names returns those as arrays, and no others.
             out: Existing tensors by output name. The outputs are written to them, and they are

@@ -443,7 +443,8 @@ class Session(SessionBase):
 
         Its plans must be freed before. Runs that were sent before still use it, on any stream. The
         next plan with a variable of this name has a new one, with its first elements, perhaps with
-        another type or on another device. Views of the variable keep its memory until they are freed.
+        another type or on another device. Views of the variable keep its memory until they are
+        freed.
 
         Raises UnknownHandleError if there is no such variable, InvalidArgumentError while a plan
         uses it, and DeadlineExceededError.

@@ -87,6 +87,7 @@ LAYERS = {
         "head",
         "aio",
         "comparison lowerings models testing",
+        "windows",
         ONNX_BASE,
         "onnx/ops",
         "onnx",

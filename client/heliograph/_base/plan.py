@@ -554,7 +554,7 @@ class PlanBase(Handle):
                 )
             return value._used_in(self._shell)
         try:
-            array = as_elements(value, port.type.dtype)
+            array = as_elements(value, port.type.dtype, casts=True)
         except InvalidInputError as error:
             raise InvalidInputError(f"input {port.name!r}: {error.message}", advice=error.advice) from None
         expected = port.type.shape if port.type.dtype.kind != "quantized" else empty_array(port.type).shape

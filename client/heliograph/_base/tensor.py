@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import index
@@ -27,7 +29,7 @@ from heliograph_proto.errors import (
     OutOfRangeError,
     ProtocolError,
 )
-from heliograph_proto.types import DType, DTypeArgument, TensorType, dtype, tensor_type
+from heliograph_proto.types import F32, DType, DTypeArgument, TensorType, dtype, tensor_type
 
 if TYPE_CHECKING:
     from heliograph._base.buffer import BufferBase
@@ -377,14 +379,18 @@ def _check_out(out: np.ndarray[Any, Any], size_bytes: int) -> None:
         )
 
 
-def as_elements(array: Any, data_type: DType) -> np.ndarray[Any, Any]:
+def as_elements(array: Any, data_type: DType, *, casts: bool = False) -> np.ndarray[Any, Any]:
     """Return an array of the data type; of uint8 for quantized types.
 
-    Python numbers are converted; arrays must already have the type. Raises InvalidInputError.
+    Python numbers are converted. Arrays must already have the type, but with `casts` those of
+    float64 are cast to f32, with a note the first time. Raises InvalidInputError.
     """
     target = np.dtype(np.uint8) if data_type.kind == "quantized" else data_type.numpy
     if isinstance(array, np.ndarray | np.generic) or hasattr(array, "__array__"):
         found = np.asarray(array)
+        if casts and found.dtype == np.float64 and data_type is F32:
+            _tell_of_casts()
+            return found.astype(np.float32)
         if found.dtype != target:
             raise InvalidInputError(
                 f"an array of {_name_of(found)} for {data_type}",
@@ -403,6 +409,30 @@ def as_elements(array: Any, data_type: DType) -> np.ndarray[Any, Any]:
         if isinstance(error, InvalidInputError):
             raise
         raise InvalidInputError(f"{type(array).__name__} is not an array of {data_type}: {error}") from None
+
+
+def _tell_of_casts() -> None:
+    """Note once that float64 arrays are cast; Python shows a warning of one place once."""
+    global _told_of_casts
+    if not _told_of_casts:
+        _told_of_casts = True
+        warnings.warn(
+            "a float64 array was cast to f32, which takes time in each run; this is told once. NumPy's "
+            "default is float64: array.astype(np.float32)",
+            stacklevel=_caller_level(),
+        )
+
+
+#: True once the note on casts was given.
+_told_of_casts = False
+
+
+def _caller_level() -> int:
+    """Return the level of the first frame outside of this package, for a warning."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("heliograph."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _name_of(array: np.ndarray[Any, Any]) -> str:

@@ -36,7 +36,7 @@ class Call:
     #: Arrays and tensors of the session, by their places in the arguments: "x", "model['w']".
     arrays: Mapping[str, Any]
     types: Mapping[str, TensorType]
-    #: What the plan depends on: structures, types, and the values of everything else.
+    #: Everything that the plan depends on: structures, types, and the values of everything else.
     key: Hashable
 
 
@@ -45,7 +45,7 @@ class Traced:
     """The graph of a function for one kind of call."""
 
     graph: Graph
-    #: What the function returned; a value of the graph is the output of its number.
+    #: The function's result; a value of the graph is the output of its number.
     returned: Any
 
     def filled(self, outputs: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from heliograph.graph.lowering import Operand
 from heliograph.graph.source_lines import invalid
 from heliograph.graph.value import Value
 from heliograph_proto.errors import OutOfRangeError
-from heliograph_proto.types import I64
+from heliograph_proto.types import BOOL, I32, I64
 
 __all__ = [
     "broadcast_arrays",
@@ -32,6 +32,7 @@ __all__ = [
     "squeeze",
     "stack",
     "take",
+    "take_masked",
     "tile",
     "unstack",
 ]
@@ -259,6 +260,38 @@ def take(
     if places.dtype.name not in ("i32", "i64"):
         places = lowering.cast(places, I64)
     return lowering.gather(value, places, place)
+
+
+def take_masked(x: Operand, mask: Operand, /, *, count: int, axis: int | None = None) -> Value:
+    """The `count` elements of x where a mask is true, in row-major order.
+
+    The mask has the shape of x, or with an axis is a vector along that. It may be a value of the
+    graph; a run whose mask has another count of true elements fails, as with any index out of
+    range.
+    """
+    graph = lowering.graph_of(x, mask)
+    value, truths = lowering.lift(graph, x), lowering.lift(graph, mask)
+    if axis is None:
+        value, truths = flatten(_same_sizes(value, truths)), flatten(truths)
+    place = 0 if axis is None else lowering.axis_of(value, axis)
+    size = value.shape[place]
+    if truths.dtype is not BOOL or truths.shape != (size,):
+        raise invalid(f"take_masked: a mask {truths.type} for {size} elements", "a mask is bool: x > 0")
+    if not 0 <= (wanted := index(count)) <= size:
+        raise invalid(f"take_masked: {wanted} of {size} elements")
+    if not wanted:
+        return value[(*[slice(None)] * place, slice(0, 0))]
+    order = lowering.apply("argsort", lowering.cast(truths, I32), descending=True)
+    total = lowering.apply("reduce_sum", lowering.cast(truths, I64), axes=(), keepdims=False)
+    outside = graph._scalar(size, I32)
+    places = lowering.apply("where", total == wanted, order[:wanted], outside)
+    return lowering.gather(value, places, place)
+
+
+def _same_sizes(x: Value, mask: Value) -> Value:
+    if x.shape != mask.shape:
+        raise invalid(f"take_masked: a mask {mask.type} for {x.type}", "or name the axis of a vector: axis=0")
+    return x
 
 
 def _listed(indices: int | Sequence[Any]) -> np.ndarray[Any, Any]:

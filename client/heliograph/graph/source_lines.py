@@ -25,9 +25,11 @@ _OWN = (
     "heliograph.autodiff",
     "heliograph.functions",
     "heliograph.graph",
+    "heliograph.lowerings",
     "heliograph.op_functions",
     "heliograph.optim",
     "heliograph.random",
+    "heliograph.windows",
 )
 
 

@@ -17,6 +17,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph.graph import lowering as lowering
+from heliograph.graph.indexing import gathered, has_arrays
 from heliograph.graph.lowering import Axis, Operand
 from heliograph.graph.names import numpy_advice
 from heliograph.graph.source_lines import invalid
@@ -257,7 +258,13 @@ class Value(Symbol):
     __hash__ = None  # type: ignore[assignment]
 
     def __getitem__(self, key: Any) -> Value:
-        """Basic indexing: ints, slices, None, Ellipsis. To gather, use hg.take."""
+        """As NumPy: ints, slices, None, Ellipsis, and arrays of integers or bools.
+
+        Lists count as arrays. Indices may be values of the graph; masks are arrays, whose count is
+        known (see hg.take_masked).
+        """
+        if has_arrays(key):
+            return gathered(self, key)
         found = with_origin(self.shape, key, invalid)
         part = self
         if found.sizes != self.shape:

@@ -170,3 +170,18 @@ def test_under_asyncio_it_is_awaited() -> None:
             assert (await traced.plan(X, 1.0)).inputs["x"].shape == (2, 3)
 
     asyncio.run(main())
+
+
+def test_float64_arrays_are_cast_to_f32_inputs_and_it_is_told_once(
+    session: hg.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heliograph._base.tensor._told_of_casts", False)
+    g = hg.Graph()
+    g.output("y", g.input("x", (2, 3), "f32") * 2.0)
+    plan = session.compile(g)
+    with pytest.warns(UserWarning, match="a float64 array was cast to f32") as caught:
+        assert np.array_equal(plan.run(x=X.astype(np.float64))["y"], X * 2)
+    assert caught[0].filename == __file__
+    assert np.array_equal(plan.submit(x=X.astype(np.float64)).result()["y"], X * 2)
+    with pytest.raises(hg.InvalidInputError, match="i64"):
+        plan.run(x=X.astype(np.int64))

@@ -229,7 +229,7 @@ def test_inputs_by_mapping_keyword_list_and_scalar(session: hg.Session) -> None:
     [
         ({}, "missing.*'x'"),
         ({"y": X}, "no input 'y'"),
-        ({"x": X.astype(np.float64)}, "f64"),
+        ({"x": X.astype(np.float16)}, "f16"),
         ({"x": X.T}, r"\(3, 4\)"),
         ({"x": [["a", "b", "c"]] * 4}, "input 'x'"),
         ({"x": object()}, "input 'x'"),

@@ -211,8 +211,8 @@ def test_other_arguments_mean_what_they_always_did(session: hg.Session) -> None:
     ):
         assert np.array_equal(plan.run(given)["sum"], expected)
         assert np.array_equal(plan.run(**given, timeout=SECONDS, fetch=["sum"])["sum"], expected)
-    with pytest.raises(hg.InvalidInputError, match="f64"):
-        plan.run(x=x.astype(np.float64), z=np.array(1, np.float32))
+    with pytest.raises(hg.InvalidInputError, match="f16"):
+        plan.run(x=x.astype(np.float16), z=np.array(1, np.float32))
     with pytest.raises(hg.InvalidInputError, match="missing"):
         plan.run(x=x)
     with pytest.raises(hg.InvalidInputError, match="shape"):
