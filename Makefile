@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast test-onnx simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate proto bench
+.PHONY: help docs demo demo-pool test test-fast test-onnx simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate op-pages proto bench
 .PHONY: peers constraints clean wheel test-wheel
 
 help:
@@ -176,6 +176,9 @@ docs: $(VENV)/.docs
 
 proto: $(VENV)/.dev
 	$(BIN)/python proto/generate.py
+
+op-pages: $(VENV)/.dev
+	$(BIN)/python docs/op_pages.py
 
 generate: $(VENV)/.dev
 	$(BIN)/python client/generate.py

@@ -59,29 +59,6 @@ def _without_files_beyond(app: Any, name: str, source: list[str]) -> None:
     source[0] = _LINK.sub(shown, source[0])
 
 
-def _with_the_op_table(app: Any, name: str, source: list[str]) -> None:
-    """The page of ops has every row of the table, as the functions under `hg.ops` document it."""
-    if name == "api/ops":
-        import inspect
-
-        import heliograph as hg
-
-        for op in dir(hg.ops):
-            function = getattr(hg.ops, op)
-            names = [str(one).split(":")[0] for one in inspect.signature(function).parameters.values()]
-            names = [one for one in names if not one.startswith(("name", "graph"))]
-            text = inspect.getdoc(function) or ""
-            source[0] += (
-                f"\n## {op}\n\n```python\nhg.ops.{op}({', '.join(names)})\n```\n\n{_markdown(text)}\n"
-            )
-
-
-def _markdown(text: str) -> str:
-    """A docstring as Markdown, where a star is emphasis."""
-    return re.sub(r"([*<_])", r"\\\1", text)
-
-
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _without_files_beyond)
-    app.connect("source-read", _with_the_op_table)

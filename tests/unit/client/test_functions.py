@@ -65,6 +65,8 @@ def softmax(x: Array, axis: int) -> Array:
 
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Array, ...]]] = {
+    "einsum": (lambda x, y: hg.einsum("ij,kj->ki", x, y), lambda x, y: np.einsum("ij,kj->ki", x, y), (F, G)),
+    "take_masked": (lambda x: hg.take_masked(x, BOOLS, count=int(BOOLS.sum())), lambda x: x[BOOLS], (F,)),
     "add": (hg.add, np.add, (F, G)),
     "subtract": (hg.subtract, np.subtract, (F, G)),
     "multiply": (hg.multiply, np.multiply, (F, G)),
