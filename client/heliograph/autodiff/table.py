@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from heliograph.autodiff import elementwise, moves, products, reductions, rows, streams, windows
+from heliograph.autodiff import (
+    elementwise,
+    moves,
+    products,
+    recurrences,
+    reductions,
+    rows,
+    streams,
+    windows,
+)
 from heliograph.autodiff.step import Rule
 
-_FAMILIES = (elementwise, moves, reductions, products, rows, windows, streams)
+_FAMILIES = (elementwise, moves, reductions, products, rows, windows, streams, recurrences)
 #: Rules by op.
 RULES: Mapping[str, Rule] = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
 
 #: Ops whose results are floats that stay the same, or jump, when an operand changes a little.
 FLAT = frozenset({"sgn", "step", "floor", "ceil", "round", "trunc", "floor_divide"})
 
-_STATES = "its states have no gradient; compose the recurrence of smaller ops to train through it"
 #: Ops without a gradient, and why.
 REFUSED: Mapping[str, str] = {
     "nextafter": "the next float is no smooth function",
     "opt_step_adamw": "a step of an optimizer ends a gradient",
     "opt_step_sgd": "a step of an optimizer ends a gradient",
-    **dict.fromkeys(("ssm_scan", "rwkv_wkv6", "rwkv_wkv7", "gated_linear_attn", "gated_delta_net"), _STATES),
 }

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from heliograph.autodiff.step import Gradients, Rule, Step, composed, each, picked
+from heliograph.autodiff.step import Rule, Step, composed, each, picked
+from heliograph.functions.elementwise import where
 from heliograph.graph.lowering import apply, cast, matmul, permute, reshape
-from heliograph.graph.source_lines import invalid
 from heliograph.graph.value import Value
+from heliograph_proto.types import I32
 
 _STEPS = ("stride", "padding", "dilation")
 
@@ -190,13 +191,24 @@ def _pool_1d(attributes: Mapping[str, Any], x: Value) -> Value:
     return flat * x.graph.constant(width / np.maximum(inside, 1), flat.dtype)
 
 
-def _pool_2d_back(step: Step, g: Value) -> Gradients:
-    if not step.attributes["average"]:
-        raise invalid(
-            "pool_2d_back of largest elements has no gradient",
-            "gradients of gradients pass average pools; reduce with hg.max over windows instead",
-        )
-    return each(lambda step, g: apply("pool_2d", g, **step.attributes))(step, g)
+def _pool_2d_back(step: Step, g: Value) -> Value:
+    """The mean of each window, or the element where the operand of the pool is largest."""
+    if step.attributes["average"]:
+        return apply("pool_2d", g, **step.attributes)
+    x, taps = step[1], step.attributes["kernel"]
+    kernel = _shaped(g, (1, 1, *taps))
+    shape = (math.prod(x.shape[:-2]), 1, *x.shape[-2:])
+
+    def windows(of: Value) -> Value:
+        """Rows of windows, in which padding is 0."""
+        steps = {name: step.attributes[name] for name in ("stride", "padding")}
+        return apply("im2col", kernel, reshape(of, shape), dtype=g.dtype, **steps)
+
+    inside = windows(g.graph.full(shape, 1.0, g.dtype)) > 0.0
+    largest = apply("argmax", where(inside, windows(x), -math.inf))
+    places = g.graph.constant(np.arange(math.prod(taps)), I32)
+    chosen = where(reshape(largest, (*largest.shape, 1)) == places, windows(g), 0.0)
+    return reshape(apply("reduce_sum", chosen, axes=(-1,), keepdims=False), step[0].shape)
 
 
 # Resizing
@@ -268,6 +280,6 @@ RULES: Mapping[str, Rule] = {
     "ssm_conv": composed(_ssm_conv),
     "pool_1d": composed(_pool_1d),
     "pool_2d": each(_pool_2d),
-    "pool_2d_back": _pool_2d_back,
+    "pool_2d_back": each(_pool_2d_back),
     "upscale": composed(_upscale),
 }
