@@ -158,6 +158,47 @@ def test_a_gradient_of_a_gradient_is_one(local: hg.Session, random: np.random.Ge
     close(found, 6 * x)
 
 
+def test_a_language_model_learns_by_its_gradients(local: hg.Session, random: np.random.Generator) -> None:
+    """Embeddings, rotary positions, attention, norms and a gated unit, and differences of its loss."""
+    tokens, width, words, heads = 6, 8, 11, 2
+    shapes = {
+        "words": (words, width), "q": (width, width), "k": (width, width), "v": (width, width),
+        "o": (width, width), "scale": (width,), "up": (width, 4 * width), "down": (2 * width, width),
+    }  # fmt: skip
+    given = {name: random.standard_normal(shape) * 0.5 for name, shape in shapes.items()}
+    text, following = random.integers(0, words, (2, tokens)).astype(np.int32)
+
+    def loss(model: dict[str, hg.Value]) -> hg.Value:
+        def by_head(name: str, x: hg.Value) -> hg.Value:
+            return (x @ model[name]).reshape((tokens, heads, width // heads))
+
+        x = hg.take(model["words"], text, axis=0)
+        normed = hg.rms_norm(x) * model["scale"]
+        positions = x.graph.constant(np.arange(tokens, dtype=np.int32))
+        q, k = (hg.ops.rope(by_head(name, normed), positions, n_dims=4) for name in ("q", "k"))
+        q, k, v = (hg.permute_dims(one, (1, 0, 2)) for one in (q, k, by_head("v", normed)))
+        mask = np.triu(np.full((tokens, tokens), -np.inf), 1)
+        attended = hg.scaled_dot_product_attention(q, k, v, mask)
+        x = x + hg.permute_dims(attended, (1, 0, 2)).reshape((tokens, width)) @ model["o"]
+        x = x + hg.ops.swiglu(hg.layer_norm(x) @ model["up"]) @ model["down"]
+        chosen = hg.take_along_axis(hg.log_softmax(x @ model["words"].T), following[:, None], axis=1)
+        return -hg.mean(chosen)
+
+    g = hg.Graph()
+    model = {name: g.input(name, shape, "f64") for name, shape in shapes.items()}
+    value, slopes = hg.value_and_grad(loss, model)
+    g.output("loss", value)
+    for name, slope in slopes.items():
+        g.output(f"d {name}", slope)
+    plan = local.compile(g)
+    found = plan.run(given)
+    for name, one in given.items():
+        direction, length = random.standard_normal(one.shape), 1e-6
+        ends = [float(plan.run({**given, name: one + sign * length * direction})["loss"]) for sign in (1, -1)]
+        expected = float((found[f"d {name}"] * direction).sum())
+        assert (ends[0] - ends[1]) / (2 * length) == pytest.approx(expected, rel=1e-5, abs=1e-8), name
+
+
 # Structures and totals
 
 
