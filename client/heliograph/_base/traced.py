@@ -15,10 +15,10 @@ import numpy as np
 
 from heliograph._base.plan import PlanBase
 from heliograph._base.tensor import TensorBase
+from heliograph.functions.trees import leaves_of, mapped, refilled
 from heliograph.graph.arguments import counted
 from heliograph.graph.builder import Graph
 from heliograph.graph.symbol import Symbol
-from heliograph.graph.trees import leaves_of, mapped, refilled
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.types import TensorType, tensor_type
 

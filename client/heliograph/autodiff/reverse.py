@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 from heliograph.autodiff.step import Step, fitted
 from heliograph.autodiff.table import FLAT, REFUSED, RULES
+from heliograph.functions.trees import leaves_of, refilled
 from heliograph.graph.builder import Graph
 from heliograph.graph.lowering import apply, is_value, reshape
 from heliograph.graph.source_lines import describe, invalid
-from heliograph.graph.trees import leaves_of, refilled
 from heliograph.graph.value import Value
 from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError, Origin
 

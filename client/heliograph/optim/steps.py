@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from heliograph.functions.trees import leaves_of, refilled
 from heliograph.graph.builder import Graph, assign
 from heliograph.graph.lowering import apply, cast, is_value, reshape
 from heliograph.graph.source_lines import invalid
-from heliograph.graph.trees import leaves_of, refilled
 from heliograph.graph.value import Value
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.types import F32, F64
