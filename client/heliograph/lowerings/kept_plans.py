@@ -13,7 +13,7 @@ _Made = TypeVar("_Made")
 class KeptPlans(Generic[_Made]):
     """The last used of what was made for each key, at most so many; thread-safe.
 
-    What a run still uses lives until that ends: the last reference frees it.
+    A plan that a run still uses lives until that ends: the last reference frees it.
     """
 
     def __init__(self, most: int) -> None:

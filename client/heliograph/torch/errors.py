@@ -13,8 +13,8 @@ import heliograph as hg
 
 #: The most characters of a name that an error shows.
 _SHOWN = 80
-#: Files of torch itself, whose lines say less than those that call them.
-_TORCH = str(Path(torch.__file__).parent)
+#: Files of torch and of Heliograph, whose lines say less than those that call them.
+INNER = (str(Path(torch.__file__).parent), str(Path(hg.__file__).parent))
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
@@ -24,11 +24,11 @@ def source_of(node: torch.fx.Node) -> str:
 
 
 def line_of(trace: str) -> str:
-    """Return the innermost line of a traceback outside of torch; empty if there is none."""
-    found = _LINE.findall(trace)
+    """Return the innermost line of a traceback outside of torch, or of torch if there is none."""
+    found = [(one["file"], one["line"], one["function"]) for one in _LINE.finditer(trace)]
+    outside = [one for one in found if not one[0].startswith(INNER)]
     if not found:
         return ""
-    outside = [one for one in found if not one[0].startswith(_TORCH)]
     file, line, function = (outside or found)[-1]
     return f"{file}:{line} in {function}"
 

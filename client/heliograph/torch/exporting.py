@@ -43,8 +43,8 @@ def export(
         example_options: The keyword arguments of a call.
         dynamic: The dimensions whose sizes vary, by the names of the arguments of `forward`:
             `{"x": {0: "batch"}}`. Dimensions of the same name have the same size. True: every
-            dimension of every input. Sizes of the examples there must be 2 or more. Whatever
-            `torch.export` takes as `dynamic_shapes` also serves.
+            dimension of every input. Sizes of the examples there must be 2 or more. `dynamic`
+            may also be what `torch.export` takes as `dynamic_shapes`.
         trace_hooks: Whether hooks of the module may run. They run once, while it is traced, and
             become a part of the model.
 
@@ -124,8 +124,9 @@ def _refusal(error: Exception) -> hg.HeliographError:
 
 
 def _raised_at(error: Exception) -> str:
-    """Return the line of the module's code in a traceback."""
-    return errors.line_of("".join(traceback.format_tb(error.__traceback__)))
+    """Return the line of the module's code in a traceback; empty if there is none."""
+    line = errors.line_of("".join(traceback.format_tb(error.__traceback__)))
+    return "" if line.startswith(errors.INNER) else line
 
 
 def _first(text: str) -> str:
@@ -143,15 +144,14 @@ def _dynamic_shapes(given: dict[str, Any], dynamic: Dynamic) -> Any:
     if dynamic is True:
         return torch.utils._pytree.tree_map(_all_dynamic, given)
     if not isinstance(dynamic, Mapping):
-        return _with_dims(dynamic, {})
+        return _with_dims(dynamic)
     if unknown := [name for name in dynamic if name not in given]:
         raise hg.InvalidArgumentError(
             f"dynamic: there is no argument {unknown[0]!r:.80}",
             advice=f"arguments of forward: {', '.join(given):.300}",
         )
-    dims: dict[str, Any] = {}
     static = torch.utils._pytree.tree_map(lambda _: None, given)
-    return {**static, **{name: _with_dims(one, dims) for name, one in dynamic.items()}}
+    return {**static, **_with_dims(dynamic)}
 
 
 def _bound(module: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
@@ -171,18 +171,14 @@ def _all_dynamic(leaf: Any) -> Any:
     return {axis: torch.export.Dim.AUTO for axis, size in enumerate(leaf.shape) if size > 1}
 
 
-def _with_dims(spec: Any, dims: dict[str, Any]) -> Any:
-    """Replace names of dimensions by torch's objects, the same for the same name."""
+def _with_dims(spec: Any) -> Any:
+    """Replace names of dimensions by torch's mark of a dynamic one."""
     if isinstance(spec, str):
-        if not spec.isidentifier():
-            raise hg.InvalidArgumentError(
-                f"dynamic: {spec!r:.40} is no name of a dimension", advice="use letters, as in 'batch'"
-            )
-        return dims.setdefault(spec, torch.export.Dim(spec))
+        return torch.export.Dim.DYNAMIC
     if isinstance(spec, Mapping):
-        return {key: _with_dims(one, dims) for key, one in spec.items()}
+        return {key: _with_dims(one) for key, one in spec.items()}
     if isinstance(spec, (list, tuple)):
-        return type(spec)(_with_dims(one, dims) for one in spec)
+        return type(spec)(_with_dims(one) for one in spec)
     return spec
 
 
@@ -190,11 +186,11 @@ def _names(
     given: dict[str, Any], args: tuple[Any, ...], options: dict[str, Any], dynamic: Dynamic
 ) -> list[dict[int, str]]:
     """Return the names of dynamic dimensions, by axis, for each leaf of the example inputs."""
-    shapes = _dynamic_shapes(given, dynamic)
-    listed = list(given.values())
-    specs = [shapes.get(name) for name in given] if isinstance(shapes, Mapping) else shapes
+    specs: Any = () if isinstance(dynamic, bool) or dynamic is None else dynamic
+    if isinstance(specs, Mapping):
+        specs = [specs.get(name) for name in given]
     found: dict[int, dict[int, str]] = {}
-    for one, spec in zip(listed, specs or [], strict=False):
+    for one, spec in zip(given.values(), specs, strict=False):
         _collect(one, spec, found)
     return [found.get(id(leaf), {}) for leaf in torch.utils._pytree.tree_leaves((args, options))]
 
@@ -202,10 +198,15 @@ def _names(
 def _collect(leaf: Any, spec: Any, found: dict[int, dict[int, str]]) -> None:
     if isinstance(leaf, torch.Tensor):
         pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
-        found[id(leaf)] = {axis: dim.__name__ for axis, dim in pairs if isinstance(dim, torch.export.Dim)}
+        found[id(leaf)] = {axis: _name_of(dim) for axis, dim in pairs if _name_of(dim)}
     elif isinstance(leaf, Mapping) and isinstance(spec, Mapping):
         for key, one in leaf.items():
             _collect(one, spec.get(key), found)
     elif isinstance(leaf, (list, tuple)) and isinstance(spec, (list, tuple)):
         for one, inner in zip(leaf, spec, strict=False):
             _collect(one, inner, found)
+
+
+def _name_of(dim: Any) -> str:
+    """Return the name of a dimension, also of torch's object; empty if it has none."""
+    return dim if isinstance(dim, str) else getattr(dim, "__name__", "")

@@ -25,7 +25,7 @@ from heliograph.torch.rules import MUTABLE, RANDOM, REFUSED, Rule, find
 
 assert ops
 
-#: What a node of an FX graph stands for: a value, a tensor of the host, a number, or several.
+#: The meaning of a node of an FX graph: a value, a tensor of the host, a number, or several.
 Item: TypeAlias = Any
 #: The name of the input that decides the random numbers of a run.
 SEED = "random_seed"

@@ -251,10 +251,13 @@ class Model:
     def _check_ranges(self, sizes: Mapping[str, int]) -> None:
         for symbol, name in self._symbols.items():
             allowed = self._program.range_constraints.get(symbol)
-            if allowed is not None and name in sizes and not allowed.lower <= sizes[name] <= allowed.upper:
+            if allowed is None or name not in sizes:
+                continue
+            # Tracing takes sizes for 2 or more; what it found also holds for 0 and 1.
+            low, high = (0 if allowed.lower == 2 else allowed.lower), allowed.upper
+            if not low <= sizes[name] <= high:
                 raise hg.InvalidInputError(
-                    f"{name!r:.80} is {sizes[name]}, and the module was exported for "
-                    f"{allowed.lower} to {allowed.upper}"
+                    f"{name!r:.80} is {sizes[name]}, and the module takes {low} to {high}"
                 )
 
     # Weights and outputs

@@ -23,7 +23,7 @@ Number = bool | int | float
 
 
 class Constants(Protocol):
-    """What all nodes of a graph share: constants and random numbers."""
+    """Constants and random numbers, which all nodes of a graph share."""
 
     def lift(self, tensor: torch.Tensor) -> hg.Value: ...
 

@@ -260,7 +260,7 @@ def _scatter_reduce(
     how: Reduction = "add" if is_mean else _REDUCTIONS[reduce]
     start = x
     if not include_self:
-        # What is replaced begins with the neutral element.
+        # Elements that are replaced begin with the neutral element.
         hit = scattered(
             node.full(x.shape, False, "bool"), axis, places, node.full(places.shape, True, "bool")
         )

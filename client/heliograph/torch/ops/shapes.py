@@ -236,7 +236,8 @@ def _places(shape: Sequence[int], strides: Sequence[int]) -> np.ndarray[tuple[in
 
 @rule("unfold")
 def _unfold(node: Node, x: hg.Value, axis: int, size: int, step: int) -> hg.Value:
-    x = x if x.ndim else hg.reshape(x, (1,))
+    if not x.ndim:
+        return hg.reshape(x, (size,))
     place = axis_of(axis, x.ndim)
     count = (x.shape[place] - size) // step + 1
     node.room(count * size)
