@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast test-onnx simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate op-pages proto bench
+.PHONY: help docs demo demo-pool test test-fast test-onnx test-torch simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate op-pages proto bench
 .PHONY: peers constraints clean wheel test-wheel
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make test          lint, types and tests"
 	@echo "make test-fast     the tests that start no daemon, in about a minute"
 	@echo "make test-onnx     the cases of onnx.backend.test on the CPU, and a table of what came of them"
+	@echo "make test-torch    PyTorch's modules and each op of Core ATen beside eager torch, which is installed apart"
 	@echo "make wheel         a wheel in dist/, with compiled CPU kernels for x86-64-v3, x86-64-v4 and aarch64"
 	@echo "make test-wheel    that wheel, installed in a new environment: the same bits, and nothing is compiled"
 	@echo "make test-deploy   the image and the compose file, built and run by an engine that the tests start"
@@ -94,6 +95,11 @@ test-fast: $(VENV)/.dev
 test-onnx: $(VENV)/.dev
 	$(COMPILE)
 	$(BIN)/python tests/support/onnx_suite.py
+
+# Some minutes, and once the installation of PyTorch.
+test-torch: .venv-torch/.torch
+	@if ! [ -e .venv-torch/.torch ]; then echo "skipped: PyTorch could not be installed for this Python or system"; \
+	else .venv-torch/bin/python -m pytest -q -rs -n $(WORKERS) tests/torch; fi
 
 # About a minute. A violation is printed with the command that replays it.
 simulate: $(VENV)/.dev
@@ -188,7 +194,7 @@ constraints: $(BIN)/uv
 	  --python-version 3.11 --upgrade -o constraints.txt
 
 clean:
-	rm -rf $(VENV) .venv-deploy .venv-peers .venv-ray dist
+	rm -rf $(VENV) .venv-deploy .venv-peers .venv-ray .venv-torch dist
 	find proto -name '*_pb2*.py*' -delete
 
 $(BIN)/uv:
@@ -240,6 +246,14 @@ $(VENV)/.bench: $(VENV)/.demo $(PEERS)
 	$(PYTHON) -m venv .venv-ray
 	$(BIN)/uv pip install --quiet --python .venv-ray/bin/python -c constraints.txt -e '.[ray,cli]' pytest pytest-timeout \
 	  && touch $@ || echo "Ray could not be installed: no tests with it"
+
+# PyTorch is its user's to choose, and large. Its wheel comes by pip, whose settings name an index for it.
+.venv-torch/.torch: $(BIN)/uv $(INPUTS)
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers \
+	  && $(BIN)/uv pip install --quiet --python .venv-torch/bin/python -c constraints.txt -e '.[server,torch]' \
+	    psutil pytest pytest-timeout pytest-xdist \
+	  && touch $@ || echo "PyTorch could not be installed: no tests with it"
 
 # ggml's RPC backend comes in no wheel. Nothing but its libraries is used, client and server, each in a process
 # of its own. Without a compiler there is no such peer, and the benchmarks say so. No wheel of pip's cache is

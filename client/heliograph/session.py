@@ -32,6 +32,7 @@ from heliograph.core.future import Deadline
 from heliograph.core.methods import GET_STATISTICS, LIST_DEVICES, LIST_LINKS
 from heliograph.device import Device, Event, Stream
 from heliograph.graph.builder import Graph
+from heliograph.graph.torch_tensors import host_array
 from heliograph.plan import Plan
 from heliograph.procedures.journal import JOURNAL_BYTES
 from heliograph.procedures.server_weights import ServerWeights, describe_model, list_models
@@ -421,7 +422,7 @@ class Session(SessionBase):
         The array may be overwritten afterwards. Raises InvalidInputError, OutOfMemoryError and
         DeadlineExceededError.
         """
-        found = np.asarray(array)
+        found = host_array(array)
         tensor = self.empty(found.shape, found.dtype, device)
         tensor.set(found, timeout=timeout)
         return tensor

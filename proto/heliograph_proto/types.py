@@ -121,7 +121,8 @@ DTypeArgument: TypeAlias = "DType | str | DTypeLike"
 
 
 def dtype(argument: DTypeArgument) -> DType:
-    """Return the data type of a Heliograph name ("f32"), a NumPy dtype, or NumPy's full name.
+    """Return the data type of a Heliograph name ("f32"), a dtype of NumPy or PyTorch, or NumPy's
+    full name.
 
     A short code has Heliograph's meaning ("i8" is eight bits). Codes with a byte order, such as
     "<i8", are rejected, since NumPy counts bytes in them. Raises TypeError.
@@ -132,6 +133,9 @@ def dtype(argument: DTypeArgument) -> DType:
         return _by_name(argument)
     if argument is None:
         raise TypeError("a data type is missing; name one, such as 'f32'")
+    if type(argument).__module__ == "torch":
+        # torch.float32, by its name: torch need not be imported for that.
+        return _by_name(str(argument).removeprefix("torch."))
     found = np.dtype(argument)
     if found.name == "bfloat16":
         return DTYPES["bf16"]

@@ -18,6 +18,7 @@ from heliograph.core.effects import Procedure
 from heliograph.core.shell import Handle, Shell
 from heliograph.graph.arguments import sizes_of
 from heliograph.graph.symbol import Typed
+from heliograph.graph.torch_tensors import host_array
 from heliograph.graph.value import basic_index
 from heliograph.procedures.transfer import map_memory, observe
 from heliograph_proto import commands as c
@@ -387,7 +388,7 @@ def as_elements(array: Any, data_type: DType, *, casts: bool = False) -> np.ndar
     """
     target = np.dtype(np.uint8) if data_type.kind == "quantized" else data_type.numpy
     if isinstance(array, np.ndarray | np.generic) or hasattr(array, "__array__"):
-        found = np.asarray(array)
+        found = _elements(array)
         if casts and found.dtype == np.float64 and data_type is F32:
             _tell_of_casts()
             return found.astype(np.float32)
@@ -433,6 +434,13 @@ def _caller_level() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("heliograph."):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _elements(array: Any) -> np.ndarray[Any, Any]:
+    try:
+        return host_array(array)
+    except InvalidArgumentError as error:
+        raise InvalidInputError(error.message, advice=error.advice) from None
 
 
 def _name_of(array: np.ndarray[Any, Any]) -> str:

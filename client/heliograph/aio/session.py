@@ -36,6 +36,7 @@ from heliograph.core.effects import ask
 from heliograph.core.future import Deadline
 from heliograph.core.methods import GET_STATISTICS, LIST_DEVICES, LIST_LINKS
 from heliograph.graph.builder import Graph
+from heliograph.graph.torch_tensors import host_array
 from heliograph.procedures.journal import JOURNAL_BYTES
 from heliograph.procedures.server_weights import ServerWeights, describe_model, list_models
 from heliograph.procedures.transfer import synchronize
@@ -429,7 +430,7 @@ class Session(SessionBase):
         The array may be overwritten afterwards. Raises InvalidInputError, OutOfMemoryError and
         DeadlineExceededError.
         """
-        found = np.asarray(array)
+        found = host_array(array)
         tensor = self.empty(found.shape, found.dtype, device)
         await tensor.set(found, timeout=timeout)
         return tensor

@@ -23,6 +23,7 @@ from heliograph.graph.promotion import Scalar, weak_scalar
 from heliograph.graph.server_weights import ServerWeight
 from heliograph.graph.source_lines import Source, caller, describe, invalid
 from heliograph.graph.symbol import Symbol, Typed
+from heliograph.graph.torch_tensors import bits_of, host_array, is_torch_tensor
 from heliograph.graph.value import Value
 from heliograph_proto import graph as contract
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, Origin
@@ -109,9 +110,10 @@ class Graph:
     ) -> Value:
         """Add a weight: a constant tensor with a name.
 
-        `array` is a NumPy array, or a tensor in a file on the server, which has its type already
-        (see `session.server_weights`). `dtype` names a type that NumPy lacks: a quantized type such
-        as "q4_0", for uint8 rows of blocks (see `hg.quantize`), or "bf16", for its bits in uint16.
+        `array` is a NumPy array, a tensor of PyTorch, or a tensor in a file on the server, which
+        has its type already (see `session.server_weights`). `dtype` names a type that NumPy lacks:
+        a quantized type such as "q4_0", for uint8 rows of blocks (see `hg.quantize`), or "bf16",
+        for its bits in uint16.
 
         A contiguous array is not copied. Each compile takes its BLAKE3 digest, by which servers
         know it, and so sees a change since the last one; that of a read-only array is taken once.
@@ -125,6 +127,9 @@ class Graph:
                 "a tensor of a session is named when the graph is compiled: w = g.bound_weight(name, shape, "
                 "dtype), then session.compile(g, weights={name: tensor})",
             )
+        if is_torch_tensor(array):
+            array, element = bits_of(array)
+            dtype = "bf16" if dtype is None and element == "bf16" else dtype
         found = np.asarray(array)
         if dtype is not None and isinstance(array, tuple) and found.ndim == 1 and found.dtype.kind == "i":
             advice = (
@@ -421,7 +426,7 @@ def assign(variable: Value, value: Value | Scalar | np.ndarray[Any, Any]) -> Val
                 "assign a value: hg.astype(x, dtype), or g.weight(name, hg.quantize(x, dtype), dtype=dtype)",
             )
         elements = np.asarray(value, variable.dtype.numpy) if isinstance(value, (bool, int, float)) else value
-        value = graph.constant(np.asarray(elements))
+        value = graph.constant(host_array(elements))
         if value.shape == ():
             value = graph.apply("broadcast_to", (value,), {"shape": variable.shape})
     target, whole = variable, value
@@ -544,6 +549,8 @@ def _name(name: str, what: str) -> str:
 
 def _as_array(elements: Any, dtype: DTypeArgument | None) -> np.ndarray[Any, Any]:
     """A copy of the elements, contiguous."""
+    if is_torch_tensor(elements):
+        elements = host_array(elements)
     plain = not isinstance(elements, (np.ndarray, np.generic))
     found = np.array(elements, order="C")
     if dtype is None and not (plain and found.dtype == np.float64):

@@ -17,6 +17,7 @@ from heliograph.graph.arguments import sizes_of
 from heliograph.graph.promotion import default_dtype, is_scalar, named_dtype, promote_all
 from heliograph.graph.source_lines import invalid
 from heliograph.graph.symbol import Symbol
+from heliograph.graph.torch_tensors import host_array, is_torch_tensor
 from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.ops.rules import normalize_axes
 from heliograph_proto.types import BOOL, I64, DType, DTypeArgument, dtype
@@ -61,8 +62,8 @@ def lift(graph: Graph, operand: Operand, weak: DType | None = None) -> Value:
     if is_scalar(operand):
         scalar: Any = operand
         return graph._scalar(scalar, weak or default_dtype(scalar))
-    if isinstance(operand, (np.ndarray, np.generic)):
-        return graph.constant(np.asarray(operand))
+    if isinstance(operand, (np.ndarray, np.generic)) or is_torch_tensor(operand):
+        return graph.constant(host_array(operand))
     raise invalid(
         f"{type(operand).__name__} is no operand",
         "operands are values of a graph, Python scalars and NumPy arrays",

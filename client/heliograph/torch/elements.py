@@ -42,12 +42,8 @@ def torch_dtype(dtype: hg.DType | str) -> torch.dtype:
     return _TORCH[str(dtype)]
 
 
-def as_array(tensor: torch.Tensor) -> tuple[Array, str]:
-    """Return a tensor's elements, contiguous and on the host, and the name of their data type.
-
-    The elements are shared where they can be. Those of bf16 are their bits, in uint16. Raises
-    UnsupportedError for sparse and quantized tensors, and for data types that are missing here.
-    """
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that has elements on the host. Raises UnsupportedError for others."""
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise hg.UnsupportedError(
             f"a tensor of layout {tensor.layout} is not dense", advice="convert it: tensor.to_dense()"
@@ -56,11 +52,19 @@ def as_array(tensor: torch.Tensor) -> tuple[Array, str]:
         raise hg.UnsupportedError(
             "a tensor on the device 'meta' has no elements", advice="load the weights first"
         )
-    name = dtype_name(tensor.dtype)
-    found = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    if found.dtype == torch.bfloat16:
-        return found.view(torch.int16).numpy().view(np.uint16), name
-    return found.numpy(), name
+    dtype_name(tensor.dtype)
+    return tensor.detach().cpu().resolve_neg()
+
+
+def feed_of(tensor: torch.Tensor) -> Array:
+    """Return a tensor's elements as an array that a run takes; those of bf16 as ml_dtypes has
+    them."""
+    found = plain(tensor).contiguous()
+    if found.dtype != torch.bfloat16:
+        array: Array = found.numpy()
+        return array
+    bits: Array = found.view(torch.int16).numpy()
+    return bits.view(_bfloat16())
 
 
 def as_tensor(array: Array) -> torch.Tensor:
@@ -72,13 +76,6 @@ def as_tensor(array: Array) -> torch.Tensor:
     if whole.dtype.name == "bfloat16":
         return torch.from_numpy(whole.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(whole)
-
-
-def feed_of(tensor: torch.Tensor) -> Array:
-    """Return a tensor's elements as an array that a run takes; those of bf16 as ml_dtypes has
-    them."""
-    array, dtype = as_array(tensor)
-    return array if dtype != "bf16" else array.view(_bfloat16())
 
 
 def _bfloat16() -> Any:

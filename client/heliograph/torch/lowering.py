@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast
 from heliograph.torch import ops
-from heliograph.torch.elements import as_array, dtype_name
+from heliograph.torch.elements import dtype_name, plain
 from heliograph.torch.errors import label, refusal
 from heliograph.torch.node import Node
 from heliograph.torch.rules import MUTABLE, RANDOM, REFUSED, Rule, find
@@ -103,9 +104,7 @@ class Lowering:
     def weight(self, name: str, tensor: torch.Tensor) -> hg.Value:
         """Add a tensor as a weight; the same tensor is added once, however many names it has."""
         if id(tensor) not in self._lifted:
-            array, dtype = as_array(tensor)
-            value = self.graph.weight(self._free(name), array, dtype if dtype == "bf16" else None)
-            self._note(tensor, value)
+            self._note(tensor, self.graph.weight(self._free(name), plain(tensor)))
         return self._lifted[id(tensor)][1]
 
     def _note(self, tensor: torch.Tensor, value: hg.Value) -> None:
@@ -120,10 +119,8 @@ class Lowering:
             value = self.graph.full(tuple(tensor.shape), fill, dtype_name(tensor.dtype))
         elif tensor.numel() > _SMALL:
             return self.weight("constant", tensor)
-        elif tensor.dtype == torch.bfloat16:
-            value = cast(self.graph.constant(as_array(tensor.float())[0]), "bf16")
         else:
-            value = self.graph.constant(as_array(tensor)[0])
+            value = self.graph.constant(plain(tensor))
         self._note(tensor, value)
         return value
 
@@ -331,6 +328,10 @@ def missing_of(node: torch.fx.Node) -> str:
         return REFUSED[name][0]
     if target._schema.is_mutable and "out" not in target._overloadname:
         return MUTABLE[0]
+    if any(
+        free_unbacked_symbols(one) for one in _flat(node.meta.get("val")) if isinstance(one, torch.Tensor)
+    ):
+        return "the shape of its result depends on what a run computes"
     is_source = not any(isinstance(one, torch.fx.Node) for one in _flat((node.args, node.kwargs)))
     if (target.namespace == "aten" and find(name, target._overloadname)) or (
         is_source and name not in RANDOM

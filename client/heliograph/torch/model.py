@@ -199,7 +199,7 @@ class Model:
     # Inputs
 
     def _add_input(self, name: str, value: torch.Tensor, axes: Mapping[int, str]) -> None:
-        sizes = tuple(one if isinstance(one, int) else one.node.expr for one in value.shape)
+        sizes = tuple(map(_size_of, value.shape))
         for axis, size in enumerate(sizes):
             if not isinstance(size, int) and size.is_symbol:
                 self._symbols.setdefault(size, axes.get(axis, f"{name}_{axis}"))
@@ -207,7 +207,8 @@ class Model:
         self._inputs[name] = _Input(argument, sizes)
 
     def _shape_text(self, shape: Sequence[Any]) -> tuple[int | str, ...]:
-        return tuple(one if isinstance(one, int) else self._size_text(one.node.expr) for one in shape)
+        sizes = map(_size_of, shape)
+        return tuple(one if isinstance(one, int) else self._size_text(one) for one in sizes)
 
     def _size_text(self, size: Any) -> str:
         found = self._symbols.get(size)
@@ -293,6 +294,14 @@ class Model:
                 name += "_"
             found[name] = node
         return found
+
+
+def _size_of(size: Any) -> Any:
+    """Return a size of torch's as a number, or as an expression of symbols."""
+    if isinstance(size, int):
+        return size
+    found = size.node.expr
+    return int(found) if found.is_number else found
 
 
 def _step(part: Any) -> str:

@@ -9,7 +9,6 @@ import torch
 
 import heliograph as hg
 from heliograph.lowerings.arrays import along, cast, channels
-from heliograph.torch.elements import as_array
 from heliograph.torch.node import Node, in_f32
 from heliograph.torch.rules import rule
 
@@ -97,7 +96,7 @@ def _combined(
     shape = [size if size != -1 else factor.numel() for size in along(1, x.ndim)]
     dtype = "f64" if x.dtype.name == "f64" else "f32"
     first, second = (
-        node.graph.constant(as_array(one.reshape(shape))[0].astype("f8" if dtype == "f64" else "f4"))
+        node.graph.constant(one.reshape(shape).to(torch.float64 if dtype == "f64" else torch.float32))
         for one in (factor, shift)
     )
     return first, second

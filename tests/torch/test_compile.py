@@ -1,0 +1,158 @@
+"""`torch.compile` with the backend: parameters stay, graphs break, shapes vary, gradients flow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed; `make test-torch` installs it")
+
+from torch import nn  # noqa: E402
+from torch_modules import block, convolutional, perceptron  # noqa: E402
+
+import heliograph as hg  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def assert_near(found: object, wanted: object, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def remote(daemon: Any) -> Iterator[hg.Session]:
+    with hg.connect(daemon.tcp, shared_memory=False) as made:
+        yield made
+
+
+def sent_bytes(session: hg.Session) -> int:
+    found = session.server_traffic()
+    return found.content_bytes + found.written_bytes + found.copied_in_bytes
+
+
+@pytest.mark.parametrize("make", [perceptron, convolutional, block])
+def test_a_compiled_module_is_near_eager(make: Any, session: hg.Session) -> None:
+    torch.manual_seed(2)
+    module, inputs = make()
+    compiled = torch.compile(module, backend=hg.torch.backend(session))
+    with torch.no_grad():
+        assert_near(compiled(*inputs), module(*inputs))
+
+
+@pytest.mark.parametrize("make", [perceptron, convolutional, block])
+def test_gradients_are_those_of_eager(make: Any) -> None:
+    torch.manual_seed(2)
+    module, inputs = make()
+    with hg.connect("local:") as session:
+        torch.compile(module, backend=hg.torch.backend(session))(*inputs).square().mean().backward()
+        found = [one.grad.clone() for one in module.parameters()]
+    module.zero_grad()
+    module(*inputs).square().mean().backward()
+    assert_near(found, [one.grad for one in module.parameters()])
+
+
+def test_parameters_are_not_sent_with_each_call(remote: hg.Session) -> None:
+    module = nn.Linear(512, 512)
+    compiled = torch.compile(module, backend=hg.torch.backend(remote))
+    with torch.no_grad():
+        compiled(torch.randn(1, 512))
+        before = sent_bytes(remote)
+        for _ in range(4):
+            compiled(torch.randn(1, 512))
+    assert sent_bytes(remote) - before < 512 * 512 * 4 / 2
+
+
+def test_parameters_that_change_are_sent_once(remote: hg.Session) -> None:
+    module = nn.Linear(256, 256)
+    compiled = torch.compile(module, backend=hg.torch.backend(remote))
+    x = torch.randn(1, 256)
+    with torch.no_grad():
+        compiled(x)
+        for _ in range(3):
+            module.weight.mul_(1.5)
+            assert_near(compiled(x), module(x), 1e-4)
+        before = sent_bytes(remote)
+        for _ in range(4):
+            assert_near(compiled(x), module(x), 1e-4)
+        assert sent_bytes(remote) - before < 256 * 256 * 4 / 2
+        module.weight = nn.Parameter(torch.randn(256, 256))
+        assert_near(compiled(x), module(x), 1e-4)
+
+
+class Breaks(nn.Module):
+    """A module whose graph breaks where it looks at a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        if x.sum() > 0:
+            return self.layer(x) + 1
+        return -x
+
+
+def test_graphs_may_break_where_control_flow_depends_on_data() -> None:
+    torch.manual_seed(2)
+    module = Breaks()
+    with hg.connect("local:") as session, torch.no_grad():
+        compiled = torch.compile(module, backend=hg.torch.backend(session))
+        for sign in (1, -1, 1):
+            x = sign * torch.ones(3, 4)
+            assert_near(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_other_shapes_are_compiled_when_they_come(dynamic: bool | None) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0))
+    with hg.connect("local:") as session, torch.no_grad():
+        compiled = torch.compile(module, backend=hg.torch.backend(session), dynamic=dynamic)
+        for batch in (2, 5, 3, 1):
+            x = torch.randn(batch, 4)
+            assert_near(compiled(x), module(x))
+
+
+def test_inputs_that_forward_changes_are_changed() -> None:
+    def add(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total += x
+        return total * 2
+
+    with hg.connect("local:") as session:
+        compiled = torch.compile(add, backend=hg.torch.backend(session))
+        total = torch.zeros(3)
+        for _ in range(2):
+            found = compiled(torch.ones(3), total)
+        assert total.tolist() == [2, 2, 2] and found.tolist() == [4, 4, 4]
+
+
+def test_the_backend_has_a_name_and_takes_a_server_as_an_option(daemon: Any) -> None:
+    module, x = nn.Linear(4, 3), torch.randn(2, 4)
+    assert "heliograph" in torch._dynamo.list_backends()
+    compiled = torch.compile(module, backend="heliograph", options={"server": daemon.tcp})
+    with torch.no_grad():
+        assert_near(compiled(x), module(x))
+    hg.torch.compiling._close()
+
+
+def test_an_op_without_a_rule_is_named() -> None:
+    with hg.connect("local:") as session:
+        compiled = torch.compile(torch.linalg.svdvals, backend=hg.torch.backend(session))
+        with pytest.raises(Exception, match=r"_linalg_svd.*there is no rule for this op"):
+            compiled(torch.randn(3, 3))
+
+
+def test_a_setting_with_a_wrong_name_is_refused() -> None:
+    with hg.connect("local:") as session:
+        compiled = torch.compile(nn.ReLU(), backend=hg.torch.backend(session, color="red"))
+        with pytest.raises(Exception, match="color"):
+            compiled(torch.randn(3))
