@@ -33,6 +33,8 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
+# PyTorch is not installed for the documentation.
+autodoc_mock_imports = ["torch"]
 autodoc_default_options = {"members": True, "show-inheritance": False}
 python_use_unqualified_type_names = True
 napoleon_google_docstring = True

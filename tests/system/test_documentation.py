@@ -37,10 +37,12 @@ SHOWN = ("text", "yaml", "mermaid")
 FOR_USERS = pages("README.md", "docs/index.md", "docs/guide/*.md", "docs/operate/*.md", "docs/extend/*.md")
 #: Pages that are followed from their first to their last step in `test_secure_pages`.
 FOLLOWED = pages("docs/operate/secure-*.md")
+#: Pages whose samples need PyTorch, and run in `make test-torch`.
+WITH_TORCH = pages("docs/guide/pytorch.md")
 WITH_SAMPLES = [
     page
     for page in pages("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/**/*.md")
-    if page not in FOLLOWED
+    if page not in (*FOLLOWED, *WITH_TORCH)
 ]
 LINKED = pages("README.md", "docs/**/*.md", "deploy/**/*.md")
 #: The reasons for which a sample may not run.

@@ -1,4 +1,7 @@
-"""Tensors of PyTorch where arrays are taken. This does not import torch; a program that has a tensor does."""
+"""Tensors of PyTorch where arrays are taken.
+
+This module does not import torch: a program that has a tensor of it has imported it.
+"""
 
 from __future__ import annotations
 
