@@ -114,7 +114,6 @@ class _Kept:
     #: Kept, so that no other tensor can have its memory.
     tensor: torch.Tensor
     version: int
-    changes: int = 0
     #: The tensor of the session, of one that has changed.
     remote: hg.Tensor | None = None
 
@@ -156,6 +155,8 @@ class _Part:
         self._kept: dict[int, _Kept] = {}
         self._lock = threading.RLock()
         self._plans: KeptPlans[_Made] = KeptPlans(MOST_PLANS)
+        #: The device of the plans, once there is one.
+        self._device: str | None = None
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         with self._lock:
@@ -191,10 +192,12 @@ class _Part:
 
     def _change(self, number: int, kept: _Kept, tensor: torch.Tensor, version: int) -> None:
         if kept.remote is None:
-            kept.remote = self._session.put(feed_of(tensor))
+            kept.remote = self._session.put(feed_of(tensor), self._device)
+            # The plans so far have it as a weight.
+            self._plans = KeptPlans(MOST_PLANS)
         else:
             kept.remote.set(feed_of(tensor))
-        kept.tensor, kept.version, kept.changes = tensor, version, kept.changes + 1
+        kept.tensor, kept.version = tensor, version
 
     def _make(self, inputs: Sequence[Any], weights: frozenset[int]) -> _Made:
         graph = hg.Graph()
@@ -220,6 +223,7 @@ class _Part:
                 outputs.append(result)
         computed = frozenset(graph.outputs)
         plan = self._session.compile(graph, **self._options) if computed else None
+        self._device = self._device if plan is None else plan.device
         return _Made(plan, tuple(sent), tuple(outputs), computed, SEED in graph.inputs)
 
 

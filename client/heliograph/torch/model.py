@@ -315,12 +315,19 @@ def _is_user_input(spec: Any) -> bool:
     return bool(spec.kind.name == "USER_INPUT")
 
 
+def mutations_of(program: torch.export.ExportedProgram) -> list[tuple[str, str]]:
+    """Return the names of the buffers and inputs that a run changes, and why that is refused."""
+    return [
+        (str(spec.target), f"the module changes it in a run ({spec.kind.name.lower().replace('_', ' ')})")
+        for spec in program.graph_signature.output_specs
+        if spec.kind.name not in ("USER_OUTPUT", "LOSS_OUTPUT")
+    ]
+
+
 def _refuse_mutations(program: torch.export.ExportedProgram) -> None:
     """Check that the module changes nothing. Raises UnsupportedError."""
-    for spec in program.graph_signature.output_specs:
-        if spec.kind.name not in ("USER_OUTPUT", "LOSS_OUTPUT"):
-            kind = spec.kind.name.lower().replace("_", " ")
-            raise hg.UnsupportedError(
-                f"the module changes {spec.target!r:.80} in a run ({kind})",
-                advice="call module.eval() first, so that statistics stay; and write to no input or buffer",
-            )
+    for name, reason in mutations_of(program):
+        raise hg.UnsupportedError(
+            f"{name!r:.80}: {reason}",
+            advice="call module.eval() first, so that statistics stay; and write to no input or buffer",
+        )

@@ -11,6 +11,7 @@ import torch
 from heliograph.torch.errors import op_of, source_of
 from heliograph.torch.exporting import Dynamic, traced
 from heliograph.torch.lowering import missing_of
+from heliograph.torch.model import mutations_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def supported(
     """
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     program = traced(module, args, dict(example_options or {}), dynamic, trace_hooks=trace_hooks)
-    found = []
+    found = [Missing(name, "output", reason, "") for name, reason in mutations_of(program)]
     for node in program.graph.nodes:
         if reason := missing_of(node):
             found.append(Missing(node.name, op_of(node), reason, source_of(node)))
