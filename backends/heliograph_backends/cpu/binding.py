@@ -12,7 +12,7 @@ import numpy as np
 
 from heliograph_backends.contract import Buffer, LeafBindings, Tensor
 from heliograph_backends.contract.plan_blocks import PlanBlocks
-from heliograph_backends.cpu.kernels import PackedForm
+from heliograph_backends.cpu.kernels import WeightForm
 from heliograph_backends.host_memory.buffers import HostBuffer, array_over
 from heliograph_backends.host_memory.order import Held
 from heliograph_backends.planning.storage import StorageLayout
@@ -48,7 +48,7 @@ class CpuPlanMemory:
         graph: Graph,
         storage: StorageLayout,
         bindings: LeafBindings,
-        forms: Mapping[int, PackedForm],
+        forms: Mapping[int, WeightForm],
         lender: Lender | None = None,
     ) -> None:
         """Bind the leaves and the plan's own memory.
@@ -218,7 +218,7 @@ class CpuPlanMemory:
 
     # Parts
 
-    def _bind_lasting(self, bindings: LeafBindings, forms: Mapping[int, PackedForm]) -> None:
+    def _bind_lasting(self, bindings: LeafBindings, forms: Mapping[int, WeightForm]) -> None:
         self._make_arena()
         for number, size in enumerate(self.storage.own_bytes):
             type = TensorType(DTYPES["u8"], (size,))
@@ -254,7 +254,7 @@ class CpuPlanMemory:
         slot: int,
         tensor: Tensor,
         expected: TensorType,
-        form: PackedForm | None = None,
+        form: WeightForm | None = None,
         *,
         writes: bool = False,
     ) -> None:

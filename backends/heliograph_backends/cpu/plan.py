@@ -217,7 +217,7 @@ class CpuLayout:
     lowering: CpuLowering
     groups: tuple[Group, ...]
     storage: StorageLayout
-    forms: Mapping[int, k.PackedForm]
+    forms: Mapping[int, k.WeightForm]
 
 
 def plan_layout(
@@ -234,7 +234,8 @@ def plan_layout(
     if device.native and device.concurrency > 1 and device.threads > 1:
         sets = side_by_side(graph, places, groups, lowering.may_join, device.concurrency)
     storage = plan_storage(graph, places, groups, device.buffer_type.max_size, sets)
-    return CpuLayout(lowering, groups, storage, packed_forms(graph, places, groups))
+    forms = packed_forms(graph, places, groups, lowering.has_kernel) if device.native else {}
+    return CpuLayout(lowering, groups, storage, forms)
 
 
 def estimate(device: CpuDevice, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:

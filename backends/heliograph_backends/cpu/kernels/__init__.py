@@ -44,6 +44,7 @@ from heliograph_backends.cpu.kernels.runtime.native import (
     start,
     warmup,
 )
+from heliograph_backends.cpu.kernels.runtime.row_groups import RowGroups, WeightForm
 from heliograph_backends.cpu.kernels.runtime.workers import WorkerPool
 
 __all__ = [
@@ -68,10 +69,12 @@ __all__ = [
     "Refusal",
     "Register",
     "Rotation",
+    "RowGroups",
     "Scratch",
     "Status",
     "Stored",
     "StoredOperand",
+    "WeightForm",
     "WorkerPool",
     "available",
     "cache_state",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.lowering.moves import is_dense
 from heliograph_backends.cpu.lowering.products import STORED
-from heliograph_proto.graph import Node
 from heliograph_proto.types import F32, TensorType
 
 Strides = tuple[int, ...]
@@ -22,11 +21,17 @@ def has_kernel(types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
 
 
 def append(
-    builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
+    builder: k.ProgramBuilder,
+    types: Sequence[TensorType],
+    places: Sequence[k.Operand],
+    *,
+    grouped: bool,
 ) -> None:
-    """Append the step of a mul_mat_id; `places`: operands, then the result."""
+    """Append the step of a mul_mat_id; `places`: operands, then the result; `grouped`: see
+    `RowGroups`."""
     (count, columns, depth), (tokens, own, _) = types[0].shape, types[1].shape
     used, id_bytes = types[2].shape[1], types[2].dtype.block_bytes
-    form = k.Experts(STORED[types[0].dtype.name], count, columns, depth, tokens, used, own, id_bytes)
+    kind = STORED[types[0].dtype.name]
+    form = k.Experts(kind, count, columns, depth, tokens, used, own, id_bytes, grouped)
     weights, rows, ids, result = places
     builder.experts(form, (weights._replace(strides=weights.strides[:-1]), rows, ids, result))

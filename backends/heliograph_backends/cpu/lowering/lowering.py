@@ -46,10 +46,9 @@ REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max"
 
 #: Rotary embedding and its gradient.
 ROTATIONS = ("rope", "rope_back")
-#: Ops whose steps are appended by other modules.
+#: Ops whose steps are appended by other modules; that of experts also asks for their order.
 APPENDED = {
     "flash_attn_ext": attention.append,
-    "mul_mat_id": experts.append,
     **dict.fromkeys(ROTATIONS, rope.append),
     **dict.fromkeys(row_ops.OPS, row_ops.append),
     **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
@@ -282,7 +281,8 @@ class CpuLowering:
 
     def _has_form(self, node: Node) -> bool:
         """True if the steps of a node follow from its op, attributes, types and strides."""
-        return node.op in REDUCTIONS or node.op in APPENDED or self._is_narrow(node)
+        appended = node.op in APPENDED or node.op == "mul_mat_id"
+        return node.op in REDUCTIONS or appended or self._is_narrow(node)
 
     def _form_of(self, group: Group, packed: Container[int]) -> tuple[Hashable, list[int]]:
         """Return all that decides the steps of a group, and its values: operands, then the
@@ -322,10 +322,15 @@ class CpuLowering:
             self._norm(builder, group, storage)
         elif node.op in REDUCTIONS:
             self._reduction(builder, group.last, storage)
-        elif node.op in APPENDED:
+        elif node.op in APPENDED or node.op == "mul_mat_id":
             types = [self.types[value] for value in node.operands]
             values = (*node.operands, self.leaves + group.last)
-            APPENDED[node.op](builder, node, types, [self.operand(storage, value) for value in values])
+            operands = [self.operand(storage, value) for value in values]
+            if node.op == "mul_mat_id":
+                grouped = self.places[values[0]].root in packed
+                experts.append(builder, types, operands, grouped=grouped)
+            else:
+                APPENDED[node.op](builder, node, types, operands)
         else:
             builder.elementwise(node.type.shape, self._body(group.nodes, storage, product=None))
 
@@ -400,10 +405,12 @@ class CpuLowering:
         leading = batch if node.op == "matmul" else self.types[right].shape[:-2]
         cuts = repeats(leading, batch)
         right_operand: k.Operand | k.PackedOperand | k.StoredOperand
-        if self.places[right].root in packed:
+        in_form = self.places[right].root in packed
+        if in_form and self._is_f32[right]:
             right_operand = k.PackedOperand(storage.locate(right)[0])
         elif self._is_stored_product(node) or self._is_weight_of_rows(node):
-            right_operand = stored_operand(self.operand(storage, right), self.types[right].dtype.name, cuts)
+            stored, dtype = self.operand(storage, right), self.types[right].dtype.name
+            right_operand = stored_operand(stored, dtype, cuts, grouped=in_form)
         else:
             right_operand = self.operand(storage, right)
             if node.op == "mul_mat":

@@ -1,36 +1,45 @@
-"""The weights that a plan reads packed: f32 matrices that only products read, all in one form.
+"""The weights that a plan reads in a form: those that only products read, all in one form.
 
-Pure.
+f32 matrices are packed in panels, other weights and experts lie in groups of rows. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import prod
 
-from heliograph_backends.cpu.kernels import PackedForm
+from heliograph_backends.cpu.kernels import PackedForm, RowGroups, WeightForm
+from heliograph_backends.cpu.kernels.program.stored_types import FORMS, GROUP_ROWS
+from heliograph_backends.cpu.lowering.products import STORED
 from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import ValuePlace
 from heliograph_backends.planning.storage import is_weight
 from heliograph_proto.graph import Graph
-from heliograph_proto.types import F32
+from heliograph_proto.types import F32, contiguous_strides
 
-#: The operand of each product that may be packed.
-RIGHT_SIDES = {"matmul": 1, "mul_mat": 0}
+#: The operand of each product that may have a form.
+RIGHT_SIDES = {"matmul": 1, "mul_mat": 0, "mul_mat_id": 0}
+#: f32 and floats of 16 bits have no blocks: whole vectors of them are multiplied at once.
+_LEAST_DEPTH = 16
 
 
 def packed_forms(
-    graph: Graph, places: Sequence[ValuePlace], groups: Sequence[Group]
-) -> Mapping[int, PackedForm]:
-    """Return the form of each weight that lies packed. All others lie in their own order."""
-    forms: dict[int, set[PackedForm | None]] = {}
+    graph: Graph,
+    places: Sequence[ValuePlace],
+    groups: Sequence[Group],
+    has_kernel: Callable[[int], bool],
+) -> Mapping[int, WeightForm]:
+    """Return the form of each weight that has one. All others lie in their own order."""
+    forms: dict[int, set[WeightForm | None]] = {}
     leaves = len(graph.leaves)
     weights = {value for value in range(leaves) if is_weight(graph, value)}
     #: By what decides a form; the graph keeps its types alive, so an id is that of one object.
-    known: dict[tuple[Hashable, ...], PackedForm | None] = {}
+    known: dict[tuple[Hashable, ...], WeightForm | None] = {}
     for group in groups if weights else ():
         for number in group.nodes:
             node = graph.nodes[number]
-            right = RIGHT_SIDES.get(node.op, -1) if group.role == "matmul" else -1
+            native = group.role == "matmul" or (node.op == "mul_mat_id" and has_kernel(number))
+            right = RIGHT_SIDES.get(node.op, -1) if native else -1
             for place, value in enumerate(node.operands):
                 root = places[value].root
                 # A view is no read.
@@ -49,12 +58,21 @@ def packed_forms(
     return {root: form for root, form in chosen.items() if form is not None}
 
 
-def form_of(graph: Graph, places: Sequence[ValuePlace], value: int, op: str) -> PackedForm | None:
-    """Return the form in which a product reads all of a weight; None if it cannot be packed."""
+def form_of(graph: Graph, places: Sequence[ValuePlace], value: int, op: str) -> WeightForm | None:
+    """Return the form in which a product reads all of a weight; None if it has none."""
     type, (root, offset, strides) = graph.type_of(value), places[value]
-    if type.dtype is not F32 or type.ndim != 2 or not 0 < type.size == graph.type_of(root).size or offset:
+    if not 0 < type.size == graph.type_of(root).size or offset:
         return None
     shape = type.shape
+    if op == "mul_mat_id" or type.dtype is not F32:
+        kind = STORED.get(type.dtype.name)
+        if kind is None or op == "matmul" or strides != contiguous_strides(shape, type.dtype):
+            return None
+        if shape[-2] % GROUP_ROWS or shape[-1] % max(FORMS[kind].block_size, _LEAST_DEPTH):
+            return None
+        return RowGroups(kind, prod(shape[:-1]), shape[-1] // FORMS[kind].block_size)
+    if type.ndim != 2:
+        return None
     if op == "mul_mat":
         shape, strides = shape[::-1], strides[::-1]
     depth, columns = shape

@@ -61,10 +61,10 @@ def cut_strides(strides: Sequence[int], cuts: Sequence[int], inner: int, *, repe
     return (*found, *full[len(cuts) :])
 
 
-def stored_operand(operand: k.Operand, dtype: str, cuts: Sequence[int]) -> k.StoredOperand:
-    """Return the weights of a product as its right side."""
+def stored_operand(operand: k.Operand, dtype: str, cuts: Sequence[int], *, grouped: bool) -> k.StoredOperand:
+    """Return the weights of a product as its right side; `grouped`: see `RowGroups`."""
     strides = cut_strides(operand.strides[:-1], cuts, 1, repeat=True)
-    return k.StoredOperand(operand.slot, operand.offset, strides, STORED[dtype])
+    return k.StoredOperand(operand.slot, operand.offset, strides, STORED[dtype], grouped)
 
 
 def cut_operand(operand: k.Operand, cuts: Sequence[int], *, repeat: bool = False) -> k.Operand:

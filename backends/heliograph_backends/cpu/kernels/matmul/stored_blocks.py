@@ -6,8 +6,8 @@ one are not aligned to words, so the head shifts them by half a word.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import (
     SHORTS,
@@ -23,7 +23,7 @@ from heliograph_backends.cpu.kernels.matmul.stored_lanes import (
     top_byte,
     turned,
 )
-from heliograph_backends.cpu.kernels.matmul.stored_readings import Reading, Rows, bits_of, each_byte, total
+from heliograph_backends.cpu.kernels.matmul.stored_readings import Half, Reading, bits_of, each_byte, total
 from heliograph_backends.cpu.kernels.matmul.stored_words import (
     LINE_BYTES,
     PIECE_BYTES,
@@ -35,21 +35,24 @@ from heliograph_backends.cpu.kernels.vector.lanes import I64, Lanes, integer, lo
 
 #: Blocks of 32 elements that are read at a time.
 BLOCKS = 8
+#: Makes the lanes of half a block from its words, its factors, and the number of the half, in the
+#: lowest bit.
+Convert: TypeAlias = Callable[[Any, Shelf, Sequence[Lanes], Any], Iterator[Lanes]]
 
 
-def _f32(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def _f32(builder: Any, shelf: Shelf, _heads: Shelf, run: Any) -> Iterator[Lanes]:
     words = shelf.from_on(builder.mul(run, integer(16)))
     for place in range(16):
         yield words.lanes(place)
 
 
-def _f16(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def _f16(builder: Any, shelf: Shelf, _heads: Shelf, run: Any) -> Iterator[Lanes]:
     words = shelf.from_on(builder.mul(run, integer(8)))
     for place in range(8):
         yield from halves_of_words(builder, words.words(place))
 
 
-def _f16_of_shorts(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def _f16_of_shorts(builder: Any, shelf: Shelf, _heads: Shelf, run: Any) -> Iterator[Lanes]:
     """Read f16 from a shelf of shorts, see `transpose_shorts`; a conversion reads sixteen in a
     row."""
     shorts = shelf.from_on(builder.mul(run, integer(8))).address
@@ -60,7 +63,7 @@ def _f16_of_shorts(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
         yield from_half(builder, builder.load(pointer(builder, place, SHORTS), align=VECTOR_BYTES // 2))
 
 
-def _bf16(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def _bf16(builder: Any, shelf: Shelf, _heads: Shelf, run: Any) -> Iterator[Lanes]:
     words = shelf.from_on(builder.mul(run, integer(8)))
     for place in range(8):
         both = words.words(place)
@@ -84,44 +87,41 @@ def _align(builder: Any, shelf: Any, words: Any, scales: Any) -> None:
             here.put(0, turned(builder, here.words(0), here.words(1), constant(16)))
 
 
-def _pairs(words: int) -> Callable[[Any, Shelf, Rows], None]:
-    """Return a head for blocks of a scale and words: it aligns the first block of each pair and
-    puts the scales after all words."""
+def _pairs(words: int, convert: Convert) -> Reading:
+    """Return the reading of blocks of a scale and words. The head aligns the first block of each
+    pair and makes the scales."""
+    all_words = BLOCKS // 2 * (2 * words + 1)
 
-    def head(builder: Any, shelf: Shelf, _rows: Rows) -> None:
+    def head(builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
         function = subroutine(builder, "align_pairs", (I64,) * 3, _align)
-        scales = BLOCKS // 2 * (2 * words + 1)
-        builder.call(function, [shelf.address, integer(words), integer(scales)])
+        builder.call(function, [shelf.address, integer(words), integer(all_words)])
 
-    return head
+    def run(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
+        pair, second = bits_of(builder, run, 2, 2, 2 * words + 1), bits_of(builder, run, 1, 1, words + 1)
+        scale = heads.lanes(bits_of(builder, run, 1, 3))
+        return convert(builder, shelf.from_on(total(builder, pair, second)), [scale], run)
 
-
-def _of_pair(builder: Any, shelf: Shelf, run: Any, words: int) -> tuple[Shelf, Lanes]:
-    """Return the words and the scale of a run's block."""
-    pair, second = bits_of(builder, run, 2, 2, 2 * words + 1), bits_of(builder, run, 1, 1, words + 1)
-    scales = BLOCKS // 2 * (2 * words + 1)
-    block = bits_of(builder, run, 1, 3)
-    return shelf.from_on(total(builder, pair, second)), shelf.lanes(total(builder, block, scales))
+    return Reading(256, BLOCKS * (4 * words + 2), all_words, BLOCKS, run, head)
 
 
-def _scales_and_offsets(words: int) -> Callable[[Any, Shelf, Rows], None]:
-    """Return a head for blocks whose first word has the scale and the least value: it puts both
-    after all words."""
+def _wholes(words: int, convert: Convert) -> Reading:
+    """Return the reading of blocks of words, the first of which has the scale and the least value.
+    The head makes both."""
 
-    def head(builder: Any, shelf: Shelf, _rows: Rows) -> None:
+    def head(builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
         with loop(builder, integer(0), integer(BLOCKS), 1) as block:
             first = shelf.words(builder.mul(block, integer(words)))
             for place, half in enumerate(halves_of_words(builder, first)):
-                shelf.put(total(builder, block, BLOCKS * (words + place)), half.value)
+                heads.put(total(builder, block, BLOCKS * place), half.value)
 
-    return head
+    def run(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
+        block = bits_of(builder, run, 1, 3)
+        factors = [heads.lanes(total(builder, block, BLOCKS * place)) for place in (0, 1)]
+        return convert(
+            builder, shelf.from_on(total(builder, builder.mul(block, integer(words)), 1)), factors, run
+        )
 
-
-def _of_block(builder: Any, shelf: Shelf, run: Any, words: int) -> tuple[Shelf, Lanes, Lanes]:
-    """Return the words, the scale and the least value of a run's block."""
-    block = bits_of(builder, run, 1, 3)
-    scale, least = (shelf.lanes(total(builder, block, BLOCKS * (words + place))) for place in (0, 1))
-    return shelf.from_on(builder.mul(block, integer(words))), scale, least
+    return Reading(256, BLOCKS * 4 * words, BLOCKS * words, 2 * BLOCKS, run, head)
 
 
 def _nibbles(builder: Any, words: Shelf, first: int, run: Any) -> Iterator[Any]:
@@ -132,68 +132,63 @@ def _nibbles(builder: Any, words: Shelf, first: int, run: Any) -> Iterator[Any]:
         yield builder.lshr(words.words(place), shift)
 
 
-def _q8_0(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def q8_0(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
     """Signed bytes."""
-    block, scale = _of_pair(builder, shelf, run, 8)
-    scale = scale * 2.0**-24
-    words = block.from_on(bits_of(builder, run, 0, 1, 4))
+    scale = factors[0] * 2.0**-24
+    words = words.from_on(bits_of(builder, run, 0, 1, 4))
     for place in range(4):
         for byte in range(4):
             yield number(builder, top_byte(builder, words.words(place), byte)) * scale
 
 
-def _q4_0(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def q4_0(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
     """Nibbles, less 8."""
-    block, scale = _of_pair(builder, shelf, run, 4)
-    for words in _nibbles(builder, block, 0, run):
-        for moved in each_byte(builder, words):
-            yield small_numbers(builder, moved, 4, 8) * scale
+    for four in _nibbles(builder, words, 0, run):
+        for moved in each_byte(builder, four):
+            yield small_numbers(builder, moved, 4, 8) * factors[0]
 
 
-def _q4_1(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def q4_1(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
     """Nibbles above the least value."""
-    block, scale, least = _of_block(builder, shelf, run, 5)
-    for words in _nibbles(builder, block, 1, run):
-        for moved in each_byte(builder, words):
-            yield small_numbers(builder, moved, 4, 0).fma(scale, least)
+    for four in _nibbles(builder, words, 0, run):
+        for moved in each_byte(builder, four):
+            yield small_numbers(builder, moved, 4, 0).fma(*factors)
 
 
-def _q5_0(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def q5_0(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
     """A word of fifth bits, and nibbles; less 16."""
-    block, scale = _of_pair(builder, shelf, run, 5)
-    for words in _fives(builder, block, 0, run):
-        for moved in each_byte(builder, words):
-            yield small_numbers(builder, moved, 5, 16) * scale
+    for four in _fives(builder, words, run):
+        for moved in each_byte(builder, four):
+            yield small_numbers(builder, moved, 5, 16) * factors[0]
 
 
-def _q5_1(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def q5_1(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
     """A word of fifth bits, and nibbles, above the least value."""
-    block, scale, least = _of_block(builder, shelf, run, 6)
-    for words in _fives(builder, block, 1, run):
-        for moved in each_byte(builder, words):
-            yield small_numbers(builder, moved, 5, 0).fma(scale, least)
+    for four in _fives(builder, words, run):
+        for moved in each_byte(builder, four):
+            yield small_numbers(builder, moved, 5, 0).fma(*factors)
 
 
-def _fives(builder: Any, block: Shelf, first: int, run: Any) -> Iterator[Any]:
+def _fives(builder: Any, block: Shelf, run: Any) -> Iterator[Any]:
     """Yield four quanta per lane, each in the low five bits of its byte.
 
     One multiplication spreads four bits over bit 4 of four bytes; its partial products do not
     overlap.
     """
-    fifth = builder.lshr(block.words(first), everywhere(builder, bits_of(builder, run, 0, 1, 16)))
-    for place, nibbles in enumerate(_nibbles(builder, block, first + 1, run)):
+    fifth = builder.lshr(block.words(0), everywhere(builder, bits_of(builder, run, 0, 1, 16)))
+    for place, nibbles in enumerate(_nibbles(builder, block, 1, run)):
         bits = builder.and_(shifted(builder, fifth, 4 * place), constant(15))
         yield chosen(builder, 0x10101010, builder.mul(bits, constant(0x02040810)), nibbles)
 
 
-F32 = Reading(64, 256, 64, _f32)
+F32 = Reading(64, 256, 64, 0, _f32)
 if LINE_BYTES > PIECE_BYTES:
-    F16 = Reading(64, 128, 32, _f16_of_shorts, transpose=transpose_shorts, whole=32)
+    F16 = Reading(64, 128, 32, 0, _f16_of_shorts, transpose=transpose_shorts, whole=32)
 else:
-    F16 = Reading(64, 128, 32, _f16)
-BF16 = Reading(64, 128, 32, _bf16)
-Q8_0 = Reading(256, 272, 68 + 8, _q8_0, _pairs(8))
-Q4_0 = Reading(256, 144, 36 + 8, _q4_0, _pairs(4))
-Q4_1 = Reading(256, 160, 40 + 16, _q4_1, _scales_and_offsets(5))
-Q5_0 = Reading(256, 176, 44 + 8, _q5_0, _pairs(5))
-Q5_1 = Reading(256, 192, 48 + 16, _q5_1, _scales_and_offsets(6))
+    F16 = Reading(64, 128, 32, 0, _f16)
+BF16 = Reading(64, 128, 32, 0, _bf16)
+Q8_0 = _pairs(8, q8_0)
+Q4_0 = _pairs(4, q4_0)
+Q4_1 = _wholes(5, q4_1)
+Q5_0 = _pairs(5, q5_0)
+Q5_1 = _wholes(6, q5_1)

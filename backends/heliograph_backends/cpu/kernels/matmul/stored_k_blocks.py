@@ -8,17 +8,13 @@ the shelf.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from llvmlite import ir
-
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import (
-    SHORTS,
     chosen,
     constant,
     everywhere,
-    from_half,
     halves_of_words,
     number,
     power_and_quanta,
@@ -26,21 +22,12 @@ from heliograph_backends.cpu.kernels.matmul.stored_lanes import (
     small_numbers,
     turned,
 )
-from heliograph_backends.cpu.kernels.matmul.stored_readings import Reading, Rows, bits_of, each_byte, total
-from heliograph_backends.cpu.kernels.matmul.stored_words import Shelf, rows_from
-from heliograph_backends.cpu.kernels.vector.lanes import I32, Lanes, integer, loop, pointer
+from heliograph_backends.cpu.kernels.matmul.stored_readings import Half, Reading, bits_of, each_byte, total
+from heliograph_backends.cpu.kernels.matmul.stored_words import Shelf
+from heliograph_backends.cpu.kernels.vector.lanes import Lanes, integer, loop
 
-#: The words of a block are followed by the factors of 16 or 8 parts, then their offsets.
+#: Heads have the factors of 16 or 8 parts, then their offsets.
 SIXTEEN, EIGHT = 16, 8
-
-
-def _half_of_rows(builder: Any, rows: Rows, offset: int) -> Lanes:
-    """Return the f16 at `offset` of sixteen rows, which is not in a whole word."""
-    found: Any = ir.Constant(SHORTS, ir.Undefined)
-    for lane, row in enumerate(rows_from(builder, builder.add(rows.first, integer(offset)), rows.step)):
-        short = builder.load(pointer(builder, row, SHORTS.element), align=1)
-        found = builder.insert_element(found, short, ir.Constant(I32, lane))
-    return from_half(builder, found)
 
 
 def _unsigned(builder: Any, words: Any, shift: int, mask: int) -> Lanes:
@@ -57,21 +44,21 @@ def _quarters(builder: Any, run: Any) -> Any:
     return bits_of(builder, run, 0, 1, 4)
 
 
-def _q2_k_head(builder: Any, shelf: Shelf, _rows: Rows) -> None:
+def _q2_k_head(builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
     """Factors and offsets of 16 parts, four bits each."""
     scale, least = halves_of_words(builder, shelf.words(20))
     with loop(builder, integer(0), integer(4), 1) as place:
         words = shelf.words(place)
-        found = shelf.from_on(total(builder, builder.mul(place, integer(4)), 21))
+        found = heads.from_on(builder.mul(place, integer(4)))
         for byte in range(4):
             found.put(byte, (_unsigned(builder, words, 8 * byte, 15) * scale).value)
             offset = _unsigned(builder, words, 8 * byte + 4, 15) * least
             found.put(SIXTEEN + byte, (-offset).value)
 
 
-def _q2_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def _q2_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
     """Two bits: in each half of the block four runs of 32 elements are in the same bytes."""
-    factor, offset = shelf.lanes(total(builder, run, 21)), shelf.lanes(total(builder, run, 21 + SIXTEEN))
+    factor, offset = heads.lanes(run), heads.lanes(total(builder, run, SIXTEEN))
     half = bits_of(builder, run, 3, 1, 8)
     words = shelf.from_on(total(builder, half, _quarters(builder, run), 4))
     shift = everywhere(builder, bits_of(builder, run, 1, 2, 2))
@@ -80,9 +67,9 @@ def _q2_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
             yield small_numbers(builder, moved, 2, 0).fma(factor, offset)
 
 
-def _q3_k_head(builder: Any, shelf: Shelf, rows: Rows) -> None:
+def _q3_k_head(builder: Any, shelf: Shelf, heads: Shelf, half: Half) -> None:
     """Scales are four bits in the first two words and two above them in the third, less 32."""
-    size = _half_of_rows(builder, rows, 108)
+    size = half()
     first, second, third = (shelf.words(place) for place in (24, 25, 26))
     for quad in range(4):
         own = shifted(builder, (first, second)[quad % 2], quad // 2 * 4)
@@ -90,12 +77,12 @@ def _q3_k_head(builder: Any, shelf: Shelf, rows: Rows) -> None:
         both = builder.and_(chosen(builder, 0x30303030, above, own), constant(0x3F3F3F3F))
         for byte in range(4):
             factor = (_unsigned(builder, both, 8 * byte, 63) - 32.0) * size
-            shelf.put(27 + 4 * quad + byte, factor.value)
+            heads.put(4 * quad + byte, factor.value)
 
 
-def _q3_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def _q3_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
     """Two bits and, from bit 4 * half + part / 2 of the first 32 bytes, a third; less 4."""
-    factor = shelf.lanes(total(builder, run, 27))
+    factor = heads.lanes(run)
     quarters, part = _quarters(builder, run), bits_of(builder, run, 1, 2)
     words = shelf.from_on(total(builder, bits_of(builder, run, 3, 1, 8), quarters, 8))
     high = shelf.from_on(quarters)
@@ -108,47 +95,43 @@ def _q3_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
             yield small_numbers(builder, moved, 3, 4) * factor
 
 
-def _eight_scales(words: int) -> Callable[[Any, Shelf, Rows], None]:
-    """Return a head that puts factors and offsets of a block's eight parts after this many words.
+def _eight_scales(builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
+    """Factors and offsets of a block's eight parts.
 
     Each has six bits. Those of the last four parts are split: their low four bits are in the fourth
     word, the two above them are above the bits of the first four parts.
     """
-
-    def head(builder: Any, shelf: Shelf, _rows: Rows) -> None:
-        sizes = halves_of_words(builder, shelf.words(0))
-        last = shelf.words(3)
-        for kind, size in enumerate(sizes):
-            own, low = shelf.words(1 + kind), shifted(builder, last, 4 * kind)
-            late = chosen(builder, 0x0F0F0F0F, low, shifted(builder, own, 2))
-            for quad, scales in enumerate((own, late)):
-                for byte in range(4):
-                    scale = _unsigned(builder, scales, 8 * byte, 63) * size
-                    value = -scale if kind else scale
-                    shelf.put(words + EIGHT * kind + 4 * quad + byte, value.value)
-
-    return head
+    sizes = halves_of_words(builder, shelf.words(0))
+    last = shelf.words(3)
+    for kind, size in enumerate(sizes):
+        own, low = shelf.words(1 + kind), shifted(builder, last, 4 * kind)
+        late = chosen(builder, 0x0F0F0F0F, low, shifted(builder, own, 2))
+        for quad, scales in enumerate((own, late)):
+            for byte in range(4):
+                scale = _unsigned(builder, scales, 8 * byte, 63) * size
+                value = -scale if kind else scale
+                heads.put(EIGHT * kind + 4 * quad + byte, value.value)
 
 
-def _part(builder: Any, shelf: Shelf, run: Any, first: int, words: int) -> tuple[Lanes, Lanes, Shelf, Any]:
+def _part(builder: Any, shelf: Shelf, heads: Shelf, run: Any, first: int) -> tuple[Lanes, Lanes, Shelf, Any]:
     """Return a run's factor, offset and words, and the right shift of its nibbles."""
     part = bits_of(builder, run, 1, 3)
-    factor, offset = (shelf.lanes(total(builder, part, words + behind)) for behind in (0, EIGHT))
+    factor, offset = (heads.lanes(total(builder, part, behind)) for behind in (0, EIGHT))
     quanta = shelf.from_on(total(builder, bits_of(builder, run, 2, 2, 8), _quarters(builder, run), first))
     return factor, offset, quanta, everywhere(builder, bits_of(builder, run, 1, 1, 4))
 
 
-def _q4_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def _q4_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
     """Two parts of 32 elements are the low and the high nibbles of 32 bytes."""
-    factor, offset, quanta, shift = _part(builder, shelf, run, 4, 36)
+    factor, offset, quanta, shift = _part(builder, shelf, heads, run, 4)
     for place in range(4):
         for moved in each_byte(builder, builder.lshr(quanta.words(place), shift)):
             yield small_numbers(builder, moved, 4, 0).fma(factor, offset)
 
 
-def _q5_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def _q5_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
     """As q4_k; the fifth bits of part i are bit i of the 32 bytes in front."""
-    factor, offset, quanta, shift = _part(builder, shelf, run, 12, 44)
+    factor, offset, quanta, shift = _part(builder, shelf, heads, run, 12)
     high = shelf.from_on(total(builder, _quarters(builder, run), 4))
     turn = total(builder, bits_of(builder, run, 1, 3), -4)
     for place in range(4):
@@ -158,18 +141,18 @@ def _q5_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
             yield small_numbers(builder, moved, 5, 0).fma(factor, offset)
 
 
-def _q6_k_head(builder: Any, shelf: Shelf, rows: Rows) -> None:
+def _q6_k_head(builder: Any, shelf: Shelf, heads: Shelf, half: Half) -> None:
     """Factors of 16 parts, signed bytes."""
-    size = _half_of_rows(builder, rows, 208)
+    size = half()
     with loop(builder, integer(0), integer(4), 1) as place:
         words = shelf.words(total(builder, place, 48))
-        found = shelf.from_on(total(builder, builder.mul(place, integer(4)), 52))
+        found = heads.from_on(builder.mul(place, integer(4)))
         for byte in range(4):
             signed = builder.ashr(shifted(builder, words, 8 * byte - 24), constant(24))
             found.put(byte, (number(builder, signed) * size).value)
 
 
-def _q6_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+def _q6_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
     """In each half of the block, four parts of 32 elements: nibbles with two bits above each; less
     32.
 
@@ -177,7 +160,7 @@ def _q6_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
     bytes. Quanta at bit 16 are added to 128; the sum of 128 and 32 times a factor, of 18 bits, is
     exact.
     """
-    factor = shelf.lanes(total(builder, run, 52))
+    factor = heads.lanes(run)
     base = factor * -(128.0 + 32.0)
     quarters, part = _quarters(builder, run), bits_of(builder, run, 1, 2)
     lows = total(builder, bits_of(builder, run, 3, 1, 16), bits_of(builder, run, 1, 1, 8), quarters)
@@ -193,8 +176,8 @@ def _q6_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
             yield power_and_quanta(builder, moved, 6, 16).fma(factor, base)
 
 
-Q2_K = Reading(256, 84, 21 + 32, _q2_k, _q2_k_head)
-Q3_K = Reading(256, 110, 27 + 16, _q3_k, _q3_k_head, words_bytes=108)
-Q4_K = Reading(256, 144, 36 + 16, _q4_k, _eight_scales(36))
-Q5_K = Reading(256, 176, 44 + 16, _q5_k, _eight_scales(44))
-Q6_K = Reading(256, 210, 52 + 16, _q6_k, _q6_k_head, words_bytes=208)
+Q2_K = Reading(256, 84, 21, 32, _q2_k, _q2_k_head)
+Q3_K = Reading(256, 110, 27, 16, _q3_k, _q3_k_head, half_at=108)
+Q4_K = Reading(256, 144, 36, 16, _q4_k, _eight_scales)
+Q5_K = Reading(256, 176, 44, 16, _q5_k, _eight_scales)
+Q6_K = Reading(256, 210, 52, 16, _q6_k, _q6_k_head, half_at=208)

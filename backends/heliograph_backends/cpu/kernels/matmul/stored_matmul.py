@@ -18,7 +18,7 @@ few enough not to compete with each other, and always one pass over the current 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -27,8 +27,11 @@ from numba import types
 
 from heliograph_backends.cpu.kernels.matmul import stored_blocks as blocks
 from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
+from heliograph_backends.cpu.kernels.matmul.grouped_matmul import multiply_grouped, unpack_grouped
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
-from heliograph_backends.cpu.kernels.matmul.stored_readings import Reading, Rows
+from heliograph_backends.cpu.kernels.matmul.stored_lanes import SHORTS, from_half
+from heliograph_backends.cpu.kernels.matmul.stored_readings import Reading
+from heliograph_backends.cpu.kernels.matmul.stored_sums import GROUPS, Sums, runs_of
 from heliograph_backends.cpu.kernels.matmul.stored_words import (
     COPIED_BYTES,
     COPIED_ROW_BYTES,
@@ -36,12 +39,12 @@ from heliograph_backends.cpu.kernels.matmul.stored_words import (
     VECTOR_BYTES,
     Shelf,
     copy_rows,
+    rows_from,
 )
-from heliograph_backends.cpu.kernels.program.stored_types import FEW_COLUMNS, FEW_ROWS, FORMS, Stored
+from heliograph_backends.cpu.kernels.program.stored_types import FEW_COLUMNS, FORMS, GROUPED, Stored
 from heliograph_backends.cpu.kernels.program.words import CACHE_LINE_BYTES, PANEL_COLUMNS
 from heliograph_backends.cpu.kernels.vector.lanes import (
-    F32,
-    F32_VECTOR,
+    I32,
     I64,
     LANES,
     Entry,
@@ -54,7 +57,6 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     pointer,
     prefetch,
     subroutine,
-    tail_mask,
     workspace,
 )
 
@@ -85,7 +87,6 @@ BLOCK_BYTES = tuple(FORMS[Stored(each)].block_bytes for each in _KINDS)
 READ_ELEMENTS = tuple(READINGS[Stored(each)].elements for each in _KINDS)
 READ_BYTES = tuple(READINGS[Stored(each)].bytes for each in _KINDS)
 WIDTHS = tuple(COLUMNS.get(Stored(each), FEW_COLUMNS) for each in _KINDS)
-GROUPS = FEW_COLUMNS // LANES
 
 
 def _minimum(builder: Any, first: Any, second: Any) -> Any:
@@ -102,7 +103,7 @@ def _prepare(kind: Stored) -> Callable[..., None]:
 
     def body(builder: Any, shelf: Any, source: Any, step: Any, rows: Any, elements: Any) -> None:
         size = _times(builder, builder.udiv(elements, integer(form.block_size)), form.block_bytes)
-        words = integer(reading.words_bytes) if reading.words_bytes else size
+        words = integer(reading.half_at) if reading.half_at else size
         whole = builder.and_(
             builder.icmp_signed(">=", rows, integer(LANES)),
             builder.and_(
@@ -126,9 +127,19 @@ def _prepare(kind: Stored) -> Callable[..., None]:
         made = Shelf(builder, shelf)
         reading.transpose(builder, made, first, step, words)
         if reading.head is not None:
-            reading.head(builder, made, Rows(first, step))
+            heads = made.from_on(integer(reading.words))
+            reading.head(builder, made, heads, lambda: half_of_rows(builder, first, step, reading.half_at))
 
     return body
+
+
+def half_of_rows(builder: Any, first: Any, step: Any, offset: int) -> Lanes:
+    """Return the f16 at `offset` of sixteen rows, which is not in a whole word."""
+    found: Any = ir.Constant(SHORTS, ir.Undefined)
+    for lane, row in enumerate(rows_from(builder, builder.add(first, integer(offset)), step)):
+        short = builder.load(pointer(builder, row, SHORTS.element), align=1)
+        found = builder.insert_element(found, short, ir.Constant(I32, lane))
+    return from_half(builder, found)
 
 
 def _prepared(
@@ -144,8 +155,10 @@ def _place_of(builder: Any, kind: Stored, element: Any) -> Any:
     return _times(builder, builder.udiv(element, integer(form.block_size)), form.block_bytes)
 
 
-def _runs(builder: Any, elements: Any) -> Any:
-    return builder.udiv(builder.add(elements, integer(LANES - 1)), integer(LANES))
+def _lanes(builder: Any, kind: Stored, address: Any, run: Any) -> Iterator[Lanes]:
+    """Make the lanes of a run from the shelf at an address."""
+    shelf = Shelf(builder, address)
+    return READINGS[kind].run(builder, shelf, shelf.from_on(integer(READINGS[kind].words)), run)
 
 
 def _unpack(kind: Stored) -> Callable[..., None]:
@@ -163,10 +176,10 @@ def _unpack(kind: Stored) -> Callable[..., None]:
                 elements = _minimum(builder, builder.sub(depth, start), integer(reading.elements))
                 here = builder.add(first, _place_of(builder, kind, start))
                 _prepared(builder, kind, shelf, here, step, rows, elements)
-                with loop(builder, integer(0), _runs(builder, elements), 1) as run:
+                with loop(builder, integer(0), runs_of(builder, elements), 1) as run:
                     k = builder.add(start, _times(builder, run, LANES))
                     place = builder.add(panel, _times(builder, k, PANEL_ROW_BYTES))
-                    for number, lanes in enumerate(reading.run(builder, Shelf(builder, shelf), run)):
+                    for number, lanes in enumerate(_lanes(builder, kind, shelf, run)):
                         lanes.store(builder.add(place, integer(number * PANEL_ROW_BYTES)))
 
     return body
@@ -195,79 +208,6 @@ class _Ahead:
             prefetch(builder, builder.add(start, integer(line)), 2)
 
 
-class _Sums:
-    """The chains of some rows and groups of sixteen columns."""
-
-    def __init__(self, builder: Any, rows: Any, c: Any, c_row: Any, columns: Any) -> None:
-        self._builder, self._rows, self._c, self._c_row, self._columns = builder, rows, c, c_row, columns
-        self._area = workspace(builder, VECTOR_BYTES * FEW_ROWS * GROUPS)
-        self._groups = _runs(builder, columns)
-
-    def place(self, row: Any, group: Any) -> Any:
-        """Return a pointer to a sum."""
-        builder = self._builder
-        index = builder.add(_times(builder, row, GROUPS), group)
-        address = builder.add(self._area, _times(builder, index, VECTOR_BYTES))
-        return pointer(builder, address, F32_VECTOR)
-
-    def _each(self, act: Callable[[Any, Any, Any], None]) -> None:
-        builder = self._builder
-        with (
-            loop(builder, integer(0), self._rows, 1) as row,
-            loop(builder, integer(0), self._groups, 1) as group,
-        ):
-            column = _times(builder, group, LANES)
-            address = builder.add(self._c, builder.mul(row, self._c_row))
-            address = builder.add(address, _times(builder, column, 4))
-            mask = tail_mask(builder, builder.sub(self._columns, column))
-            act(self.place(row, group), address, mask)
-
-    def open(self, first: Any) -> None:
-        """Start with zeros, or with the product's elements."""
-        builder = self._builder
-        zeros = ir.Constant(F32_VECTOR, [0.0] * LANES)
-        self._each(lambda cell, _address, _mask: builder.store(zeros, cell, align=VECTOR_BYTES))
-
-        def load(cell: Any, address: Any, mask: Any) -> None:
-            builder.store(Lanes.load_masked(builder, address, mask).value, cell, align=VECTOR_BYTES)
-
-        with builder.if_then(builder.icmp_signed("==", first, integer(0))):
-            self._each(load)
-
-    def close(self) -> None:
-        """Write the product."""
-        builder = self._builder
-
-        def store(cell: Any, address: Any, mask: Any) -> None:
-            Lanes(builder, builder.load(cell, align=VECTOR_BYTES)).store_masked(address, mask)
-
-        self._each(store)
-
-    def add(self, group: Any, weights: Callable[[], Iterable[Lanes]], a: Any, a_row: Any) -> None:
-        """Add the products of consecutive weights with the elements at `a`, for each row.
-
-        A single row uses the weights one by one as they are made; several rows share them.
-        """
-        builder = self._builder
-        with builder.if_else(builder.icmp_signed("==", self._rows, integer(1))) as (one, several):
-            with one:
-                self._add_row(integer(0), group, weights(), a)
-            with several:
-                made = list(weights())
-                with loop(builder, integer(0), self._rows, 1) as row:
-                    self._add_row(row, group, made, builder.add(a, builder.mul(row, a_row)))
-
-    def _add_row(self, row: Any, group: Any, weights: Iterable[Lanes], a: Any) -> None:
-        builder = self._builder
-        cell = self.place(row, group)
-        total = Lanes(builder, builder.load(cell, align=VECTOR_BYTES))
-        for place, lanes in enumerate(weights):
-            address = builder.add(a, integer(4 * place))
-            factor = Lanes.broadcast(builder, builder.load(pointer(builder, address, F32)))
-            total = lanes.fma(factor, total)
-        builder.store(total.value, cell, align=VECTOR_BYTES)
-
-
 def _multiply(kind: Stored) -> Callable[..., None]:
     """Return code for the product of up to FEW_ROWS rows and FEW_COLUMNS columns."""
     reading = READINGS[kind]
@@ -289,9 +229,9 @@ def _multiply(kind: Stored) -> Callable[..., None]:
         ahead: Any,
     ) -> None:
         shelves = workspace(builder, shelf_bytes * GROUPS)
-        sums = _Sums(builder, rows, c, c_row, columns)
+        sums = Sums(builder, rows, c, c_row, columns)
         sums.open(first)
-        groups, whole = _runs(builder, columns), builder.and_(depth, integer(-LANES))
+        groups, whole = runs_of(builder, columns), builder.and_(depth, integer(-LANES))
         chunks = builder.udiv(builder.add(depth, integer(reading.elements - 1)), integer(reading.elements))
         fetches = _Ahead(builder, ahead, b_row, _times(builder, chunks, reading.bytes), share)
         with loop(builder, integer(0), whole, reading.elements) as start:
@@ -302,13 +242,13 @@ def _multiply(kind: Stored) -> Callable[..., None]:
                 here = builder.add(here, _place_of(builder, kind, start))
                 shelf = builder.add(shelves, _times(builder, group, shelf_bytes))
                 _prepared(builder, kind, shelf, here, b_row, builder.sub(columns, column), elements)
-            with loop(builder, integer(0), _runs(builder, elements), 1) as run:
+            with loop(builder, integer(0), runs_of(builder, elements), 1) as run:
                 k = builder.add(start, _times(builder, run, LANES))
                 left = builder.add(a, _times(builder, k, 4))
                 with loop(builder, integer(0), groups, 1) as group:
-                    shelf = Shelf(builder, builder.add(shelves, _times(builder, group, shelf_bytes)))
+                    shelf = builder.add(shelves, _times(builder, group, shelf_bytes))
                     fetches.go()
-                    sums.add(group, partial(reading.run, builder, shelf, run), left, a_row)
+                    sums.add(group, partial(_lanes, builder, kind, shelf, run), left, a_row)
         if FORMS[kind].block_size == 1:
             _add_rest(builder, kind, sums, (a, a_row), (b, b_row), (whole, depth), columns)
         sums.close()
@@ -317,7 +257,7 @@ def _multiply(kind: Stored) -> Callable[..., None]:
 
 
 def _add_rest(
-    builder: Any, kind: Stored, sums: _Sums, a: Any, b: Any, depths: tuple[Any, Any], columns: Any
+    builder: Any, kind: Stored, sums: Sums, a: Any, b: Any, depths: tuple[Any, Any], columns: Any
 ) -> None:
     """Add the products of the last, less than sixteen elements, unpacked one group of columns at a
     time."""
@@ -400,7 +340,10 @@ def unpack_panels(
     """
     for column in range(0, columns, PANEL_COLUMNS):
         present = min(columns - column, PANEL_COLUMNS)
-        unpack_panel(kind, target, source + column * step, step, depth, present)
+        if kind >= GROUPED:
+            unpack_grouped(kind - GROUPED, target, source + column * step, step, depth, present)
+        else:
+            unpack_panel(kind, target, source + column * step, step, depth, present)
         target += panel_bytes
 
 
@@ -432,6 +375,23 @@ def multiply_few(
 ) -> None:
     """Multiply few rows by columns that are rows of the right side; the rows at `ahead` come
     next."""
+    if kind >= GROUPED:
+        width = FEW_COLUMNS
+        for column in range(0, columns, width):
+            multiply_grouped(
+                kind - GROUPED,
+                rows,
+                product + 4 * column,
+                product_row,
+                left,
+                left_row,
+                right + column * right_row,
+                right_row,
+                depth,
+                min(columns - column, width),
+                first,
+            )
+        return
     width, part = WIDTHS[kind], part_of(kind, depth)
     for column in range(0, columns, width):
         last = column + width >= columns

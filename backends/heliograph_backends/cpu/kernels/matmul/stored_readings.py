@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import shifted
 from heliograph_backends.cpu.kernels.matmul.stored_words import Shelf, transpose_words
 from heliograph_backends.cpu.kernels.vector.lanes import Lanes, integer
 
-
-class Rows(NamedTuple):
-    """The addresses of sixteen rows."""
-
-    first: Any
-    step: Any
+#: Makes the f16 of sixteen rows that is apart from the words.
+Half: TypeAlias = Callable[[], Lanes]
 
 
 class Reading(NamedTuple):
     """The conversion of a data type's elements to lanes, `elements` of each of sixteen rows at a
     time.
 
-    Their words are transposed to a shelf. `head` adds factors and the like, once for all elements.
-    `run` makes the lanes of sixteen consecutive elements; the number of the run is known at run
-    time.
+    Their words are transposed to a shelf. `head` makes factors and the like, once for all elements,
+    on another shelf. `run` makes the lanes of sixteen consecutive elements from both; the number of
+    the run is known at run time.
     """
 
     elements: int
     bytes: int
     """Bytes of the elements."""
-    vectors: int
-    """Vectors on the shelf: words, and those that the head adds."""
-    run: Callable[[Any, Shelf, Any], Iterator[Lanes]]
-    head: Callable[[Any, Shelf, Rows], None] | None = None
-    words_bytes: int = 0
-    """Bytes at the start whose words are transposed; 0: all."""
+    words: int
+    """Vectors of words."""
+    heads: int
+    """Vectors that the head makes."""
+    run: Callable[[Any, Shelf, Shelf, Any], Iterator[Lanes]]
+    head: Callable[[Any, Shelf, Shelf, Half], None] | None = None
+    half_at: int = 0
+    """The offset of an f16 after the words; 0: there is none."""
     transpose: Callable[..., None] = transpose_words
     whole: int = 4
     """The number of bytes for `transpose` is a multiple of this."""
+
+    @property
+    def vectors(self) -> int:
+        """Vectors on a shelf for both."""
+        return self.words + self.heads
 
 
 def bits_of(builder: Any, number: Any, first: int, count: int, times: int = 1) -> Any:

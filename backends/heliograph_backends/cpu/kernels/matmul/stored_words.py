@@ -47,8 +47,8 @@ class Shelf:
     """Vectors of float32 or int32 at an address, with indices known at compile time, or int64 at
     run time."""
 
-    def __init__(self, builder: Any, address: Any) -> None:
-        self._builder, self.address = builder, address
+    def __init__(self, builder: Any, address: Any, align: int = VECTOR_BYTES) -> None:
+        self._builder, self.address, self._align = builder, address, align
 
     def _place(self, index: Any) -> Any:
         if isinstance(index, int):
@@ -57,16 +57,16 @@ class Shelf:
 
     def from_on(self, index: Any) -> Shelf:
         """Return the vectors from a number on."""
-        return Shelf(self._builder, self._place(index))
+        return Shelf(self._builder, self._place(index), self._align)
 
     def put(self, index: Any, value: Any) -> None:
         """Store a vector."""
         words = self._builder.bitcast(value, I32_VECTOR)
-        self._builder.store(words, pointer(self._builder, self._place(index), I32_VECTOR), align=VECTOR_BYTES)
+        self._builder.store(words, pointer(self._builder, self._place(index), I32_VECTOR), align=self._align)
 
     def words(self, index: Any) -> Any:
         """Return an int32 vector."""
-        return self._builder.load(pointer(self._builder, self._place(index), I32_VECTOR), align=VECTOR_BYTES)
+        return self._builder.load(pointer(self._builder, self._place(index), I32_VECTOR), align=self._align)
 
     def lanes(self, index: Any) -> Lanes:
         """Return a float32 vector."""

@@ -138,7 +138,7 @@ class ProgramBuilder:
         extra, instructions = epilogue[:2] if epilogue else ((), None)
         operands = (left, right, product, *extra)
         strides = [each[2] for each in operands]
-        form = right.kind if isinstance(right, StoredOperand) else type(right)
+        form = right[3:] if isinstance(right, StoredOperand) else type(right)
         key = (Kind.MATMUL, rows, columns, depth, form, tuple(batch), id(instructions), *strides)
         encoding = self._encodings.find(
             key,

@@ -34,7 +34,7 @@ from heliograph_backends.cpu.kernels.program.program import (
     Rotation,
     StoredOperand,
 )
-from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS, FORMS
+from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS, FORMS, GROUP_ROWS, GROUPED
 from heliograph_backends.cpu.kernels.program.tiles import (
     PACKED_DEPTH_BLOCK,
     STREAM_BYTES,
@@ -318,7 +318,7 @@ def broadcast(operand: Operand, axes: int) -> Strides:
 def _right_form(right: AnyOperand) -> tuple[int, int]:
     """Return the words PACK_RIGHT and RIGHT_BLOCK."""
     if isinstance(right, StoredOperand):
-        return right.kind, FORMS[right.kind].block_size
+        return right.kind + right.grouped * GROUPED, FORMS[right.kind].block_size
     return int(isinstance(right, Operand)), 1
 
 
@@ -327,7 +327,7 @@ def _right_strides(right: AnyOperand, axes: int) -> Strides:
         return broadcast(right, axes)
     if isinstance(right, StoredOperand):
         *leading, column = right.strides
-        along_k = FORMS[right.kind].block_bytes
+        along_k = FORMS[right.kind].block_bytes * (GROUP_ROWS if right.grouped else 1)
         return broadcast(Operand(right.slot, right.offset, (*leading, along_k, column)), axes)
     missing = axes - 2 - len(right.batch_strides)
     if missing < 0:

@@ -15,7 +15,13 @@ from heliograph_backends.cpu.kernels.program.encoding import (
     step_words,
 )
 from heliograph_backends.cpu.kernels.program.program import Experts, Operand
-from heliograph_backends.cpu.kernels.program.stored_types import FEW_COLUMNS, FEW_ROWS, FORMS
+from heliograph_backends.cpu.kernels.program.stored_types import (
+    FEW_COLUMNS,
+    FEW_ROWS,
+    FORMS,
+    GROUP_ROWS,
+    GROUPED,
+)
 from heliograph_backends.cpu.kernels.program.tiles import (
     TILE_NS,
     UNPACKED_COLUMN_BLOCK,
@@ -48,7 +54,9 @@ def encode_experts(form: Experts, operands: tuple[Operand, Operand, Operand, Ope
     ]
     space, nanoseconds = _cut(form, places)
     words = [word for side in sides for word in operand_words(side)]
-    words += [form.kind, stored.block_size, stored.block_bytes, form.experts, form.depth, form.tokens]
+    block_bytes = stored.block_bytes * (GROUP_ROWS if form.grouped else 1)
+    words += [form.kind + form.grouped * GROUPED, stored.block_size, block_bytes]
+    words += [form.experts, form.depth, form.tokens]
     words += [form.used, form.own, form.id_bytes, int(places < form.experts)]
     areas, pack_bytes = _areas(form, space, min(places, UNPACKED_ROW_BLOCK))
     code = step_words(Kind.EXPERTS, space, words + areas, nanoseconds, False)

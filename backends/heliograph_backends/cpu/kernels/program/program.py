@@ -38,6 +38,8 @@ class StoredOperand(NamedTuple):
     strides: tuple[int, ...]
     """Byte strides of batch axes and columns; along k, elements or blocks are adjacent."""
     kind: Stored
+    grouped: bool = False
+    """True if the columns lie in groups, see `RowGroups`."""
 
 
 #: A side of a matrix product.
@@ -99,6 +101,8 @@ class Experts(NamedTuple):
     own: int
     """Rows per token, which its ids use in turn."""
     id_bytes: int
+    grouped: bool = False
+    """True if the columns of the experts lie in groups, see `RowGroups`."""
 
 
 class Rotation(NamedTuple):

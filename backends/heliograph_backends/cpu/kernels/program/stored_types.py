@@ -30,6 +30,12 @@ class Stored(IntEnum):
     F32 = 14
 
 
+#: The number of rows in a group, see `RowGroups`.
+GROUP_ROWS: Final = 16
+#: Added to the number of a type in a step whose weight lies in groups of rows.
+GROUPED: Final = 32
+
+
 class Form(NamedTuple):
     """The blocks of a data type."""
 
@@ -38,20 +44,22 @@ class Form(NamedTuple):
     block_bytes: int
     unit: int
     """Elements that the kernels convert at once."""
+    halves: tuple[int, ...] = ()
+    """The offsets of f16 and bf16 that lie before the words of a block in a group of rows."""
 
 
 FORMS: Final = {
-    Stored.F16: Form(1, 2, 32),
-    Stored.BF16: Form(1, 2, 32),
-    Stored.Q8_0: Form(32, 34, 32),
-    Stored.Q4_0: Form(32, 18, 32),
+    Stored.F16: Form(1, 2, 32, (0,)),
+    Stored.BF16: Form(1, 2, 32, (0,)),
+    Stored.Q8_0: Form(32, 34, 32, (0,)),
+    Stored.Q4_0: Form(32, 18, 32, (0,)),
     Stored.Q4_K: Form(256, 144, 64),
-    Stored.Q6_K: Form(256, 210, 128),
-    Stored.Q4_1: Form(32, 20, 32),
-    Stored.Q5_0: Form(32, 22, 32),
-    Stored.Q5_1: Form(32, 24, 32),
+    Stored.Q6_K: Form(256, 210, 128, (208,)),
+    Stored.Q4_1: Form(32, 20, 32, (0, 2)),
+    Stored.Q5_0: Form(32, 22, 32, (0,)),
+    Stored.Q5_1: Form(32, 24, 32, (0, 2)),
     Stored.Q2_K: Form(256, 84, 128),
-    Stored.Q3_K: Form(256, 110, 128),
+    Stored.Q3_K: Form(256, 110, 128, (108,)),
     Stored.Q5_K: Form(256, 176, 64),
     Stored.F32: Form(1, 4, 16),
 }

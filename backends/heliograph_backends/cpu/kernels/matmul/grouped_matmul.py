@@ -1,0 +1,266 @@
+"""Matrix products with stored weights whose rows lie in groups of sixteen, see `RowGroups`.
+
+Contract. As `stored_matmul`: the same chains, and so the same bits.
+
+Theory of operation. A lane belongs to a row. In a group the same word of all rows is a vector, and
+so is the same f16 of a block, half as long. So nothing is transposed: memory is read in order, and
+a block takes its conversion and the multiply-adds alone. Two groups are multiplied side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from numba import types
+
+from heliograph_backends.cpu.kernels.matmul import stored_blocks as blocks
+from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
+from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
+from heliograph_backends.cpu.kernels.matmul.stored_lanes import SHORTS, from_bfloat, from_half
+from heliograph_backends.cpu.kernels.matmul.stored_readings import Half, Reading
+from heliograph_backends.cpu.kernels.matmul.stored_sums import GROUPS, Sums
+from heliograph_backends.cpu.kernels.matmul.stored_words import VECTOR_BYTES, Shelf
+from heliograph_backends.cpu.kernels.program.stored_types import FORMS, GROUP_ROWS, Stored
+from heliograph_backends.cpu.kernels.program.words import CACHE_LINE_BYTES
+from heliograph_backends.cpu.kernels.vector.lanes import (
+    I64,
+    LANES,
+    Lanes,
+    emitted,
+    integer,
+    loop,
+    pointer,
+    prefetch,
+    subroutine,
+    workspace,
+)
+
+SHORTS_BYTES: Final = 2 * GROUP_ROWS
+#: Bytes of a group that are prefetched ahead of those in use; there are four groups side by side.
+AHEAD_BYTES: Final = 4096
+
+
+class Block(NamedTuple):
+    """A block of sixteen rows: its address, and a shelf of what its head made."""
+
+    builder: Any
+    address: Any
+    heads: Shelf
+
+    def shorts(self, number: int) -> Any:
+        """Return the f16 or bf16 number `number` of each row."""
+        place = self.builder.add(self.address, integer(SHORTS_BYTES * number))
+        return self.builder.load(pointer(self.builder, place, SHORTS), align=SHORTS_BYTES)
+
+    def words(self, kind: Stored) -> Shelf:
+        """Return the words."""
+        offset = SHORTS_BYTES * len(FORMS[kind].halves)
+        return Shelf(self.builder, self.builder.add(self.address, integer(offset)), SHORTS_BYTES)
+
+
+class Grouped(NamedTuple):
+    """The conversion of a data type's blocks to lanes."""
+
+    elements: int
+    run: Callable[[Block, Any], Iterator[Lanes]]
+    """Makes the lanes of sixteen consecutive elements."""
+    heads: int = 0
+    """Vectors that the head makes."""
+    head: Callable[[Block], None] | None = None
+
+
+def _floats(convert: Callable[[Any, Any], Lanes]) -> Grouped:
+    def run(block: Block, _run: Any) -> Iterator[Lanes]:
+        for element in range(LANES):
+            yield convert(block.builder, block.shorts(element))
+
+    return Grouped(LANES, run)
+
+
+def _f32(block: Block, _run: Any) -> Iterator[Lanes]:
+    for element in range(LANES):
+        yield block.words(Stored.F32).lanes(element)
+
+
+def _thirty_two(kind: Stored, convert: blocks.Convert) -> Grouped:
+    def run(block: Block, run: Any) -> Iterator[Lanes]:
+        factors = [from_half(block.builder, block.shorts(n)) for n in range(len(FORMS[kind].halves))]
+        return convert(block.builder, block.words(kind), factors, run)
+
+    return Grouped(2 * LANES, run)
+
+
+def _of_reading(kind: Stored, reading: Reading) -> Grouped:
+    """Return the reading of a block that is read at a time."""
+
+    def head(block: Block) -> None:
+        half: Half = lambda: from_half(block.builder, block.shorts(0))  # noqa: E731
+        assert reading.head is not None
+        reading.head(block.builder, block.words(kind), block.heads, half)
+
+    def run(block: Block, run: Any) -> Iterator[Lanes]:
+        return reading.run(block.builder, block.words(kind), block.heads, run)
+
+    return Grouped(reading.elements, run, reading.heads, head)
+
+
+READINGS: Final[dict[Stored, Grouped]] = {
+    Stored.F32: Grouped(LANES, _f32),
+    Stored.F16: _floats(from_half),
+    Stored.BF16: _floats(from_bfloat),
+    Stored.Q8_0: _thirty_two(Stored.Q8_0, blocks.q8_0),
+    Stored.Q4_0: _thirty_two(Stored.Q4_0, blocks.q4_0),
+    Stored.Q4_1: _thirty_two(Stored.Q4_1, blocks.q4_1),
+    Stored.Q5_0: _thirty_two(Stored.Q5_0, blocks.q5_0),
+    Stored.Q5_1: _thirty_two(Stored.Q5_1, blocks.q5_1),
+    Stored.Q2_K: _of_reading(Stored.Q2_K, k_blocks.Q2_K),
+    Stored.Q3_K: _of_reading(Stored.Q3_K, k_blocks.Q3_K),
+    Stored.Q4_K: _of_reading(Stored.Q4_K, k_blocks.Q4_K),
+    Stored.Q5_K: _of_reading(Stored.Q5_K, k_blocks.Q5_K),
+    Stored.Q6_K: _of_reading(Stored.Q6_K, k_blocks.Q6_K),
+}
+
+
+def _bytes_of(kind: Stored) -> int:
+    """Return the bytes of a block of sixteen rows that is read at a time."""
+    form = FORMS[kind]
+    return READINGS[kind].elements // form.block_size * form.block_bytes * GROUP_ROWS
+
+
+def _multiply(kind: Stored) -> Callable[..., None]:
+    """Return code for the product of up to FEW_ROWS rows and up to GROUPS groups."""
+    reading, size = READINGS[kind], _bytes_of(kind)
+    heads_bytes = VECTOR_BYTES * reading.heads
+    share = size * LANES // reading.elements
+
+    def body(
+        builder: Any,
+        rows: Any,
+        c: Any,
+        c_row: Any,
+        a: Any,
+        a_row: Any,
+        b: Any,
+        b_row: Any,
+        depth: Any,
+        columns: Any,
+        first: Any,
+    ) -> None:
+        heads = workspace(builder, max(heads_bytes * GROUPS, VECTOR_BYTES))
+        sums = Sums(builder, rows, c, c_row, columns)
+        sums.open(first)
+        step = builder.mul(b_row, integer(GROUP_ROWS))
+        single = builder.icmp_signed("==", rows, integer(1))
+        pairs = builder.select(single, builder.and_(sums.groups, integer(-2)), integer(0))
+        with loop(builder, integer(0), depth, reading.elements) as start:
+            number = builder.udiv(start, integer(reading.elements))
+            here = builder.add(b, builder.mul(number, integer(size)))
+
+            def block_of(group: Any, here: Any = here) -> Block:
+                shelf = Shelf(builder, builder.add(heads, builder.mul(group, integer(heads_bytes))))
+                return Block(builder, builder.add(here, builder.mul(group, step)), shelf)
+
+            if reading.head is not None:
+                with loop(builder, integer(0), sums.groups, 1) as group:
+                    reading.head(block_of(group))
+            with loop(builder, integer(0), integer(reading.elements // LANES), 1) as run:
+                left = builder.add(start, builder.mul(run, integer(LANES)))
+                left = builder.add(a, builder.mul(left, integer(4)))
+                ahead = builder.add(builder.mul(run, integer(share)), integer(AHEAD_BYTES))
+
+                def fetch(group: Any, ahead: Any = ahead) -> None:
+                    place = builder.add(block_of(group).address, ahead)
+                    for line in range(0, share, CACHE_LINE_BYTES):
+                        prefetch(builder, builder.add(place, integer(line)), 2)
+
+                def weights(group: Any, run: Any = run) -> Iterator[Lanes]:
+                    return reading.run(block_of(group), run)
+
+                with loop(builder, integer(0), pairs, 2) as group:
+                    fetch(group)
+                    fetch(builder.add(group, integer(1)))
+                    sums.add_pair(group, weights, left)
+                with loop(builder, pairs, sums.groups, 1) as group:
+                    fetch(group)
+                    sums.add(group, partial(weights, group), left, a_row)
+        sums.close()
+
+    return body
+
+
+def _unpack(kind: Stored) -> Callable[..., None]:
+    """Return code that unpacks a panel, sixteen columns at a time."""
+    reading, size = READINGS[kind], _bytes_of(kind)
+
+    def body(builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any) -> None:
+        heads = Shelf(builder, workspace(builder, VECTOR_BYTES * max(reading.heads, 1)))
+        with loop(builder, integer(0), columns, LANES) as column:
+            first = builder.add(source, builder.mul(column, step))
+            panel = builder.add(target, builder.mul(column, integer(4)))
+            with loop(builder, integer(0), depth, reading.elements) as start:
+                number = builder.udiv(start, integer(reading.elements))
+                block = Block(builder, builder.add(first, builder.mul(number, integer(size))), heads)
+                if reading.head is not None:
+                    reading.head(block)
+                with loop(builder, integer(0), integer(reading.elements // LANES), 1) as run:
+                    k = builder.add(start, builder.mul(run, integer(LANES)))
+                    place = builder.add(panel, builder.mul(k, integer(PANEL_ROW_BYTES)))
+                    for each, lanes in enumerate(reading.run(block, run)):
+                        lanes.store(builder.add(place, integer(each * PANEL_ROW_BYTES)))
+
+    return body
+
+
+def _dispatch(builder: Any, kind: Any, call: Callable[[Stored], None]) -> None:
+    """Emit a switch with a call for each type."""
+    done = builder.append_basic_block("grouped.done")
+    switch = builder.switch(kind, done)
+    for each in Stored:
+        with builder.goto_block(builder.append_basic_block(f"grouped.{each.name.lower()}")):
+            switch.add_case(integer(each), builder.block)
+            call(each)
+            builder.branch(done)
+    builder.position_at_end(done)
+
+
+@emitted(types.void, *[types.int64] * 6)
+def unpack_grouped(
+    builder: Any, kind: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any
+) -> None:
+    """Unpack a panel of up to 32 columns from groups of rows of `step` bytes."""
+
+    def call(each: Stored) -> None:
+        name = f"unpack_grouped_{each.name.lower()}"
+        function = subroutine(builder, name, (I64,) * 5, _unpack(each))
+        builder.call(function, [target, source, step, depth, columns])
+
+    _dispatch(builder, kind, call)
+
+
+@emitted(types.void, *[types.int64] * 11)
+def multiply_grouped(
+    builder: Any,
+    kind: Any,
+    rows: Any,
+    c: Any,
+    c_row: Any,
+    a: Any,
+    a_row: Any,
+    b: Any,
+    b_row: Any,
+    depth: Any,
+    columns: Any,
+    first: Any,
+) -> None:
+    """Multiply up to FEW_ROWS rows of a by up to FEW_COLUMNS rows of b, which are whole groups.
+    Strides are in bytes.
+    """
+
+    def call(each: Stored) -> None:
+        name = f"multiply_grouped_{each.name.lower()}"
+        function = subroutine(builder, name, (I64,) * 10, _multiply(each))
+        builder.call(function, [rows, c, c_row, a, a_row, b, b_row, depth, columns, first])
+
+    _dispatch(builder, kind, call)
