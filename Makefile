@@ -228,7 +228,7 @@ $(VENV)/.bench: $(VENV)/.demo $(PEERS)
 .venv-peers/.minilm:
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check transformers safetensors numpy
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check transformers safetensors numpy onnx onnxruntime
 	touch $@
 
 # Only ggml's library in it is used, and loaded by its path: no package of ours imports it. A machine for

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from figures import Figure, rested_turns
+from limits import limits
 
 from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
@@ -87,6 +88,14 @@ class Product:
         return len(self.inputs[0])
 
     @property
+    def work(self) -> dict[str, float]:
+        """The bytes of the weights that are read, and the operations."""
+        matrices = 1 if self.op == "mul_mat" else len(self.weights)
+        used = 1 if self.op == "mul_mat" else len(np.unique(self.inputs[-1]))
+        operations = 2.0 * int(np.prod(self.result_shape)) * self.inputs[0].shape[-1]
+        return {"read_bytes": self.weights.nbytes / matrices * used, "operations": operations}
+
+    @property
     def result_shape(self) -> tuple[int, ...]:
         leading = self.inputs[-1].shape if self.op == "mul_mat_id" else self.inputs[0].shape[:-1]
         return (*leading, self.weights.shape[-2])
@@ -110,7 +119,8 @@ def _figure(device: CpuDevice, name: str, product: Product, bar: float) -> Figur
             raise RuntimeError(f"{name}: the products differ")
     shortest = f"shortest {min(ours) * 1e3:.3f} and {min(peer) * 1e3:.3f} ms, {device.threads} threads"
     medians = [statistics.median(found) * 1e3 for found in (ours, peer)]
-    return Figure(f"quantized/{name}", *medians, bar, "ms", f"ggml {ggml.version()}", shortest)
+    note = f"{shortest}; {limits().beside(min(ours), **product.work)}"
+    return Figure(f"quantized/{name}", *medians, bar, "ms", f"ggml {ggml.version()}", note)
 
 
 @contextmanager

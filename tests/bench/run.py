@@ -21,6 +21,7 @@ import deploy_metrics
 import deploy_tls
 import fairness
 import hosts
+import limits
 import loops
 import minilm
 import plan_cost
@@ -43,6 +44,7 @@ from rich.table import Table
 
 #: Every benchmark, by the name that its figures begin with.
 BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "limits": limits.figures,
     "attention": attention.figures,
     "bandwidth": bandwidth.figures,
     "compile": compiling.figures,

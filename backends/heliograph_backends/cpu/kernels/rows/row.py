@@ -125,11 +125,16 @@ class Sum:
 
 
 def total_of(builder: Any, row: Row, term: Callable[[Any], Any]) -> Any:
-    """Return the float64 sum of `term(x)` over a row."""
+    """Return the float64 sum of `term(x)` over a row.
+
+    It prefetches the next row, as the pass after it does: a processor drops prefetches while many
+    are on their way. Measured on Zen 5, norms take a tenth less time with both.
+    """
     total = Sum(builder)
 
     def act(index: Any, mask: Any, part: int) -> None:
         total.add(term(load(builder, row.source, index, mask).widen()), mask, part)
+        fetch_ahead(builder, row, index)
 
     each_vector(builder, row.count, act)
     return total.total()
