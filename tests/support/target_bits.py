@@ -1,0 +1,71 @@
+"""Runs kernels of every family in this process, and prints a digest of each result as JSON.
+
+The environment says for which instruction set they are compiled, see `NUMBA_CPU_NAME`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+
+import numpy as np
+from backend_graphs import Maker, run
+from kernel_runs import normal
+from stored_weights import stored, stored_name, times
+
+from heliograph_backends.cpu import CpuDevice
+from heliograph_backends.cpu.kernels import Stored
+
+SEED = 7
+#: Stored types by how their quanta become float32: as halves, by tables, as digits, by conversion.
+CONVERSIONS = (Stored.F16, Stored.BF16, Stored.Q8_0, Stored.Q4_0, Stored.Q5_1, Stored.Q3_K, Stored.Q6_K)
+
+OPS = {
+    "elementwise": ("exp", "log", "tanh", "gelu_erf", "silu", "sqrt", "sigmoid"),
+    "rows": ("soft_max", "norm", "rms_norm"),
+}
+
+
+def graphs(random: np.random.Generator) -> dict[str, Maker]:
+    """Return small graphs, by name."""
+    found: dict[str, Maker] = {}
+
+    def add(name: str, build: Callable[..., int]) -> None:
+        made = found.setdefault(name, Maker())
+        made.output(build(made))
+
+    x = normal(random, 40, 70)
+    for name, ops in OPS.items():
+        for op in ops:
+            add(name, lambda made, op=op: made.node(op, made.input(x)))
+    for rows in (1, 7, 50):
+        sides = normal(random, rows, 90), normal(random, 90, 70)
+        add("products", lambda made, s=sides: made.node("matmul", made.input(s[0]), made.weight(s[1])))
+    for kind in CONVERSIONS:
+        depth, name = 64 * times(kind), stored_name(kind)
+        # Rows in groups, and in their own order.
+        for columns in (48, 37):
+            weight = stored(kind, (columns, depth), random)
+            for rows in (1, 3, 9):
+                made = found.setdefault(f"stored {kind.name}", Maker())
+                left = made.input(normal(random, rows, depth))
+                made.output(made.node("mul_mat", made.weight(weight, name), left))
+    return found
+
+
+def main() -> None:
+    device = CpuDevice("target", threads=1, memory_bytes=2**28)
+    digests = {}
+    for name, made in graphs(np.random.default_rng(SEED)).items():
+        found = hashlib.sha256()
+        for array in run(device, made):
+            found.update(array.tobytes())
+        digests[name] = found.hexdigest()
+    device.close()
+    json.dump(digests, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
