@@ -26,6 +26,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 from heliograph_server.compile.candidates import candidates, kinds_of
 from heliograph_server.compile.memory_fit import spread
+from heliograph_server.daemon.garbage import take_over
 from heliograph_server.plans.multi_device import LocalMultiPlan
 from heliograph_server.scheduler.costs import costs_of
 from heliograph_server.scheduler.model import Candidate, Problem, Rates, SiteLink
@@ -79,6 +80,8 @@ def figures() -> Iterator[Figure]:
     """Milliseconds for thirds that are pinned, for two devices that lack an op, for two whose memory is
     tight, so that they are asked what parts take, which is planning of their own, and for hosts of which
     times choose."""
+    # As in a daemon, whose collections are rare.
+    take_over()
     graph = layers(NODES)
     weights = sum(leaf.type.nbytes for leaf in graph.weights)
     thirds = {node: 3 * node // len(graph.nodes) for node in range(len(graph.nodes))}

@@ -225,6 +225,15 @@ def plan_layout(
 ) -> CpuLayout:
     """Plan a graph; `direct`: see `place_values`. Raises OutOfMemoryError for a value too large for
     a buffer."""
+    lowering, groups, storage = _planned(device, graph, options, direct)
+    places = storage.places
+    forms = packed_forms(graph, places, groups, lowering.has_kernel) if device.native else {}
+    return CpuLayout(lowering, groups, storage, forms)
+
+
+def _planned(
+    device: CpuDevice, graph: Graph, options: DeviceCompileOptions, direct: bool
+) -> tuple[CpuLowering, tuple[Group, ...], StorageLayout]:
     places = place_values(graph, direct=direct)
     lowering = CpuLowering(graph, places)
     kernels = lowering if device.native else _DefinitionOnly()
@@ -233,9 +242,7 @@ def plan_layout(
     # A single thread runs steps one after the other in any case.
     if device.native and device.concurrency > 1 and device.threads > 1:
         sets = side_by_side(graph, places, groups, lowering.may_join, device.concurrency)
-    storage = plan_storage(graph, places, groups, device.buffer_type.max_size, sets)
-    forms = packed_forms(graph, places, groups, lowering.has_kernel) if device.native else {}
-    return CpuLayout(lowering, groups, storage, forms)
+    return lowering, groups, plan_storage(graph, places, groups, device.buffer_type.max_size, sets)
 
 
 def estimate(device: CpuDevice, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
@@ -244,7 +251,7 @@ def estimate(device: CpuDevice, graph: Graph, options: DeviceCompileOptions) -> 
 
     Variables are assumed not to overlap. Allocates nothing; raises the errors of `plan_layout`.
     """
-    storage = plan_layout(device, graph, options).storage
+    _, _, storage = _planned(device, graph, options, True)
     return MemoryEstimate(storage.own_bytes, arena_bytes=storage.arena)
 
 

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from heliograph_backends.planning.groups import Group, Role
-from heliograph_backends.planning.layout import ValuePlace, is_step, value_types
+from heliograph_backends.planning.layout import VIEWS, ValuePlace, is_step, value_types
 from heliograph_backends.planning.memory import Headroom
 from heliograph_proto.graph import Graph
 from heliograph_proto.pace import in_turns
@@ -37,6 +37,8 @@ class FusedKernels(Protocol):
 #: Limit that keeps a chain's operands and temporaries in the first-level cache: a group is a tree
 #: of nodes with at most two operands each, so it reads at most one value more than it has nodes.
 MAX_NODES = 12
+#: Ops whose nodes may be no steps, see `is_step`.
+NO_STEPS = VIEWS | {"assign"}
 
 
 def needed_nodes(graph: Graph) -> list[bool]:
@@ -59,8 +61,8 @@ def group_nodes(
     needed = needed_nodes(graph)
     single = [
         Group(kernels.role(number), (number,))
-        for number in in_turns(range(len(graph.nodes)))
-        if needed[number] and is_step(graph, places, number)
+        for number, node in enumerate(in_turns(graph.nodes))
+        if needed[number] and (node.op not in NO_STEPS or is_step(graph, places, number))
     ]
     if not fusion:
         return tuple(single)
@@ -119,8 +121,11 @@ class _Grouping:
         node = self.nodes[joined.nodes[-1]]
         found = [value for value in node.operands if value in self.open]
         for value in sorted(set(found), reverse=True) if len(found) > 1 else found:
-            producer = self.open[value]
-            if self.uses[value] != node.operands.count(value) or self.types[value] != node.type:
+            producer, type = self.open[value], self.types[value]
+            if self.uses[value] != node.operands.count(value):
+                continue
+            # Equal types are mostly one object.
+            if type is not node.type and type != node.type:
                 continue
             merged = self._merge(joined, producer)
             if merged is not None and self._may_write(merged) and self._may_wait(producer, joined):
@@ -172,17 +177,15 @@ class _Grouping:
     def _kept_bytes(self, producer: Group, end: int) -> int:
         """Return the bytes of the producer's operands whose other readers all run before node
         `end`."""
-        own = {self.leaves + number for number in producer.nodes}
+        places, last_read, leaves = self.places, self.last_read, self.leaves
         roots = {
-            self.places[value].root for number in producer.nodes for value in self.nodes[number].operands
+            root
+            for number in producer.nodes
+            for value in self.nodes[number].operands
+            if value >= leaves and last_read[root := places[value].root] < end and root >= leaves
         }
-        return sum(
-            [
-                self.types[root].nbytes
-                for root in roots - own
-                if root >= self.leaves and self.last_read[root] < end
-            ]
-        )
+        roots.difference_update([leaves + number for number in producer.nodes])
+        return sum([self.types[root].nbytes for root in roots])
 
 
 def _count_uses(

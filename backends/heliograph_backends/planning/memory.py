@@ -306,6 +306,7 @@ class _Blocks:
         self.nodes = graph.nodes
         self.places = places
         self.groups = groups
+        self.roots = [place.root for place in places]
         self.types = value_types(graph)
         self.leaves = len(graph.leaves)
         self.elsewhere = elsewhere
@@ -320,84 +321,83 @@ class _Blocks:
         self.lasts: list[int] = []
 
     def _last_steps(self, lasting: Iterable[int]) -> list[int]:
-        places, last = self.places, [-1] * len(self.places)
-        for step, group in enumerate(self.groups):
-            for number in group.nodes:
-                for value in self.nodes[number].operands:
-                    root = places[value].root
+        nodes, roots, before, last = self.nodes, self.roots, self.before, [-1] * len(self.places)
+        for step, (_, numbers) in enumerate(self.groups):
+            for number in numbers:
+                for value in nodes[number].operands:
+                    root = roots[value]
                     if 0 <= last[root] < step:
-                        self.before[root] = last[root]
+                        before[root] = last[root]
                     last[root] = step
         for value in lasting:
-            last[places[value].root] = len(self.groups)
+            last[roots[value]] = len(self.groups)
         return last
 
     def found(self) -> Liveness:
+        roots, leaves, elsewhere, last = self.roots, self.leaves, self.elsewhere, self.last
+        blocks, sizes, firsts, lasts = self.blocks, self.sizes, self.firsts, self.lasts
+        # The set of each step; behind the last one, a set after all others.
+        sets = [*self.sets, self.sets[-1] + 1 if self.sets else 0]
         for step, group in enumerate(self.groups):
-            root = self.leaves + group.nodes[-1]
-            if self.places[root].root == root and root not in self.elsewhere:
-                self._add(root, step, group)
-        return Liveness(tuple(map(Lifetime, self.sizes, self.firsts, self.lasts)), self.blocks)
-
-    def _add(self, root: int, step: int, group: Group) -> None:
-        source = self._taken_over(root, step, group)
-        if source is None:
-            block = len(self.sizes)
-            self.sizes.append(self.types[root].nbytes)
-            self.firsts.append(self.sets[step])
-            self.lasts.append(self.sets[step])
-        else:
-            block = self.blocks[source]
-        self.blocks[root] = block
-        self.lasts[block] = max(self.sets[step], self._set_of(self.last[root]))
-
-    def _set_of(self, step: int) -> int:
-        """Return the set of a step; for a step after the last one, a set after all others."""
-        if step < len(self.sets):
-            return self.sets[step] if step >= 0 else -1
-        return self.sets[-1] + 1 if self.sets else 0
+            root = leaves + group.nodes[-1]
+            if roots[root] != root or root in elsewhere:
+                continue
+            now = sets[step]
+            source = None if group.role == "matmul" else self._taken_over(root, step, group)
+            if source is None:
+                block = len(sizes)
+                sizes.append(self.types[root].nbytes)
+                firsts.append(now)
+                lasts.append(now)
+            else:
+                block = blocks[source]
+            blocks[root] = block
+            # A result that no step reads ends where it is made.
+            lasts[block] = sets[last[root]] if last[root] > step else now
+        return Liveness(tuple(map(Lifetime, sizes, firsts, lasts)), blocks)
 
     def _taken_over(self, root: int, step: int, group: Group) -> int | None:
         """Return the root whose memory the group's result takes over: that of the first suitable
         operand."""
         role, numbers = group
-        if role == "matmul":
-            return None
         for number in numbers if role == "elementwise" else numbers[:1]:
-            node = self.nodes[number]
-            for place in _IN_PLACE.get(node.op, ()):
-                if place < len(node.operands):
-                    source = self.places[node.operands[place]].root
-                    if self._is_last(source, step) and self._may_take_over(node.operands[place], root, group):
+            op, operands = self.nodes[number].op, self.nodes[number].operands
+            for place in _IN_PLACE.get(op, ()):
+                if place < len(operands):
+                    source = self.roots[operands[place]]
+                    if (
+                        self.last[source] == step
+                        and source in self.blocks
+                        and self._is_last(source, step)
+                        and self._is_whole(operands[place], self.types[root])
+                        and self._is_alone(operands[place], group)
+                    ):
                         return source
         return None
 
     def _is_last(self, root: int, step: int) -> bool:
-        """True if a step is the last that reads a root and no other step of its set reads the
-        root."""
-        before = self._set_of(self.before.get(root, -1))
-        return self.last[root] == step and before < self.sets[step]
-
-    def _may_take_over(self, value: int, root: int, group: Group) -> bool:
-        ours = self.places[value].root in self.blocks
-        return ours and self._is_whole(value, self.types[root]) and self._is_alone(value, group)
+        """True if no step of the set of a root's last reader reads the root before."""
+        before = self.before.get(root, -1)
+        return before < 0 or self.sets[before] < self.sets[step]
 
     def _is_whole(self, value: int, type: TensorType) -> bool:
         """True if a value has this type, is contiguous, and fills its root's memory."""
         source, offset, strides = self.places[value]
-        if offset or self.types[value] != type or self.types[source].nbytes != type.nbytes:
+        # Equal types are mostly one object.
+        mine = self.types[value]
+        if offset or (mine is not type and mine != type) or self.types[source].nbytes != type.nbytes:
             return False
         return strides == type.strides or _same_walk(type.shape, strides, type.strides)
 
     def _is_alone(self, value: int, group: Group) -> bool:
         """True if no other operand of the group lies in the value's memory, or the group is
         elementwise and all of them lie at the value's own place."""
-        places, types = self.places, self.types
-        place, type = places[value], types[value]
+        places, types, roots = self.places, self.types, self.roots
+        place, type, root = places[value], types[value], roots[value]
         found = 0
         for number in group.nodes:
             for other in self.nodes[number].operands:
-                if places[other].root == place.root:
+                if roots[other] == root:
                     found += 1
                     if other != value and (places[other] != place or types[other] != type):
                         return False

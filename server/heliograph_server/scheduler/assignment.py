@@ -64,14 +64,6 @@ class Table:
     def put(self, number: int, device: int, cause: Cause, operand: int = -1) -> None:
         self.found[number] = self._one(device, cause, operand)
 
-    def lasting_operands(self, number: int) -> Iterable[tuple[int, int]]:
-        """Yield (operand's place, its home) for each weight and variable that a node reads,
-        directly or through views."""
-        for place, value in enumerate(self.graph.nodes[number].operands):
-            leaf = self.roots[value]
-            if leaf >= 0 and self.homes[leaf] >= 0:
-                yield place, self.homes[leaf]
-
     def memory_of(self, value: int) -> int | None:
         """Return the device in whose memory a value lies; None for an unassigned node or an
         input."""
@@ -90,17 +82,21 @@ class Table:
 
 def pre_assign(table: Table) -> None:
     """Assign pinned nodes, then the nodes that must run where a weight or a variable lies."""
+    pins, roots, homes, views = table.problem.pins, table.roots, table.homes, table.views
     for number, node in enumerate(table.graph.nodes):
-        if number in table.problem.pins:
-            _pin(table, number, table.problem.pins[number])
+        if pins and number in pins:
+            _pin(table, number, pins[number])
         elif node.op == "assign":
             _place_assignment(table, number)
-        elif not table.views[number] and node.op not in LIGHT_WEIGHTS:
-            for place, home in table.lasting_operands(number):
-                device, cause = _weight_device(table, number, home)
-                if device is not None:
-                    table.put(number, device, cause, place)
-                    break
+        elif not views[number] and node.op not in LIGHT_WEIGHTS:
+            for place, value in enumerate(node.operands):
+                # A weight or a variable that it reads, directly or through views.
+                leaf = roots[value]
+                if leaf >= 0 and homes[leaf] >= 0:
+                    device, cause = _weight_device(table, number, homes[leaf])
+                    if device is not None:
+                        table.put(number, device, cause, place)
+                        break
 
 
 def _pin(table: Table, number: int, device: int) -> None:
@@ -159,6 +155,9 @@ def _weight_device(table: Table, number: int, home: int) -> tuple[int | None, Ca
 def _in_memory_of(table: Table, number: int, home: int) -> int | None:
     """Return the device itself if it can run a node, else the first that can and that reads its
     memory."""
+    device = table.devices[home]
+    if home in device.reads and not device.refusals[number]:
+        return home
     order = (home, *range(len(table.devices)))
     return next((d for d in order if home in table.devices[d].reads and table.can(d, number)), None)
 
@@ -182,11 +181,12 @@ def sweep(table: Table) -> None:
 
 
 def _sweep(table: Table, order: Iterable[int], with_last: bool) -> None:
+    views, assigned = table.views, table.found
     present: int | None = None
     for number in order:
-        if table.views[number]:
+        if views[number]:
             continue
-        found = table.found[number]
+        found = assigned[number]
         if found is not None:
             present = found.device if with_last or found.device != table.last else None
         elif present is not None and table.can(present, number):
@@ -199,13 +199,14 @@ def _sweep(table: Table, order: Iterable[int], with_last: bool) -> None:
 def upgrade(table: Table) -> None:
     """Move nodes to devices of higher priority where that costs no copy, and assign the unassigned
     ones."""
+    helps = any(one.helps for one in table.devices)
     for number, node in enumerate(table.graph.nodes):
         if table.views[number]:
             continue
         found = table.found[number]
         if found is None:
             _rescue(table, number)
-        elif found.cause not in (Cause.USER, Cause.OFFLOAD) and node.op != "assign":
+        elif helps and found.cause not in (Cause.USER, Cause.OFFLOAD) and node.op != "assign":
             _move_up(table, number, found)
 
 

@@ -36,8 +36,7 @@ def split(
     `taps`, whose result is an output of its split.
     """
     drafts = _Drafts(problem, homes, assignments, taps)
-    for number in range(len(problem.graph.nodes)):
-        drafts.add(number)
+    drafts.add_all()
     return Schedule(drafts.splits(), tuple(assignments), tuple(homes), taps=taps)
 
 
@@ -89,25 +88,30 @@ class _Drafts:
         #: A graph without assignments changes no variable.
         self._assigns = any(node.op == "assign" for node in problem.graph.nodes)
 
-    def add(self, number: int) -> None:
-        """Add the next node."""
-        device = self._devices[self._leaves + number]
-        if not self._drafts or device != self._drafts[-1].device or self._begins_split(number):
-            self._drafts.append(_Draft(device))
-        draft, present = self._drafts[-1], len(self._drafts) - 1
-        for place, value in enumerate(self._graph.nodes[number].operands):
-            made_in = self._split_of[value - self._leaves] if value >= self._leaves else -1
-            if made_in == present:
-                continue
-            rows = self._rows(number) if place == 0 and number in self._names else ALL_ROWS
-            if value not in draft.inputs:
-                self._read(draft, value, made_in, rows)
-            elif value in draft.copies and draft.copies[value].rows != rows:
-                self._copy_all(draft, value)
-        draft.nodes.append(number)
-        self._split_of.append(present)
-        if number in self._taps:
-            draft.outputs[self._leaves + number] = None
+    def add_all(self) -> None:
+        """Add all nodes, in order."""
+        leaves, split_of, names, taps = self._leaves, self._split_of, self._names, self._taps
+        # Without any of these, a split begins only where the device changes, or has copies.
+        may_begin, present, draft = bool(self._begins or taps or names), -1, _Draft(-1)
+        for number, node in enumerate(self._graph.nodes):
+            device = self._devices[leaves + number]
+            is_other = present < 0 or device != draft.device
+            if is_other or ((may_begin or draft.copies) and self._begins_split(number)):
+                draft, present = _Draft(device), present + 1
+                self._drafts.append(draft)
+            for place, value in enumerate(node.operands):
+                made_in = split_of[value - leaves] if value >= leaves else -1
+                if made_in == present:
+                    continue
+                rows = self._rows(number) if names and place == 0 and number in names else ALL_ROWS
+                if value not in draft.inputs:
+                    self._read(draft, value, made_in, rows)
+                elif draft.copies and value in draft.copies and draft.copies[value].rows != rows:
+                    self._copy_all(draft, value)
+            draft.nodes.append(number)
+            split_of.append(present)
+            if taps and number in taps:
+                draft.outputs[leaves + number] = None
 
     def splits(self) -> tuple[Split, ...]:
         """Return all splits, with the values that the graph returns as outputs."""
@@ -245,9 +249,10 @@ def _nodes(graph: Graph, split: Split, renumbered: dict[int, int]) -> tuple[Node
     """Return the split's nodes, and add their values to `renumbered`, which maps the whole graph's
     values to the part's."""
     nodes: list[Node] = []
+    whole, leaves = graph.nodes, len(graph.leaves)
     for value, number in enumerate(split.nodes, len(split.inputs)):
-        node = graph.nodes[number]
-        renumbered[len(graph.leaves) + number] = value
+        node = whole[number]
+        renumbered[leaves + number] = value
         operands = tuple([renumbered[operand] for operand in node.operands])
         nodes.append(Node(node.op, operands, node.type, node.attributes, node.name))
     return tuple(nodes)

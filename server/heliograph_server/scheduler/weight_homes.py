@@ -64,7 +64,11 @@ def uses_of(graph: Graph, roots: Sequence[int]) -> dict[int, list[int]]:
         for value in node.operands:
             leaf = roots[value]
             if leaf >= 0 and lasting[leaf]:
-                found.setdefault(leaf, []).append(number)
+                uses = found.get(leaf)
+                if uses is None:
+                    found[leaf] = [number]
+                else:
+                    uses.append(number)
     for leaf, lasts in enumerate(lasting):
         if lasts:
             found.setdefault(leaf, [])
@@ -118,6 +122,10 @@ class _Room:
         if wish is not None and able(wish) and size_bytes <= self._left[wish]:
             self._left[wish] -= size_bytes
             return wish
+        present = self._present
+        if size_bytes <= self._left[present] and able(present):
+            self._left[present] -= size_bytes
+            return present
         for device in self._candidates(size_bytes, able):
             self._left[device] -= size_bytes
             return device

@@ -33,18 +33,19 @@ def packed_forms(
     forms: dict[int, set[WeightForm | None]] = {}
     leaves = len(graph.leaves)
     weights = {value for value in range(leaves) if is_weight(graph, value)}
+    nodes, roots = graph.nodes, [place.root for place in places]
     #: By what decides a form; the graph keeps its types alive, so an id is that of one object.
     known: dict[tuple[Hashable, ...], WeightForm | None] = {}
-    for group in groups if weights else ():
-        for number in group.nodes:
-            node = graph.nodes[number]
-            native = group.role == "matmul" or (node.op == "mul_mat_id" and has_kernel(number))
-            right = RIGHT_SIDES.get(node.op, -1) if native else -1
+    for role, numbers in groups if weights else ():
+        for number in numbers:
+            node = nodes[number]
             for place, value in enumerate(node.operands):
-                root = places[value].root
+                root = roots[value]
                 # A view is no read.
-                if root in weights and places[leaves + number].root != root:
+                if root < leaves and root in weights and roots[leaves + number] != root:
                     form = None
+                    native = role == "matmul" or (node.op == "mul_mat_id" and has_kernel(number))
+                    right = RIGHT_SIDES.get(node.op, -1) if native else -1
                     if place == right:
                         types = id(graph.type_of(value)), id(graph.leaves[root].type)
                         key = node.op, *types, places[value].offset_bytes, places[value].strides
