@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast test-onnx test-torch simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate op-pages proto bench
+.PHONY: help docs demo demo-pool test test-fast test-onnx test-torch simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate op-pages proto bench bench-quick figures
 .PHONY: peers constraints clean wheel test-wheel
 
 help:
@@ -50,7 +50,9 @@ help:
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make test-peer-types  which data types ggml computes and we do not"
 	@echo "make test-ray      a pool that Ray places, on a cluster of several nodes, some of which are killed"
-	@echo "make bench         figures against peers (ONLY=name for some, BENCH_JSON=path for a copy as JSON)"
+	@echo "make bench         figures against peers, in eight minutes (ONLY=name for some, BENCH_JSON=path for JSON)"
+	@echo "make bench-quick   some of them, in a minute"
+	@echo "make figures       the page of figures in docs, and the picture of their history (ROUNDS=3)"
 	@echo "make greed         what greedy clients cost those of another tenant (GREED=--short; '--only CASE' for some)"
 	@echo "make bench-pool    figures of pools of hosts, in network namespaces (ONLY='pool-...' for some)"
 	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
@@ -160,8 +162,21 @@ test-ray: .venv-ray/.ray
 	elif ! why=$$($(RAY_HOST) ip link set lo up 2>&1); then echo "skipped: no network namespace: $$why"; \
 	else $(RAY_HOST) sh -c 'ip link set lo up; .venv-ray/bin/python -m pytest -q -rs tests/system/test_ray*.py; exit $$?'; fi
 
-bench: $(VENV)/.bench
+# Less than eight minutes, beside the wheel and the kernels, which are kept.
+bench: $(VENV)/.bench wheel
+	$(BIN)/heliograph warmup
 	$(BIN)/python tests/bench/run.py $(if $(ONLY),--only $(ONLY)) $(if $(BENCH_JSON),--json $(BENCH_JSON))
+
+# A minute.
+bench-quick: $(VENV)/.bench
+	$(BIN)/heliograph warmup
+	$(BIN)/python tests/bench/run.py --quick $(if $(BENCH_JSON),--json $(BENCH_JSON))
+
+# As many times eight minutes as there are rounds, on a machine that does nothing else.
+figures: $(VENV)/.bench wheel
+	$(BIN)/heliograph warmup
+	$(BIN)/python tests/bench/run.py --rounds $(or $(ROUNDS),3) $(if $(ONLY),--only $(ONLY)) --json dist/figures.json
+	$(BIN)/python tests/bench/report.py dist/figures.json
 
 bench-pool: $(VENV)/.bench
 	$(AS_ROOT) $(BIN)/python tests/bench/run.py --only $(or $(ONLY),'pool-*') $(if $(BENCH_JSON),--json $(BENCH_JSON))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from figures import Figure, seconds_of
+from figures import Figure, seconds_of, shared
 
 import heliograph as hg
 from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, Tensor
@@ -84,7 +84,7 @@ def figures() -> Iterator[Figure]:
 
 def _figure(op: str, operands: int, run: Call, copies: dict[str, Call]) -> Figure:
     seconds: dict[str, list[float]] = {name: [] for name in ("", *copies)}
-    for _ in range(ROUNDS):
+    for _ in range(shared(ROUNDS)):
         for name, call in {"": run, **copies}.items():
             seconds[name] += seconds_of(call, RUNS, warmup=1)
     medians = {name: statistics.median(found) for name, found in seconds.items()}

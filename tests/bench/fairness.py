@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
-from figures import Figure
+from figures import Figure, shared
 
 from heliograph_backends.cpu.backend import CpuDevice
 from heliograph_backends.registry import Registry
@@ -228,7 +228,7 @@ def _alone() -> Iterator[Figure]:
             seconds: dict[_Timed, list[float]] = {ours: [], plain: []}
             for one in (ours, plain):
                 getattr(one, name)()
-            for number in range(ROUNDS):
+            for number in range(shared(ROUNDS)):
                 # By turns the first, which finds the processor as the other one left it.
                 for one in (ours, plain) if number % 2 else (plain, ours):
                     seconds[one].append(getattr(one, name)())

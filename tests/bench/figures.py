@@ -1,7 +1,8 @@
-"""What a benchmark reports: a figure of ours beside that of a peer or a limit, measured in the same run."""
+"""Figures of ours beside those of a peer or a limit, measured in the same run."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -11,6 +12,15 @@ from dataclasses import dataclass
 #: parallel region (GNU's runtime 300,000 times, about 7 ms), and a turn of the other that begins meanwhile
 #: has a processor less. Our threads do so for a tenth of a millisecond, so a rest is no favour to ggml.
 REST_SECONDS = 0.02
+#: Of the rounds that a benchmark names, the share that is measured; the command sets it.
+SHARE = float(os.environ.get("BENCH_SHARE", "1"))
+#: The fewest rounds, of which a median can leave one out.
+FEWEST = 3
+
+
+def shared(rounds: int) -> int:
+    """Return how many of the rounds are measured: a share of them, but at least three."""
+    return min(rounds, max(FEWEST, round(rounds * SHARE)))
 
 
 @dataclass(frozen=True)
@@ -22,7 +32,7 @@ class Figure:
     peer: float
     bar: float
     unit: str
-    #: What the peer or limit is.
+    #: The peer or the limit, in words.
     against: str
     note: str = ""
 
@@ -36,7 +46,7 @@ class Figure:
 
 
 def seconds_of(call: Callable[[], object], runs: int, warmup: int = 3) -> list[float]:
-    """How long each of `runs` calls took."""
+    """Return the seconds of each of `runs` calls."""
     for _ in range(warmup):
         call()
     found = []
@@ -50,11 +60,11 @@ def seconds_of(call: Callable[[], object], runs: int, warmup: int = 3) -> list[f
 def rested_turns(
     ours: Callable[[], object], peer: Callable[[], object], rounds: int, runs: int
 ) -> tuple[list[float], list[float]]:
-    """How long each of the runs of two calls took, in turns so that a drift of the machine meets both, with a
-    rest before each turn, for calls that have threads of their own in this process.
+    """Return the seconds of the runs of two calls, in turns so that a drift of the machine meets
+    both, with a rest before each turn, for calls that have threads of their own in this process.
     """
     found: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
+    for _ in range(shared(rounds)):
         for call, seconds in zip((ours, peer), found, strict=True):
             time.sleep(REST_SECONDS)
             seconds += seconds_of(call, runs, warmup=1)
@@ -67,7 +77,7 @@ def paired_medians(
     """Medians of two things measured in turn, so that a drift of the machine meets both."""
     mine: list[float] = []
     theirs: list[float] = []
-    for _ in range(rounds):
+    for _ in range(shared(rounds)):
         mine += ours(runs)
         theirs += peer(runs)
     return statistics.median(mine), statistics.median(theirs)

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from figures import Figure
+from figures import Figure, shared
 
 import heliograph as hg
 
@@ -88,7 +88,7 @@ def client(url: str, address: str) -> dict[str, list[float]]:
     with hg.connect(url, timeout=SECONDS) as session, connected(address, ECHO_PORT, ECHO) as echo:
         plan = session.compile(job())
         plan.run(x=start)
-        for _ in range(ROUNDS):
+        for _ in range(shared(ROUNDS)):
             for _ in range(STEPS):
                 begun = time.perf_counter()
                 echo.sendall(b"x")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from figures import shared
 from peer_lines import Bytes
 from peer_process import PEER_PYTHON, PEERS, PeerProcess, client_and_server
 
@@ -106,7 +107,7 @@ def in_turn(direction: str, nbytes: int, parties: Mapping[str, Measure]) -> dict
     """Median seconds of each party, all measured in every round."""
     rounds, runs = ROUNDS[nbytes]
     seconds: dict[str, list[float]] = {name: [] for name in parties}
-    for _ in range(rounds):
+    for _ in range(shared(rounds)):
         for name, measure in parties.items():
             seconds[name] += measure(direction, nbytes, runs)
     return {name: statistics.median(found) for name, found in seconds.items()}

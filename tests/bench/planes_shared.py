@@ -83,7 +83,7 @@ def _compared(name: str, nbytes: int, seconds: dict[str, float], note: str) -> I
         if peer not in seconds:
             continue
         ours, theirs = (ms_a_gb(nbytes, seconds[who]) for who in (transport, peer))
-        ours, theirs = rate(nbytes, seconds[transport]), rate(nbytes, seconds[peer])
-        rates = f"{ours}, peer {theirs}{'' if transport else note}"
+        rates = f"{rate(nbytes, seconds[transport])}, peer {rate(nbytes, seconds[peer])}"
+        rates += "" if transport else note
         full = f"{name}-{transport or ('ggml-rpc' if peer == GGML_RPC else 'copy')}"
         yield Figure(full, ours, theirs, 1 / least, "ms/GB", peer, rates)

@@ -1,88 +1,183 @@
 """`make bench`: one line a figure, ours beside a peer or a limit measured in the same run.
 
-A short figure does not fail the command. `--only` takes patterns, `--json` a file for the same as JSON.
-Those of pools, which take minutes, are `make bench-pool`.
+A short figure does not fail the command, and neither does a benchmark that cannot be measured
+here: the reason is printed. `--only` takes patterns, `--json` a file for `report.py`. Benchmarks of
+pools, which take minutes, are `make bench-pool`.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-import attention
-import bandwidth
-import compiling
-import decoder
-import deploy_metrics
-import deploy_tls
-import fairness
-import hosts
-import limits
-import loops
-import minilm
-import plan_cost
-import planes
-import planes_latency
-import planes_shared
-import planner
-import pool_joining
-import pool_kills
-import pool_runs
-import pool_transfer
-import quantized
-import scheduler
-import startup
-import traces
-import uploading
-from figures import Figure
+from machine import about
 from rich.console import Console
 from rich.table import Table
 
-#: Every benchmark, by the name that its figures begin with.
-BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
-    "limits": limits.figures,
-    "attention": attention.figures,
-    "bandwidth": bandwidth.figures,
-    "compile": compiling.figures,
-    "decoder": decoder.figures,
-    "deploy-traces": traces.figures,
-    "deploy-fair": fairness.fair,
-    "deploy-metrics": deploy_metrics.figures,
-    "deploy-tls": deploy_tls.figures,
-    "hosts": hosts.figures,
-    "loops": loops.figures,
-    "minilm": minilm.figures,
-    "plan-cost": plan_cost.figures,
-    "planes-upload": planes.uploads,
-    "planes-download": planes.downloads,
-    "planes-shared": planes_shared.figures,
-    "planes-latency": planes_latency.latency,
-    "planes-near": planes_latency.near,
-    "planes-pipelined": planes_latency.pipelined,
-    "planner": planner.figures,
-    "pool-chain": pool_runs.chain,
-    "pool-joining": pool_joining.figures,
-    "pool-kills": pool_kills.figures,
-    "pool-pipeline": pool_runs.pipeline,
-    "pool-single": pool_runs.single,
-    "pool-transfer": pool_transfer.figures,
-    "quantized": quantized.figures,
-    "scheduler": scheduler.figures,
-    "startup-import": startup.imports,
-    "startup-help": startup.help_,
-    "startup-health": startup.health,
-    "startup-cold": startup.cold,
-    "memory": minilm.memory,
-    "uploads-hash": uploading.hashing,
-    "uploads-second": uploading.second_upload,
+if TYPE_CHECKING:
+    from figures import Figure
+
+#: Every benchmark, by the name that its figures begin with: its module and function. Each is imported when
+#: it is measured, so that what one lacks keeps no other from being measured.
+BENCHMARKS = {
+    "limits": "limits:figures",
+    "attention": "attention:figures",
+    "bandwidth": "bandwidth:figures",
+    "compile": "compiling:figures",
+    "decoder": "decoder:figures",
+    "deploy-traces": "traces:figures",
+    "deploy-fair": "fairness:fair",
+    "deploy-metrics": "deploy_metrics:figures",
+    "deploy-tls": "deploy_tls:figures",
+    "hosts": "hosts:figures",
+    "loops": "loops:figures",
+    "minilm": "minilm:figures",
+    "plan-cost": "plan_cost:figures",
+    "planes-upload": "planes:uploads",
+    "planes-download": "planes:downloads",
+    "planes-shared": "planes_shared:figures",
+    "planes-latency": "planes_latency:latency",
+    "planes-near": "planes_latency:near",
+    "planes-pipelined": "planes_latency:pipelined",
+    "planner": "planner:figures",
+    "pool-chain": "pool_runs:chain",
+    "pool-joining": "pool_joining:figures",
+    "pool-kills": "pool_kills:figures",
+    "pool-pipeline": "pool_runs:pipeline",
+    "pool-single": "pool_runs:single",
+    "pool-transfer": "pool_transfer:figures",
+    "quantized": "quantized:figures",
+    "scheduler": "scheduler:figures",
+    "startup-import": "startup:imports",
+    "startup-help": "startup:help_",
+    "startup-health": "startup:health",
+    "startup-cold": "startup:cold",
+    "startup-wheel": "startup:wheel",
+    "memory": "minilm:memory",
+    "uploads-hash": "uploading:hashing",
+    "uploads-second": "uploading:second_upload",
 }
+#: Those of `make bench-quick`: one of each kind, that are soon measured and tell most.
+QUICK = (
+    "limits",
+    "loops",
+    "minilm",
+    "planes-latency",
+    "planes-near",
+    "planes-pipelined",
+    "startup-import",
+    "startup-help",
+    "startup-health",
+    "uploads-hash",
+)
+#: The share of the rounds that benchmarks name which are measured: in `make bench`, and in a quick one.
+SHARE, QUICK_SHARE = 0.4, 0.15
 
 
-def chosen(patterns: list[str]) -> list[str]:
+@dataclass
+class Measured:
+    """One figure in every round, and the benchmark that it came from."""
+
+    benchmark: str
+    rounds: list[Figure] = field(default_factory=list)
+
+    @property
+    def last(self) -> Figure:
+        return self.rounds[-1]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [one.ratio for one in self.rounds]
+
+    @property
+    def ok(self) -> bool:
+        return median(self.ratios) <= self.last.bar
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        ours, peer = (median(getattr(one, who) for one in self.rounds) for who in ("ours", "peer"))
+        return {"ours": ours, "peer": peer, "ratio": median(self.ratios), "bar": self.last.bar}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row that `report` reads."""
+        spread = {"least": min(self.ratios), "most": max(self.ratios)}
+        words = {key: getattr(self.last, key) for key in ("name", "unit", "against", "note")}
+        return words | self.numbers | spread | {"ok": self.ok, "benchmark": self.benchmark}
+
+
+class Run:
+    """Some benchmarks, measured in rounds."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Measured] = {}
+        #: Reasons of benchmarks that could not be measured.
+        self.missing: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+
+    def measure(self, names: Sequence[str], rounds: int) -> None:
+        """Measure all of them once in each round, so that a drift of the machine meets all."""
+        for number in range(rounds):
+            for name in names:
+                if name not in self.missing:
+                    print(f"measuring {name} ({number + 1}/{rounds}) ...", file=sys.stderr, flush=True)
+                    self._measure(name)
+
+    def _measure(self, name: str) -> None:
+        begun = time.monotonic()
+        try:
+            for figure in figures_of(name):
+                said = f"  {figure.name}: {figure.ours:.3f} {figure.unit}, {figure.ratio:.3f}"
+                self.found.setdefault(figure.name, Measured(name)).rounds.append(figure)
+                print(said, file=sys.stderr)
+        except KeyboardInterrupt:
+            raise
+        except (Exception, SystemExit) as error:
+            self.missing[name] = f"{type(error).__name__}: {error}"
+            print(f"  not measured: {self.missing[name]}", file=sys.stderr)
+        took = time.monotonic() - begun
+        self.seconds[name] = self.seconds.get(name, 0.0) + took
+        print(f"  {took:.1f} s", file=sys.stderr)
+
+    def table(self) -> Table:
+        """All figures; with several rounds, their medians and the ratio's least and most."""
+        table = Table()
+        for title in ("figure", "ours", "peer", "unit", "ratio", "spread", "bar", "", "against", "note"):
+            right = title in ("ours", "peer", "ratio", "spread", "bar")
+            table.add_column(title, justify="right" if right else "left")
+        for name, one in self.found.items():
+            verdict = "[green]ok[/green]" if one.ok else "[red]short[/red]"
+            ours, peer, ratio, bar = one.numbers.values()
+            spread = f"{min(one.ratios):.2f}-{max(one.ratios):.2f}" if len(one.rounds) > 1 else ""
+            numbers = (f"{ours:.3f}", f"{peer:.3f}", one.last.unit, f"{ratio:.3f}", spread, f"{bar:.2f}")
+            table.add_row(name, *numbers, verdict, one.last.against, one.last.note)
+        return table
+
+    def as_json(self) -> str:
+        """The figures, what is missing, and the machine."""
+        figures = [one.as_json() for one in self.found.values()]
+        rest = {"missing": self.missing, "seconds": self.seconds}
+        return json.dumps({"about": about(), "figures": figures, **rest}, indent=2) + "\n"
+
+
+def figures_of(name: str) -> Iterator[Figure]:
+    """Measure a benchmark."""
+    module, function = BENCHMARKS[name].split(":")
+    found: Iterator[Figure] = getattr(importlib.import_module(module), function)()
+    return found
+
+
+def chosen(patterns: Sequence[str]) -> list[str]:
     """The benchmarks that a pattern names; without patterns all but those of pools."""
     if not patterns:
         return [name for name in BENCHMARKS if not name.startswith("pool-")]
@@ -92,40 +187,30 @@ def chosen(patterns: list[str]) -> list[str]:
     return found
 
 
-def table_of(found: list[Figure]) -> Table:
-    table = Table()
-    for title in ("figure", "ours", "peer", "unit", "ratio", "bar", "", "against", "note"):
-        table.add_column(title, justify="right" if title in ("ours", "peer", "ratio", "bar") else "left")
-    for one in found:
-        verdict = "[green]ok[/green]" if one.ok else "[red]short[/red]"
-        numbers = (f"{one.ours:.3f}", f"{one.peer:.3f}", one.unit, f"{one.ratio:.3f}", f"{one.bar:.2f}")
-        table.add_row(one.name, *numbers, verdict, one.against, one.note)
-    return table
-
-
-def as_json(found: list[Figure]) -> str:
-    rows = [
-        {"name": f.name, "ours": f.ours, "peer": f.peer, "ratio": f.ratio, "bar": f.bar, "ok": f.ok}
-        for f in found
-    ]
-    return json.dumps(rows, indent=2) + "\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], metavar="PATTERN")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--quick", action="store_true", help="some figures, in a minute")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="measure all N times (1)")
+    parser.add_argument("--share", type=float, metavar="X", help=f"of each benchmark's rounds ({SHARE})")
     arguments = parser.parse_args()
-    found: list[Figure] = []
-    for name in chosen(arguments.only):
-        print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        for figure in BENCHMARKS[name]():
-            found.append(figure)
-            print(f"  {figure.name}: {figure.ours:.3f} {figure.unit}, {figure.ratio:.3f}", file=sys.stderr)
-    width = 160 if not sys.stdout.isatty() else None
-    Console(width=width).print(table_of(found))
+    share = arguments.share or (QUICK_SHARE if arguments.quick else SHARE)
+    # Before a benchmark is imported; also for peers.
+    os.environ["BENCH_SHARE"] = str(share)
+    begun = time.monotonic()
+    run = Run()
+    run.measure(chosen(arguments.only or (QUICK if arguments.quick else ())), arguments.rounds)
+    width = 170 if not sys.stdout.isatty() else None
+    Console(width=width).print(run.table())
+    for name, why in run.missing.items():
+        print(f"{name} was not measured: {why}")
+    barred = [one for one in run.found.values() if isfinite(one.last.bar)]
+    ok = sum(one.ok for one in barred)
+    print(f"{ok} of {len(barred)} figures ok, in {time.monotonic() - begun:.0f} s")
     if arguments.json:
-        arguments.json.write_text(as_json(found))
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(run.as_json())
     return 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
-from figures import Figure
+from figures import Figure, shared
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
@@ -25,7 +25,7 @@ import heliograph as hg
 from heliograph.testing import running_daemon
 
 VALUE = np.ones(16, np.float32)
-ROUNDS, RUNS = 12, 3000
+ROUNDS, RUNS = 12, 2000
 #: What is left to export is, after a block.
 SETTLE_SECONDS = 0.8
 #: Each how many runs one is traced, and the most that a run may take then, times one of a block without.
@@ -98,7 +98,7 @@ def _aio(url: str) -> dict[str, list[float]]:
 def _interleaved(block: Block) -> dict[str, list[float]]:
     """Seconds of a run, block by block, in turn and back again, so that a drift of the machine meets all."""
     found: dict[str, list[float]] = {"none": [], **{arm: [] for arm in ARMS}}
-    for number in range(-1, ROUNDS):
+    for number in range(-1, shared(ROUNDS)):
         for arm in list(found) if number % 2 else reversed(found):
             seconds = block(ARMS[arm][0] if arm in ARMS else 0)
             time.sleep(SETTLE_SECONDS)

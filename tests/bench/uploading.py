@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from figures import Figure, seconds_of
+from figures import Figure, seconds_of, shared
 
 import heliograph as hg
 from heliograph.graph.digests import threads
@@ -43,7 +43,7 @@ def second_upload() -> Iterator[Figure]:
         cache = ("--cache", folder, "--log-level", "warning")
         with running_daemon(*cache) as url, hg.connect(url) as first:
             first.compile(model(0))
-            beside = [upload_seconds(url) for _ in range(ROUNDS)]
+            beside = [upload_seconds(url) for _ in range(shared(ROUNDS))]
         found = []
         for _ in range(3):
             with running_daemon(*cache) as url:

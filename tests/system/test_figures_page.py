@@ -1,0 +1,138 @@
+"""The page of figures, the history and its picture, as `make figures` writes them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from paths import ROOT
+
+BENCH = ROOT / "tests" / "bench"
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The module, which writes to a folder of its own."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import report as module  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(module, "HISTORY", tmp_path / "history.jsonl")
+    monkeypatch.setattr(module, "PAGE", tmp_path / "figures.md")
+    monkeypatch.setattr(module, "PICTURE", tmp_path / "figures.svg")
+    return module
+
+
+def _row(name: str, benchmark: str, ratio: float, **changed: Any) -> dict[str, Any]:
+    row = {
+        "name": name,
+        "benchmark": benchmark,
+        "unit": "ms",
+        "against": "a copy | warm",
+        "note": "long",
+    }
+    numbers = {"ours": 10 * ratio, "peer": 10.0, "ratio": ratio, "bar": 1.5, "least": ratio, "most": ratio}
+    return row | numbers | {"ok": ratio <= 1.5} | changed
+
+
+def _found(commit: str, *rows: dict[str, Any], processor: str = "One") -> dict[str, Any]:
+    about = {"date": "2030-01-02", "commit": commit, "processor": processor, "processors": "2"}
+    return {"about": about, "figures": rows, "missing": {"hosts": "no namespaces"}, "seconds": {"all": 180.0}}
+
+
+@pytest.fixture
+def write(report: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Write the page for what was measured."""
+    file = tmp_path / "found.json"
+    monkeypatch.setattr(sys, "argv", ["report.py", str(file)])
+
+    def write(found: Any) -> None:
+        file.write_text(json.dumps(found))
+        report.main()
+
+    return write
+
+
+def test_the_page_has_machine_limits_figures_with_spread_and_what_is_missing(
+    write: Callable[[Any], None], tmp_path: Path
+) -> None:
+    rows = [
+        _row("limits/copy", "limits", 1.0, ours=24.5, unit="GB/s"),
+        _row("loops/step", "loops", 1.25, least=1.1, most=1.4),
+        _row("minilm/batch-8", "minilm", 2.0),
+    ]
+    write(_found("abc", *rows))
+    page = (tmp_path / "figures.md").read_text()
+    assert "1 of 2 figures are ok. Measuring took 3 minutes." in page
+    assert "| processor | One |" in page and "| copy | 24.5 | GB/s |" in page
+    assert "| loops/step | 12.5 | 10 | ms | 1.25 | 1.10 to 1.40 | 1.50 | ok | a copy / warm | long |" in page
+    assert "| minilm/batch-8 | 20 | 10 | ms | 2.00 |  | 1.50 | short |" in page
+    assert "| hosts | no namespaces |" in page and "](figures.svg)" in page
+
+
+def test_the_picture_has_a_panel_for_each_benchmark_and_a_line_for_each_figure(
+    write: Callable[[Any], None], tmp_path: Path
+) -> None:
+    for commit, ratio in (("a", 2.0), ("b", 1.0), ("c", 0.001)):
+        rows = [_row("loops/<step>", "loops", ratio), _row("loops/daemon", "loops", 1.0)]
+        rows += [_row("new", "minilm", 1e6)] if commit == "c" else []
+        write(_found(commit, *rows))
+    picture = ElementTree.fromstring((tmp_path / "figures.svg").read_text())
+    space = "{http://www.w3.org/2000/svg}"
+    panels = picture.findall(f"{space}g")
+    titles = [[one.text for one in panel.iter(f"{space}title")] for panel in panels]
+    assert [names[:-1] for names in titles] == [["loops/<step>", "loops/daemon"], ["new"]]
+    (line, *_) = panels[0].findall(f"{space}polyline")
+    places = [tuple(map(float, point.split(","))) for point in line.get("points", "").split()]
+    import history_picture as drawing  # type: ignore[import-not-found]
+
+    assert [x for x, _ in places] == [0, drawing.WIDTH / 2, drawing.WIDTH]
+    heights = [y for _, y in places]
+    assert heights == sorted(heights) and heights[-1] == drawing.HEIGHT
+
+
+def test_a_commit_is_in_the_history_once_and_each_processor_has_its_own(
+    write: Callable[[Any], None], tmp_path: Path
+) -> None:
+    for commit, processor, ratio in (("a", "One", 2.0), ("a", "Two", 1.0), ("a", "One", 0.5)):
+        found = _found(commit, _row("loops/step", "loops", ratio), processor=processor)
+        write(found)
+    runs = list(map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines()))
+    kept = [(run["processor"], run["figures"]["loops/step"][1]) for run in runs]
+    assert kept == [("Two", 1.0), ("One", 0.5)]
+    # Only runs on a machine like the last one's are drawn: one point, in the middle.
+    assert 'class="thick" points="105.0,' in (tmp_path / "figures.svg").read_text()
+
+
+def test_every_benchmark_names_a_function_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import run  # type: ignore[import-not-found]
+
+    assert set(run.QUICK) <= set(run.BENCHMARKS)
+    for place in run.BENCHMARKS.values():
+        module, function = place.split(":")
+        assert f"\ndef {function}(" in (BENCH / f"{module}.py").read_text(), place
+
+
+def test_a_benchmark_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import run
+    from figures import Figure  # type: ignore[import-not-found]
+
+    def figures_of(name: str) -> Any:
+        if name == "hosts":
+            raise SystemExit("no rights")
+        yield Figure(name, 3.0, 2.0, 1.0, "ms", "a peer")
+
+    monkeypatch.setattr(run, "figures_of", figures_of)
+    measured = run.Run()
+    measured.measure(["hosts", "loops"], 3)
+    found = json.loads(measured.as_json())
+    assert found["missing"] == {"hosts": "SystemExit: no rights"}
+    (row,) = found["figures"]
+    assert (row["name"], row["ratio"], row["ok"], row["benchmark"]) == ("loops", 1.5, False, "loops")
