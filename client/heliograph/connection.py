@@ -94,6 +94,7 @@ def connect(
     certificate: str | None = None,
     key: str | None = None,
     silence_seconds: float = SILENCE_SECONDS,
+    direct: bool = True,
 ) -> Session:
     """Open a session on a server.
 
@@ -123,6 +124,8 @@ def connect(
         key: A PEM file with the certificate's key (default: $HELIOGRAPH_KEY).
         silence_seconds: The server counts as gone after this much silence, 0.25 to 3600 s. It is
             pinged after a fifth of that. A connection that breaks is noticed at once.
+        direct: Whether commands and tensors may go over TCP connections of their own beside gRPC's,
+            where the server offers them and they can be reached.
 
     Raises UnavailableError if no server answers within `timeout` seconds (at once if the connection
     is refused), if it is still starting its devices then, if its certificate is not trusted, or if
@@ -141,7 +144,7 @@ def connect(
             raise insisted(address, ALONE)
         shell = transport("local")(address, seconds, credentials)
     else:
-        shell = GrpcShell(address, seconds, sharing, silence_seconds, credentials)
+        shell = GrpcShell(address, seconds, sharing, silence_seconds, credentials, direct)
     return _session(shell, shown)
 
 

@@ -15,6 +15,8 @@ EXCHANGE = "exchange"
 SHARED_MEMORY = "shared-memory"
 #: The server takes commands over a unix socket, from clients that it shares memory with.
 COMMAND_SOCKET = "command-socket"
+#: The server takes connections of a session beside gRPC's, over TCP.
+DIRECT = "direct"
 #: The server accepts contents by ticket.
 TICKETS = "tickets"
 #: The server has devices of servers that accept contents by ticket.
@@ -24,6 +26,7 @@ WATCH = "watch"
 #: The optional features that this package supports, as the handshake names them.
 FEATURES = (
     COMMAND_SOCKET,
+    DIRECT,
     DIRECT_WEIGHTS,
     EXCHANGE,
     SHARED_MEMORY,

@@ -98,6 +98,18 @@ class SharedMemoryOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectOffer:
+    """The port of a session's connections beside gRPC's, and what each side shows the other there."""
+
+    port: int
+    #: Secrets of the session; must not be logged.
+    ticket: bytes = field(repr=False)
+    proof: bytes = field(repr=False)
+    #: The ports at which the server takes gRPC.
+    own_ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """The result of the handshake."""
 
@@ -115,6 +127,8 @@ class SessionInfo:
     is_head: bool = False
     #: The incarnations of all daemons behind these devices, including those behind other heads.
     daemons: tuple[bytes, ...] = ()
+    #: None: the server takes no other connections of this session.
+    direct: DirectOffer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def operations(url: str) -> Iterator[tuple[str, Callable[[], object]]]:
     graph.output("y", x * 2.0)
     small = np.ones(16, np.float32)
     large = np.ones(2**24, np.float32)
-    with hg.connect(url, shared_memory=False) as session:
+    with hg.connect(url, shared_memory=False, direct=False) as session:
         plan = session.compile(graph)
         tensor = session.put(small)
         big = session.put(large)

@@ -66,8 +66,8 @@ def scraping(url: str) -> Iterator[None]:
 
 def _blocking(watched: str, plain: str) -> tuple[float, float]:
     with (
-        hg.connect(watched, shared_memory=False) as first,
-        hg.connect(plain, shared_memory=False) as second,
+        hg.connect(watched, shared_memory=False, direct=False) as first,
+        hg.connect(plain, shared_memory=False, direct=False) as second,
     ):
         one, other = first.compile(one_op()), second.compile(one_op())
         return paired_medians(
@@ -94,4 +94,4 @@ def _aio(watched: str, plain: str) -> tuple[float, float]:
 
 
 async def _opened(url: str) -> hg.aio.Session:
-    return await hg.aio.connect(url, shared_memory=False)
+    return await hg.aio.connect(url, shared_memory=False, direct=False)

@@ -41,8 +41,8 @@ def two_transports() -> Iterator[tuple[hg.Session, hg.Session]]:
         files = ("--tls-certificate", pair.certificate, "--tls-key", pair.key)
         with (
             running_daemon("--listen", tls, *files, "--device", "cpu:threads=1") as plain,
-            hg.connect(tls, ca=authority.ca, shared_memory=False, progress=None) as ours,
-            hg.connect(plain, shared_memory=False, progress=None) as theirs,
+            hg.connect(tls, ca=authority.ca, shared_memory=False, direct=False, progress=None) as ours,
+            hg.connect(plain, shared_memory=False, direct=False, progress=None) as theirs,
         ):
             yield ours, theirs
 

@@ -97,7 +97,7 @@ def near() -> Iterator[Figure]:
     with ExitStack() as stack:
         url = stack.enter_context(running_daemon("--log-level", "warning"))
         session = stack.enter_context(hg.connect(url))
-        by_grpc = stack.enter_context(hg.connect(url, shared_memory=False))
+        by_grpc = stack.enter_context(hg.connect(url, shared_memory=False, direct=False))
         assert session.command_socket, session.why_no_command_socket
         peers: list[tuple[str, Callable[[int], list[float]], float, str]] = [
             ("grpc", _seconds_of_runs(by_grpc), BAR_GRPC, "the same by gRPC")

@@ -61,7 +61,7 @@ def _figures_of(name: str, found: dict[str, list[float]], note: str) -> Iterator
 
 
 def _blocking(url: str) -> dict[str, list[float]]:
-    with hg.connect(url, shared_memory=False) as session:
+    with hg.connect(url, shared_memory=False, direct=False) as session:
         plan = session.compile(_one_op())
 
         def block(each: int) -> float:
@@ -122,4 +122,4 @@ def _one_op() -> hg.Graph:
 
 
 async def _opened(url: str) -> hg.aio.Session:
-    return await hg.aio.connect(url, shared_memory=False)
+    return await hg.aio.connect(url, shared_memory=False, direct=False)

@@ -418,7 +418,7 @@ def test_a_server_tells_its_facts_over_every_transport(url: str) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_both_sides_copy_each_byte_once(daemon: Any, size_bytes: int, shared: bool) -> None:
     data = np.arange(size_bytes, dtype=np.uint8)
-    with hg.connect(daemon.tcp, shared_memory=shared) as session:
+    with hg.connect(daemon.tcp, shared_memory=shared, direct=False) as session:
         assert np.array_equal(session.put(data).get(), data)
         counts = session.statistics().traffic, session.server_traffic()
     for one in counts:
@@ -473,7 +473,7 @@ def test_people_see_tables_and_findings(daemon: Any, capsys: pytest.CaptureFixtu
         "mapped tensor",
         "event loop",
         "shared memory: on",
-        "commands: over a unix socket",
+        "commands: over a socket of their own",
         "cpu0",
     ):
         assert words in printed

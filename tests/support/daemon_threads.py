@@ -35,7 +35,11 @@ class ThreadDaemon:
         **options: Any,
     ) -> None:
         self.device = device
-        config = ServerConfig(listen, limits=limits or Limits(), **{"shared_memory": False} | options)
+        config = ServerConfig(
+            listen,
+            limits=limits or Limits(),
+            **{"shared_memory": False, "direct_connections": -1} | options,
+        )
         self._daemon: Daemon | None = Daemon(config, lambda: Host(Registry.of(device), config.limits))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="daemon")

@@ -39,7 +39,9 @@ class connect:
         certificate: str | None = None,
         key: str | None = None,
         silence_seconds: float = SILENCE_SECONDS,
+        direct: bool = True,
     ) -> None:
+        self._direct = direct
         self._address = address_of(url)
         self._credentials = credentials_of(self._address, token, ca, certificate, key)
         check_silence(silence_seconds)
@@ -71,7 +73,12 @@ class connect:
 
     async def _open(self) -> Session:
         shell = await open_shell(
-            self._address, self._timeout, self._shared_memory, self._silence_seconds, self._credentials
+            self._address,
+            self._timeout,
+            self._shared_memory,
+            self._silence_seconds,
+            self._credentials,
+            self._direct,
         )
         try:
             return Session(shell, self._progress)
@@ -86,6 +93,7 @@ async def open_shell(
     shared_memory: SharedMemoryArgument = "auto",
     silence_seconds: float = SILENCE_SECONDS,
     credentials: Credentials = NO_CREDENTIALS,
+    direct: bool = True,
 ) -> AioShell:
     """Open the connection of a session."""
     if address.scheme == "local":
@@ -93,4 +101,4 @@ async def open_shell(
             raise insisted(address, ALONE)
         shell: AioShell = await transport("local.aio")(address, timeout, credentials)
         return shell
-    return await AioGrpcShell.open(address, timeout, shared_memory, silence_seconds, credentials)
+    return await AioGrpcShell.open(address, timeout, shared_memory, silence_seconds, credentials, direct)

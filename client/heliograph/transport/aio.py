@@ -326,9 +326,12 @@ class AioGrpcShell(AioShell):
         channel_options: Options,
         credentials: Credentials = NO_CREDENTIALS,
         connection: socket.socket | str = "it was not requested",
+        tcp_silence_seconds: float | None = None,
     ) -> None:
-        """`connection`: the command socket, or why there is none."""
+        """`connection`: the command socket, or why there is none. TCP connections break after
+        `tcp_silence_seconds`; None: none are opened."""
         super().__init__(address, info)
+        self.tcp_silence_seconds = tcp_silence_seconds
         self._channel, self.credentials = channel, credentials
         self.channel_options = channel_options
         self._bulk = AioBulk(self)
@@ -357,9 +360,10 @@ class AioGrpcShell(AioShell):
         shared_memory: SharedMemoryArgument = "auto",
         silence_seconds: float = handshake.SILENCE_SECONDS,
         credentials: Credentials = NO_CREDENTIALS,
+        direct: bool = True,
     ) -> AioGrpcShell:
         """Connect and perform the handshake. Raises the errors of `hg.connect`."""
-        end = time.monotonic() + timeout
+        end, tcp_silence = time.monotonic() + timeout, silence_seconds if direct else None
         if address.pin:
             await moved(partial(fetch_pinned, address, credentials, timeout))
         options = handshake.channel_options(silence_seconds)
@@ -370,8 +374,10 @@ class AioGrpcShell(AioShell):
                     answer = await cls._greet(channel, address, timeout, end, credentials)
                 if not isinstance(answer, HeliographError):
                     info = handshake.decode_open(answer, address)
-                    shared, connection = await cls._share(channel, address, info, shared_memory, end)
-                    made = cls(address, info, channel, options, credentials, connection)
+                    shared, connection = await cls._share(
+                        channel, address, info, shared_memory, tcp_silence, end
+                    )
+                    made = cls(address, info, channel, options, credentials, connection, tcp_silence)
                     made.core.set_shared(shared)
                     return made
                 if not handshake.is_starting(answer) or time.monotonic() + handshake.START_SECONDS > end:
@@ -387,6 +393,7 @@ class AioGrpcShell(AioShell):
         address: Address,
         info: SessionInfo,
         shared_memory: SharedMemoryArgument,
+        tcp_silence_seconds: float | None,
         end: float,
     ) -> tuple[SharedSpace | str, socket.socket | str]:
         """Return shared memory and the command socket, or the reasons why there is none.
@@ -395,7 +402,9 @@ class AioGrpcShell(AioShell):
         """
         try:
             shared = await moved(partial(share, address, info, shared_memory, seconds_for(end)))
-            opening = partial(open_command_socket, address, info, shared_memory, seconds_for(end))
+            opening = partial(
+                open_command_socket, address, info, shared_memory, tcp_silence_seconds, seconds_for(end)
+            )
             return shared, await moved(opening)
         except BaseException:
             close: Any = channel.unary_unary(handshake.CLOSE, None, None)

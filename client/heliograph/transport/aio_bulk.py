@@ -14,6 +14,7 @@ from heliograph.core.effects import ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Transfer
 from heliograph.transport import bulk, handshake
 from heliograph.transport.channels import open_aio_channel
+from heliograph.transport.direct.transfers import Connection, DirectTransfers
 from heliograph.transport.direct_upload import Channels, DirectUpload
 from heliograph.transport.shared_memory import SharedUpload, cut_short, take_slots
 from heliograph_proto.errors import CancelledError, HeliographError
@@ -36,6 +37,7 @@ class AioBulk:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
         self._channel = open_aio_channel(self._address, shell.channel_options, shell.credentials)
+        self._direct = DirectTransfers(self._address, self._info, shell.tcp_silence_seconds)
         self._others = Channels(self._address, shell.credentials)
         self._senders = ThreadPoolExecutor(MOST_DIRECT, "heliograph-direct")
 
@@ -57,6 +59,8 @@ class AioBulk:
                 await moved(partial(direct.run, self._others), direct.cancel, self._senders)
             elif space is not None and slots:
                 await self._send_shared(SharedUpload(space, slots, self._info.session, upload))
+            elif (connection := await self._connection(upload)) is not None:
+                await self._send_directly(connection, upload, transfer)
             else:
                 await self._send_chunks(upload, transfer)
             error = None
@@ -64,6 +68,33 @@ class AioBulk:
             error = handshake.upload_error(broken, self._address)
         finally:
             self._shell.upload_ended(upload, transfer, error)
+
+    async def _connection(self, upload: StartUpload | None) -> Connection | None:
+        """Return a connection beside gRPC's for a transfer, if there is one."""
+        # A content may be for another server, which may be slow.
+        is_elsewhere = upload is not None and isinstance(upload.target, bytes) and self._core.places_contents
+        if self._direct.is_over or is_elsewhere:
+            return None
+        found: list[Connection] = []
+
+        def take() -> None:
+            if (connection := self._direct.take()) is not None:
+                found.append(connection)
+
+        try:
+            await moved(take)
+        except BaseException:
+            for one in found:
+                self._direct.give(one)
+            raise
+        return found[0] if found else None
+
+    async def _send_directly(self, connection: Connection, upload: StartUpload, transfer: Transfer) -> None:
+        def taken() -> None:
+            self._shell.on_loop(self._shell.advance, lambda: self._core.settle(transfer.taken))
+
+        send = partial(self._direct.upload, connection, upload, taken)
+        await moved(send, connection.cancel, self._senders)
 
     async def _send_chunks(self, upload: StartUpload, transfer: Transfer) -> None:
         method: Any = self._channel.stream_unary(handshake.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
@@ -123,6 +154,13 @@ class AioBulk:
 
     async def download(self, download: ReceiveDownload, deadline: Deadline) -> None:
         """Receive bytes. Raises the error of the command, and DeadlineExceededError."""
+        if (connection := await self._connection(None)) is not None:
+            receive = partial(self._direct.download, connection, download.transfer, download.out, deadline)
+            try:
+                return await moved(receive, connection.cancel, self._senders)
+            except HeliographError:
+                self._core.check()
+                raise
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
         request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
@@ -140,6 +178,7 @@ class AioBulk:
 
     async def close(self) -> None:
         """End all calls."""
+        self._direct.close()
         await self._channel.close()
         self._others.close()
         self._senders.shutdown(wait=False)

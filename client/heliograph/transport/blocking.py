@@ -324,7 +324,7 @@ def call_unary(
 class GrpcShell(BlockingShell):
     """A session over gRPC: one channel for commands and calls, one for bulk data.
 
-    On one host commands go over a socket of their own (`command_socket`).
+    Commands go over a socket of their own (`command_socket`) where the server offers one.
     """
 
     _socket: BlockingSocket | None = None
@@ -336,7 +336,10 @@ class GrpcShell(BlockingShell):
         shared_memory: SharedMemoryArgument = "auto",
         silence_seconds: float = handshake.SILENCE_SECONDS,
         credentials: Credentials = NO_CREDENTIALS,
+        direct: bool = True,
     ) -> None:
+        #: The silence after which TCP connections break; None: none are opened.
+        self.tcp_silence_seconds = silence_seconds if direct else None
         self.channel_options = handshake.channel_options(silence_seconds)
         self.credentials = credentials
         end = time.monotonic() + timeout
@@ -388,7 +391,9 @@ class GrpcShell(BlockingShell):
         """
         try:
             shared = share(address, info, shared_memory, seconds_for(end))
-            return shared, open_command_socket(address, info, shared_memory, seconds_for(end))
+            return shared, open_command_socket(
+                address, info, shared_memory, self.tcp_silence_seconds, seconds_for(end)
+            )
         except BaseException:
             self._say_goodbye(info.session)
             raise

@@ -15,6 +15,7 @@ from heliograph.core.future import Deadline, Transfer
 from heliograph.core.interrupts import InThread, is_interruptible, undisturbed
 from heliograph.transport import bulk, handshake
 from heliograph.transport.channels import open_channel
+from heliograph.transport.direct.transfers import Connection, DirectTransfers
 from heliograph.transport.direct_upload import (
     PATIENCE_SECONDS,
     Announcement,
@@ -40,6 +41,7 @@ class BlockingBulk:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
         self._channel: Any = open_channel(self._address, shell.channel_options, shell.credentials)
+        self._direct = DirectTransfers(self._address, self._info, shell.tcp_silence_seconds)
         #: The channels to other daemons that take contents.
         self._channels = Channels(self._address, shell.credentials)
         #: Threads that carry contents, each until its call has ended.
@@ -55,6 +57,24 @@ class BlockingBulk:
             return transfer
         if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
             return self._start_shared(upload, shared)
+        # A content may be for another server, which may be slow.
+        is_elsewhere = isinstance(upload.target, bytes) and self._core.places_contents
+        if not is_elsewhere and (connection := self._direct.take()) is not None:
+            return self._start_direct(upload, connection)
+        return self._start_call(upload)
+
+    def _start_direct(self, upload: StartUpload, connection: Connection) -> Transfer:
+        """Send bytes on a connection of their own."""
+        transfer = Transfer(connection.cancel)
+
+        def taken() -> None:
+            self._shell.advance(lambda: self._core.settle(transfer.taken))
+
+        send = partial(self._direct.upload, connection, upload, taken)
+        self._start_carrier("heliograph-upload", upload, transfer, send)
+        return transfer
+
+    def _start_call(self, upload: StartUpload) -> Transfer:
         method: Any = self._channel.stream_unary(handshake.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
         call: Any = None
         transfer = Transfer(lambda: call.cancel())
@@ -194,6 +214,10 @@ class BlockingBulk:
 
     def _receive(self, download: ReceiveDownload, deadline: Deadline, calls: list[Any]) -> None:
         """Receive bytes. `calls` gets the call, for a cancel by another thread."""
+        if (connection := self._direct.take()) is not None:
+            calls.append(connection)
+            self._receive_directly(connection, download, deadline)
+            return
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
         request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
@@ -213,8 +237,20 @@ class BlockingBulk:
         self._shell.advance(self._core.check)
         raise broken
 
+    def _receive_directly(
+        self, connection: Connection, download: ReceiveDownload, deadline: Deadline
+    ) -> None:
+        try:
+            self._direct.download(connection, download.transfer, download.out, deadline)
+            return
+        except HeliographError as error:
+            broken = error
+        self._shell.advance(self._core.check)
+        raise broken
+
     def close(self) -> None:
         """End all calls, in bounded time."""
+        self._direct.close()
         self._channel.close()
         self._channel = None
         self._channels.close()

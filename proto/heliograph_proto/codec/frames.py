@@ -7,6 +7,7 @@ from struct import Struct
 from heliograph_proto.errors import LimitExceededError
 
 _LENGTH = Struct("<I")
+LENGTH_BYTES = _LENGTH.size
 
 
 def framed(message: bytes) -> bytes:
@@ -26,6 +27,11 @@ class FrameReader:
 
     def __repr__(self) -> str:
         return f"<FrameReader with {len(self._rest):,} bytes of an incomplete message>"
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is no incomplete message."""
+        return not self._rest
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the messages that are complete with these bytes.

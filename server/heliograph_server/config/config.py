@@ -276,6 +276,18 @@ class ServerConfig:
             section="listening",
         ),
     ] = True
+    direct_connections: Annotated[
+        int,
+        Setting(
+            "Port of TCP connections beside gRPC's, for commands and tensors; 0: any free one, -1: none.",
+            "It is opened at the hosts that are listened at. A client that cannot reach it uses gRPC alone. "
+            "None is opened where an address has TLS, since these connections have none.",
+            least=-1,
+            most=65_535,
+            shown="PORT",
+            section="listening",
+        ),
+    ] = 0
     pool: Annotated[
         str,
         Setting(

@@ -58,6 +58,8 @@ from heliograph_server.rpc.bulk_service import BulkService
 from heliograph_server.rpc.command_service import CommandService
 from heliograph_server.rpc.command_socket.sockets import CommandSockets
 from heliograph_server.rpc.device_service import DeviceService, ModelService
+from heliograph_server.rpc.direct.port import DirectPort
+from heliograph_server.rpc.direct.transfers import DirectTransfers
 from heliograph_server.rpc.peer_service import PeerService
 from heliograph_server.rpc.plan_service import PlanService
 from heliograph_server.rpc.requests import Requests
@@ -107,6 +109,8 @@ READ_THREADS = 2
 MOVE_THREADS = 2
 #: Threads that decode large requests. Python runs one at a time.
 DECODE_THREADS = 1
+#: Threads that move bytes of direct connections.
+DIRECT_THREADS = 4
 #: How long calls may take to end once their sessions are closed.
 STOP_SECONDS = 2.0
 #: How long work may take to end after the second signal.
@@ -151,13 +155,16 @@ class Daemon:
             "relay": RELAY_THREADS,
             "move": MOVE_THREADS,
             "decode": DECODE_THREADS,
+            "direct": DIRECT_THREADS,
         }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
-        self._movers = self._pools[-2]
+        self._movers = self._pools[-3]
         self._turns = CompileTurns()
         self._server: aio.Server | None = None
         self._sockets = CommandSockets()
         self._memory = MemoryService(self._slot, self._sockets)
+        self._transfers = DirectTransfers(self._pools[-1])
+        self._direct = DirectPort(self._sockets, self._transfers.take, config.silence_seconds)
         self.health = Health(SERVICES, config.health_listen)
         #: Files that are read again when they change, and on SIGHUP.
         self.watch = FileWatch(on_reload=lambda *found: self.audit.record(reloaded(*found)))
@@ -210,6 +217,8 @@ class Daemon:
         self.telemetry.start()
         if self._config.shared_memory:
             self._memory.start(self.addresses)
+        if self._config.direct_connections >= 0:
+            self._direct.start(self.addresses, self._config.direct_connections)
         self._facts = server_facts(self._why_not_shared())
         await self._server.start()
         self.host = await asyncio.wrap_future(_in_own_thread(self._open_host))
@@ -245,13 +254,13 @@ class Daemon:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
-        hashers, closers, askers, listeners, readers, relays, movers, decoders = self._pools
+        hashers, closers, askers, listeners, readers, relays, movers, decoders, _ = self._pools
         assert self.access is not None
         requests = Requests(self._slot, decoders)
         facts = lambda: self._facts  # noqa: E731
         compile_seconds = lambda: self._config.compile_seconds  # noqa: E731
         for service in (
-            SessionService(self._slot, askers, closers, self._memory.offer),
+            SessionService(self._slot, askers, closers, self._memory.offer, self._direct.offer),
             DeviceService(self._slot, askers, listeners, facts),
             PlanService(self._slot, self._turns, listeners, compile_seconds),
             BulkService(self._slot, hashers, relays),
@@ -295,6 +304,7 @@ class Daemon:
         if self.host is not None:
             await asyncio.to_thread(self.host.close_sessions, shut_down())
         self._memory.close()
+        self._direct.close()
         if self.access is not None:
             await self.access.close()
         if self._peers is not None:

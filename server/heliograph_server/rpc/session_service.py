@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 from grpc import aio
 
-from heliograph_proto import SHARED_MEMORY, codec
+from heliograph_proto import DIRECT, SHARED_MEMORY, codec
 from heliograph_proto.errors import SessionClosedError
-from heliograph_proto.sessions import SharedMemoryOffer
+from heliograph_proto.sessions import DirectOffer, SharedMemoryOffer
 from heliograph_proto.trace_context import handing_on, trace_in
 from heliograph_proto.v1 import session_pb2
 from heliograph_server.resources.principals import current_principal
@@ -39,11 +39,14 @@ class SessionService:
         slot: HostSlot,
         askers: Executor,
         closers: Executor,
-        offer: Callable[[str], SharedMemoryOffer | None] = lambda peer: None,
+        offer: Callable[[str], SharedMemoryOffer | None],
+        offer_direct: Callable[[Session, str], DirectOffer | None],
     ) -> None:
         self._slot = slot
         #: Returns the offer of shared memory for a client, by its gRPC peer.
         self._offer = offer
+        #: The same of direct connections, for a session.
+        self._offer_direct = offer_direct
         self._askers = askers
         self._closers = closers
 
@@ -68,6 +71,8 @@ class SessionService:
         logger.info("%s began, from %s", session, unquote(context.peer()), extra=session.log_fields)
         if SHARED_MEMORY in info.features:
             info = replace(info, shared_memory=self._offer(context.peer()))
+        if DIRECT in info.features:
+            info = replace(info, direct=self._offer_direct(session, context.peer()))
         return codec.encode(info, session_pb2.OpenResponse)
 
     async def Close(self, request: session_pb2.CloseRequest, context: Context) -> session_pb2.CloseResponse:

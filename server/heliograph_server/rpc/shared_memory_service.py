@@ -10,13 +10,11 @@ session's secret.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import os
 import secrets
 import socket
-from dataclasses import dataclass
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
@@ -35,6 +33,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.sessions import SharedMemoryOffer
 from heliograph_proto.v1 import memory_pb2
 from heliograph_server.config.sockets import bind_socket, unbind
+from heliograph_server.rpc.command_socket.askers import REQUEST_BYTES, Askers, Verdict
 from heliograph_server.rpc.command_socket.sockets import CommandSockets
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import FileOfMemory
@@ -43,22 +42,6 @@ logger = logging.getLogger(__name__)
 
 #: Appended to the path of the daemon's socket.
 PATH_SUFFIX = ".memory"
-#: The largest request.
-REQUEST_BYTES = 4096
-#: The time limit for the request of a client that connected.
-ASK_SECONDS = 2.0
-#: The most clients that have connected without a request.
-MAX_CONNECTIONS = 64
-#: The pause after the system refused a connection, most likely for lack of descriptors.
-REST_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class _Connection:
-    """A client that has not sent its request yet."""
-
-    socket: socket.socket
-    timer: asyncio.TimerHandle
 
 
 class MemoryService:
@@ -67,17 +50,14 @@ class MemoryService:
     def __init__(self, slot: HostSlot, sockets: CommandSockets) -> None:
         self._slot = slot
         self._sockets = sockets
-        self._listeners: list[socket.socket] = []
+        self._askers = Askers(is_of_this_user, self._asked, "memory is not shared")
         self._paths: list[Address] = []
-        self._connections: dict[int, _Connection] = {}
-        #: Timers of sockets that accept no connections for a while.
-        self._resting: dict[int, asyncio.TimerHandle] = {}
         self._abstract_name = ""
         #: The reason why no memory is shared; empty if it is.
         self.why_not = "it does not listen for it"
 
     def __repr__(self) -> str:
-        return f"<MemoryService with {len(self._listeners)} sockets>"
+        return f"<MemoryService with {self._askers.count} sockets>"
 
     def start(self, addresses: tuple[Address, ...]) -> None:
         """Listen, if memory can be shared. Failures are only logged, since clients can use gRPC."""
@@ -98,22 +78,12 @@ class MemoryService:
             beside = Address("unix", path=address.path + PATH_SUFFIX)
             if len(beside.path.encode()) > MAX_SOCKET_PATH:
                 raise ConfigurationError("its path leaves no room for that of a socket beside it")
-            self._listen(bind_socket(beside.path))
+            self._askers.listen(bind_socket(beside.path))
             self._paths.append(beside)
         elif not self._abstract_name:
             name = f"heliograph-{secrets.token_hex(16)}"
-            self._listen(bind_socket(f"\0{name}"))
+            self._askers.listen(bind_socket(f"\0{name}"))
             self._abstract_name = name
-
-    def _listen(self, listener: socket.socket) -> None:
-        listener.listen(MAX_CONNECTIONS)
-        listener.setblocking(False)
-        self._listeners.append(listener)
-        self._watch(listener)
-
-    def _watch(self, listener: socket.socket) -> None:
-        self._resting.pop(listener.fileno(), None)
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     def offer(self, peer: str) -> SharedMemoryOffer | None:
         """Return the offer of shared memory for a gRPC peer; None if it is on another host."""
@@ -123,46 +93,10 @@ class MemoryService:
             return None
         return SharedMemoryOffer(abstract_name=self._abstract_name)
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            client, _ = listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            self._rest(listener, error)
-            return
-        if len(self._connections) >= MAX_CONNECTIONS or not is_of_this_user(client):
-            # A stranger learns nothing, not even the reason.
-            client.close()
-            return
-        client.setblocking(False)
-        loop = asyncio.get_running_loop()
-        number = client.fileno()
-        self._connections[number] = _Connection(client, loop.call_later(ASK_SECONDS, self._close, number))
-        loop.add_reader(number, self._answer, number)
-
-    def _rest(self, listener: socket.socket, error: OSError) -> None:
-        """Pause accepting, since the loop would report the waiting client again and again."""
-        logger.warning("memory is not shared for %.0f s: %s", REST_SECONDS, error.strerror)
-        loop, number = asyncio.get_running_loop(), listener.fileno()
-        loop.remove_reader(number)
-        self._resting[number] = loop.call_later(REST_SECONDS, self._watch, listener)
-
-    def _answer(self, number: int) -> None:
-        client = self._connections[number].socket
-        try:
-            request = client.recv(REQUEST_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            request = b""
-        try:
-            if request:
-                self._send(client, request)
-        except OSError as error:
-            logger.debug("a client that asked for memory is gone: %s", error)
-        finally:
-            self._close(number)
+    def _asked(self, client: socket.socket, request: bytes) -> Verdict:
+        # A packet is a whole request.
+        self._send(client, request)
+        return Verdict.CLOSE
 
     def _send(self, client: socket.socket, request: bytes) -> None:
         try:
@@ -200,27 +134,12 @@ class MemoryService:
             logger.exception("memory could not be shared")
             raise InternalError(f"the memory could not be shared: {type(error).__name__}") from None
 
-    def _close(self, number: int) -> None:
-        connection = self._connections.pop(number, None)
-        if connection is not None:
-            asyncio.get_running_loop().remove_reader(number)
-            connection.timer.cancel()
-            connection.socket.close()
-
     def close(self) -> None:
         """Stop listening, and close every connection. Idempotent."""
-        loop = asyncio.get_running_loop()
-        for timer in self._resting.values():
-            timer.cancel()
-        self._resting.clear()
-        for listener in self._listeners:
-            loop.remove_reader(listener.fileno())
-            listener.close()
-        for number in list(self._connections):
-            self._close(number)
+        self._askers.close()
         for address in self._paths:
             unbind(address)
-        self._listeners, self._paths, self._abstract_name = [], [], ""
+        self._paths, self._abstract_name = [], ""
 
 
 def is_near(peer: str) -> bool:

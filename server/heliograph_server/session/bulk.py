@@ -56,6 +56,9 @@ class TransferUpload(IncomingUpload):
     def _write(self, data: memoryview) -> None:
         self._incoming.add(data.cast("B"))
 
+    def _receive(self, into: Callable[[memoryview], int], most_bytes: int) -> int:
+        return self._incoming.receive(into, most_bytes)
+
     def _finish(self) -> None:
         self._arrived()
         self._incoming.end()

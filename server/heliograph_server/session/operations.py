@@ -206,9 +206,8 @@ class Operations:
         if task.command.data is None:
             incoming = self._uploads[task.command.transfer]
             write_incoming(task, incoming, abort)
-            self.traffic.written(
-                incoming.size_bytes, incoming.size_bytes + incoming.copied_bytes, Transport.BULK
-            )
+            copied = incoming.size_bytes - incoming.placed_bytes + incoming.copied_bytes
+            self.traffic.written(incoming.size_bytes, copied, Transport.BULK)
             return Completion(sequence)
         data = memoryview(task.command.data)
         write(task, data)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from heliograph_backends.contract import Abort, access, host_bytes
+from heliograph_backends.contract import Abort, Tensor, access, host_bytes
 from heliograph_proto.codec.bulk import encode_download
 from heliograph_proto.errors import CancelledError, HeliographError, LimitExceededError
 from heliograph_proto.types import DTYPES, TensorType
@@ -77,9 +77,15 @@ class StagedUpload:
         staging.reserve(size_bytes)
         self._staging = staging
         self.size_bytes = size_bytes
-        #: Bytes that were copied into other memory on their way to a tensor.
-        self.copied_bytes = 0
+        #: Bytes that were copied into other memory on their way to a tensor, and those that came
+        #: straight into the tensor.
+        self.copied_bytes = self.placed_bytes = 0
         self._parts: list[memoryview | bytearray] = []
+        #: Memory for the next bytes before the command's turn, and those that it has.
+        self._filling, self._filled_bytes = memoryview(b""), 0
+        #: The tensor's bytes in the command's turn, if they are memory of this process.
+        self._place: memoryview | None = None
+        self._poured_bytes = 0
         self._changed = threading.Condition()
         self._is_whole = False
         self._is_over = False
@@ -101,11 +107,7 @@ class StagedUpload:
             if self._error is not None:
                 raise self._error.anew()
             if self._sink is not None:
-                try:
-                    self._sink(data)
-                except HeliographError as error:
-                    self._fail(error)
-                    raise
+                self._pass_on(self._sink, data)
                 return
             is_message = isinstance(data.obj, bytes) and len(data.obj) - data.nbytes <= HEADER_BYTES
             if is_message and data.nbytes >= SMALL_BYTES:
@@ -118,9 +120,45 @@ class StagedUpload:
                 self._parts.append(bytearray(data))
             self.copied_bytes += data.nbytes
 
+    def receive(self, into: Callable[[memoryview], int], most_bytes: int) -> int:
+        """Have a function fill memory with the next bytes; return their number.
+
+        In the command's turn the memory is the tensor's. Raises as `add` does.
+        """
+        with self._changed:
+            if self._error is not None:
+                raise self._error.anew()
+            if self._place is not None:
+                count = into(self._place[self._poured_bytes : self._poured_bytes + most_bytes])
+                self._poured_bytes += count
+                self.placed_bytes += count
+                return count
+            if not self._filling:
+                self._filling = memoryview(bytearray(most_bytes))
+            count = into(self._filling[self._filled_bytes : self._filled_bytes + most_bytes])
+            self._filled_bytes += count
+            if self._sink is not None or self._filled_bytes == self._filling.nbytes:
+                self._keep_filled()
+            if self._sink is not None:
+                self._pass_on(self._sink, self._parts.pop())
+            return count
+
+    def _keep_filled(self) -> None:
+        if self._filled_bytes:
+            self._parts.append(self._filling[: self._filled_bytes])
+        self._filling, self._filled_bytes = memoryview(b""), 0
+
+    def _pass_on(self, sink: Callable[[memoryview], None], part: memoryview | bytearray) -> None:
+        try:
+            sink(memoryview(part))
+        except HeliographError as error:
+            self._fail(error)
+            raise
+
     def end(self) -> None:
         """Record that all bytes are here."""
         with self._changed:
+            self._keep_filled()
             self._is_whole = True
             self._changed.notify_all()
 
@@ -132,14 +170,15 @@ class StagedUpload:
 
     def _fail(self, error: HeliographError) -> None:
         self._error = self._error or error
-        self._sink = None
+        self._sink = self._place = None
         self._parts.clear()
+        self._filling, self._filled_bytes = memoryview(b""), 0
         self._changed.notify_all()
 
     # The command's side
 
-    def pour(self, sink: Callable[[memoryview], None], abort: Abort) -> None:
-        """Pass all pieces to `sink`, in order.
+    def pour(self, sink: Callable[[memoryview], None], abort: Abort, place: memoryview | None = None) -> None:
+        """Pass all pieces to `sink`, in order. Later ones may come straight into `place`.
 
         Pieces that are here are passed at once, later ones by the threads that add them. Returns
         after the last piece; `sink` is not called any more then. Raises the error of the upload,
@@ -150,12 +189,14 @@ class StagedUpload:
                 with self._changed:
                     if self._error is not None:
                         raise self._error.anew()
+                    self._keep_filled()
                     parts, self._parts = self._parts, []
                     if not parts:
-                        self._sink = sink
+                        self._sink, self._place = sink, place
                         break
                 for part in parts:
                     sink(memoryview(part))
+                    self._poured_bytes += len(part)
             self._await_end(abort)
 
     def joined(self, abort: Abort) -> memoryview:
@@ -172,7 +213,7 @@ class StagedUpload:
         with self._changed:
             while not (self._is_whole or self._error is not None or abort.is_set):
                 self._changed.wait()
-            self._sink = None
+            self._sink = self._place = None
             if self._error is None and not self._is_whole:
                 self._fail(CancelledError("the command was cancelled"))
             if self._error is not None:
@@ -188,6 +229,7 @@ class StagedUpload:
             if not self._is_whole:
                 self._fail(error or CancelledError("the command that the bytes are for has ended"))
             self._parts.clear()
+            self._filling = memoryview(b"")
             is_first, self._is_over = not self._is_over, True
         if is_first:
             self._staging.give(self.size_bytes)
@@ -242,7 +284,7 @@ def write_incoming(task: WriteTask, data: StagedUpload, abort: Abort) -> None:
         access.write(tensor, offset, part)
         offset += part.nbytes
 
-    data.pour(sink, abort)
+    data.pour(sink, abort, _in_place(tensor, offset, data.size_bytes))
 
 
 def read(task: ReadTask, out: memoryview) -> None:
@@ -280,8 +322,12 @@ def _contiguous(task: ReadTask, made: StagedMessages) -> memoryview | None:
         made.copied_bytes += task.command.size_bytes
         return whole
     tensor.check_range(task.command.offset_bytes, task.command.size_bytes)
+    return _in_place(tensor, task.command.offset_bytes, task.command.size_bytes)
+
+
+def _in_place(tensor: Tensor, offset_bytes: int, size_bytes: int) -> memoryview | None:
+    """Bytes of a contiguous tensor, if they are memory of this process as they are."""
     if not (tensor.buffer.buffer_type.is_host and tensor.buffer.is_plain):
         return None
-    start = tensor.offset_bytes + task.command.offset_bytes
-    type = TensorType(DTYPES["u8"], (task.command.size_bytes,))
-    return host_bytes(tensor.buffer.array(type, start, (1,)))
+    type = TensorType(DTYPES["u8"], (size_bytes,))
+    return host_bytes(tensor.buffer.array(type, tensor.offset_bytes + offset_bytes, (1,)))

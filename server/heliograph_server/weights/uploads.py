@@ -32,6 +32,8 @@ class IncomingUpload(ABC):
         self.received_bytes = 0
         self._over = over
         self._lock = threading.RLock()
+        #: Memory for bytes that cannot be received straight into place.
+        self._passing = bytearray()
         #: The error of every later piece, once it is over.
         self._ended: HeliographError | None = None
 
@@ -57,6 +59,32 @@ class IncomingUpload(ABC):
                 self.abort(typed(error, "an upload"))
                 raise
             self.received_bytes += view.nbytes
+
+    def receive(self, into: Callable[[memoryview], int], most_bytes: int) -> int:
+        """Have a function fill memory with the next bytes, and take as many as it returns.
+
+        The memory is their place, if there is one already. Raises the OSErrors of `into`, which the
+        upload survives, and the errors of `write`.
+        """
+        with self._lock:
+            self._check_open()
+            try:
+                count = self._receive(into, min(most_bytes, self.size_bytes - self.received_bytes))
+            except BaseException as error:
+                # Some of our errors are OSErrors, too.
+                if isinstance(error, HeliographError) or not isinstance(error, OSError):
+                    self.abort(typed(error, "an upload"))
+                raise
+            self.received_bytes += count
+        return count
+
+    def _receive(self, into: Callable[[memoryview], int], most_bytes: int) -> int:
+        if len(self._passing) < most_bytes:
+            self._passing = bytearray(most_bytes)
+        place = memoryview(self._passing)[:most_bytes]
+        count = into(place)
+        self._write(place[:count])
+        return count
 
     def finish(self) -> int:
         """End the upload and return the number of bytes. The upload is over in any case.

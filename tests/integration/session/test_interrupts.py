@@ -37,7 +37,7 @@ def test_a_closed_session_leaves_no_channel_to_the_collector(daemon: DaemonUrls)
     gc.disable()
     try:
         before = channels()
-        with hg.connect(daemon.tcp, shared_memory=False) as session:
+        with hg.connect(daemon.tcp, shared_memory=False, direct=False) as session:
             session.put(np.zeros(2**20, np.uint8)).get()
         assert channels() <= before
     finally:

@@ -1,4 +1,4 @@
-"""Commands over a unix socket: offers, messages, ends, and hostile clients."""
+"""Commands over a socket of their own: offers, messages, ends, and hostile clients."""
 
 from __future__ import annotations
 
@@ -40,9 +40,18 @@ SECONDS = 60
 KIB = 1024
 
 
-@pytest.fixture(params=["tcp", "unix"])
+@pytest.fixture(scope="module")
+def far() -> Iterator[str]:
+    """A server that shares nothing with clients on its host, as if they were on another."""
+    with running_daemon("--no-shared-memory", "--device", "cpu:reference=1") as url:
+        yield url
+
+
+@pytest.fixture(params=["tcp", "unix", "far"])
 def near(request: pytest.FixtureRequest, daemon: DaemonUrls) -> str:
-    """A server on this host, by either transport."""
+    """A server on this host, by either transport, and one whose socket is a TCP connection."""
+    if request.param == "far":
+        return str(request.getfixturevalue("far"))
     return daemon.tcp if request.param == "tcp" else daemon.unix
 
 
@@ -64,14 +73,16 @@ def test_commands_of_a_client_on_the_servers_host_go_over_a_socket_unless_told_o
         assert session.command_socket and session.why_no_command_socket == ""
         assert session.compile(plus_one(2)).run(x=filled(2, 1))["y"].tolist() == [2, 2]
     assert not session.command_socket and "ended" in session.why_no_command_socket
-    with hg.connect(near, shared_memory=False) as session:
+    with hg.connect(near, shared_memory=False, direct=False) as session:
         assert not session.command_socket and "turned off by the client" in session.why_no_command_socket
         assert session.compile(plus_one(2)).run(x=filled(2, 1))["y"].tolist() == [2, 2]
 
 
 def test_a_server_that_shares_nothing_takes_commands_by_grpc() -> None:
     with (
-        running_daemon("--no-shared-memory", "--device", "cpu:reference=1") as url,
+        running_daemon(
+            "--no-shared-memory", "--direct-connections", "-1", "--device", "cpu:reference=1"
+        ) as url,
         hg.connect(url) as session,
     ):
         assert "the server turned it off" in session.why_no_command_socket

@@ -34,7 +34,7 @@ from heliograph_proto.sessions import PLACE_BYTES
 from heliograph_proto.v1 import bulk_pb2, bulk_pb2_grpc, session_pb2, session_pb2_grpc
 from heliograph_server.config.config import ServerConfig
 from heliograph_server.daemon.daemon import Daemon
-from heliograph_server.rpc import shared_memory_service as memory_service
+from heliograph_server.rpc.command_socket import askers
 from heliograph_server.rpc.command_socket.sockets import CommandSockets
 from heliograph_server.rpc.shared_memory_service import MemoryService, is_near
 from heliograph_server.runtime.host import Host
@@ -186,7 +186,7 @@ def test_a_tensor_of_one_byte_counts_as_a_page() -> None:
 def test_a_server_without_descriptors_rests_and_serves_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory_service, "REST_SECONDS", 0.05)
+    monkeypatch.setattr(askers, "REST_SECONDS", 0.05)
     path = tmp_path / "socket"
 
     async def scenario() -> bytes:

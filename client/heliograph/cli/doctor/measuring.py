@@ -169,6 +169,18 @@ class _Measuring:
         return Growth(first, most_bytes(self.device, self.timeout), self.round_trip_seconds)
 
 
+def _by_grpc(address: Address, measuring: _Measuring) -> PathMeasurement:
+    with hg.connect(
+        str(address),
+        timeout=measuring.timeout,
+        progress=None,
+        shared_memory=False,
+        direct=False,
+        token=address.token or None,
+    ) as other:
+        return _measured(TransportKind.GRPC, other, measuring)
+
+
 def _transports(session: hg.Session, address: Address, measuring: _Measuring) -> Iterator[PathMeasurement]:
     if address.members:
         # Each member has its own transports, which a doctor of that member's URL measures.
@@ -176,15 +188,11 @@ def _transports(session: hg.Session, address: Address, measuring: _Measuring) ->
     if address.scheme == "local":
         yield _measured(TransportKind.LOCAL, session, measuring)
     elif not session.shared_memory:
-        yield _measured(TransportKind.GRPC, session, measuring)
+        yield _by_grpc(address, measuring)
         return
     else:
         yield _measured(TransportKind.SHARED, session, measuring)
-        shown = address.token or None
-        with hg.connect(
-            str(address), timeout=measuring.timeout, progress=None, shared_memory=False, token=shown
-        ) as other:
-            yield _measured(TransportKind.GRPC, other, measuring)
+        yield _by_grpc(address, measuring)
     with _refusals(TransportKind.MAPPED) as refused:
         yield _mapped(session, measuring)
     yield from refused
@@ -342,7 +350,7 @@ def _reached(session: hg.Session, address: str, timeout: float) -> tuple[bool, s
     Returns whether it does; if not, why; and the round trip of an empty command. Raises the errors
     of connecting.
     """
-    with hg.connect(address, timeout=timeout, progress=None, shared_memory=False) as member:
+    with hg.connect(address, timeout=timeout, progress=None, shared_memory=False, direct=False) as member:
         # Another daemon answers if the head's address is 127.0.0.1, for example.
         if session.info.daemons and member.info.incarnation not in session.info.daemons:
             return False, "another daemon answers there", 0.0

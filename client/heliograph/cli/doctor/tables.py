@@ -151,7 +151,7 @@ def _agreed(found: TransportMeasurements) -> Iterator[str]:
     off = "not needed in this process" if found.in_process else f"off: {plain(found.why_not_shared)}"
     yield f"shared memory: {'on' if found.shared_memory else off}"
     by_grpc = "in this process" if found.in_process else f"by gRPC: {plain(found.why_no_command_socket)}"
-    yield f"commands: {by_grpc if found.why_no_command_socket else 'over a unix socket'}"
+    yield f"commands: {by_grpc if found.why_no_command_socket else 'over a socket of their own'}"
     yield f"compression: {NO_COMPRESSION}"
 
 

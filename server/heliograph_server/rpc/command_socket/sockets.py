@@ -37,21 +37,29 @@ class CommandSockets:
         Raises HandleExistsError for a second one, LimitExceededError or OutOfMemoryError without
         free descriptors, or the error that closed the session.
         """
-        if session in self._kept or session.is_attached:
-            raise HandleExistsError("the session has its command socket, or its command stream, already")
-        FILES.take()
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
-            FILES.give()
             raise OutOfMemoryError(f"no command socket: {error.strerror}") from None
-        self._kept[session] = ours
+        try:
+            self.keep(session, ours)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        return theirs
+
+    def keep(self, session: Session, connection: socket.socket) -> None:
+        """Keep the server's end of a connection. Raises the errors of `connect`, and leaves the
+        connection to the caller then."""
+        if session in self._kept or session.is_attached:
+            raise HandleExistsError("the session has its command socket, or its command stream, already")
+        FILES.take()
+        self._kept[session] = connection
         session.when_closing[self] = lambda _: self._drop(session)
         if session.closed is not None:
             self._drop(session)
-            theirs.close()
             raise session.closed.anew()
-        return theirs
 
     def take(self, session: Session, is_used: bool) -> CommandSocket | None:
         """Return the connection of a session whose stream begins; None if its client uses gRPC.

@@ -1,0 +1,247 @@
+"""Bytes of tensors and contents on connections of their own: see `direct.proto`.
+
+The bytes go from the caller's memory to the system, and from the system into the caller's memory,
+without another copy. All methods block; any thread.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from struct import Struct
+
+from google.protobuf.message import DecodeError
+
+from heliograph.core.effects import StartUpload
+from heliograph.core.future import Deadline, logger
+from heliograph.transport.direct.opening import open_direct
+from heliograph_proto.addresses import Address
+from heliograph_proto.codec import decode_error
+from heliograph_proto.codec.frames import LENGTH_BYTES, framed
+from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError, UnavailableError
+from heliograph_proto.sessions import SessionInfo
+from heliograph_proto.v1 import direct_pb2
+
+#: The connections of a session.
+MOST_CONNECTIONS = 4
+#: The bytes of one system call: others may cancel between two.
+PIECE_BYTES = 2 * 2**20
+#: struct timeval.
+_TIME = Struct("@ll")
+#: The largest answer.
+ANSWER_BYTES = 65_536
+NO_LIMIT = Deadline(None)
+
+
+class Connection:
+    """One connection, used by one thread at a time. Any thread may cancel."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self.is_broken = False
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def __repr__(self) -> str:
+        return f"<Connection {'broken' if self.is_broken else 'open'}>"
+
+    def cancel(self) -> None:
+        """Break it off. Idempotent."""
+        self.is_broken = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        self.is_broken = True
+        self._socket.close()
+
+    def send(self, data: memoryview, moved: Callable[[int], None] | None = None) -> bool:
+        """Send bytes, calling `moved` with the number of each part.
+
+        Returns False if the server has ended the transfer early; its answer says why.
+        """
+        try:
+            while data:
+                self._check()
+                if self._poll.poll(0):
+                    return False
+                count = self._socket.send(data[:PIECE_BYTES])
+                data = data[count:]
+                if moved is not None:
+                    moved(count)
+        except HeliographError:
+            raise
+        except OSError:
+            return False
+        return True
+
+    def limit(self, deadline: Deadline) -> None:
+        """Have the reads of a transfer return when its time is over."""
+        seconds = deadline.remaining()
+        micros = 0 if seconds is None else max(1, round(seconds * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(*divmod(micros, 10**6)))
+
+    def receive(self, out: memoryview, deadline: Deadline) -> None:
+        """Fill memory. Raises UnavailableError, DeadlineExceededError."""
+        while out:
+            self._check()
+            try:
+                count = self._socket.recv_into(out[:PIECE_BYTES], 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                deadline.check()
+                continue
+            except OSError as error:
+                raise UnavailableError(f"a connection for bytes broke: {error.strerror}") from None
+            if not count:
+                raise UnavailableError("the server ended a connection for bytes")
+            out = out[count:]
+
+    def answer(self, deadline: Deadline) -> int:
+        """Receive an answer, and return its bytes. Raises the error in it, ProtocolError."""
+        length = bytearray(LENGTH_BYTES)
+        self.receive(memoryview(length), deadline)
+        if (size := int.from_bytes(length, "little")) > ANSWER_BYTES:
+            raise ProtocolError(f"an answer of {size:,} bytes to a transfer")
+        data = bytearray(size)
+        self.receive(memoryview(data), deadline)
+        try:
+            found = direct_pb2.DirectTransferResponse.FromString(bytes(data))
+        except DecodeError:
+            raise ProtocolError("an answer to a transfer cannot be read") from None
+        if found.HasField("error"):
+            raise decode_error(found.error)
+        return found.size_bytes
+
+    def _check(self) -> None:
+        if self.is_broken:
+            raise CancelledError("the transfer was cancelled")
+
+
+class DirectTransfers:
+    """The connections of a session for bytes, opened when they are needed."""
+
+    def __init__(self, address: Address, info: SessionInfo, silence_seconds: float | None) -> None:
+        """`silence_seconds`: see `open_direct`; None opens none."""
+        self._address, self._info, self._silence_seconds = address, info, silence_seconds
+        self._lock = threading.Lock()
+        #: Those of transfers under way, and the others.
+        self._used: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._opening = 0
+        #: Bytes of a later transfer would be kept in the server's memory until its turn.
+        self._sends = threading.Lock()
+        self._is_over = silence_seconds is None or info.direct is None
+
+    def __repr__(self) -> str:
+        return f"<DirectTransfers {len(self._used)} used, {len(self._idle)} idle>"
+
+    @property
+    def is_over(self) -> bool:
+        """True if no connection can be had any more."""
+        return self._is_over
+
+    def take(self) -> Connection | None:
+        """Return a connection for one transfer; None if there is none, and gRPC must carry it."""
+        with self._lock:
+            if self._is_over:
+                return None
+            if self._idle:
+                found = self._idle.pop()
+                self._used.add(found)
+                return found
+            if len(self._used) + self._opening >= MOST_CONNECTIONS:
+                return None
+            self._opening += 1
+        return self._opened()
+
+    def _opened(self) -> Connection | None:
+        made: Connection | None = None
+        why = ""
+        request = direct_pb2.DirectRequest(transfers=direct_pb2.TransferConnection())
+        assert self._silence_seconds is not None, "otherwise it is over"
+        try:
+            made = Connection(open_direct(self._address, self._info, request, self._silence_seconds))
+        except HeliographError as error:
+            why = error.message
+        with self._lock:
+            self._opening -= 1
+            if made is not None and not self._is_over:
+                self._used.add(made)
+                return made
+            self._is_over = True
+        if made is not None:
+            made.close()
+        else:
+            logger.debug("tensors go by gRPC: %s", why)
+        return None
+
+    @contextmanager
+    def _using(self, connection: Connection) -> Generator[None]:
+        """Use it for one transfer. It is kept if that ends well."""
+        try:
+            yield
+        except BaseException:
+            connection.cancel()
+            raise
+        finally:
+            self.give(connection)
+
+    def give(self, connection: Connection) -> None:
+        """Return a connection: it is kept unless it was cancelled."""
+        with self._lock:
+            self._used.discard(connection)
+            if is_kept := not (connection.is_broken or self._is_over):
+                self._idle.append(connection)
+        if not is_kept:
+            connection.close()
+
+    def upload(self, connection: Connection, upload: StartUpload, taken: Callable[[], None]) -> None:
+        """Send bytes. `taken` is called when the caller may overwrite them.
+
+        Raises the server's error, UnavailableError, CancelledError.
+        """
+        size_bytes = upload.data.nbytes
+        request = direct_pb2.DirectTransfer(size_bytes=size_bytes, offset_bytes=upload.offset_bytes)
+        if isinstance(upload.target, int):
+            request.upload = upload.target
+        else:
+            request.content = upload.target
+        with self._using(connection):
+            with self._sends:
+                is_whole = connection.send(memoryview(framed(request.SerializeToString())))
+                is_whole = is_whole and connection.send(upload.data[upload.offset_bytes :], upload.progress)
+            if is_whole:
+                taken()
+            connection.limit(NO_LIMIT)
+            received = connection.answer(NO_LIMIT)
+            if not is_whole or received != size_bytes:
+                raise ProtocolError(f"the server took {received:,} bytes of {size_bytes:,}")
+
+    def download(self, connection: Connection, transfer: int, out: memoryview, deadline: Deadline) -> None:
+        """Receive the bytes of a transfer. Raises the command's error, UnavailableError,
+        DeadlineExceededError, CancelledError."""
+        request = direct_pb2.DirectTransfer(size_bytes=out.nbytes, download=transfer)
+        with self._using(connection):
+            connection.limit(deadline)
+            connection.send(memoryview(framed(request.SerializeToString())))
+            if (size := connection.answer(deadline)) != out.nbytes:
+                raise ProtocolError(f"a download of {out.nbytes:,} bytes has {size:,}")
+            connection.receive(out, deadline)
+
+    def close(self) -> None:
+        """End all transfers, and close the connections without one."""
+        with self._lock:
+            self._is_over = True
+            used, idle = list(self._used), self._idle
+            self._idle = []
+        for one in idle:
+            one.close()
+        for one in used:
+            # Its thread closes it.
+            one.cancel()
