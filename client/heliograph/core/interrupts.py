@@ -125,10 +125,12 @@ class InThread:
     def result(self) -> None:
         """Wait for its end. Raises its error."""
         self._ended.acquire()
+        self._ended.release()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def join(self, seconds: float) -> None:
         """Wait for its end, for so many seconds at most."""
-        self._ended.acquire(timeout=seconds)
+        if self._ended.acquire(timeout=seconds):
+            self._ended.release()

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,10 @@ def connected(url: str, aio: bool) -> Iterator[Callable[[np.ndarray[Any, Any]], 
             tensor = await other.put(array)
             return await tensor.get(timeout=SECONDS)
 
-        yield lambda array: runner.run(there_and_back(array))
-        runner.run(other.close())
+        try:
+            yield lambda array: runner.run(there_and_back(array))
+        finally:
+            runner.run(other.close())
 
 
 def bulk_calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
@@ -457,12 +459,11 @@ def test_a_refused_upload_is_answered_while_its_bytes_still_come(raw: RawDirect)
         too_much = raw.session.limits.in_flight_bytes + 1
         connection.sendall(transfer(upload=7, size_bytes=too_much) + bytes(MIB))
         assert isinstance(error_of(connection), hg.LimitExceededError)
-    with raw.transfers() as connection:
-        # The connection goes on once the rest was dropped.
-        connection.sendall(transfer(content=b"short", size_bytes=MIB) + bytes(MIB))
-        assert isinstance(error_of(connection), hg.ProtocolError)
-        connection.sendall(transfer(content=bytes(32), size_bytes=MIB) + bytes(MIB))
-        assert isinstance(error_of(connection), hg.ContentMismatchError)
+    for digest, expected in ((b"short", hg.ProtocolError), (bytes(32), hg.ContentMismatchError)):
+        with raw.transfers() as connection:
+            connection.sendall(transfer(content=digest, size_bytes=MIB) + bytes(MIB))
+            assert isinstance(error_of(connection), expected)
+            assert connection.recv(1) == b""
 
 
 def test_an_upload_that_stops_ends_and_its_command_fails(raw: RawDirect) -> None:
@@ -555,3 +556,77 @@ def test_the_tickets_are_no_text_of_a_session(lone: ThreadDaemon) -> None:
         offer = session.info.direct
         assert offer is not None
         assert repr(offer.ticket) not in repr(session.info) and repr(offer.proof) not in repr(session.info)
+
+
+@pytest.mark.parametrize("aio", [False, True])
+def test_connections_that_break_anywhere_end_calls_with_errors_and_the_daemon_goes_on(
+    lone: ThreadDaemon, monkeypatch: pytest.MonkeyPatch, aio: bool
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chosen = random.Random(seed)
+    array = np.random.default_rng(seed).integers(0, 256, MIB, np.uint8)
+    for _ in range(12):
+        with middleman(f"grpc://127.0.0.1:{port_of(lone)}") as between, monkeypatch.context() as changed:
+            offers(lone, changed, int(between.url.rpartition(":")[2]))
+            with suppress(hg.HeliographError), connected(lone.url, aio) as there_and_back:
+                between.cut_after(chosen.randrange(2 * MIB + 4096))
+                for _ in range(4):
+                    assert np.array_equal(there_and_back(array), array)
+    still_serves(lone.url)
+
+
+def test_changed_conversations_end_in_errors_and_leave_nothing_behind(lone: ThreadDaemon) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chosen = random.Random(seed)
+    size = 64 * 1024
+    with hg.connect(lone.url) as witness, raw_channel(lone.url) as channel:
+        held = witness.put(np.arange(MIB, dtype=np.float32))
+        witness.synchronize()
+        for turn in range(40):
+            raw = RawDirect(channel)
+            raw.session.attach()
+            raw.session.allocate(1, size // 4)
+            command = command_pb2.SetTensor(tensor=1, transfer=7, size_bytes=size)
+            raw.session.send(set_tensor=command)
+            raw.session.send(get_tensor=command_pb2.GetTensor(tensor=1, transfer=9, size_bytes=size))
+            talk = bytearray(transfer(upload=7, size_bytes=size) + bytes(size))
+            talk += transfer(download=9, size_bytes=size) + transfer(content=bytes(32), size_bytes=3) + b"abc"
+            for _ in range(chosen.randrange(1, 4)):
+                at = chosen.choice([chosen.randrange(24), chosen.randrange(len(talk) + 1)])
+                match chosen.randrange(4):
+                    case 0:
+                        talk[at : at + 1] = chosen.randbytes(1)
+                    case 1:
+                        del talk[at : at + chosen.randrange(1, 64)]
+                    case 2:
+                        talk[at:at] = chosen.randbytes(chosen.randrange(1, 64))
+                    case _:
+                        del talk[at:]
+                        talk += b"\0"
+            with raw.transfers() as connection, suppress(OSError):
+                connection.sendall(talk)
+                if turn % 2:
+                    connection.shutdown(socket.SHUT_WR)
+                    connection.settimeout(SECONDS)
+                    while connection.recv(MIB):
+                        pass
+            raw.session.close()
+        assert held.get(timeout=SECONDS)[-1] == MIB - 1
+    for _ in range(1000):
+        still_serves(lone.url)
+        if not connections_of(lone):
+            break
+    assert not connections_of(lone)
+
+
+def port_of(daemon: ThreadDaemon) -> int:
+    assert daemon._daemon is not None
+    return daemon._daemon._direct.port
+
+
+def connections_of(daemon: ThreadDaemon) -> int:
+    """The connections for bytes that the daemon has."""
+    assert daemon._daemon is not None
+    return daemon._daemon._transfers._counts.total()

@@ -119,6 +119,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
   "insecure" $v.insecure
   "devices" .values.devices
   "shared_memory" false
+  "direct_connections" -1
   "drain_seconds" $v.drainSeconds
   "log_level" $v.log.level
   "log_format" $v.log.format

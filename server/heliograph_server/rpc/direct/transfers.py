@@ -58,7 +58,7 @@ _TIME = Struct("@ll")
 
 
 class Next(Enum):
-    """What a connection needs to go on."""
+    """The condition under which a connection goes on."""
 
     THREAD = auto()
     READABLE = auto()
@@ -117,9 +117,9 @@ class _Connection:
         self._upload: IncomingUpload | None = None
         self._download: OutgoingDownload | None = None
         self._messages: StagedMessages | None = None
-        #: Bytes of a failed upload that are still to come, and whether the connection ends then.
+        #: True if the connection ends after these bytes of a failed upload, which are still to come.
+        self._has_failed = False
         self._dropped_bytes = 0
-        self._is_last = False
         self._unsent = memoryview(b"")
         self._lock = threading.Lock()
         self._is_closed = False
@@ -155,7 +155,7 @@ class _Connection:
 
     def _watch(self) -> None:
         """End a transfer that does not go on."""
-        if self._upload is not None or self._unsent or self._dropped_bytes:
+        if self._upload is not None or self._unsent or self._head or self._has_failed:
             seconds = self._session.limits.upload_idle_ms / 1e3
             self._idle = self._loop.call_later(seconds, self._late)
 
@@ -239,7 +239,7 @@ class _Connection:
             return self._receive(self._upload)
         if self._dropped_bytes:
             return self._drop()
-        return self._over() if self._is_last else self._read_head()
+        return self._over() if self._has_failed else self._read_head()
 
     def _over(self) -> Next:
         """Abort what is under way: the connection has ended."""
@@ -253,7 +253,7 @@ class _Connection:
         return Next.NOTHING
 
     def _failed(self, error: HeliographError, *, is_over: bool = False) -> Next:
-        """Answer with an error. The connection goes on if the rest of the transfer can be dropped."""
+        """Answer with an error, and end the connection once the rest of the transfer was read."""
         rest, self._dropped_bytes = self._dropped_bytes, 0
         if (upload := self._upload) is not None:
             rest = upload.size_bytes - upload.received_bytes
@@ -265,7 +265,7 @@ class _Connection:
             return Next.NOTHING
         answer = direct_pb2.DirectTransferResponse(error=encode_error(error))
         self._unsent = memoryview(framed(answer.SerializeToString()))
-        self._dropped_bytes, self._is_last = min(rest, MOST_DROPPED_BYTES), rest > MOST_DROPPED_BYTES
+        self._dropped_bytes, self._has_failed = min(rest, MOST_DROPPED_BYTES), True
         return Next.THREAD
 
     def _read_head(self) -> Next:
