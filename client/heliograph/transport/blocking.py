@@ -440,8 +440,12 @@ class GrpcShell(BlockingShell):
         with self._lock:
             pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
         socket = self._socket if waits or self.core.is_full else None
-        if pending is not None and not (socket is not None and socket.send_now()):
+        if pending is None:
+            return None
+        if socket is None or not socket.send_now():
             self._ring_once()
+        elif waits:
+            socket.sent = pending
         return pending
 
     def wait(self, outcome: Outcome, deadline: Deadline) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from struct import Struct
 
 from heliograph_proto.errors import LimitExceededError
@@ -16,11 +17,14 @@ def framed(message: bytes) -> bytes:
 
 
 class FrameReader:
-    """Cuts what arrives into messages. It holds one incomplete message at most."""
+    """Cuts what arrives into messages. It holds one incomplete message at most, or the messages of
+    one `feed` that exceeded a bound."""
 
-    def __init__(self, most_bytes: int) -> None:
-        """`most_bytes`: of one message."""
-        self._most_bytes = most_bytes
+    def __init__(self, most_bytes: int, most_messages: int = sys.maxsize) -> None:
+        """`most_bytes`: of one message; `most_messages`: of one `feed`."""
+        self._most_bytes, self._most_messages = most_bytes, most_messages
+        #: True if the next `feed` may return messages without new bytes.
+        self.has_more = False
         #: The beginning of a message, with its length, and the bytes that it needs to go on.
         self._rest = bytearray()
         self._needed_bytes = 0
@@ -38,15 +42,19 @@ class FrameReader:
 
         Raises LimitExceededError for the length of a message that is too long, before it arrives.
         """
+        self.has_more = False
         if self._rest:
             self._rest += data
             if len(self._rest) < self._needed_bytes:
                 return []
             data = bytes(self._rest)
             self._rest.clear()
-        found = []
+        found: list[bytes] = []
         at, end, needed = 0, len(data), _LENGTH.size
         while end - at >= _LENGTH.size:
+            if len(found) == self._most_messages:
+                self.has_more = True
+                break
             size = _LENGTH.unpack_from(data, at)[0]
             if size > self._most_bytes:
                 raise LimitExceededError(f"a message of {size:,} bytes; the most is {self._most_bytes:,}")

@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from forked_daemons import running_daemon
 from raw_client import RawSession, f32, raw_channel, still_serves
 
 import heliograph as hg
+from heliograph.transport import aio as aio_transport
+from heliograph.transport.command_socket.on_loop import LoopSocket
 from heliograph_backends.host_memory.sealed import FILES, why_no_sealed
 from heliograph_proto.codec import decode_error
 from heliograph_proto.codec.frames import FrameReader, framed
@@ -469,3 +471,82 @@ def test_half_a_message_and_an_end_leave_nothing_behind(lone: ThreadDaemon) -> N
         if len(os.listdir("/proc/self/fd")) <= before:
             break
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_many_empty_messages_leave_turns_to_others() -> None:
+    async def scenario() -> tuple[list[int], int]:
+        ours, theirs = socket.socketpair()
+        sizes: list[int] = []
+        turns = 0
+        done = asyncio.Event()
+
+        def received(messages: Sequence[bytes]) -> None:
+            sizes.append(len(messages))
+            if sum(sizes) == 16 * KIB:
+                done.set()
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        made = LoopSocket(ours, 1000, received, lambda error: None)
+        theirs.sendall(bytes(64 * KIB))
+        ticker = asyncio.ensure_future(others())
+        made.read_on()
+        made.pause()
+        made.read_on()
+        await asyncio.wait_for(done.wait(), SECONDS)
+        ticker.cancel()
+        made.close()
+        theirs.close()
+        return sizes, turns
+
+    sizes, turns = asyncio.run(scenario())
+    assert max(sizes) <= 1024 and turns >= len(sizes) >= 16
+
+
+def test_a_message_behind_many_is_read_though_nothing_follows() -> None:
+    async def scenario() -> list[bytes]:
+        ours, theirs = socket.socketpair()
+        FILES.take()
+        made = CommandSocket(ours, 1000)
+        theirs.sendall(bytes(4 * 3000) + framed(b"last"))
+        found = [await made.read(lambda message: False)]
+        while found[-1] != b"last":
+            found.append(await asyncio.wait_for(made.read(lambda message: False), SECONDS))
+        made.close()
+        theirs.close()
+        return found
+
+    assert asyncio.run(scenario())[-1] == b"last"
+
+
+def test_a_large_graph_is_encoded_beside_the_event_loop(
+    daemon: DaemonUrls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    real = aio_transport.unary
+
+    def unary(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return real(*given)
+
+    def chain(nodes: int) -> hg.Graph:
+        g = hg.Graph()
+        x = g.input("x", (1,), "f32")
+        for _ in range(nodes):
+            x = x + 1.0
+        g.output("y", x)
+        return g
+
+    async def scenario() -> None:
+        async with hg.aio.connect(daemon.tcp) as session:
+            monkeypatch.setattr(aio_transport, "unary", unary)
+            for nodes in (10, 1000):
+                plan = await session.compile(chain(nodes))
+                assert (await plan.run(x=filled(1, 1)))["y"].tolist() == [nodes + 1]
+
+    asyncio.run(scenario())
+    assert threads[0] is threading.main_thread() is not threads[-1]

@@ -57,6 +57,9 @@ class BlockingSocket:
         #: Wakes the session's thread while it stands aside.
         self._attention: SimpleQueue[None] = SimpleQueue()
         self._is_aside = False
+        #: The outcome of a run that its caller has just sent and waits for, in a thread without
+        #: handlers: finding that out takes some time.
+        self.sent: object = None
         self._reads = 0
         self._is_over = False
         self._error: Exception | None = None
@@ -119,7 +122,9 @@ class BlockingSocket:
         Raises DeadlineExceededError, and UnsupportedError in a finalizer that runs while its thread
         reads.
         """
-        if runs_handlers():
+        if outcome is self.sent:
+            self.sent = None
+        elif runs_handlers():
             self.attend()
             return
         claim = get_ident(), object()

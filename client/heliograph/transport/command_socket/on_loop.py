@@ -10,6 +10,8 @@ from heliograph_proto.codec.frames import FrameReader, framed
 
 #: The bytes that are read before others have their turn.
 READ_BYTES = 65_536
+#: The same of messages, which may be empty.
+READ_MESSAGES = 1024
 
 
 class LoopSocket:
@@ -29,7 +31,7 @@ class LoopSocket:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
         connection.setblocking(False)
-        self._frames = FrameReader(most_bytes)
+        self._frames = FrameReader(most_bytes, READ_MESSAGES)
         self._received, self._ended = received, ended
         self._room: asyncio.Future[None] | None = None
         self._is_reading = self._has_ended = self._is_closed = False
@@ -42,6 +44,7 @@ class LoopSocket:
         if not (self._is_reading or self._has_ended):
             self._is_reading = True
             self._loop.add_reader(self._connection.fileno(), self._read)
+            self._read_rest()
 
     def pause(self) -> None:
         """Read nothing until `read_on`; the other end's messages then wait in the system."""
@@ -49,15 +52,24 @@ class LoopSocket:
             self._is_reading = False
             self._loop.remove_reader(self._connection.fileno())
 
+    def _read_rest(self) -> None:
+        """Pass on the messages beyond the bound of the last read, in a later turn."""
+        if self._frames.has_more:
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._is_reading and self._frames.has_more:
+            self._read()
+
     def _read(self) -> bool:
         """Pass on what has come. Returns False if nothing has."""
         try:
-            data = self._connection.recv(READ_BYTES)
+            data = b"" if (has_more := self._frames.has_more) else self._connection.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
             data = b""
-        if not data:
+        if not (data or has_more):
             self._end(None)
             return False
         try:
@@ -66,6 +78,8 @@ class LoopSocket:
         except Exception as error:
             self._end(error)
             return False
+        if self._is_reading:
+            self._read_rest()
         return True
 
     def drain(self) -> None:
