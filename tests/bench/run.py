@@ -35,6 +35,7 @@ BENCHMARKS = {
     "attention": "attention:figures",
     "bandwidth": "bandwidth:figures",
     "compile": "compiling:figures",
+    "convolutions": "convolutions:figures",
     "decoder": "decoder:figures",
     "deploy-traces": "traces:figures",
     "deploy-fair": "fairness:fair",

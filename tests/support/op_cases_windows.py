@@ -79,6 +79,12 @@ def conv_2d_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
         x, kernel = data(random, right, (2, 3, *form[0])), data(random, left, (4, 3, *form[1]))
         expected = np.einsum("ncyxij,ocij->noyx", windows(wide(x), form), wide(kernel))
         yield Case(op, [kernel, x], expected, numbers(form)[1])
+    for groups, form in itertools.product((2, 4), PLANES):
+        x, kernel = data(random, "f32", (2, 4, *form[0])), data(random, "f32", (8, 4 // groups, *form[1]))
+        seen = windows(wide(x), form)
+        parts = zip(np.split(seen, groups, 1), np.split(wide(kernel), groups), strict=True)
+        expected = np.concatenate([np.einsum("ncyxij,ocij->noyx", *part) for part in parts], 1)
+        yield Case(op, [kernel, x], expected, {**numbers(form)[1], "groups": groups})
     nothing = [np.zeros((4, 0, 2, 2), np.float32), np.zeros((1, 0, 3, 3), np.float32)]
     yield Case(op, nothing, np.zeros((1, 4, 2, 2)))
 
@@ -279,6 +285,9 @@ REFUSED: list[Refusal] = [
     conv("a kernel of nothing", "does not fit", t(F, 4, 3, 0, 2), X),
     conv("an image of nothing", "does not fit", K, t(F, 1, 3, 0, 5), padding=(9, 9)),
     conv("other channels", "3 and 2 channels", K, t(F, 1, 2, 5, 5)),
+    conv("no group", "groups is 0", groups=0),
+    conv("groups that do not divide", "are not 3 equal groups", groups=3),
+    conv("channels of groups", "6 and 3 channels", groups=2),
     conv("a kernel as a matrix", "4 dimensions needed", t(F, 2, 2), X),
     conv("an image of integers", "takes float", K, t("i32", 1, 3, 5, 5)),
     conv("a result past 2**63", "passes 2**63", t(F, 2**20, 3, 1, 1), X, padding=(2**30, 2**30)),

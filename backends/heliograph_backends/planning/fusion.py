@@ -1,5 +1,5 @@
 """Fusion of nodes into steps: elementwise chains, a matrix product with its elementwise epilogue, a
-norm with its weight and bias.
+norm with its weight and bias, windows of images with an elementwise epilogue.
 
 A group has one result, that of its last node, and runs in that node's place. A node joins the group
 of a producer only if:
@@ -7,6 +7,8 @@ of a producer only if:
 - no other node needs the producer's value;
 - no assignment lies between them, since a read of a variable would move behind its write;
 - delaying the producer, whose operands stay alive until it runs, does not raise the peak of memory.
+
+Windows of images take an epilogue whose operands have planes without gaps.
 
 Fusion does not change results: every kernel rounds after each op, as the single ops do.
 """
@@ -17,7 +19,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from heliograph_backends.planning.groups import Group, Role
-from heliograph_backends.planning.layout import VIEWS, ValuePlace, is_step, value_types
+from heliograph_backends.planning.layout import VIEWS, ValuePlace, broadcast_strides, is_step, value_types
 from heliograph_backends.planning.memory import Headroom
 from heliograph_proto.graph import Graph
 from heliograph_proto.pace import in_turns
@@ -141,9 +143,23 @@ class _Grouping:
         if len(group.nodes) + len(producer.nodes) > MAX_NODES:
             return None
         merged = Group(role, tuple(sorted(group.nodes + producer.nodes)))
+        if role == "windows" and not self._has_flat_planes(merged):
+            return None
         if role == "norm" and not is_affine_norm(self.graph, merged.nodes, self.kernels):
             return None
         return merged
+
+    def _has_flat_planes(self, group: Group) -> bool:
+        """True if each operand of elementwise nodes walks the last two dimensions as one."""
+        for number in group.nodes:
+            node = self.nodes[number]
+            for value in node.operands if self.kernels.role(number) == "elementwise" else ():
+                steps = broadcast_strides(
+                    self.types[value].shape, self.places[value].strides, node.type.shape
+                )
+                if not is_flat(node.type.shape[-2:], steps[-2:]):
+                    return False
+        return True
 
     def _may_write(self, group: Group) -> bool:
         """True unless the group writes a variable that it also reads; an elementwise group may read
@@ -226,6 +242,11 @@ def is_affine_norm(graph: Graph, nodes: tuple[int, ...], kernels: FusedKernels) 
 def other_operand(operands: tuple[int, ...], value: int) -> int:
     """Return the operand of a two-operand node that is not `value` (or `value` if both are)."""
     return operands[1] if operands[0] == value else operands[0]
+
+
+def is_flat(sizes: tuple[int, ...], steps: tuple[int, ...]) -> bool:
+    """True if a stride walks two dimensions as one, or there are fewer."""
+    return 1 in sizes or len(sizes) < 2 or steps[0] == sizes[1] * steps[1]
 
 
 def is_row(found: TensorType, target: TensorType) -> bool:

@@ -9,7 +9,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.ops.table import OPS
 
 #: The role of a node in a group; "other": a node that is always a step by itself.
-Role: TypeAlias = Literal["elementwise", "matmul", "norm", "other"]
+Role: TypeAlias = Literal["elementwise", "matmul", "windows", "norm", "other"]
 
 
 class Group(NamedTuple):

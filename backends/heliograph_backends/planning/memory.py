@@ -343,7 +343,7 @@ class _Blocks:
             if roots[root] != root or root in elsewhere:
                 continue
             now = sets[step]
-            source = None if group.role == "matmul" else self._taken_over(root, step, group)
+            source = None if group.role in ("matmul", "windows") else self._taken_over(root, step, group)
             if source is None:
                 block = len(sizes)
                 sizes.append(self.types[root].nbytes)

@@ -85,8 +85,21 @@ def _windows_as_rows(xp: Any, attributes: Attributes, kernel: tuple[int, ...], d
 
 
 def conv_2d(xp: Any, attributes: Attributes, kernel: Array, data: Array) -> Array:
-    """Multiply each tile's windows, as rows, by the kernel."""
+    """Multiply each tile's windows, as rows, by the kernel; one group after the other.
+
+    A window of one element at each place is a product with the data itself.
+    """
+    groups = attributes["groups"]
+    if groups > 1:
+        pairs = zip(xp.split(kernel, groups), xp.split(data, groups, 1), strict=True)
+        one = {**attributes, "groups": 1}
+        return xp.concatenate([conv_2d(xp, one, *pair) for pair in pairs], 1)
     (kernel,) = accumulated(xp, kernel)
+    if math.prod((*kernel.shape[2:], *attributes["stride"])) == 1 and not any(attributes["padding"]):
+        (data,) = accumulated(xp, data)
+        flat = data.reshape(data.shape[0], data.shape[1], math.prod(data.shape[2:]))
+        made = xp.matmul(kernel[:, :, 0, 0], flat)
+        return made.reshape(data.shape[0], kernel.shape[0], *data.shape[2:])
     # All sizes are given, since without channels reshape could not infer one.
     matrix = kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:])).T
 

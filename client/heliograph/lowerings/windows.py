@@ -68,7 +68,8 @@ def convolve(x: hg.Value, weights: hg.Value, window: Window, groups: int = 1) ->
     """Return the convolution of x [n, c, ...] with weights [oc, c / groups, ...]."""
     if min(window.outputs(x.shape[2:]), default=1) < 1:
         raise hg.InvalidGraphError(f"a window of {window.kernel} is larger than the data, {x.shape}")
-    if _is_product(window, groups):
+    in_plane = window.ndim < 3 and x.dtype.name in ("f32", "f16")
+    if _is_product(window, groups) and not in_plane:
         return _product(x, weights)
     if window.ndim == 1:
         wide = Window(
@@ -80,7 +81,7 @@ def convolve(x: hg.Value, weights: hg.Value, window: Window, groups: int = 1) ->
         )
         found = convolve(hg.expand_dims(x, axis=2), hg.expand_dims(weights, axis=2), wide, groups)
         return hg.squeeze(found, axis=2)
-    if window.ndim == 2 and x.dtype.name in ("f32", "f16"):
+    if in_plane:
         return _plane(x, weights, window, groups)
     return _by_taps(x, weights, window, groups)
 
@@ -102,24 +103,11 @@ def _plane(x: hg.Value, weights: hg.Value, window: Window, groups: int) -> hg.Va
     if window.low != window.high:
         x, padding = padded(x, window), (0, 0)
     options = {"stride": window.stride, "padding": padding, "dilation": window.dilation}
-    if groups == 1:
-        found = hg.ops.conv_2d(weights, x, **options)
-    elif groups == x.shape[1] == weights.shape[0]:
+    if groups == x.shape[1] == weights.shape[0] > 1:
         found = hg.ops.conv_2d_dw(weights, x, **options)
     else:
-        found = hg.concat(
-            [hg.ops.conv_2d(w, one, **options) for w, one in _by_group(x, weights, groups)], axis=1
-        )
+        found = hg.ops.conv_2d(weights, x, groups=groups, **options)
     return cast(found, x.dtype)
-
-
-def _by_group(x: hg.Value, weights: hg.Value, groups: int) -> Iterator[tuple[hg.Value, hg.Value]]:
-    inner, outer = x.shape[1] // groups, weights.shape[0] // groups
-    for group in range(groups):
-        yield (
-            part(weights, 0, group * outer, (group + 1) * outer),
-            part(x, 1, group * inner, (group + 1) * inner),
-        )
 
 
 def _by_taps(x: hg.Value, weights: hg.Value, window: Window, groups: int) -> hg.Value:

@@ -95,11 +95,15 @@ def _float(attributes: Attributes) -> DType:
 
 
 def conv_2d(types: Types, attributes: Attributes) -> TensorType:
-    """Kernel [oc, c, kh, kw] and data [n, c, h, w] give [n, oc, oh, ow]."""
+    """Kernel [oc, c / groups, kh, kw] and data [n, c, h, w] give [n, oc, oh, ow]."""
     kernel, data = types
     dtype = accumulated(types)
     _require_dimensions(types, 4)
-    _require_channels(kernel.shape[1], data.shape[1], types)
+    groups = attributes["groups"]
+    require_within("groups", groups, 1)
+    if kernel.shape[0] % groups:
+        raise InvalidGraphError(f"kernel {kernel}: {kernel.shape[0]} channels are not {groups} equal groups")
+    _require_channels(kernel.shape[1] * groups, data.shape[1], types)
     windows = window_sizes(attributes, data.shape[2:], kernel.shape[2:])
     return TensorType(dtype, (data.shape[0], kernel.shape[0], *windows))
 
@@ -237,8 +241,9 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "conv_2d", ("kernel", "data"), "window", conv_2d,
-        "The convolution, [n, oc, oh, ow], of data [n, c, h, w] with a kernel [oc, c, kh, kw], in f32.",
-        _STEPS, tolerance=PRODUCT_TOLERANCE,
+        "The convolution, [n, oc, oh, ow], of data [n, c, h, w] with a kernel [oc, c / groups, kh, kw], in "
+        "f32; each of `groups` equal parts of oc reads its own part of c.",
+        (*_STEPS, Attribute("groups", "integer", 1)), tolerance=PRODUCT_TOLERANCE,
     ),
     Op(
         "conv_2d_dw", ("kernel", "data"), "window", conv_2d_dw,

@@ -307,7 +307,12 @@ def im2col_3d(call: Call) -> Tensor:
 
 
 def convolution(name: str) -> Maker:
-    return lambda call: call.node(name, call.leaf(0), call.leaf(1), *steps(call, 2))
+    def make(call: Call) -> Tensor:
+        if call.attributes.get("groups", 1) > 1:
+            raise NotTaken("ggml's convolutions have one group")
+        return call.node(name, call.leaf(0), call.leaf(1), *steps(call, 2))
+
+    return make
 
 
 def conv_transpose_1d(call: Call) -> Tensor:

@@ -72,6 +72,8 @@ def convolution(op: str) -> Iterator[OpCase]:
             yield c(op, t("f32", *kernel, *taps, kind=kind), t("f32", *data, *sizes), **steps(form))
     for left, right in MIXED:
         yield c(op, t(left, *kernel, 3, 3), t(right, *data, 5, 7), padding=(1, 1))
+    for groups in (2, 4) if op == "conv_2d" else ():
+        yield c(op, t("f32", 8, 4 // groups, 3, 3), t("f32", 2, 4, 5, 7), groups=groups)
 
 
 def transposed(op: str) -> Iterator[OpCase]:

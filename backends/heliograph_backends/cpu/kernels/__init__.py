@@ -22,6 +22,7 @@ from heliograph_backends.cpu.kernels.program.program import (
     Attention,
     Elementwise,
     Experts,
+    Geometry,
     Input,
     Instruction,
     Operand,
@@ -32,7 +33,7 @@ from heliograph_backends.cpu.kernels.program.program import (
     StoredOperand,
 )
 from heliograph_backends.cpu.kernels.program.stored_types import Stored
-from heliograph_backends.cpu.kernels.program.words import Operation, Status
+from heliograph_backends.cpu.kernels.program.words import Operation, Status, Windowing
 from heliograph_backends.cpu.kernels.runtime.bound import BoundProgram
 from heliograph_backends.cpu.kernels.runtime.memory import PackedForm, Scratch
 from heliograph_backends.cpu.kernels.runtime.native import (
@@ -58,6 +59,7 @@ __all__ = [
     "Elementwise",
     "Encodings",
     "Experts",
+    "Geometry",
     "Input",
     "Instruction",
     "Operand",
@@ -75,6 +77,7 @@ __all__ = [
     "Stored",
     "StoredOperand",
     "WeightForm",
+    "Windowing",
     "WorkerPool",
     "available",
     "cache_state",

@@ -14,7 +14,7 @@ from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels import Operation
 from heliograph_backends.cpu.kernels.program.builder import Step
 from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
-from heliograph_backends.cpu.lowering import attention, experts, moves, rope
+from heliograph_backends.cpu.lowering import attention, experts, moves, rope, windows
 from heliograph_backends.cpu.lowering import rows as row_ops
 from heliograph_backends.cpu.lowering.elementwise import (
     ELEMENTWISE,
@@ -122,6 +122,8 @@ class CpuLowering:
             return "elementwise"
         if node.op in PRODUCTS:
             return "matmul"
+        if node.op in windows.OPS:
+            return "windows"
         return "norm" if node.op in ("norm", "rms_norm") else "other"
 
     def has_kernel(self, number: int) -> bool:
@@ -168,6 +170,8 @@ class CpuLowering:
             return attention.has_kernel(node, *self._around(number))
         if node.op in row_ops.OPS:
             return row_ops.has_kernel(node, *self._around(number))
+        if node.op in windows.OPS:
+            return windows.has_kernel(node, *self._around(number))
         if node.op in ROTATIONS:
             return rope.has_kernel(node, *self._around(number))
         if node.op == "philox":
@@ -318,6 +322,8 @@ class CpuLowering:
             builder.elementwise(node.type.shape, body)
         elif group.role == "matmul":
             self._matmul(builder, group, storage, packed)
+        elif group.role == "windows":
+            self._windows(builder, group, storage)
         elif group.role == "norm":
             self._norm(builder, group, storage)
         elif node.op in REDUCTIONS:
@@ -420,6 +426,14 @@ class CpuLowering:
         left_operand = cut_operand(self.operand(storage, left), cuts)
         sizes, body = cut_sizes(batch, cuts), cut_body(epilogue, cuts)
         builder.gemm(rows, columns, depth, left_operand, right_operand, result, sizes, body)
+
+    def _windows(self, builder: k.ProgramBuilder, group: Group, storage: Located) -> None:
+        first = next(n for n in group.nodes if self.graph.nodes[n].op in windows.OPS)
+        node = self.graph.nodes[first]
+        rest = tuple(number for number in group.nodes if number != first)
+        epilogue = self._body(rest, storage, self.leaves + first) if rest else None
+        places = [self.operand(storage, value) for value in (*node.operands, self.leaves + group.last)]
+        windows.append(builder, node, [self.types[value] for value in node.operands], places, epilogue)
 
     def _is_weight_of_rows(self, node: Node) -> bool:
         """True for a product with a weight that lies in its own order, row by row."""

@@ -10,14 +10,21 @@ from heliograph.lowerings.arrays import along, cast
 from heliograph.onnx.node import Node
 from heliograph.onnx.rules import Rule, rule
 
+
+def _hard_sigmoid(x: hg.Value, alpha: float, beta: float) -> hg.Value:
+    if abs(alpha - 1 / 6) < 1e-7 and beta == 0.5:
+        return hg.ops.hardsigmoid(x)
+    return hg.clip(x * alpha + beta, 0.0, 1.0)
+
+
 #: A function of x, alpha and beta, and the defaults of these two.
 Activation: TypeAlias = tuple[Callable[[hg.Value, float, float], hg.Value], float, float]
 ACTIVATIONS: dict[str, Activation] = {
     "Affine": (lambda x, a, b: x * a + b, 1.0, 0.0),
     "Celu": (lambda x, a, b: hg.maximum(x, 0.0) + hg.minimum(hg.expm1(x / a) * a, 0.0), 1.0, 0.0),
     "Elu": (lambda x, a, b: hg.where(x < 0, hg.expm1(x) * a, x), 1.0, 0.0),
-    "HardSigmoid": (lambda x, a, b: hg.clip(x * a + b, 0.0, 1.0), 0.2, 0.5),
-    "HardSwish": (lambda x, a, b: x * hg.clip(x * a + b, 0.0, 1.0), 1 / 6, 0.5),
+    "HardSigmoid": (_hard_sigmoid, 0.2, 0.5),
+    "HardSwish": (lambda x, a, b: hg.ops.hardswish(x), 0.0, 0.0),
     "LeakyRelu": (lambda x, a, b: hg.where(x < 0, x * a, x), 0.01, 0.0),
     "Relu": (lambda x, a, b: hg.relu(x), 0.0, 0.0),
     "ScaledTanh": (lambda x, a, b: hg.tanh(x * b) * a, 1.0, 1.0),

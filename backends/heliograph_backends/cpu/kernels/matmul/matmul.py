@@ -16,12 +16,14 @@ from heliograph_backends.cpu.kernels.program.words import (
     DEPTH,
     DEPTH_BLOCK,
     EPILOGUE,
+    GEOMETRY_AT,
     HAS_EPILOGUE,
     LEFT,
     PACK_AT,
     PACK_LEFT,
     PACK_RIGHT,
     PANEL_COLUMNS,
+    PATCHES,
     PRODUCT,
     RIGHT,
     RIGHT_BLOCK,
@@ -30,7 +32,9 @@ from heliograph_backends.cpu.kernels.program.words import (
 )
 from heliograph_backends.cpu.kernels.vector.atomics import (
     call_elementwise,
+    call_finish_rows,
     call_multiply_few,
+    call_pack_patches,
     call_unpack_panels,
     word,
 )
@@ -104,22 +108,22 @@ def multiply_slice(
     left = operand_address(step + 8 * LEFT, slots, scratch, row, start)
     left_row = word(step + 8 * LEFT, ROW_STRIDE)
     if word(step, PACK_LEFT):
-        packed_row = 4 * depth + STRIP_GAP_BYTES
-        left_column = word(step + 8 * LEFT, COLUMN_STRIDE)
+        packed_row, left_column = 4 * depth + STRIP_GAP_BYTES, word(step + 8 * LEFT, COLUMN_STRIDE)
         copy_block(packed, packed_row, 4, left, left_row, left_column, rows, depth)
         left, left_row = packed, packed_row
         packed += (rows * packed_row + 63) // 64 * 64
     product = operand_address(step + 8 * PRODUCT, slots, scratch, row, column)
     product_row = word(step + 8 * PRODUCT, ROW_STRIDE)
-    first = 1 if start == 0 else 0
-    form, begin, last = word(step, PACK_RIGHT), 0, 0
+    form, begin, last, first = word(step, PACK_RIGHT), 0, 0, 1 if start == 0 else 0
     if form:
         right, panel_bytes = packed, (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
         source = operand_address(step + 8 * RIGHT, slots, scratch, start // word(step, RIGHT_BLOCK), column)
-        row_step = word(step + 8 * RIGHT, ROW_STRIDE)
-        column_step = word(step + 8 * RIGHT, COLUMN_STRIDE)
+        row_step, column_step = word(step + 8 * RIGHT, ROW_STRIDE), word(step + 8 * RIGHT, COLUMN_STRIDE)
         if form == 1:
             pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
+        elif form == PATCHES:
+            geometry = step + 8 * word(step, GEOMETRY_AT)
+            call_pack_patches(scratch, geometry, right, panel_bytes, source, start, depth, column, columns)
         elif rows <= FEW_ROWS:
             call_multiply_few(
                 scratch,
@@ -169,5 +173,7 @@ def matmul_block(_kind: int, step: int, block: int, slots: int, scratch: int) ->
     for start in range(0, max(depth, 1), depth_block):
         part = min(depth_block, depth - start)
         multiply_slice(step, slots, scratch, row, rows, column, columns, start, part, ahead)
-    if word(step, HAS_EPILOGUE):
+    if word(step, HAS_EPILOGUE) == 1:
         call_elementwise(scratch, step + 8 * EPILOGUE, slots, scratch, row, rows, column, columns)
+    elif word(step, HAS_EPILOGUE):
+        call_finish_rows(scratch, step + 8 * EPILOGUE, slots, scratch, row, rows, column, columns)

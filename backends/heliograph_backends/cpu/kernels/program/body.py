@@ -60,10 +60,15 @@ def encode_body(
 def _encode(instruction: Instruction, numbers: dict[_Key, int]) -> list[int]:
     """Return an instruction's words. A unary one names its source twice, at no cost."""
     first, *rest = (numbers[_key(source)] for source in instruction.sources)
-    low, high = (*(float_bits(value) for value in instruction.immediates), 0, 0)[:2]
-    (immediates,) = struct.unpack("<q", struct.pack("<II", low, high))
-    result = numbers[instruction.result]
+    result, immediates = numbers[instruction.result], immediate_word(instruction)
     return [int(instruction.operation), result, first, rest[0] if rest else first, immediates]
+
+
+def immediate_word(instruction: Instruction) -> int:
+    """Return the word of an instruction's immediates."""
+    low, high = (*(float_bits(value) for value in instruction.immediates), 0, 0)[:2]
+    found: int = struct.unpack("<q", struct.pack("<II", low, high))[0]
+    return found
 
 
 def _key(source: Source) -> _Key:

@@ -32,11 +32,13 @@ from heliograph_backends.cpu.kernels.program.encoding_rows import (
     encode_random,
     encode_scatter,
 )
+from heliograph_backends.cpu.kernels.program.encoding_windows import encode_convolution, encode_windows
 from heliograph_backends.cpu.kernels.program.program import (
     AnyOperand,
     Attention,
     Elementwise,
     Experts,
+    Geometry,
     Operand,
     Program,
     Rotation,
@@ -48,6 +50,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     TOGETHER,
     WORD_BYTES,
     Kind,
+    Windowing,
 )
 
 #: The least time of a single-tile step that another worker takes over from the one with its
@@ -146,6 +149,56 @@ class ProgramBuilder:
             lambda: encode_gemm(rows, columns, depth, left, right, product, tuple(batch), epilogue),
         )
         self._append(encoding, operands)
+
+    def convolution(
+        self,
+        sizes: Sequence[int],
+        channels: tuple[int, int],
+        geometry: Geometry,
+        operands: tuple[Operand, Operand, Operand],
+        epilogue: Elementwise | None = None,
+    ) -> None:
+        """Convolve data [*sizes, channels in, h, w] with kernels [*sizes, channels out, k] to a
+        result [*sizes, channels out, oh, ow].
+
+        `operands` are kernel, data and result. A kernel's k elements are contiguous: channels in,
+        then the window. The result has contiguous planes and overlaps neither operand. The
+        epilogue's operands have its shape, and planes that are rows.
+        """
+        extra, instructions = epilogue[:2] if epilogue else ((), None)
+        every, sizes = (*operands, *extra), tuple(sizes)
+        key = (Kind.MATMUL, sizes, channels, geometry, id(instructions), *[each.strides for each in every])
+        encoding = self._encodings.find(
+            key,
+            instructions,
+            lambda: encode_convolution(sizes, channels, geometry, operands, epilogue),
+        )
+        self._append(encoding, every)
+
+    def windows(
+        self,
+        kind: Windowing,
+        sizes: Sequence[int],
+        channels: int,
+        geometry: Geometry,
+        operands: tuple[Operand, Operand | None, Operand],
+        epilogue: Elementwise | None = None,
+    ) -> None:
+        """Write a number for each window of data [*sizes, channels, h, w].
+
+        `operands` are data, weights [*sizes, channels, taps] for sums of products, with contiguous
+        taps, and a result with contiguous planes; otherwise like `convolution`.
+        """
+        extra, instructions = epilogue[:2] if epilogue else ((), None)
+        every, sizes = [each for each in (*operands, *extra) if each is not None], tuple(sizes)
+        strides = [each.strides for each in every]
+        key = (Kind.WINDOWS, kind, sizes, channels, geometry, id(instructions), *strides)
+        encoding = self._encodings.find(
+            key,
+            instructions,
+            lambda: encode_windows(kind, sizes, channels, geometry, operands, epilogue),
+        )
+        self._append(encoding, every)
 
     def layer_norm(
         self,

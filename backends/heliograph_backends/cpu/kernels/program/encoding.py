@@ -107,7 +107,7 @@ def encode_elementwise(shape: tuple[int, ...], body: Elementwise) -> Encoding:
         )
         for streamed in _choices(streamed_results(body, strides, sizes), frozenset[int]())
     ]
-    places = _body_places(STEP_HEADER_WORDS, len(operands))
+    places = body_places(STEP_HEADER_WORDS, len(operands))
     return encoding_of(codes, places, space, nanoseconds)
 
 
@@ -145,13 +145,13 @@ def encode_gemm(
     depth_block = PACKED_DEPTH_BLOCK if packed else max(1, depth) if streams else UNPACKED_DEPTH_BLOCK
     operands = [operand_words(side) for side in sides]
     words = [word for operand in operands[:3] for word in operand]
-    words += [depth, depth_block, int(pack_left), form, block, int(epilogue is not None)]
+    words += [depth, depth_block, int(pack_left), form, block, int(epilogue is not None), 0]
     words += encode_body(extra, operands[3:], frozenset())
     nanoseconds = matmul_ns(prod(outer), rows, columns, depth)
-    places = (layout.LEFT, layout.RIGHT, layout.PRODUCT, *_body_places(layout.EPILOGUE, len(extra.operands)))
+    places = (layout.LEFT, layout.RIGHT, layout.PRODUCT, *body_places(layout.EPILOGUE, len(extra.operands)))
     code = step_words(Kind.MATMUL, space, words, nanoseconds, False)
-    pack_bytes = _pack_bytes(space, min(depth, depth_block), pack_left, not packed and not streams)
-    return encoding_of([code], places, space, nanoseconds, pack_bytes, stored=form > 1)
+    room = packing_bytes(space, min(depth, depth_block), pack_left, not packed and not streams)
+    return encoding_of([code], places, space, nanoseconds, room, stored=form > 1)
 
 
 def encode_rows(
@@ -265,7 +265,8 @@ def operand_words(strides: Strides) -> list[int]:
     return [0, 0, row, column, *[0] * (OUTER_DIMENSIONS - len(outer)), *outer]
 
 
-def _body_places(start: int, operands: int) -> tuple[int, ...]:
+def body_places(start: int, operands: int) -> tuple[int, ...]:
+    """Return the positions of the operands of an elementwise body."""
     first = start + layout.BODY_HEADER_WORDS
     return tuple(first + number * layout.BODY_OPERAND_WORDS for number in range(operands))
 
@@ -288,16 +289,19 @@ def encoding_of(
     pack_bytes: int = 0,
     *,
     stored: bool = False,
+    more: int = 0,
 ) -> Encoding:
-    """Return the encoding of a step. `stored`: operands of other data types take part."""
+    """Return the encoding of a step. `stored`: operands of other data types take part; `more`:
+    further entries that it needs."""
     shared = space.tiles > 1 and nanoseconds > SHARING_NS
     through_caches = codes[1] if len(codes) > 1 else b""
     kind = int.from_bytes(codes[0][: layout.WORD_BYTES], sys.byteorder)
-    needs = 1 << kind | (layout.FOR_STORED if stored else 0)
+    needs = 1 << kind | (layout.FOR_STORED if stored else 0) | more
     return Encoding(codes[0], places, shared, nanoseconds, needs, pack_bytes, through_caches)
 
 
-def _pack_bytes(space: Space, depth: int, pack_left: bool, pack_right: bool) -> int:
+def packing_bytes(space: Space, depth: int, pack_left: bool, pack_right: bool) -> int:
+    """Return the bytes of scratch for packing the sides of a block."""
     row_bytes = 4 * depth + layout.STRIP_GAP_BYTES
     left = -(-space.row_block * row_bytes // 64) * 64 if pack_left else 0
     panels = -(-min(space.column_block, space.columns) // PANEL_COLUMNS)

@@ -147,6 +147,41 @@ class Attention(NamedTuple):
     """The factor of each head's mask; empty: 1."""
 
 
+class Geometry(NamedTuple):
+    """Windows that move over images: pairs of numbers down and across."""
+
+    image: tuple[int, int]
+    window: tuple[int, int]
+    step: tuple[int, int]
+    spread: tuple[int, int]
+    """From an element of a window to the next."""
+    padding: tuple[int, int]
+    """Before the first row and column; what windows reach behind the last ones follows."""
+    result: tuple[int, int]
+    """The number of windows."""
+
+    @property
+    def taps(self) -> int:
+        """The elements of a window."""
+        return self.window[0] * self.window[1]
+
+    @property
+    def phases(self) -> int:
+        """The parts of an image that windows read: every `step`-th element of each."""
+        down, across = (min(step, self.reach(axis) + 1) for axis, step in enumerate(self.step))
+        return down * across
+
+    @property
+    def line_elements(self) -> int:
+        """The elements of an image that one row of windows reads, with padding."""
+        pitch = self.result[1] + self.reach(1) // self.step[1]
+        return self.phases * pitch * (1 + self.reach(0) // self.step[0])
+
+    def reach(self, axis: int) -> int:
+        """Return the distance from the first element of a window to the last."""
+        return (self.window[axis] - 1) * self.spread[axis]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """Encoded steps, which can be bound to any memory of the right shapes."""

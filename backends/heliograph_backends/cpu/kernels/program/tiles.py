@@ -24,6 +24,10 @@ MEMORY_BYTES_PER_NS = 20.0
 # have more rows to share that work.
 PACKED_ROW_BLOCK, UNPACKED_ROW_BLOCK, UNPACKED_COLUMN_BLOCK = 48, 192, 128
 LARGEST_COLUMN_BLOCK, SMALLEST_COLUMN_BLOCK = 384, 96
+# A product with windows has blocks of a multiple of the kernels' rows, and panels of so many bytes.
+STRIP_ROWS, PANELS_BYTES, MOST_PANELS = 12, 384 * 1024, 4
+# Elements of the results of small planes that are computed together, for their epilogue.
+PLANE_ELEMENTS = 4096
 PACKED_DEPTH_BLOCK, UNPACKED_DEPTH_BLOCK = 2048, UNPACKED_DEPTH
 
 Strides = tuple[int, ...]
@@ -121,3 +125,25 @@ def cut_matmul(outer: tuple[int, ...], rows: int, columns: int, depth: int, pack
     column_block = -(-panels // groups) * PANEL_COLUMNS
     block_ns = max(1.0, matmul_ns(1, row_block, min(columns, column_block), depth))
     return Space(outer, rows, columns, row_block, column_block, max(1, round(TILE_NS / block_ns)))
+
+
+def cut_convolution(outer: tuple[int, ...], rows: int, columns: int, depth: int) -> Space:
+    """Cut a product with windows into even blocks of rows, by as many panels as fit in the cache."""
+    row_blocks = -(-rows // UNPACKED_ROW_BLOCK)
+    each = -(-rows // row_blocks)
+    row_block = min(rows, -(-each // STRIP_ROWS) * STRIP_ROWS)
+    panel_bytes = 4 * PANEL_COLUMNS * max(1, min(depth, UNPACKED_DEPTH_BLOCK))
+    largest = min(MOST_PANELS, max(2, PANELS_BYTES // panel_bytes))
+    panels = -(-columns // PANEL_COLUMNS)
+    wanted = min(MAXIMUM_TILES_WANTED, max(1, round(matmul_ns(prod(outer), rows, columns, depth) / TILE_NS)))
+    groups = min(panels, max(-(-panels // largest), -(-wanted // (row_blocks * prod(outer)))))
+    column_block = -(-panels // groups) * PANEL_COLUMNS
+    block_ns = max(1.0, matmul_ns(1, row_block, min(columns, column_block), depth))
+    return Space(outer, rows, columns, row_block, column_block, max(1, round(TILE_NS / block_ns)))
+
+
+def cut_planes(outer: tuple[int, ...], channels: int, height: int, width: int, lines: int) -> Space:
+    """Cut windows over each channel into some channels, or `lines` rows of one."""
+    together = max(1, PLANE_ELEMENTS // (height * width)) if lines == height else 1
+    per_tile = max(1, TILE_ELEMENTS // (4 * together * lines * width))
+    return Space(outer, channels, height * width, min(channels, together), lines * width, per_tile)

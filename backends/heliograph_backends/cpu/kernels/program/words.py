@@ -64,10 +64,30 @@ PRODUCT: Final = RIGHT + OPERAND_WORDS
 DEPTH: Final = PRODUCT + OPERAND_WORDS
 DEPTH_BLOCK: Final = DEPTH + 1
 PACK_LEFT: Final = DEPTH + 2
-PACK_RIGHT: Final = DEPTH + 3  # 0: packed; 1: float32; else a `Stored`, see `stored_types`
+PACK_RIGHT: Final = DEPTH + 3  # 0: packed; 1: float32; PATCHES; else a `Stored`, see `stored_types`
 RIGHT_BLOCK: Final = DEPTH + 4  # values of k in one row stride of the right side
-HAS_EPILOGUE: Final = DEPTH + 5
-EPILOGUE: Final = DEPTH + 6
+HAS_EPILOGUE: Final = DEPTH + 5  # 1: an elementwise body; 2: a chain
+GEOMETRY_AT: Final = DEPTH + 6  # of patches: the position of the geometry's words in the step
+EPILOGUE: Final = DEPTH + 7
+#: In place of a form of the right side: columns are windows of an image, see `PLANE_STRIDE`.
+PATCHES: Final = -1
+
+# The geometry of windows of images: strides of the image in bytes, then numbers of elements.
+PLANE_STRIDE: Final = 0  # from a channel to the next
+LINE_STRIDE: Final = 1
+PIXEL_STRIDE: Final = 2
+IMAGE_HEIGHT: Final = 3
+IMAGE_WIDTH: Final = 4
+RESULT_WIDTH: Final = 5
+WINDOW_HEIGHT: Final = 6
+WINDOW_WIDTH: Final = 7
+STEP_DOWN: Final = 8  # from a window to the next
+STEP_ACROSS: Final = 9
+SPREAD_DOWN: Final = 10  # from an element of a window to the next
+SPREAD_ACROSS: Final = 11
+PADDING_ABOVE: Final = 12
+PADDING_LEFT: Final = 13
+GEOMETRY_WORDS: Final = 14
 
 # Row kernels, after the step header: four operands (SLOT -1 where absent), then two float32
 # parameters.
@@ -169,6 +189,19 @@ EXPERT_PANELS_AT: Final = EXPERT_FORM + 13
 # Values of k that are unpacked at once.
 UNPACKED_DEPTH: Final = 1024
 
+# Windows over each channel: image, weights (SLOT -1 where absent) and result, whose rows are
+# channels, then these words, the geometry, and the epilogue's body.
+WINDOWS_OF: Final = STEP_HEADER_WORDS
+WINDOWS_WEIGHTS: Final = WINDOWS_OF + OPERAND_WORDS
+WINDOWED: Final = WINDOWS_WEIGHTS + OPERAND_WORDS
+WINDOWS_AS: Final = WINDOWED + OPERAND_WORDS  # see `Windowing`
+WINDOWS_PITCH: Final = WINDOWS_AS + 1  # elements of a staged line
+WINDOWS_LINE_AT: Final = WINDOWS_AS + 2  # offset in the packing area; 0: lines are not joined
+WINDOWS_PLANES_AT: Final = WINDOWS_AS + 3
+WINDOWS_HAS_EPILOGUE: Final = WINDOWS_AS + 4
+WINDOWS_GEOMETRY: Final = WINDOWS_AS + 5
+WINDOWS_EPILOGUE: Final = WINDOWS_GEOMETRY + GEOMETRY_WORDS
+
 # Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product. It
 # is followed by the operands (each with an ACCESS word after it), the constants (one word each) and
 # the instructions.
@@ -186,6 +219,19 @@ WRITTEN: Final = 2
 # `elements`.
 WIDENING: Final = 2
 ROUNDING: Final = 12
+
+# A chain, in place of a body: instructions that each read the result of the one before, of which the
+# first one reads the product and the last one writes it. The product is followed by links, each an
+# instruction with the address of its other source: an operand, or a constant in the link.
+CHAIN_LENGTH: Final = 0
+CHAIN_PRODUCT: Final = 1
+CHAIN_LINKS: Final = CHAIN_PRODUCT + OPERAND_WORDS
+LINK_OPERATION: Final = 0
+LINK_SWAPPED: Final = 1  # 1: the other source is the first one
+LINK_IMMEDIATES: Final = 2
+LINK_CONSTANT: Final = 3  # float32
+LINK_OPERAND: Final = 4  # SLOT -1: the constant
+LINK_WORDS: Final = LINK_OPERAND + OPERAND_WORDS
 
 # Rows of at least this many columns are chunks by themselves: staging several in a longer chunk
 # would cost more than it saves.
@@ -279,15 +325,26 @@ class Kind(IntEnum):
     SCATTER = 12
     ATTENTION = 13
     EXPERTS = 14
+    WINDOWS = 15
+
+
+class Windowing(IntEnum):
+    """The number that a window becomes."""
+
+    PRODUCT = 0  # the sum of its products with weights
+    LARGEST = 1
+    MEAN = 2
 
 
 class Place(IntEnum):
-    """Places in the table of entries' addresses, after those of kinds, of the entries that work on
-    blocks of stored elements."""
+    """Places in the table of entries' addresses, after those of kinds, of the entries that other
+    entries call."""
 
     MULTIPLY_FEW = len(Kind)
     UNPACK_PANELS = len(Kind) + 1
     PACK_ROW = len(Kind) + 2
+    PACK_PATCHES = len(Kind) + 3
+    FINISH_ROWS = len(Kind) + 4
 
 
 #: The name of the entry at each place of the table.
@@ -302,10 +359,15 @@ TABLE: Final[dict[int, str]] = {
     Place.MULTIPLY_FEW: "multiply_few",
     Place.UNPACK_PANELS: "unpack_panels",
     Place.PACK_ROW: "pack_row",
+    Kind.WINDOWS: "windows_block",
+    Place.PACK_PATCHES: "pack_patches",
+    Place.FINISH_ROWS: "finish_rows",
 }
 #: Places as bits: those that every program uses, and those for stored elements.
 ALWAYS: Final = 1 << Kind.ELEMENTWISE | 1 << Kind.CONVERT
-FOR_STORED: Final = sum(1 << place for place in Place)
+FOR_STORED: Final = 1 << Place.MULTIPLY_FEW | 1 << Place.UNPACK_PANELS | 1 << Place.PACK_ROW
+FOR_PATCHES: Final = 1 << Place.PACK_PATCHES
+FOR_CHAINS: Final = 1 << Place.FINISH_ROWS
 
 
 #: This plus a conversion of `elements`, in place of a kind: the entry of moves converts rows for
@@ -377,6 +439,26 @@ class Operation(IntEnum):
     SOFTPLUS = 35  # maximum(x, 0) + log1p(exp(-abs(x)))
 
 
+#: The instructions of chains.
+CHAINED: Final = frozenset(
+    {
+        Operation.ADD,
+        Operation.SUB,
+        Operation.MUL,
+        Operation.DIV,
+        Operation.MAXIMUM,
+        Operation.MINIMUM,
+        Operation.NEG,
+        Operation.ABS,
+        Operation.SQUARE,
+        Operation.RELU,
+        Operation.SCALE_BIAS,
+        Operation.CLAMP,
+        Operation.HARDSIGMOID,
+        Operation.HARDSWISH,
+        Operation.LEAKY_RELU,
+    }
+)
 BINARY: Final = frozenset(
     {
         Operation.ADD,

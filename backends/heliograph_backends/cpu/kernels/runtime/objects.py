@@ -36,6 +36,9 @@ MODULES: Final = {
     "multiply_few": "matmul.stored_matmul",
     "experts_block": "matmul.experts",
     "pack_row": "rows.stored_rows",
+    "pack_patches": "windows.patches",
+    "windows_block": "windows.planes",
+    "finish_rows": "windows.chains",
 }
 #: Entries that Python calls, whatever a program has.
 CORE: Final = ("run_program", "open_program", "serve", "pack_columns", "transpose_rows")

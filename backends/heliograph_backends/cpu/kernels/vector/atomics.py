@@ -121,6 +121,8 @@ call_elementwise = caller(Kind.ELEMENTWISE, 7)
 call_multiply_few = caller(Place.MULTIPLY_FEW, 12)
 call_unpack_panels = caller(Place.UNPACK_PANELS, 7)
 call_pack_row = caller(Place.PACK_ROW, 5)
+call_pack_patches = caller(Place.PACK_PATCHES, 8)
+call_finish_rows = caller(Place.FINISH_ROWS, 7)
 
 
 @emitted(types.int64, types.int64, types.int64)

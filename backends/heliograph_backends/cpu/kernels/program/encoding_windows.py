@@ -1,0 +1,222 @@
+"""Encodes convolutions and pools as words without the places of their operands; see `encoding`.
+
+Pure. Shapes are in elements, strides in bytes. Errors are ValueErrors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from heliograph_backends.cpu.kernels.program import words as layout
+from heliograph_backends.cpu.kernels.program.body import (
+    check_body,
+    encode_body,
+    float_bits,
+    immediate_word,
+)
+from heliograph_backends.cpu.kernels.program.encoding import (
+    NOTHING,
+    Encoding,
+    body_places,
+    broadcast,
+    encoding_of,
+    operand_words,
+    packing_bytes,
+    step_words,
+)
+from heliograph_backends.cpu.kernels.program.program import (
+    Elementwise,
+    Geometry,
+    Input,
+    Operand,
+    Register,
+    Source,
+)
+from heliograph_backends.cpu.kernels.program.tiles import (
+    FLOPS_PER_NS,
+    MEMORY_BYTES_PER_NS,
+    UNPACKED_DEPTH_BLOCK,
+    Strides,
+    cut_convolution,
+    cut_planes,
+    matmul_ns,
+)
+from heliograph_backends.cpu.kernels.program.words import CHAINED, OPERAND_WORDS, Kind, Windowing
+
+#: The most elements of a window.
+MOST_TAPS = UNPACKED_DEPTH_BLOCK
+#: The most elements of the staged lines of a plane, unless one line has more.
+STAGED_ELEMENTS = 48 * 1024
+#: Shorter lines of a result are computed as one.
+SHORT_LINE = 32
+#: Elements that are read behind the last staged one.
+_BEHIND = 64
+_LINE_BYTES = 64
+#: The entries that each kind of epilogue needs.
+_NEEDS = {0: 0, 1: 0, 2: layout.FOR_CHAINS}
+
+
+def encode_convolution(
+    sizes: tuple[int, ...],
+    channels: tuple[int, int],
+    geometry: Geometry,
+    operands: tuple[Operand, Operand, Operand],
+    epilogue: Elementwise | None,
+) -> Encoding:
+    """Encode a convolution of kernel and data, see `ProgramBuilder.convolution`."""
+    kernel, data, result = operands
+    inner, rows = channels
+    columns, depth = geometry.result[0] * geometry.result[1], inner * geometry.taps
+    extra = epilogue or Elementwise((), ())
+    strides = [flat_strides(each, sizes, geometry.result) for each in (result, *extra.operands)]
+    check_body(extra, (*sizes, rows, columns), strides[1:])
+    _check_result(strides[0], columns)
+    if 0 in sizes or rows == 0 or columns == 0 or depth == 0:
+        return NOTHING
+    if geometry.taps > MOST_TAPS:
+        raise ValueError(f"a window of {geometry.taps} elements: at most {MOST_TAPS}")
+    *outer, plane, line, pixel = broadcast(data, len(sizes) + 3)
+    is_plain = _is_plain(geometry, line, pixel)
+    right = (*outer, plane, pixel) if is_plain else (*outer, 0, 0)
+    space = cut_convolution(sizes, rows, columns, depth)
+    words = operand_words(broadcast(kernel, len(sizes) + 2)) + operand_words(right)
+    words += operand_words(strides[0])
+    depth_block = UNPACKED_DEPTH_BLOCK // geometry.taps * geometry.taps
+    form = 1 if is_plain else layout.PATCHES
+    has, body, more = _encode_epilogue(epilogue, strides[1:])
+    words += [depth, depth_block, 0, form, 1, has]
+    words += [layout.EPILOGUE + len(body), *body, *_geometry_words(geometry, (plane, line, pixel))]
+    nanoseconds = matmul_ns(prod(sizes), rows, columns, depth)
+    places = (layout.LEFT, layout.RIGHT, layout.PRODUCT, *(layout.EPILOGUE + place for place in more))
+    code = step_words(Kind.MATMUL, space, words, nanoseconds, False)
+    room = packing_bytes(space, min(depth, depth_block), False, True)
+    needs = 0 if is_plain else layout.FOR_PATCHES
+    return encoding_of([code], places, space, nanoseconds, room, more=needs | _NEEDS[has])
+
+
+def encode_windows(
+    kind: Windowing,
+    sizes: tuple[int, ...],
+    channels: int,
+    geometry: Geometry,
+    operands: tuple[Operand, Operand | None, Operand],
+    epilogue: Elementwise | None,
+) -> Encoding:
+    """Encode windows over each channel, see `ProgramBuilder.windows`."""
+    data, weights, result = operands
+    extra = epilogue or Elementwise((), ())
+    strides = [flat_strides(each, sizes, geometry.result) for each in (result, *extra.operands)]
+    (height, width), taps = geometry.result, geometry.taps
+    check_body(extra, (*sizes, channels, height * width), strides[1:])
+    _check_result(strides[0], height * width)
+    if 0 in sizes or channels == 0 or height * width == 0:
+        return NOTHING
+    if taps > MOST_TAPS:
+        raise ValueError(f"a window of {taps} elements: at most {MOST_TAPS}")
+    *outer, plane, line, pixel = broadcast(data, len(sizes) + 3)
+    pitch = width + geometry.reach(1) // geometry.step[1]
+    phases, behind = geometry.phases, geometry.reach(0) // geometry.step[0]
+    lines = min(height, max(1, STAGED_ELEMENTS // (phases * pitch) - behind))
+    long = lines * pitch if width < SHORT_LINE else 0
+    line_at = _rounded(8 * taps)
+    planes_at = line_at + _rounded(4 * (long + _BEHIND))
+    # Lines are computed four at a time, of which the last ones may not exist.
+    end = planes_at + _rounded(4 * (phases * ((lines + behind) * pitch + 16) + 3 * pitch + _BEHIND))
+    words = operand_words((*outer, plane, 0))
+    words += (
+        operand_words(broadcast(weights, len(sizes) + 2)) if weights else [-1, *[0] * (OPERAND_WORDS - 1)]
+    )
+    words += operand_words(strides[0])
+    has, body, more = _encode_epilogue(epilogue, strides[1:])
+    words += [kind, pitch, line_at if long else 0, planes_at, has]
+    words += _geometry_words(geometry, (plane, line, pixel))
+    words += body
+    space = cut_planes(sizes, channels, height, width, lines)
+    elements = prod(sizes) * channels * height * width
+    nanoseconds = elements * max(4.0 * taps / FLOPS_PER_NS, 8 / MEMORY_BYTES_PER_NS)
+    places = [layout.WINDOWS_OF, *([layout.WINDOWS_WEIGHTS] if weights else []), layout.WINDOWED]
+    places += [layout.WINDOWS_EPILOGUE + place for place in more]
+    code = step_words(Kind.WINDOWS, space, words, nanoseconds, False)
+    return encoding_of([code], tuple(places), space, nanoseconds, end, more=_NEEDS[has])
+
+
+def _encode_epilogue(
+    epilogue: Elementwise | None, strides: Sequence[Strides]
+) -> tuple[int, list[int], tuple[int, ...]]:
+    """Return the kind of an epilogue, its words, and the positions of its operands in them."""
+    if epilogue is None:
+        return 0, [], ()
+    operands = [operand_words(each) for each in strides]
+    chain = _encode_chain(epilogue, operands)
+    if chain is not None:
+        return 2, *chain
+    return 1, encode_body(epilogue, operands, frozenset()), body_places(0, len(operands))
+
+
+def _encode_chain(
+    body: Elementwise, operands: Sequence[list[int]]
+) -> tuple[list[int], tuple[int, ...]] | None:
+    """Return the words of a chain and the positions of its operands; None for a body that is none."""
+    words, places = [len(body.instructions), *operands[0]], {0: layout.CHAIN_PRODUCT}
+    value: Source = Input(0)
+    if any(body.narrow):
+        return None
+    for instruction in body.instructions:
+        others = [source for source in instruction.sources if source != value]
+        if instruction.operation not in CHAINED or len(others) != len(instruction.sources) - 1:
+            return None
+        operand, constant = [-1, *[0] * (OPERAND_WORDS - 1)], 0
+        for other in others:
+            if isinstance(other, Register) or (isinstance(other, Input) and other.number in places):
+                return None
+            if isinstance(other, Input):
+                operand = operands[other.number]
+                places[other.number] = len(words) + layout.LINK_OPERAND
+                if operand[layout.COLUMN_STRIDE] not in (0, 4):
+                    return None
+            else:
+                constant = float_bits(other)
+        swapped = int(instruction.sources[0] != value)
+        words += [instruction.operation, swapped, immediate_word(instruction), constant, *operand]
+        value = instruction.result
+    if value != Input(0) or len(places) != len(operands):
+        return None
+    return words, tuple(places[number] for number in range(len(operands)))
+
+
+def flat_strides(operand: Operand, sizes: tuple[int, ...], result: tuple[int, int]) -> Strides:
+    """Return the strides of an operand of planes as rows. Raises ValueError if these are not rows."""
+    *outer, down, across = broadcast(operand, len(sizes) + 3)
+    step = flat_step(result, (down, across))
+    if step is None:
+        raise ValueError(f"{operand} has planes of {result} that are not rows")
+    return (*outer, step)
+
+
+def flat_step(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
+    """Return the stride of a plane as one row; None if it has none."""
+    (height, width), (down, across) = sizes, strides
+    if height == 1 or down == width * across:
+        return across if width > 1 else down if height > 1 else 0
+    return down if width == 1 else None
+
+
+def _is_plain(geometry: Geometry, line: int, pixel: int) -> bool:
+    """True if windows are single elements, each one once and in order, and lines have no gaps."""
+    single = geometry[1:5] == ((1, 1), (1, 1), geometry.spread, (0, 0))
+    return single and geometry.image == geometry.result and flat_step(geometry.image, (line, pixel)) == 4
+
+
+def _check_result(strides: Strides, columns: int) -> None:
+    if columns > 1 and strides[-1] != 4:
+        raise ValueError("the result of windows needs contiguous planes")
+
+
+def _geometry_words(geometry: Geometry, strides: tuple[int, int, int]) -> list[int]:
+    image, window, step, spread, padding, result = geometry
+    return [*strides, *image, result[1], *window, *step, *spread, *padding]
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _LINE_BYTES) * _LINE_BYTES

@@ -1,0 +1,2 @@
+"""Convolutions and pools: windows of images as panels of a matrix product, or one after the
+other."""

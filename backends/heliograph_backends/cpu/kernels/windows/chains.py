@@ -1,0 +1,168 @@
+"""Chains: the epilogue of windows in one pass over the product.
+
+An interpreter of elementwise programs reads and writes its chunk for each instruction, and spreads
+a bias over a buffer. A chain has one value at a time, which stays in registers for all
+instructions. The formulas are those of the interpreter, and so are the bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+
+from heliograph_backends.cpu.kernels.elementwise.operations import FORMULAS
+from heliograph_backends.cpu.kernels.program.words import (
+    CHAIN_LENGTH,
+    CHAIN_LINKS,
+    CHAIN_PRODUCT,
+    CHAINED,
+    COLUMN_STRIDE,
+    LINK_CONSTANT,
+    LINK_IMMEDIATES,
+    LINK_OPERAND,
+    LINK_OPERATION,
+    LINK_SWAPPED,
+    LINK_WORDS,
+    ROW_STRIDE,
+    SLOT,
+    TABLE_AT,
+    WORD_BYTES,
+)
+from heliograph_backends.cpu.kernels.vector.atomics import set_word, word
+from heliograph_backends.cpu.kernels.vector.lanes import (
+    F32,
+    F32_VECTOR,
+    I32,
+    I64,
+    LANES,
+    Entry,
+    Lanes,
+    element,
+    emitted,
+    integer,
+    jit,
+    loop,
+    pointer,
+    subroutine,
+    tail_mask,
+)
+from heliograph_backends.cpu.kernels.vector.space import operand_address
+
+#: Vectors that are in registers together.
+TOGETHER = 8
+LINK_BYTES = WORD_BYTES * LINK_WORDS
+
+
+def _word(builder: Any, base: Any, index: int) -> Any:
+    return builder.load(pointer(builder, builder.add(base, integer(WORD_BYTES * index)), I64))
+
+
+def _immediates(builder: Any, link: Any) -> list[Lanes]:
+    bits = _word(builder, link, LINK_IMMEDIATES)
+    halves = [builder.trunc(builder.lshr(bits, integer(shift)), I32) for shift in (0, 32)]
+    return [Lanes.broadcast(builder, builder.bitcast(half, F32)) for half in halves]
+
+
+def _others(builder: Any, link: Any, place: Any, index: Any, masks: list[Any], cells: list[Any]) -> None:
+    """Store the other sources of a link into cells: elements, or one number for all."""
+    step = _word(builder, link, LINK_OPERAND + COLUMN_STRIDE)
+    with builder.if_else(builder.icmp_signed("==", step, integer(0))) as (same, each):
+        with same:
+            lanes = Lanes.broadcast(builder, builder.load(pointer(builder, place, F32)))
+            for cell in cells:
+                builder.store(lanes.value, cell)
+        with each:
+            for number, (cell, mask) in enumerate(zip(cells, masks, strict=True)):
+                here = element(builder, place, builder.add(index, integer(LANES * number)))
+                builder.store(_load(builder, here, mask).value, cell)
+
+
+def _load(builder: Any, place: Any, mask: Any) -> Lanes:
+    return Lanes.load(builder, place) if mask is None else Lanes.load_masked(builder, place, mask)
+
+
+def _group(builder: Any, target: Any, links: Any, table: Any, length: Any, index: Any, rest: Any) -> None:
+    """Apply a chain to TOGETHER vectors, or to the first `rest` elements of them if that is
+    given."""
+    places, masks = [], []
+    for number in range(TOGETHER):
+        places.append(element(builder, target, builder.add(index, integer(LANES * number))))
+        left = None if rest is None else builder.sub(rest, integer(LANES * number))
+        masks.append(None if left is None else tail_mask(builder, left))
+    values = [builder.alloca(F32_VECTOR) for _ in places]
+    others = [builder.alloca(F32_VECTOR) for _ in places]
+    for place, mask, cell in zip(places, masks, values, strict=True):
+        builder.store(_load(builder, place, mask).value, cell)
+    with loop(builder, integer(0), length, 1) as number:
+        link = builder.add(links, builder.mul(number, integer(LINK_BYTES)))
+        place = builder.load(pointer(builder, element(builder, table, number, I64), I64))
+        _others(builder, link, place, index, masks, others)
+        swapped = builder.icmp_signed("!=", _word(builder, link, LINK_SWAPPED), integer(0))
+        p, q = _immediates(builder, link)
+        done = builder.append_basic_block("link.done")
+        switch = builder.switch(_word(builder, link, LINK_OPERATION), done)
+        for operation in sorted(CHAINED):
+            with builder.goto_block(builder.append_basic_block(operation.name.lower())):
+                for cell, other in zip(values, others, strict=True):
+                    mine, its = builder.load(cell), builder.load(other)
+                    x = Lanes(builder, builder.select(swapped, its, mine))
+                    y = Lanes(builder, builder.select(swapped, mine, its))
+                    builder.store(FORMULAS[operation](x, y, p, q).value, cell)
+                switch.add_case(integer(operation), builder.block)
+                builder.branch(done)
+        builder.position_at_end(done)
+    for place, mask, cell in zip(places, masks, values, strict=True):
+        found = Lanes(builder, builder.load(cell))
+        if mask is None:
+            found.store(place)
+        else:
+            found.store_masked(place, mask)
+
+
+def _whole_groups(builder: Any, target: Any, links: Any, table: Any, length: Any, count: Any) -> None:
+    with loop(builder, integer(0), count, LANES * TOGETHER) as index:
+        _group(builder, target, links, table, length, index, None)
+
+
+def _rest(builder: Any, target: Any, links: Any, table: Any, length: Any, index: Any, rest: Any) -> None:
+    _group(builder, target, links, table, length, index, rest)
+
+
+@emitted(types.void, *[types.int64] * 5)
+def chain_row(builder: Any, target: Any, links: Any, table: Any, length: Any, count: Any) -> None:
+    """Apply a chain to `count` elements; the table has the address of each link's other source."""
+    whole = builder.and_(count, integer(-LANES * TOGETHER))
+    function = subroutine(builder, "chain_groups", (I64,) * 5, _whole_groups)
+    builder.call(function, [target, links, table, length, whole])
+    with builder.if_then(builder.icmp_signed("<", whole, count)):
+        function = subroutine(builder, "chain_rest", (I64,) * 6, _rest)
+        builder.call(function, [target, links, table, length, whole, builder.sub(count, whole)])
+
+
+@jit
+def place_others(
+    links: int, length: int, table: int, slots: int, scratch: int, row: int, column: int
+) -> None:
+    """Write the addresses of the links' other sources into the table."""
+    for number in range(length):
+        link = links + number * LINK_BYTES
+        if word(link, LINK_OPERAND + SLOT) < 0:
+            set_word(table, number, link + 8 * LINK_CONSTANT)
+        else:
+            place = operand_address(link + 8 * LINK_OPERAND, slots, scratch, row, column)
+            set_word(table, number, place)
+
+
+@Entry
+def finish_rows(body: int, slots: int, scratch: int, row: int, rows: int, column: int, columns: int) -> None:
+    """Apply a chain to rows by columns at the block's outer indices."""
+    length, links, table = word(body, CHAIN_LENGTH), body + 8 * CHAIN_LINKS, scratch + TABLE_AT
+    target = operand_address(body + 8 * CHAIN_PRODUCT, slots, scratch, row, column)
+    place_others(links, length, table, slots, scratch, row, column)
+    for _ in range(rows):
+        chain_row(target, links, table, length, columns)
+        target += word(body + 8 * CHAIN_PRODUCT, ROW_STRIDE)
+        for number in range(length):
+            step = word(links + number * LINK_BYTES, LINK_OPERAND + ROW_STRIDE)
+            set_word(table, number, word(table, number) + step)
