@@ -259,6 +259,24 @@ def bodies() -> Iterator[tuple[str, tuple[Instruction, ...]]]:
             Instruction(Op.SUB, Input(0), (first, Input(2))),
         ),
     )
+    biased = Instruction(Op.ADD, first, (Input(0), Input(1)))
+    added = Instruction(Op.ADD, last, (first, Input(2)))
+    for name, ends in (
+        ("relu", [(Op.RELU, ())]),
+        ("clamp", [(Op.CLAMP, (-0.5, 0.75))]),
+        ("bounds", [(Op.MAXIMUM, -0.5), (Op.MINIMUM, 0.75)]),
+        ("a bound", [(Op.MAXIMUM, -0.5)]),
+    ):
+        for start in ((biased,), (biased, added)):
+            chain = list(start)
+            for op, more in ends:
+                sources = (chain[-1].result, *([more] if isinstance(more, float) else []))
+                immediates = more if isinstance(more, tuple) else ()
+                chain.append(Instruction(op, first, sources, immediates))
+            chain[-1] = chain[-1]._replace(result=Input(0))
+            yield f"{len(start)} sums and {name}", tuple(chain)
+    yield "a sum", (biased._replace(result=Input(0)),)
+    yield "sums", (biased, added._replace(result=Input(0)))
     yield (
         "a value read twice",
         (
@@ -279,9 +297,11 @@ def check_epilogue(
     """Compare an epilogue with a step; `compute` takes a body by the result, and more arrays."""
     across = (0, *more[0].strides, 0, 0)[-len(channels) - 3 :]
 
+    sources = [source for each in instructions for source in each.sources]
+
     def body(y: Operand, first: int = 3) -> Elementwise:
         operands = (y, Operand(first, 0, across), Operand(first + 1, 0, more[1].strides))
-        return Elementwise(operands, instructions)
+        return Elementwise(operands if Input(2) in sources else operands[:2], instructions)
 
     found, expected = compute(body, more), compute(None, ())
     builder = ProgramBuilder()

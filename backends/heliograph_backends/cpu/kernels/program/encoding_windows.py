@@ -42,7 +42,14 @@ from heliograph_backends.cpu.kernels.program.tiles import (
     cut_planes,
     matmul_ns,
 )
-from heliograph_backends.cpu.kernels.program.words import CHAINED, OPERAND_WORDS, Kind, Windowing
+from heliograph_backends.cpu.kernels.program.words import (
+    CHAINED,
+    OPERAND_WORDS,
+    ChainForm,
+    Kind,
+    Operation,
+    Windowing,
+)
 
 #: The most elements of a window.
 MOST_TAPS = UNPACKED_DEPTH_BLOCK
@@ -158,7 +165,8 @@ def _encode_chain(
     body: Elementwise, operands: Sequence[list[int]]
 ) -> tuple[list[int], tuple[int, ...]] | None:
     """Return the words of a chain and the positions of its operands; None for a body that is none."""
-    words, places = [len(body.instructions), *operands[0]], {0: layout.CHAIN_PRODUCT}
+    words = [len(body.instructions), *_form_words(body, operands), *operands[0]]
+    places = {0: layout.CHAIN_PRODUCT}
     value: Source = Input(0)
     if any(body.narrow):
         return None
@@ -183,6 +191,34 @@ def _encode_chain(
     if value != Input(0) or len(places) != len(operands):
         return None
     return words, tuple(places[number] for number in range(len(operands)))
+
+
+def _form_words(body: Elementwise, operands: Sequence[list[int]]) -> list[int]:
+    """Return the form of a chain, and its bounds."""
+    value: Source = Input(0)
+    rest, steps = list(body.instructions), []
+    while rest and rest[0].operation is Operation.ADD and rest[0].sources[0] == value:
+        other, value = rest[0].sources[1], rest[0].result
+        if not isinstance(other, Input):
+            break
+        steps.append(operands[other.number][layout.COLUMN_STRIDE])
+        rest.pop(0)
+    if steps not in ([0], [0, 4]):
+        return [ChainForm.OTHER, 0, 0]
+    form, least, most = int(ChainForm.BIASED if len(steps) == 1 else ChainForm.ADDED), 0.0, 0.0
+    bounds = [(each.operation, each.sources[1:], each.immediates) for each in rest]
+    match bounds:
+        case []:
+            pass
+        case [(Operation.RELU, _, _)]:
+            form |= ChainForm.RECTIFIED
+        case [(Operation.CLAMP, _, (least, most))]:
+            form |= ChainForm.BOUNDED
+        case [(Operation.MAXIMUM, (float(least),), _), (Operation.MINIMUM, (float(most),), _)]:
+            form |= ChainForm.BOUNDED
+        case _:
+            return [ChainForm.OTHER, 0, 0]
+    return [form, float_bits(least), float_bits(most)]
 
 
 def flat_strides(operand: Operand, sizes: tuple[int, ...], result: tuple[int, int]) -> Strides:

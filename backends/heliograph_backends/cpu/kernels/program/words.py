@@ -224,7 +224,10 @@ ROUNDING: Final = 12
 # first one reads the product and the last one writes it. The product is followed by links, each an
 # instruction with the address of its other source: an operand, or a constant in the link.
 CHAIN_LENGTH: Final = 0
-CHAIN_PRODUCT: Final = 1
+CHAIN_FORM: Final = 1  # see `ChainForm`
+CHAIN_LEAST: Final = 2  # float32, as the next: the bounds of a form with bounds
+CHAIN_MOST: Final = 3
+CHAIN_PRODUCT: Final = 4
 CHAIN_LINKS: Final = CHAIN_PRODUCT + OPERAND_WORDS
 LINK_OPERATION: Final = 0
 LINK_SWAPPED: Final = 1  # 1: the other source is the first one
@@ -334,6 +337,16 @@ class Windowing(IntEnum):
     PRODUCT = 0  # the sum of its products with weights
     LARGEST = 1
     MEAN = 2
+
+
+class ChainForm(IntEnum):
+    """Chains with a loop of their own: a number for each row is added, then what the bits say."""
+
+    BIASED = 0
+    ADDED = 1  # elements are added
+    RECTIFIED = 2  # negative numbers become 0
+    BOUNDED = 4
+    OTHER = 8  # any chain
 
 
 class Place(IntEnum):

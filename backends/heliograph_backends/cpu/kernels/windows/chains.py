@@ -3,6 +3,8 @@
 An interpreter of elementwise programs reads and writes its chunk for each instruction, and spreads
 a bias over a buffer. A chain has one value at a time, which stays in registers for all
 instructions. The formulas are those of the interpreter, and so are the bits.
+
+The most frequent chains have loops of their own, without a look at each link.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from numba import types
 
 from heliograph_backends.cpu.kernels.elementwise.operations import FORMULAS
 from heliograph_backends.cpu.kernels.program.words import (
+    CHAIN_FORM,
+    CHAIN_LEAST,
     CHAIN_LENGTH,
     CHAIN_LINKS,
+    CHAIN_MOST,
     CHAIN_PRODUCT,
     CHAINED,
     COLUMN_STRIDE,
@@ -28,8 +33,10 @@ from heliograph_backends.cpu.kernels.program.words import (
     SLOT,
     TABLE_AT,
     WORD_BYTES,
+    ChainForm,
+    Operation,
 )
-from heliograph_backends.cpu.kernels.vector.atomics import set_word, word
+from heliograph_backends.cpu.kernels.vector.atomics import float_of_bits, set_word, word
 from heliograph_backends.cpu.kernels.vector.lanes import (
     F32,
     F32_VECTOR,
@@ -52,6 +59,12 @@ from heliograph_backends.cpu.kernels.vector.space import operand_address
 #: Vectors that are in registers together.
 TOGETHER = 8
 LINK_BYTES = WORD_BYTES * LINK_WORDS
+ADDED, OTHER = int(ChainForm.ADDED), int(ChainForm.OTHER)
+PLAIN_FORMS = [
+    added | bounds for added in (0, ADDED) for bounds in (0, ChainForm.RECTIFIED, ChainForm.BOUNDED)
+]
+#: Vectors of a plain chain that are computed together.
+UNROLL = 4
 
 
 def _word(builder: Any, base: Any, index: int) -> Any:
@@ -140,6 +153,61 @@ def chain_row(builder: Any, target: Any, links: Any, table: Any, length: Any, co
         builder.call(function, [target, links, table, length, whole, builder.sub(count, whole)])
 
 
+def _plain(form: int) -> Any:
+    """Return the body of a function that applies a chain of this form to a row."""
+
+    def value(builder: Any, x: Lanes, more: Lanes | None, numbers: list[Lanes]) -> Lanes:
+        bias, least, most = numbers
+        nothing = Lanes.constant(builder, 0.0)
+        x = FORMULAS[Operation.ADD](x, bias, nothing, nothing)
+        if more is not None:
+            x = FORMULAS[Operation.ADD](x, more, nothing, nothing)
+        if form & ChainForm.RECTIFIED:
+            x = FORMULAS[Operation.RELU](x, x, nothing, nothing)
+        return FORMULAS[Operation.CLAMP](x, x, least, most) if form & ChainForm.BOUNDED else x
+
+    def body(builder: Any, target: Any, bias: Any, more: Any, least: Any, most: Any, count: Any) -> None:
+        found = builder.load(pointer(builder, bias, F32))
+        numbers = [Lanes.broadcast(builder, one) for one in (found, least, most)]
+        whole = builder.and_(count, integer(-LANES * UNROLL))
+        with loop(builder, integer(0), whole, LANES * UNROLL) as index:
+            places = [builder.add(index, integer(LANES * part)) for part in range(UNROLL)]
+            pairs = [
+                [Lanes.load(builder, element(builder, base, place)) for base in (target, more)]
+                for place in places
+            ]
+            for place, (x, other) in zip(places, pairs, strict=True):
+                made = value(builder, x, other if form & ChainForm.ADDED else None, numbers)
+                made.store(element(builder, target, place))
+        with loop(builder, whole, count, LANES) as index:
+            mask = tail_mask(builder, builder.sub(count, index))
+            x, other = (
+                Lanes.load_masked(builder, element(builder, base, index), mask) for base in (target, more)
+            )
+            made = value(builder, x, other if form & ChainForm.ADDED else None, numbers)
+            made.store_masked(element(builder, target, index), mask)
+
+    return body
+
+
+@emitted(types.void, *[types.int64] * 4, types.float32, types.float32, types.int64)
+def plain_row(
+    builder: Any, form: Any, target: Any, bias: Any, more: Any, least: Any, most: Any, count: Any
+) -> None:
+    """Apply a chain of a form with a loop of its own to `count` elements."""
+    done = builder.append_basic_block("plain.done")
+    switch = builder.switch(form, done)
+    for number in PLAIN_FORMS:
+        with builder.goto_block(builder.append_basic_block(f"plain.{number}")):
+            function = subroutine(
+                builder, f"plain_row_{number}", (I64, I64, I64, F32, F32, I64), _plain(number)
+            )
+            builder.call(function, [target, bias, more, least, most, count])
+            switch.add_case(integer(number), builder.block)
+            builder.branch(done)
+    builder.position_at_end(done)
+
+
 @jit
 def place_others(
     links: int, length: int, table: int, slots: int, scratch: int, row: int, column: int
@@ -160,8 +228,15 @@ def finish_rows(body: int, slots: int, scratch: int, row: int, rows: int, column
     length, links, table = word(body, CHAIN_LENGTH), body + 8 * CHAIN_LINKS, scratch + TABLE_AT
     target = operand_address(body + 8 * CHAIN_PRODUCT, slots, scratch, row, column)
     place_others(links, length, table, slots, scratch, row, column)
+    form = word(body, CHAIN_FORM)
+    least, most = float_of_bits(word(body, CHAIN_LEAST)), float_of_bits(word(body, CHAIN_MOST))
     for _ in range(rows):
-        chain_row(target, links, table, length, columns)
+        if form == OTHER:
+            chain_row(target, links, table, length, columns)
+        else:
+            # Without an addend, any elements are read there.
+            more = word(table, 1) if form & ADDED else target
+            plain_row(form, target, word(table, 0), more, least, most, columns)
         target += word(body + 8 * CHAIN_PRODUCT, ROW_STRIDE)
         for number in range(length):
             step = word(links + number * LINK_BYTES, LINK_OPERAND + ROW_STRIDE)
