@@ -14,7 +14,7 @@ from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels import Operation
 from heliograph_backends.cpu.kernels.program.builder import Step
 from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
-from heliograph_backends.cpu.lowering import attention, experts, moves, rope, windows
+from heliograph_backends.cpu.lowering import attention, experts, moves, planes, reductions, rope, windows
 from heliograph_backends.cpu.lowering import rows as row_ops
 from heliograph_backends.cpu.lowering.elementwise import (
     ELEMENTWISE,
@@ -40,9 +40,7 @@ from heliograph_backends.planning.layout import ValuePlace, value_types, view
 from heliograph_backends.planning.storage import StorageLayout
 from heliograph_proto.graph import Graph, LeafKind, Node
 from heliograph_proto.ops.table import OPS
-from heliograph_proto.types import F32, DType, TensorType, contiguous_strides
-
-REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
+from heliograph_proto.types import F32, DType, TensorType
 
 #: Rotary embedding and its gradient.
 ROTATIONS = ("rope", "rope_back")
@@ -51,6 +49,8 @@ APPENDED = {
     "flash_attn_ext": attention.append,
     **dict.fromkeys(ROTATIONS, rope.append),
     **dict.fromkeys(row_ops.OPS, row_ops.append),
+    **dict.fromkeys(reductions.OPS, reductions.append),
+    **dict.fromkeys(planes.OPS, planes.append),
     **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
     "philox": moves.append_random,
 }
@@ -191,8 +191,10 @@ class CpuLowering:
             return True
         if node.op == "mul_mat":
             return can_cut(*(self.types[value] for value in node.operands))
-        if node.op in REDUCTIONS:
-            return self._reduces_rows(node)
+        if node.op in reductions.OPS:
+            return reductions.has_kernel(node, *self._around(number))
+        if node.op in planes.OPS:
+            return planes.has_kernel(node, *self._around(number))
         if node.op == "assign":
             return self.places[node.operands[1]].root != self.places[node.operands[0]].root
         return OPS[node.op].is_view
@@ -233,12 +235,6 @@ class CpuLowering:
     def _has_contiguous_rows(self, value: int) -> bool:
         found = self.types[value]
         return found.ndim > 0 and (found.shape[-1] == 1 or self.places[value].strides[-1] == 4)
-
-    def _reduces_rows(self, node: Node) -> bool:
-        source = self.types[node.operands[0]]
-        axes = node.attributes["axes"] or tuple(range(source.ndim))
-        rows = source.ndim > 0 and tuple(axis % source.ndim for axis in axes) == (source.ndim - 1,)
-        return rows and self._has_contiguous_rows(node.operands[0])
 
     # Steps
 
@@ -285,8 +281,7 @@ class CpuLowering:
 
     def _has_form(self, node: Node) -> bool:
         """True if the steps of a node follow from its op, attributes, types and strides."""
-        appended = node.op in APPENDED or node.op == "mul_mat_id"
-        return node.op in REDUCTIONS or appended or self._is_narrow(node)
+        return node.op in APPENDED or node.op == "mul_mat_id" or self._is_narrow(node)
 
     def _form_of(self, group: Group, packed: Container[int]) -> tuple[Hashable, list[int]]:
         """Return all that decides the steps of a group, and its values: operands, then the
@@ -326,8 +321,6 @@ class CpuLowering:
             self._windows(builder, group, storage)
         elif group.role == "norm":
             self._norm(builder, group, storage)
-        elif node.op in REDUCTIONS:
-            self._reduction(builder, group.last, storage)
         elif node.op in APPENDED or node.op == "mul_mat_id":
             types = [self.types[value] for value in node.operands]
             values = (*node.operands, self.leaves + group.last)
@@ -455,14 +448,6 @@ class CpuLowering:
             builder.layer_norm(first.type.shape, source, target, rows[0], rows[1], epsilon)
         else:
             builder.rms_norm(first.type.shape, source, target, rows[0], epsilon)
-
-    def _reduction(self, builder: k.ProgramBuilder, number: int, storage: Located) -> None:
-        node = self.graph.nodes[number]
-        shape = self.types[node.operands[0]].shape
-        slot, offset, _ = storage.locate(self.leaves + number)
-        target = k.Operand(slot, offset, contiguous_strides(shape[:-1], F32))
-        source = self.operand(storage, node.operands[0])
-        getattr(builder, REDUCTIONS[node.op])(shape, source, target)
 
     def _move(self, builder: k.ProgramBuilder, number: int, storage: StorageLayout) -> None:
         """Append a copy: cont, concat, assign, and views that strides cannot express."""

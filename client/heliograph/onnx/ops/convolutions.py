@@ -15,8 +15,10 @@ from heliograph.lowerings.windows import (
     Window,
     convolve,
     convolve_transposed,
+    is_plain_pool,
     max_pool,
     max_pool_places,
+    mean_pool,
     sum_pool,
 )
 from heliograph.onnx.elements import Item
@@ -157,8 +159,10 @@ def _average_pool(node: Node) -> Item:
     x = node.value(0)
     window, plain = _pool(node, x), window_of(node, x.shape[2:], node.ints("kernel_shape") or [])
     node.room(*(size + one for size, one in zip(x.shape[2:], window.kernel, strict=True)))
-    total = sum_pool(x, window)
     counted = bool(node.int("count_include_pad", 0))
+    if (counted or not any(window.low)) and window == plain and is_plain_pool(x, window):
+        return mean_pool(x, window)
+    total = sum_pool(x, window)
     counts = np.ones((), np.float64)
     for axis, size in enumerate(x.shape[2:]):
         low, high = plain.low[axis], plain.high[axis]
