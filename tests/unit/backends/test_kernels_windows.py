@@ -264,6 +264,8 @@ def bodies() -> Iterator[tuple[str, tuple[Instruction, ...]]]:
     for name, ends in (
         ("relu", [(Op.RELU, ())]),
         ("clamp", [(Op.CLAMP, (-0.5, 0.75))]),
+        ("hardswish", [(Op.HARDSWISH, ())]),
+        ("silu", [(Op.SILU, ())]),
         ("bounds", [(Op.MAXIMUM, -0.5), (Op.MINIMUM, 0.75)]),
         ("a bound", [(Op.MAXIMUM, -0.5)]),
     ):

@@ -165,14 +165,16 @@ def _encode_chain(
     body: Elementwise, operands: Sequence[list[int]]
 ) -> tuple[list[int], tuple[int, ...]] | None:
     """Return the words of a chain and the positions of its operands; None for a body that is none."""
-    words = [len(body.instructions), *_form_words(body, operands), *operands[0]]
+    form = _form_words(body, operands)
+    words = [len(body.instructions), *form, *operands[0]]
     places = {0: layout.CHAIN_PRODUCT}
     value: Source = Input(0)
     if any(body.narrow):
         return None
     for instruction in body.instructions:
         others = [source for source in instruction.sources if source != value]
-        if instruction.operation not in CHAINED or len(others) != len(instruction.sources) - 1:
+        known = form[0] != ChainForm.OTHER or instruction.operation in CHAINED
+        if not known or len(others) != len(instruction.sources) - 1:
             return None
         operand, constant = [-1, *[0] * (OPERAND_WORDS - 1)], 0
         for other in others:
@@ -212,6 +214,10 @@ def _form_words(body: Elementwise, operands: Sequence[list[int]]) -> list[int]:
             pass
         case [(Operation.RELU, _, _)]:
             form |= ChainForm.RECTIFIED
+        case [(Operation.HARDSWISH, _, _)]:
+            form |= ChainForm.HARDSWISH
+        case [(Operation.SILU, _, _)]:
+            form |= ChainForm.SILU
         case [(Operation.CLAMP, _, (least, most))]:
             form |= ChainForm.BOUNDED
         case [(Operation.MAXIMUM, (float(least),), _), (Operation.MINIMUM, (float(most),), _)]:

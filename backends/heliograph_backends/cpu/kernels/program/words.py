@@ -340,13 +340,16 @@ class Windowing(IntEnum):
 
 
 class ChainForm(IntEnum):
-    """Chains with a loop of their own: a number for each row is added, then what the bits say."""
+    """Chains with a loop of their own: a number for each row is added, then perhaps elements are
+    (ADDED), then one of the others is applied."""
 
     BIASED = 0
-    ADDED = 1  # elements are added
+    ADDED = 1
     RECTIFIED = 2  # negative numbers become 0
     BOUNDED = 4
-    OTHER = 8  # any chain
+    HARDSWISH = 6
+    SILU = 8
+    OTHER = 16  # any chain
 
 
 class Place(IntEnum):

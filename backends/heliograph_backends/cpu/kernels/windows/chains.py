@@ -60,9 +60,12 @@ from heliograph_backends.cpu.kernels.vector.space import operand_address
 TOGETHER = 8
 LINK_BYTES = WORD_BYTES * LINK_WORDS
 ADDED, OTHER = int(ChainForm.ADDED), int(ChainForm.OTHER)
-PLAIN_FORMS = [
-    added | bounds for added in (0, ADDED) for bounds in (0, ChainForm.RECTIFIED, ChainForm.BOUNDED)
-]
+#: What is applied last, by the form without an addend.
+ACTIVATIONS = {
+    ChainForm.RECTIFIED: Operation.RELU, ChainForm.BOUNDED: Operation.CLAMP,
+    ChainForm.HARDSWISH: Operation.HARDSWISH, ChainForm.SILU: Operation.SILU,
+}  # fmt: skip
+PLAIN_FORMS = [int(form | added) for form in (ChainForm.BIASED, *ACTIVATIONS) for added in (0, ADDED)]
 #: Vectors of a plain chain that are computed together.
 UNROLL = 4
 
@@ -162,9 +165,8 @@ def _plain(form: int) -> Any:
         x = FORMULAS[Operation.ADD](x, bias, nothing, nothing)
         if more is not None:
             x = FORMULAS[Operation.ADD](x, more, nothing, nothing)
-        if form & ChainForm.RECTIFIED:
-            x = FORMULAS[Operation.RELU](x, x, nothing, nothing)
-        return FORMULAS[Operation.CLAMP](x, x, least, most) if form & ChainForm.BOUNDED else x
+        operation = ACTIVATIONS.get(form & ~ChainForm.ADDED)
+        return x if operation is None else FORMULAS[operation](x, x, least, most)
 
     def body(builder: Any, target: Any, bias: Any, more: Any, least: Any, most: Any, count: Any) -> None:
         found = builder.load(pointer(builder, bias, F32))
