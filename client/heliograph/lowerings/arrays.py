@@ -59,6 +59,13 @@ def pad(x: hg.Value, low: Sequence[int], high: Sequence[int], fill: hg.Value | f
     return x
 
 
+def pad_axis(x: hg.Value, axis: int, first: int, size: int) -> hg.Value:
+    """Return x from one place of an axis of a size, among zeros."""
+    low, high = [0] * x.ndim, [0] * x.ndim
+    low[axis], high[axis] = first, size - first - x.shape[axis]
+    return pad(x, low, high)
+
+
 def crop(x: hg.Value, low: Sequence[int], high: Sequence[int]) -> hg.Value:
     """Return x without so many elements at the ends of each axis."""
     for axis in range(x.ndim):

@@ -40,6 +40,11 @@ class KeptPlans(Generic[_Made]):
                 self._made.popitem(last=False)
         return found
 
+    def clear(self) -> None:
+        """Keep nothing of what was made."""
+        with self._lock:
+            self._made.clear()
+
     def all(self) -> tuple[_Made, ...]:
         """Return everything that is kept, the last used one at the end."""
         with self._lock:

@@ -156,19 +156,19 @@ def convolve_transposed(
     return convolve(x, kernel, around, groups)
 
 
+def is_plain_pool(x: hg.Value, window: Window) -> bool:
+    """True if an op has pools of such windows: in a plane, with equal padding on both sides that is at
+    most half a window."""
+    plain = window.low == window.high and window.dilation == (1, 1) and x.dtype.name in ("f32", "f16")
+    return plain and all(2 * one <= size for one, size in zip(window.low, window.kernel, strict=True))
+
+
 def max_pool(x: hg.Value, window: Window) -> hg.Value:
     """Return the largest element of each window; padding does not count."""
-    if is_plain_pool(x, window) and all(
-        2 * one <= size for one, size in zip(window.low, window.kernel, strict=True)
-    ):
+    if is_plain_pool(x, window):
         found = hg.ops.pool_2d(x, kernel=window.kernel, stride=window.stride, padding=window.low)
         return cast(found, x.dtype)
     return _by_axes(padded(x, window, lowest(x.dtype)), window, window.outputs(x.shape[2:]), hg.maximum)
-
-
-def is_plain_pool(x: hg.Value, window: Window) -> bool:
-    """True if an op has pools of such windows: in a plane, with equal padding on both sides."""
-    return window.low == window.high and window.dilation == (1, 1) and x.dtype.name in ("f32", "f16")
 
 
 def mean_pool(x: hg.Value, window: Window) -> hg.Value:

@@ -6,7 +6,7 @@
         y = plan(x)
 
 `torch.compile(module, backend="heliograph")`, or `backend=hg.torch.backend(session)`, runs modules
-as they are called.
+as they are called. `Trainer` trains a module, whose parameters stay on the server.
 `supported` lists what a module needs and Heliograph lacks. The first use imports torch, which
 Heliograph does not install.
 """
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from heliograph.torch.model import Argument, Model
     from heliograph.torch.plans import TorchPlan
     from heliograph.torch.support import Missing, supported
+    from heliograph.torch.training.trainer import Trainer
 
-__all__ = ["Argument", "Missing", "Model", "TorchPlan", "backend", "export", "supported"]
+__all__ = ["Argument", "Missing", "Model", "TorchPlan", "Trainer", "backend", "export", "supported"]
 
 _MODULES = {
     "Argument": "model",
     "Missing": "support",
     "Model": "model",
     "TorchPlan": "plans",
+    "Trainer": "training.trainer",
     "backend": "compiling",
     "export": "exporting",
     "supported": "support",

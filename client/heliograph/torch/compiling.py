@@ -68,12 +68,15 @@ def compile_part(
     counts. The others are arguments of `session.compile`.
     """
     given = dict(options or {})
-    made: Compiled = backend(_session(given.pop("server", None)), **given)(module, examples)
+    made: Compiled = backend(session_of(given.pop("server", None)), **given)(module, examples)
     return made
 
 
-def _session(url: str | None) -> hg.Session:
-    """Return the session of this process with a server, which is closed when the process ends."""
+def session_of(url: str | None) -> hg.Session:
+    """Return the session of this process with a server, which is closed when the process ends.
+
+    None: the server that HELIOGRAPH_SERVER names.
+    """
     with _lock:
         if url not in _sessions:
             if not _sessions:

@@ -18,7 +18,17 @@ from heliograph.torch.model import Model
 #: Which dimensions of which inputs vary, as {"x": {0: "batch"}}; True: all.
 Dynamic: TypeAlias = "Mapping[str, Any] | Sequence[Any] | bool | None"
 #: Ops that stay whole, because a graph here expresses them in fewer nodes.
-_WHOLE = ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
+_WHOLE = (
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_softmax_backward_data",
+    "embedding_dense_backward",
+    "gelu_backward",
+    "native_batch_norm_backward",
+    "native_layer_norm_backward",
+    "select_backward",
+    "slice_backward",
+)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -68,6 +78,28 @@ def traced(
     trace_hooks: bool = False,
 ) -> torch.export.ExportedProgram:
     """Return a module in Core ATen. Raises UnsupportedError and InvalidArgumentError."""
+    # Tracing needs no gradients, and warns of what does not matter here.
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = exported(module, args, options, dynamic, trace_hooks=trace_hooks)
+        try:
+            return program.run_decompositions(decompositions())
+        except Exception as error:
+            raise refusal_of(error) from error
+
+
+def exported(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    dynamic: Dynamic = None,
+    *,
+    trace_hooks: bool = False,
+) -> torch.export.ExportedProgram:
+    """Return a module as torch.export traces it, which can be differentiated.
+
+    Raises UnsupportedError and InvalidArgumentError.
+    """
     if not isinstance(module, torch.nn.Module):
         raise hg.InvalidArgumentError(
             f"{type(module).__name__} is no torch.nn.Module", advice="wrap the function in a module"
@@ -75,16 +107,12 @@ def traced(
     if not trace_hooks:
         _refuse_hooks(module)
     shapes = _dynamic_shapes(_bound(module, args, options), dynamic)
-    # Tracing needs no gradients, and warns of what does not matter here.
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            found = torch.export.export(module, args, options, dynamic_shapes=shapes)
-            return found.run_decompositions(decompositions())
-        except hg.HeliographError:
-            raise
-        except Exception as error:
-            raise _refusal(error) from error
+    try:
+        return torch.export.export(module, args, options, dynamic_shapes=shapes)
+    except hg.HeliographError:
+        raise
+    except Exception as error:
+        raise refusal_of(error) from error
 
 
 def _refuse_hooks(module: torch.nn.Module) -> None:
@@ -105,7 +133,7 @@ def _line_of(function: Any) -> str:
     return f"{code.co_name} at {code.co_filename}:{code.co_firstlineno}"
 
 
-def _refusal(error: Exception) -> hg.HeliographError:
+def refusal_of(error: Exception) -> hg.HeliographError:
     """Return what a failed trace means."""
     text = str(error)
     line = errors.line_of(text) or _raised_at(error)

@@ -5,6 +5,7 @@ from heliograph.torch.ops import (
     convolutions,
     creation,
     elementwise,
+    gradients,
     indexing,
     normalization,
     pools,
@@ -12,6 +13,7 @@ from heliograph.torch.ops import (
     randomness,
     reductions,
     shapes,
+    window_gradients,
 )
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "convolutions",
     "creation",
     "elementwise",
+    "gradients",
     "indexing",
     "normalization",
     "pools",
@@ -26,4 +29,5 @@ __all__ = [
     "randomness",
     "reductions",
     "shapes",
+    "window_gradients",
 ]

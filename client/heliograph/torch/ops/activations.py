@@ -82,7 +82,7 @@ def _attention(
         times = query.shape[-3] // key.shape[-3]
         key, value = (hg.repeat(one, times, axis=one.ndim - 3) for one in (key, value))
     query, key, value = (in_f32(one) for one in (query, key, value))
-    added = _added(node, query, key, mask, is_causal)
+    added = added_to_scores(node, query, key, mask, is_causal)
     return hg.scaled_dot_product_attention(query, key, value, added, scale=scale)
 
 
@@ -103,14 +103,14 @@ def _flash_attention(
     query, key = in_f32(query), in_f32(key)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = hg.matmul(query * factor, key.mT)
-    if (added := _added(node, query, key, mask, is_causal)) is not None:
+    if (added := added_to_scores(node, query, key, mask, is_causal)) is not None:
         scores = scores + added
     largest = hg.max(scores, axis=-1, keepdims=True)
     total = hg.log(hg.sum(hg.exp(scores - largest), axis=-1)) + hg.squeeze(largest, axis=-1)
     return [found, total]
 
 
-def _added(
+def added_to_scores(
     node: Node, query: hg.Value, key: hg.Value, mask: hg.Value | None, is_causal: bool
 ) -> hg.Value | None:
     """The mask as what is added to scores."""

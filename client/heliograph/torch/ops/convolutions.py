@@ -25,7 +25,7 @@ def _convolution(
     groups: int,
 ) -> hg.Value:
     kernel = weight.shape[2:]
-    steps, pads, gaps = (_spread(one, len(kernel)) for one in (stride, padding, dilation))
+    steps, pads, gaps = (spread(one, len(kernel)) for one in (stride, padding, dilation))
     window = Window(kernel, steps, gaps, pads, pads)
     data, weight = in_f32(x), in_f32(weight)
     batched = data.ndim == len(kernel) + 2
@@ -33,7 +33,7 @@ def _convolution(
     if not groups == data.shape[1] == weight.shape[0]:
         node.parts(groups)
     if transposed:
-        found = convolve_transposed(data, weight, window, _spread(output_padding, len(kernel)), groups)
+        found = convolve_transposed(data, weight, window, spread(output_padding, len(kernel)), groups)
     else:
         found = convolve(data, weight, window, groups)
     if bias is not None:
@@ -41,7 +41,7 @@ def _convolution(
     return found if batched else hg.squeeze(found, axis=0)
 
 
-def _spread(given: Sequence[int], count: int) -> tuple[int, ...]:
-    """One number for each dimension."""
+def spread(given: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return one number for each dimension."""
     numbers = tuple(int(one) for one in given)
     return numbers * count if len(numbers) == 1 else numbers

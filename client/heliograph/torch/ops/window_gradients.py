@@ -1,0 +1,192 @@
+"""Rules of ops that compute the gradients of convolutions and pools."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import heliograph as hg
+from heliograph.lowerings.arrays import cast, insert_zeros, pad_axis, part
+from heliograph.lowerings.scatters import element_places
+from heliograph.lowerings.windows import Window, convolve, convolve_transposed, is_plain_pool, padded
+from heliograph.torch.node import Node, in_f32
+from heliograph.torch.ops.convolutions import spread
+from heliograph.torch.ops.pools import adaptive_matrix, average_counts, batched, window_of
+from heliograph.torch.rules import rule
+
+# Convolutions
+
+
+@rule("convolution_backward")
+def _convolution(
+    node: Node,
+    gradient: hg.Value,
+    given: hg.Value,
+    weight: hg.Value,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> list[hg.Value | None]:
+    gradient, x, weight = (in_f32(one) for one in (gradient, given, weight))
+    kernel = weight.shape[2:]
+    node.parts(math.prod(kernel))
+    steps, pads, gaps = (spread(one, len(kernel)) for one in (stride, padding, dilation))
+    window = Window(kernel, steps, gaps, pads, pads)
+    found: list[hg.Value | None] = [None, None, None]
+    if mask[0]:
+        found[0] = (
+            convolve(gradient, weight, window, groups)
+            if transposed
+            else _of_data(node, gradient, x, weight, window, groups)
+        )
+    if mask[1]:
+        small, large = (x, gradient) if transposed else (gradient, x)
+        found[1] = _of_weights(small, large, weight, window, groups)
+    if mask[2]:
+        found[2] = hg.sum(gradient, axis=(0, *range(2, gradient.ndim)))
+    return found
+
+
+def _of_data(
+    node: Node, gradient: hg.Value, x: hg.Value, weight: hg.Value, window: Window, groups: int
+) -> hg.Value:
+    is_strided = any(one > 1 for one in window.stride)
+    if is_strided and groups == 1 and window.ndim == 2 and x.dtype.name == "f32":
+        flat = hg.reshape(weight, (weight.shape[0], math.prod(weight.shape[1:])))
+        rows = hg.matmul(hg.permute_dims(gradient, (0, 2, 3, 1)), flat)
+        return hg.ops.im2col_back(
+            rows,
+            weight,
+            shape=x.shape,
+            stride=window.stride,
+            padding=window.low,
+            dilation=window.dilation,
+        )
+    if not groups == x.shape[1] == weight.shape[0]:
+        node.parts(groups)
+    extra = [
+        x.shape[2 + axis] - (size - 1) * window.stride[axis] + 2 * window.low[axis] - window.span(axis)
+        for axis, size in enumerate(gradient.shape[2:])
+    ]
+    return convolve_transposed(gradient, weight, window, extra, groups)
+
+
+def _of_weights(gradient: hg.Value, x: hg.Value, weight: hg.Value, window: Window, groups: int) -> hg.Value:
+    """The gradient of weights [oc, c / groups, ...], from gradients [n, oc, ...] and data [n, c, ...]."""
+    count, sizes = gradient.shape[0] * math.prod(gradient.shape[2:]), gradient.shape[2:]
+    outer, inner = weight.shape[0] // groups, x.shape[1] // groups
+    is_plane = window.ndim == 2 and x.dtype.name == "f32" and math.prod(window.kernel) > 1
+    if groups == 1 and is_plane:
+        columns = hg.ops.im2col(weight, x, stride=window.stride, padding=window.low, dilation=window.dilation)
+        # A strided convolution may leave the last elements of the data out.
+        rows = hg.reshape(columns, (count, inner * math.prod(window.kernel)))
+        across = hg.reshape(hg.moveaxis(gradient, 1, 0), (outer, count))
+        return hg.reshape(hg.matmul(across, rows), weight.shape)
+    wide = padded(x, window)
+    split = hg.reshape(gradient, (gradient.shape[0], groups, outer, math.prod(sizes)))
+    across = hg.reshape(hg.permute_dims(split, (1, 2, 0, 3)), (groups, outer, count))
+    terms = []
+    for offset in window.offsets():
+        places = wide[(slice(None), slice(None), *window.places(offset, sizes))]
+        data = hg.reshape(places, (x.shape[0], groups, inner, math.prod(sizes)))
+        rows = hg.reshape(hg.permute_dims(data, (1, 0, 3, 2)), (groups, count, inner))
+        terms.append(_products(across, rows))
+    found = terms[0] if len(terms) == 1 else hg.stack(terms, axis=-1)
+    return hg.reshape(found, weight.shape)
+
+
+def _products(a: hg.Value, b: hg.Value) -> hg.Value:
+    """a [g, m, k] times b [g, k, n]; of one row and column each as sums, as depthwise kernels have."""
+    if a.shape[1] == b.shape[2] == 1:
+        return hg.expand_dims(hg.sum(a * b.mT, axis=-1), axis=-1)
+    return hg.matmul(a, b)
+
+
+# Pools
+
+
+def _spread(x: hg.Value, window: Window, sizes: Sequence[int]) -> hg.Value:
+    """Return the sum, at each element of data of these sizes, of the windows that have it."""
+    for axis, size in enumerate(sizes):
+        wide = insert_zeros(x, 2 + axis, window.stride[axis])
+        length = max(
+            window.low[axis] + size + window.high[axis], wide.shape[2 + axis] + window.span(axis) - 1
+        )
+        total: hg.Value | None = None
+        for tap in range(window.kernel[axis]):
+            one = pad_axis(wide, 2 + axis, tap * window.dilation[axis], length)
+            total = one if total is None else total + one
+        assert total is not None
+        x = part(total, 2 + axis, window.low[axis], window.low[axis] + size)
+    return x
+
+
+@rule("avg_pool1d_backward", "avg_pool2d_backward", "avg_pool3d_backward")
+def _average(
+    node: Node,
+    gradient: hg.Value,
+    given: hg.Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil: bool,
+    counted: bool,
+    divisor: int | None,
+) -> hg.Value:
+    count = int(node.op[len("avg_pool")])
+    wide, x = in_f32(batched(gradient, count)), batched(given, count)
+    sizes = x.shape[2:]
+    window = window_of(sizes, kernel, stride, padding, ceil=ceil)
+    if divisor is not None:
+        wide = wide / float(divisor)
+    else:
+        wide = wide / average_counts(sizes, window, counted).astype(wide.dtype.numpy)
+    node.parts(sum(window.kernel))
+    return hg.reshape(_spread(wide, window, sizes), given.shape)
+
+
+@rule("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
+def _adaptive(node: Node, gradient: hg.Value, given: hg.Value) -> hg.Value:
+    wide = in_f32(gradient)
+    for axis in range(given.ndim - (2 if "2d" in node.op else 3), given.ndim):
+        size, count = given.shape[axis], gradient.shape[axis]
+        if count == 1:
+            shape = [size if place == axis else one for place, one in enumerate(wide.shape)]
+            wide = hg.broadcast_to(wide * (1 / size), shape)
+        else:
+            matrix = adaptive_matrix(size, count).astype(wide.dtype.numpy)
+            wide = hg.moveaxis(hg.matmul(hg.moveaxis(wide, axis, -1), matrix), -1, axis)
+    return wide
+
+
+@rule("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def _largest(
+    node: Node,
+    gradient: hg.Value,
+    given: hg.Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil: bool,
+    indices: hg.Value,
+) -> hg.Value:
+    count = 2 if "2d" in node.op else 3
+    window = window_of(given.shape[-count:], kernel, stride, padding, dilation, ceil)
+    wide, x = in_f32(batched(gradient, count)), batched(given, count)
+    if is_plain_pool(x, window):
+        found = hg.ops.pool_2d_back(
+            wide, cast(x, "f32"), kernel=window.kernel, stride=window.stride, padding=window.low
+        )
+        return hg.reshape(found, given.shape)
+    planes, area = x.shape[0] * x.shape[1], math.prod(x.shape[2:])
+    within = hg.reshape(indices, (planes, gradient.size // planes))
+    places = element_places(within, (planes, area), 1)
+    flat = node.full((given.size, 1), 0, wide.dtype)
+    rows = hg.reshape(wide, (gradient.size, 1))
+    return hg.reshape(hg.ops.add_rows(flat, rows, hg.reshape(places, (gradient.size,))), given.shape)
