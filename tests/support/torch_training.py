@@ -31,9 +31,7 @@ def of_tokens(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def perceptron(count: int = 50) -> Case:
     """Three layers and classes."""
-    module = nn.Sequential(
-        nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10)
-    )
+    module = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
     batches = [(torch.randn(32, 20), torch.randint(0, 10, (32,))) for _ in range(count)]
     return Case(module, functional.cross_entropy, batches)
 

@@ -141,7 +141,8 @@ def convolve_transposed(
     turned = hg.flip(weights, axis=tuple(range(2, 2 + ndim)))
     grouped = hg.reshape(turned, (groups, inner // groups, outer, *window.kernel))
     swapped = hg.permute_dims(grouped, (0, 2, 1, *range(3, 3 + ndim)))
-    kernel = hg.reshape(swapped, (groups * outer, inner // groups, *window.kernel))
+    # Convolutions of turned kernels, which are views, would be slow.
+    kernel = hg.ops.cont(hg.reshape(swapped, (groups * outer, inner // groups, *window.kernel)))
     low = [window.span(axis) - 1 - window.low[axis] for axis in range(ndim)]
     high = [window.span(axis) - 1 - window.high[axis] + extra[axis] for axis in range(ndim)]
     x = crop(x, [0, 0, *(max(0, -one) for one in low)], [0, 0, *(max(0, -one) for one in high)])

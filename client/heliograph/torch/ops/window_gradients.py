@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 import heliograph as hg
-from heliograph.lowerings.arrays import cast, insert_zeros, pad_axis, part
-from heliograph.lowerings.scatters import element_places
-from heliograph.lowerings.windows import Window, convolve, convolve_transposed, is_plain_pool, padded
+from heliograph.lowerings.arrays import along, insert_zeros, pad_axis, part
+from heliograph.lowerings.windows import Window, convolve, convolve_transposed, max_pool, padded
 from heliograph.torch.node import Node, in_f32
 from heliograph.torch.ops.convolutions import spread
 from heliograph.torch.ops.pools import adaptive_matrix, average_counts, batched, window_of
@@ -55,18 +56,6 @@ def _convolution(
 def _of_data(
     node: Node, gradient: hg.Value, x: hg.Value, weight: hg.Value, window: Window, groups: int
 ) -> hg.Value:
-    is_strided = any(one > 1 for one in window.stride)
-    if is_strided and groups == 1 and window.ndim == 2 and x.dtype.name == "f32":
-        flat = hg.reshape(weight, (weight.shape[0], math.prod(weight.shape[1:])))
-        rows = hg.matmul(hg.permute_dims(gradient, (0, 2, 3, 1)), flat)
-        return hg.ops.im2col_back(
-            rows,
-            weight,
-            shape=x.shape,
-            stride=window.stride,
-            padding=window.low,
-            dilation=window.dilation,
-        )
     if not groups == x.shape[1] == weight.shape[0]:
         node.parts(groups)
     extra = [
@@ -80,13 +69,6 @@ def _of_weights(gradient: hg.Value, x: hg.Value, weight: hg.Value, window: Windo
     """The gradient of weights [oc, c / groups, ...], from gradients [n, oc, ...] and data [n, c, ...]."""
     count, sizes = gradient.shape[0] * math.prod(gradient.shape[2:]), gradient.shape[2:]
     outer, inner = weight.shape[0] // groups, x.shape[1] // groups
-    is_plane = window.ndim == 2 and x.dtype.name == "f32" and math.prod(window.kernel) > 1
-    if groups == 1 and is_plane:
-        columns = hg.ops.im2col(weight, x, stride=window.stride, padding=window.low, dilation=window.dilation)
-        # A strided convolution may leave the last elements of the data out.
-        rows = hg.reshape(columns, (count, inner * math.prod(window.kernel)))
-        across = hg.reshape(hg.moveaxis(gradient, 1, 0), (outer, count))
-        return hg.reshape(hg.matmul(across, rows), weight.shape)
     wide = padded(x, window)
     split = hg.reshape(gradient, (gradient.shape[0], groups, outer, math.prod(sizes)))
     across = hg.reshape(hg.permute_dims(split, (1, 2, 0, 3)), (groups, outer, count))
@@ -178,15 +160,35 @@ def _largest(
 ) -> hg.Value:
     count = 2 if "2d" in node.op else 3
     window = window_of(given.shape[-count:], kernel, stride, padding, dilation, ceil)
-    wide, x = in_f32(batched(gradient, count)), batched(given, count)
-    if is_plain_pool(x, window):
-        found = hg.ops.pool_2d_back(
-            wide, cast(x, "f32"), kernel=window.kernel, stride=window.stride, padding=window.low
-        )
-        return hg.reshape(found, given.shape)
-    planes, area = x.shape[0] * x.shape[1], math.prod(x.shape[2:])
-    within = hg.reshape(indices, (planes, gradient.size // planes))
-    places = element_places(within, (planes, area), 1)
-    flat = node.full((given.size, 1), 0, wide.dtype)
-    rows = hg.reshape(wide, (gradient.size, 1))
-    return hg.reshape(hg.ops.add_rows(flat, rows, hg.reshape(places, (gradient.size,))), given.shape)
+    node.parts(math.prod(window.kernel))
+    wide, x = in_f32(batched(gradient, count)), in_f32(batched(given, count))
+    places = hg.reshape(_places_of_largest(x, window), (wide.size,))
+    rows = hg.reshape(wide, (wide.size, 1))
+    found = hg.ops.add_rows(node.full((x.size, 1), 0, wide.dtype), rows, places)
+    return hg.reshape(found, given.shape)
+
+
+def _places_of_largest(x: hg.Value, window: Window) -> hg.Value:
+    """The flat place of the first largest element of each window: a comparison for each position,
+    which costs less than the indices of the forward pass."""
+    sizes, outputs = x.shape[2:], window.outputs(x.shape[2:])
+    strides = [math.prod(sizes[axis + 1 :]) for axis in range(window.ndim)]
+    largest = max_pool(x, window)
+    # NaN equals nothing, so that padding is never found.
+    wide = padded(x, window, math.nan)
+    found: hg.Value | None = None
+    for offset in reversed(list(window.offsets())):
+        steps = zip(offset, window.dilation, strides, strict=True)
+        number = float(sum(tap * gap * stride for tap, gap, stride in steps))
+        one = wide[(slice(None), slice(None), *window.places(offset, outputs))]
+        rest = hg.full(one.shape, number, "f32", graph=x.graph) if found is None else found
+        found = hg.where(hg.equal(one, largest), number, rest)
+    assert found is not None
+    begin = np.zeros((1, 1, *outputs), np.int64)
+    for axis, count in enumerate(outputs):
+        line = np.arange(count, dtype=np.int64) * window.stride[axis] - window.low[axis]
+        begin = begin + (line * strides[axis]).reshape(along(2 + axis, 2 + window.ndim))
+    planes = np.arange(x.shape[0] * x.shape[1], dtype=np.int64).reshape(*x.shape[:2], *(1,) * window.ndim)
+    places = hg.astype(found, "i64") + begin + planes * math.prod(sizes)
+    # A window of NaN has no largest element; any place serves.
+    return hg.clip(places, 0, x.size - 1)

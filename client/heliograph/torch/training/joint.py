@@ -17,7 +17,7 @@ import heliograph as hg
 from heliograph.torch.exporting import decompositions, exported, refusal_of, traced
 
 
-class WithLoss(torch.nn.Module):
+class WithLoss(torch.nn.Module):  # type: ignore[misc]
     """A module, and a function of its output and of the last arguments."""
 
     def __init__(self, module: torch.nn.Module, loss: Any, targets: int) -> None:
@@ -33,7 +33,7 @@ class WithLoss(torch.nn.Module):
         return output if self.loss is None else self.loss(output, *batch[last:])
 
 
-class Alone(torch.nn.Module):
+class Alone(torch.nn.Module):  # type: ignore[misc]
     """A module under the same name as in `WithLoss`."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -178,7 +178,7 @@ def _stored_of(program: torch.export.ExportedProgram, leaves: Sequence[Leaf]) ->
 # Gradients
 
 
-class _Flat(torch.nn.Module):
+class _Flat(torch.nn.Module):  # type: ignore[misc]
     """A traced graph as a module of its own, in which every parameter and buffer is there once."""
 
     def __init__(

@@ -164,14 +164,16 @@ class Update:
 
     def _adam(self, weights: hg.Value, d: hg.Value, slot: Slot) -> hg.Value:
         flags = self._group.flags
-        number = lambda name: self._number(name, d)  # noqa: E731
+        names = ("kept", "rest1", "second", "rest2", "rate", "root", "eps")
+        kept, rest1, second, rest2, rate, root, eps = (self._number(name, d) for name in names)
         if "weight_decay" in flags and "decoupled" in flags:
-            weights = weights * number("kept")
-        mean = _kept(slot("mean"), d, lambda old: old + (d - old) * number("rest1"))
-        square = _kept(slot("square"), d, lambda old: old * number("second") + d * d * number("rest2"))
+            weights = weights * kept
+        mean = _kept(slot("mean"), d, lambda old: old + (d - old) * rest1)
+        square = _kept(slot("square"), d, lambda old: old * second + d * d * rest2)
         if "amsgrad" in flags:
-            square = _kept(slot("largest"), d, lambda old: hg.maximum(old, square))
-        return weights - mean * number("rate") / (hg.sqrt(square) * number("root") + number("eps"))
+            newest = square
+            square = _kept(slot("largest"), d, lambda old: hg.maximum(old, newest))
+        return weights - mean * rate / (hg.sqrt(square) * root + eps)
 
 
 def _kept(variable: hg.Value, like: hg.Value, update: Callable[[hg.Value], hg.Value]) -> hg.Value:

@@ -366,8 +366,7 @@ def _batch(args: tuple[Any, ...], named: Mapping[str, Any]) -> _Batch:
             raise hg.InvalidInputError(
                 f"a batch has a {type(one).__name__}", advice="give tensors, arrays, and numbers of Python"
             )
-    args, named = pytree.tree_unflatten(leaves, spec)
-    return _Batch(args, named, tensors, tuple(form))
+    return _Batch(*pytree.tree_unflatten(leaves, spec), tensors, tuple(form))
 
 
 def _loss(results: Mapping[str, Any]) -> torch.Tensor:
