@@ -19,10 +19,12 @@ MOST_SIZES = 16
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The sizes that a batch is padded to, rising, and the inputs with the batch as dimension 0."""
+    """The sizes that a batch is padded to, rising, the inputs with the batch as dimension 0, and its
+    symbol, if it has one."""
 
     sizes: tuple[int, ...]
     inputs: frozenset[str]
+    symbol: str | None
 
     def padded(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """Return the feeds with their last rows repeated up to one of the sizes, and the batch.
@@ -52,14 +54,14 @@ def batches_of(sizes: Sequence[int], shapes: Mapping[str, tuple[int | str | None
     if not 0 < len(sizes) <= MOST_SIZES or not all(isinstance(one, int) and one > 0 for one in sizes):
         raise hg.InvalidArgumentError(f"batch is {sizes!r:.80}; it must be 1 to {MOST_SIZES} sizes above 0")
     firsts = {name: shape[0] for name, shape in shapes.items() if shape and not isinstance(shape[0], int)}
-    symbols = {one for one in firsts.values() if one is not None}
+    symbols = {one for one in firsts.values() if isinstance(one, str)}
     if not firsts or len(symbols) > 1:
         declared = ", ".join(f"{name:.40}: {list(shape or ())}" for name, shape in shapes.items())
         raise hg.InvalidArgumentError(
             f"there is no one batch: no symbol, or several, are dimension 0 of the inputs ({declared:.400})",
             advice="leave batch out: each shape then has a plan of its own",
         )
-    return Batches(tuple(sorted(set(sizes))), frozenset(firsts))
+    return Batches(tuple(sorted(set(sizes))), frozenset(firsts), next(iter(symbols), None))
 
 
 def _longer(array: Array, size: int) -> Array:

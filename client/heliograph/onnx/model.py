@@ -102,12 +102,16 @@ class Model:
         Raises UnsupportedError and InvalidModelError, naming the node, and the errors of
         `session.compile`.
         """
-        batches = None
+        if seed is not None and not 0 <= seed < 2**63:
+            raise hg.InvalidArgumentError(f"seed is {seed}; it must be from 0 to 2^63 - 1")
+        batches, is_strict = None, bool(shapes)
         if batch is not None:
             declared = {name: checks.sizes_of(info) for name, info in self._inputs.items()}
             batches = batches_of(tuple(batch), declared)
+            if batches.symbol is not None:
+                shapes = {batches.symbol: batches.sizes[0], **(shapes or {})}
         plan = OnnxPlan(self, session, dict(options), seed, batches)
-        specs = self._declared(shapes or {}, values or {}, strict=bool(shapes))
+        specs = self._declared(shapes or {}, values or {}, strict=is_strict)
         if all(name in specs for name in self._inputs):
             try:
                 plan.prepare(specs, values or {})

@@ -159,6 +159,8 @@ def test_random_numbers_are_others_in_each_run_and_follow_a_seed(session: hg.Ses
     assert all(np.array_equal(runs[0][one], runs[2][one]) for one in "abc")
     drawn = [one.tobytes() for run in runs[:2] for one in run.values()]
     drawn.append(compiled(session, made).run()["a"].tobytes())
+    with pytest.raises(hg.InvalidArgumentError, match="seed is -1"):
+        compiled(session, made, seed=-1)
     assert len(set(drawn)) == 7
     assert abs(runs[0]["a"].mean() - 3) < 0.2 and abs(runs[0]["a"].std() - 2) < 0.2
     assert abs(runs[0]["b"].mean()) < 0.1 and abs(runs[0]["b"]).max() <= 1
