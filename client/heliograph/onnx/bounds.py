@@ -41,6 +41,13 @@ def bounded_axis(node: Node, items: Sequence[Item]) -> int | None:
         return axis
     if node.op in ("Squeeze", "Unsqueeze"):
         return _after_squeeze(node, axis, ndim)
+    if node.op == "Slice":
+        axes = node.integers(3) if node.has(3) else node.ints("axes") or [axis]
+        return None if axis in [one % ndim for one in axes] else axis
+    if node.op == "Reshape" and first.value.size == first.value.shape[axis]:
+        # All other dimensions are 1, before and after.
+        target = node.integers(1)
+        return target.index(-1) if sorted(target) == [-1] + [1] * (len(target) - 1) else None
     return None
 
 

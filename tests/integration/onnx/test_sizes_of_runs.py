@@ -80,6 +80,29 @@ def test_a_size_of_the_run_goes_through_ops_that_need_not_know_it(here: hg.Sessi
     assert np.array_equal(compiled(here, made).run(x=x)["y"], 2 * x[x > 0][None])
 
 
+def test_boxes_are_gathered_by_the_places_of_the_selected_ones(here: hg.Session) -> None:
+    """As exporters write it: the last column of the selection, flat, as indices."""
+    made = model(
+        [
+            node("NonMaxSuppression", "boxes scores most", "chosen"),
+            node("Slice", "chosen two three one", "column"),
+            node("Reshape", "column flat", "places"),
+            node("Squeeze", "boxes zero", "table"),
+            node("Gather", "table places", "y"),
+        ],
+        [tensor("boxes", [1, 6, 4]), tensor("scores", [1, 1, 6])],
+        [tensor("y", None)],
+        [
+            constant(name, np.array([number]))
+            for name, number in (("most", 9), ("two", 2), ("three", 3), ("one", 1), ("flat", -1), ("zero", 0))
+        ],
+    )
+    boxes = np.array([[[place // 2, 0, place // 2 + 1, 1] for place in range(6)]], np.float32)
+    scores = np.array([[[0.2, 0.9, 0.4, 0.3, 0.5, 0.1]]], np.float32)
+    found = compiled(here, made).run(boxes=boxes, scores=scores)["y"]
+    assert np.array_equal(found, boxes[0, [1, 4, 2]])
+
+
 def test_an_op_that_needs_a_size_of_the_run_is_refused_by_name(here: hg.Session) -> None:
     made = model(
         [node("NonZero", "x", "places"), node("ReduceSum", "places", "y", "total")],
