@@ -16,19 +16,11 @@ from heliograph.onnx.rules import rule
 
 def _limits(node: Node, element: int) -> tuple[float, float] | None:
     """The least and the largest integer of an element type; None for floats."""
-    if element in NARROW:
-        bits = NARROW[element].bits
-        if not bits:
-            return None
-        return (
-            (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
-            if NARROW[element].storage == "i8"
-            else (0.0, 2.0**bits - 1)
-        )
-    name = node.dtype(element)
-    if name[0] not in "iu":
+    narrow = NARROW.get(element)
+    name = narrow.storage if narrow else node.dtype(element)
+    bits = narrow.bits if narrow else int(name[1:]) if name[0] in "iu" else 0
+    if not bits:
         return None
-    bits = int(name[1:])
     return (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if name[0] == "i" else (0.0, 2.0**bits - 1)
 
 
