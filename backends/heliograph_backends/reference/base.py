@@ -77,6 +77,8 @@ def index_error(
     """
     node = graph.nodes[number]
     *leading, rows, _ = graph.type_of(node.operands[0]).shape
+    # The gradient of a gather names the rows of its result.
+    rows = node.attributes.get("rows", rows)
     choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
     place = None if indices is None else next(map(tuple, np.argwhere(indices == index)), None)
     return OutOfRangeError(index_message(node.op, index, choices, place), origin=graph.origin(number))

@@ -36,18 +36,23 @@ def combining(op: str, ufunc: str) -> Writer:
     def writer(
         xp: Any, attributes: Attributes, out: Array, target: Array, rows: Array, indices: Array
     ) -> None:
-        there = target.shape[-2]
-        count, width = rows.shape[-2:]
-        check_indices(op, indices, there, "rows")
-        lead = math.prod(rows.shape[:-2])
-        found = xp.array(wide(xp, target)).reshape(lead * there, width)
-        added = wide(xp, rows).reshape(lead * count, width)
-        matrix = xp.repeat(xp.arange(lead), count) * there
-        places = matrix + cycled(xp, indices, rows.shape[:-1]).reshape(-1)
-        _combine(xp, getattr(xp, ufunc), found, places, added)
-        out[...] = found.reshape(target.shape)
+        check_indices(op, indices, target.shape[-2], "rows")
+        found = xp.array(wide(xp, target))
+        combine(xp, getattr(xp, ufunc), found, indices, wide(xp, rows))
+        out[...] = found
 
     return writer
+
+
+def combine(xp: Any, ufunc: Any, found: Array, indices: Array, rows: Array) -> None:
+    """Combine rows of a new array with others, in the order of the indices, which cycle."""
+    there = found.shape[-2]
+    count, width = rows.shape[-2:]
+    lead = math.prod(rows.shape[:-2])
+    places = xp.repeat(xp.arange(lead), count) * there + cycled(xp, indices, rows.shape[:-1]).reshape(-1)
+    flat = found.reshape(lead * there, width)
+    _combine(xp, ufunc, flat, places, rows.reshape(lead * count, width))
+    found[...] = flat.reshape(found.shape)
 
 
 def _combine(xp: Any, ufunc: Any, found: Array, places: Array, rows: Array) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heliograph_backends.reference import basic, rope
+from heliograph_backends.reference import basic, rope, rows
 from heliograph_backends.reference.base import (
     Array,
     Attributes,
@@ -53,10 +53,8 @@ def rope_back(
 def get_rows_back(xp: Any, attributes: Attributes, gradient: Array, indices: Array) -> Array:
     check_indices("get_rows_back", indices, attributes["rows"], "rows")
     (gradient,) = accumulated(xp, gradient)
-    *lead, count, width = gradient.shape
-    result = xp.zeros((*lead, attributes["rows"], width), gradient.dtype)
-    grid = [xp.arange(size).reshape(size, *(1,) * (len(lead) - axis)) for axis, size in enumerate(lead)]
-    xp.add.at(result, (*grid, indices), gradient)
+    result = xp.zeros((*gradient.shape[:-2], attributes["rows"], gradient.shape[-1]), gradient.dtype)
+    rows.combine(xp, xp.add, result, indices, gradient)
     return result
 
 
@@ -72,8 +70,8 @@ def cross_entropy_loss_back(
 ) -> Array:
     gradient, logits, labels = accumulated(xp, gradient, logits, labels)
     powers = xp.exp(logits - logits.max(-1, keepdims=True))
-    rows = constant(logits, logits.size // logits.shape[-1])
-    return (powers / powers.sum(-1, keepdims=True) - labels) * (gradient.reshape(()) / rows)
+    count = constant(logits, logits.size // logits.shape[-1])
+    return (powers / powers.sum(-1, keepdims=True) - labels) * (gradient.reshape(()) / count)
 
 
 def opt_step_adamw(

@@ -27,7 +27,7 @@ COMBINED = {
 }
 #: Ops that write rows by index, and all that move rows by index.
 SCATTERS = frozenset({"set_rows", *COMBINED})
-INDEXED = SCATTERS | {"get_rows"}
+INDEXED = SCATTERS | {"get_rows", "get_rows_back"}
 BLOCKS = {each.name.lower(): each for each in k.Block}
 
 Strides = tuple[int, ...]
@@ -58,6 +58,8 @@ def conversion(source: DType, target: DType) -> Move | None:
 def move_of(node: Node, types: Sequence[TensorType]) -> Move | None:
     """Return the conversion of a node's rows; None if no kernel runs it. `types`: those of its
     operands."""
+    if node.op == "get_rows_back":
+        return Move(k.Conversion.ADD_F32) if types[0].dtype is F32 else None
     if node.op == "bitcast":
         return Move(k.BYTES[node.type.dtype.block_bytes])
     if node.op in COPIES or node.op == "get_rows":
@@ -132,6 +134,12 @@ def append(
         _copy(builder, types[0], node.type, move, places[0], places[-1])
         return
     scatters = node.op in SCATTERS
+    if node.op == "get_rows_back":
+        scatters = True
+        zeros = (k.Instruction(k.Operation.COPY, k.Input(0), (0.0,)),)
+        builder.elementwise(node.type.shape, k.Elementwise((places[-1],), zeros))
+        # From here on it is add_rows to the zeros.
+        types, places = (node.type, *types), (places[-1], *places)
     if scatters and places[0] != places[-1]:
         kept = conversion(node.type.dtype, node.type.dtype)
         assert kept is not None
