@@ -75,8 +75,10 @@ def distinct(rows: hg.Value, *, in_order: bool) -> Distinct:
 
 
 def corners_of(boxes: hg.Value, *, centered: bool) -> hg.Value:
-    """Return boxes [.., 4] by their lower and upper corners; they are given by two opposite corners,
-    or by their centers and sizes with the axes in the other order."""
+    """Return boxes [.., 4] by their lower and upper corners.
+
+    They are given by two opposite corners or, centered, by their centers and sizes.
+    """
     first, second = boxes[..., :2], boxes[..., 2:]
     if centered:
         return hg.concat([first - second / 2.0, first + second / 2.0], axis=-1)

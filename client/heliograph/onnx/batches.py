@@ -19,8 +19,8 @@ MOST_SIZES = 16
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The sizes that a batch is padded to, rising, the inputs with the batch as dimension 0, and its
-    symbol, if it has one."""
+    """The sizes that a batch is padded to, rising, the inputs that have the batch as dimension 0,
+    and its symbol, if it has one."""
 
     sizes: tuple[int, ...]
     inputs: frozenset[str]
