@@ -19,7 +19,7 @@ class InferenceSession:
         sess_options, providers, provider_options: Taken and not used.
         server: The server's URL (default: that of the environment, as for `hg.connect`).
         session: A session to use instead, which stays open.
-        compiling: Arguments of `session.compile`, such as devices and memory.
+        compiling: Arguments of `Model.compile`, such as batch and devices.
     """
 
     def __init__(

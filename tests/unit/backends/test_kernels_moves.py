@@ -365,3 +365,19 @@ def test_rows_are_combined_in_the_order_of_their_indices_whatever_the_threads(
         (found,), (defined,) = run(native, made), run(definition, made)
     np.testing.assert_array_equal(found, expected)
     assert same_bits(found[1:], defined[1:])
+
+
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_the_gradient_of_a_gather_has_the_bits_of_the_definition(
+    lead: tuple[int, ...], definition: CpuDevice, random: np.random.Generator
+) -> None:
+    made = Maker()
+    gradient = made.input(random.standard_normal((*lead, 300, 37), np.float32))
+    indices = made.input(random.integers(0, 11, (*lead, 300)))
+    made.output(made.node("get_rows_back", gradient, indices, rows=12))
+    (defined,) = run(definition, made)
+    for threads in (1, 4):
+        with nothing_left(CpuDevice(threads=threads, memory_bytes=2**28)) as native:
+            (found,) = run(native, made)
+        assert same_bits(found, defined)
+    assert not found[..., 11, :].any()
