@@ -203,11 +203,10 @@ case("native_layer_norm", t(3, 4, 6), [6], t(6), t(6), 1e-5)
 case("native_layer_norm", t(3, 4, 6), [4, 6], None, None, 1e-5)
 case("native_group_norm", t(2, 6, 4), t(6), t(6), 2, 6, 4, 3, 1e-5)
 case("native_group_norm", t(2, 6, 4), None, None, 2, 6, 4, 2, 1e-5)
-for weights in (t(6), None):
-    case(
-        "native_group_norm_backward", t(2, 6, 4), t(2, 6, 4), t(2, 3), t(2, 3, low=0.5), weights, 2, 6, 4, 3,
-        [True, True, True], dtypes=(torch.float32, torch.float64),
-    )  # fmt: skip
+case(
+    "native_group_norm_backward", t(2, 6, 4), t(2, 6, 4), t(2, 3), t(2, 3, low=0.5), t(6), 2, 6, 4, 3,
+    [True, True, True], dtypes=(torch.float32, torch.float64),
+)  # fmt: skip
 _MOMENTS = (t(4), t(4, low=0.5, high=2))
 _WIDE = (torch.float32, torch.float64)
 case("_native_batch_norm_legit_no_training", t(2, 4, 3, 3), t(4), t(4), *_MOMENTS, 0.1, 1e-5)

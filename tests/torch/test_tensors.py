@@ -102,6 +102,11 @@ def test_other_tensors_are_not_shared(local: hg.Session) -> None:
         torch.from_dlpack(local.empty((3,), "f32"))
 
 
+def test_every_exported_name_exists() -> None:
+    assert all(hasattr(hg.torch, name) for name in hg.torch.__all__)
+    assert set(hg.torch.__all__) == set(dir(hg.torch))
+
+
 def test_nothing_imports_torch_before_it_is_needed() -> None:
     code = """
 import heliograph as hg, numpy as np, sys
