@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 
 import heliograph as hg
 from heliograph.torch.elements import dtype_name, torch_dtype
-from heliograph.torch.lowering import Item, Lowering
+from heliograph.torch.lowering import SEED, Item, Lowering
 from heliograph.torch.plans import Program, TorchPlan
 
 Shapes = Mapping[str, Sequence[int] | int]
@@ -47,6 +47,8 @@ class Model:
 
     def __init__(self, program: torch.export.ExportedProgram, names: Sequence[Mapping[int, str]]) -> None:
         self._program = program
+        # The property makes a class each time.
+        self._form = program.call_spec
         self._nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
         self._specs = list(program.graph_signature.input_specs)
         _refuse_mutations(program)
@@ -58,6 +60,8 @@ class Model:
             if isinstance(node.meta.get("val"), torch.Tensor):
                 self._add_input(str(spec.arg.name), node.meta["val"], axes)
         self._outputs = self._named_outputs()
+        #: The names of a call's inputs in their order, also of those that are no tensors.
+        self._leaves = [str(spec.arg.name) for _, spec in leaves]
 
     def __repr__(self) -> str:
         return f"<Model ({', '.join(self._inputs):.80}) -> ({', '.join(self._outputs):.80})>"
@@ -154,23 +158,18 @@ class Model:
 
         Raises InvalidInputError.
         """
-        spec = self._program.call_spec.in_spec
+        spec = self._form.in_spec
         leaves, given = pytree.tree_flatten((tuple(args), dict(named)))
         if given != spec:
             raise hg.InvalidInputError(
                 f"the call has another structure than the example inputs: {given!s:.200}",
                 advice=f"the example had {spec!s:.200}",
             )
-        nodes = [pair for pair in zip(self._nodes, self._specs, strict=True) if _is_user_input(pair[1])]
-        return {
-            str(one.arg.name): leaf
-            for leaf, (_, one) in zip(leaves, nodes, strict=True)
-            if one.arg.name in self._inputs
-        }
+        return {name: leaf for name, leaf in zip(self._leaves, leaves, strict=True) if name in self._inputs}
 
     def restored(self, results: Sequence[Any]) -> Any:
         """Return the results in the structure that the module's forward gives."""
-        return pytree.tree_unflatten(list(results), self._program.call_spec.out_spec)
+        return pytree.tree_unflatten(list(results), self._form.out_spec)
 
     def lower(self, shapes: Mapping[str, tuple[int, ...]]) -> Program:
         """Make a graph for inputs of these shapes. Raises UnsupportedError."""
@@ -194,7 +193,7 @@ class Model:
                 outputs[name] = name
             else:
                 outputs[name] = result
-        return Program(graph, outputs, frozenset(graph.outputs))
+        return Program(graph, outputs, frozenset(graph.outputs), SEED in graph.inputs)
 
     # Inputs
 
@@ -283,7 +282,7 @@ class Model:
         """The nodes of the results by the names of the outputs."""
         (output,) = (node for node in self._program.graph.nodes if node.op == "output")
         results = output.args[0]
-        spec = self._program.call_spec.out_spec
+        spec = self._form.out_spec
         paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(len(results))), spec))
         found: dict[str, Any] = {}
         for (path, _), node in zip(paths, results, strict=True):

@@ -30,11 +30,8 @@ class Program:
     outputs: dict[str, Any]
     #: The names of the graph's outputs.
     computed: frozenset[str]
-
-    @property
-    def seed(self) -> dict[str, Any]:
-        """The seed of a run's random numbers, where it has any."""
-        return {SEED: new_seed()} if SEED in self.graph.inputs else {}
+    #: Whether a run takes a seed for random numbers.
+    is_random: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,9 @@ class TorchPlan:
         compiled = self._compiled({name: tuple(array.shape) for name, array in arrays.items()})
         results: dict[str, Any] = {}
         if compiled.plan is not None:
-            results = compiled.plan.run({**arrays, **compiled.program.seed}, timeout=timeout)
+            if compiled.program.is_random:
+                arrays[SEED] = new_seed()
+            results = compiled.plan.run(arrays, timeout=timeout)
         is_torch = not given or any(isinstance(one, torch.Tensor) for one in given.values())
         return {
             name: _result(results[name] if name in compiled.program.computed else item, is_torch)
