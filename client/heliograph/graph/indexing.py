@@ -60,9 +60,10 @@ def gathered(x: Value, key: Any) -> Value:
 
 
 def _part(part: Any) -> Any:
-    """Return a list as an array."""
+    """Return a list, or an array of another library, as an array."""
     if not isinstance(part, list):
-        return part
+        is_other = getattr(part, "ndim", 0) > 0 and not isinstance(part, (np.ndarray, Symbol))
+        return np.asarray(part) if is_other else part
     try:
         found = np.asarray(part)
     except ValueError:

@@ -62,3 +62,25 @@ def test_a_function_takes_what_the_standard_says(name: str) -> None:
         assert found.default == parameter.default or parameter.default is Parameter.empty
     further = set(list(ours)[len(standard(name)) :])
     assert further <= {"graph"} and all(ours[one].kind is Parameter.KEYWORD_ONLY for one in further)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i32", "bool"])
+def test_beside_the_standard_one_thing_has_one_name(dtype: str) -> None:
+    """No two functions build the same nodes, unless the standard names both."""
+    standard = {name for names in FUNCTIONS.values() for name in names.split()}
+    functions = {name: getattr(hg, name) for name in hg.__all__ if not isinstance(getattr(hg, name), type)}
+    functions = {name: one for name, one in functions.items() if callable(one)}
+    assert len({id(one) for one in functions.values()}) == len(functions)
+    for count in (1, 2):
+        known: dict[str, str] = {}
+        for name, function in sorted(functions.items(), key=lambda pair: pair[0] not in standard):
+            g = hg.Graph()
+            values = [g.input(f"x{place}", (4, 4), dtype) for place in range(count)]
+            try:
+                made = function(*values)
+            except (hg.HeliographError, TypeError, ValueError):
+                continue
+            if isinstance(made, hg.Value):
+                nodes = [(one.op, one.operands, str(one.attributes)) for one in g._nodes]
+                other = known.setdefault(f"{nodes} {made.reference}", name)
+                assert name == other or {name, other} <= standard, f"hg.{name} is hg.{other}"
