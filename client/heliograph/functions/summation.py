@@ -123,6 +123,9 @@ def _output(subscripts: str, inputs: Sequence[Sequence[_Label]], given: list[_La
         return [*hidden, *once]
     if missing := [label for label in given if label not in every]:
         raise invalid(f"einsum {subscripts!r:.80}: no operand has {missing[0]!r}", _ADVICE)
+    if hidden and not set(hidden) <= set(given):
+        message = f"einsum {subscripts!r:.80}: the result has no '...' for {len(hidden)} dimensions"
+        raise invalid(message, "name them with letters to sum over them")
     if len(set(given)) < len(given):
         raise invalid(f"einsum {subscripts!r:.80}: the result has a letter twice", _ADVICE)
     return given

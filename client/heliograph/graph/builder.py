@@ -29,7 +29,6 @@ from heliograph_proto import graph as contract
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, Origin
 from heliograph_proto.graph import MAX_NAME, Leaf, LeafKind, Node, Output
 from heliograph_proto.ops.table import infer
-from heliograph_proto.quantization.blocks import to_bits
 from heliograph_proto.types import F32, DType, DTypeArgument, TensorType, tensor_type
 
 _P = ParamSpec("_P")
@@ -521,6 +520,9 @@ def _first_elements(name: str, type_: TensorType, init: Any) -> np.ndarray[Any, 
     if found.dtype.name == "bfloat16":
         found = found.astype(np.float32)
     if wanted.name == "bf16" and found.dtype.kind in "fi":
+        # Imported here, since few graphs need it.
+        from heliograph_proto.quantization.blocks import to_bits
+
         found = to_bits(found.astype(np.float32))
     fits = wanted.kind != "quantized" and np.can_cast(found.dtype, wanted.storage, "same_kind")
     if found.dtype != wanted.storage and not fits:

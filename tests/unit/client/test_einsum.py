@@ -78,6 +78,7 @@ def test_subscripts_that_do_not_fit_are_refused() -> None:
         "'ijk' for f32": lambda: hg.einsum("ijk->i", x),
         "'j' is 3 and 4": lambda: hg.einsum("ij,jk", x, y),
         "no operand has 'z'": lambda: hg.einsum("ij->z", x),
+        "the result has no '...' for 1 dimensions": lambda: hg.einsum("...i->i", x),
         "has a letter twice": lambda: hg.einsum("ij->ii", x),
         r"'\.' is no letter": lambda: hg.einsum("i.j->ij", x),
         "'1' is no letter": lambda: hg.einsum("i1->i", x),
