@@ -95,6 +95,8 @@ class _Walk:
     targets: frozenset[int]
     #: True if gradients also flow through a target to others that it is computed from.
     through: bool
+    #: Earlier nodes are none of the walk.
+    begin: int = 0
 
     def gradients(self, seed: Value) -> dict[int, Value]:
         """Return the gradients of the targets by reference, given that of the result."""
@@ -111,12 +113,16 @@ class _Walk:
 
     def _step_back(self, number: int, gradient: Value, on_the_way: set[int], found: dict[int, Value]) -> None:
         node = self.graph._nodes[number]
-        reached = self.targets | on_the_way
         wanted = tuple(
             place
             for place, reference in enumerate(node.operands)
-            if reference in reached and self._is_float(reference)
+            if (reference in on_the_way or reference in self.targets) and self._is_float(reference)
         )
+        if node.op == "slice" and wanted and node.operands[0] in found and gradient.size:
+            # Many slices of one value write into one gradient, in place.
+            block = {"start": node.attributes["start"], "step": node.attributes["step"]}
+            found[node.operands[0]] = apply("acc", found[node.operands[0]], gradient, **block)
+            return
         operands = tuple(map(self.graph._value, node.operands))
         step = Step(
             operands, self.graph._value(number), node.attributes, wanted, partial(_within, self.graph)
@@ -137,7 +143,7 @@ class _Walk:
         waiting = [self.result.reference]
         while waiting:
             number = waiting.pop()
-            if number < 0 or number in seen or (number in self.targets and not self.through):
+            if number < self.begin or number in seen or (number in self.targets and not self.through):
                 continue
             seen.add(number)
             waiting += self.graph._nodes[number].operands
@@ -217,7 +223,9 @@ class _Walk:
         )
 
 
-def _within(graph: Graph, result: Value, seed: Value, values: Sequence[Value]) -> dict[int, Value]:
+def _within(
+    graph: Graph, result: Value, seed: Value, values: Sequence[Value], begin: int
+) -> dict[int, Value]:
     """The gradients of values that a rule's own nodes begin with."""
-    walk = _Walk(graph, result, frozenset(one.reference for one in values), through=False)
+    walk = _Walk(graph, result, frozenset(one.reference for one in values), through=False, begin=begin)
     return walk.gradients(seed)

@@ -25,8 +25,9 @@ class Step:
     attributes: Mapping[str, Any]
     #: The places of the operands whose gradients are wanted.
     wanted: tuple[int, ...]
-    #: Gradients of values within the walk: result, its gradient, and the values.
-    pull_back: Callable[[Value, Value, Sequence[Value]], dict[int, Value]]
+    #: Gradients of values, given a result that is made of them and its gradient, by nodes from a
+    #: number on.
+    pull_back: Callable[[Value, Value, Sequence[Value], int], dict[int, Value]]
 
     def __getitem__(self, place: int) -> Value:
         return self.operands[place]
@@ -57,13 +58,14 @@ def composed(forward: Forward) -> Rule:
     """
 
     def rule(step: Step, gradient: Value) -> Gradients:
+        begin = len(gradient.graph._nodes)
         operands = [widened(one) for one in step.operands]
         first: dict[int, int] = {}
         for place in step.wanted:
             first.setdefault(operands[place].reference, place)
         result = forward(step.attributes, *operands)
         seed = gradient if gradient.dtype is result.dtype else lowering.cast(gradient, result.dtype)
-        found = step.pull_back(result, seed, [operands[place] for place in first.values()])
+        found = step.pull_back(result, seed, [operands[place] for place in first.values()], begin)
         return {first[reference]: one for reference, one in found.items()}
 
     return rule
