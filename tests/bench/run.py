@@ -66,6 +66,7 @@ BENCHMARKS = {
     "startup-cold": "startup:cold",
     "startup-wheel": "startup:wheel",
     "memory": "minilm:memory",
+    "training": "training:figures",
     "uploads-hash": "uploading:hashing",
     "uploads-second": "uploading:second_upload",
 }

@@ -123,7 +123,7 @@ def gpt(count: int = 50, **options: Any) -> Case:
 
 @dataclass
 class Trained:
-    """What eager torch makes of a case."""
+    """A case trained by eager torch."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -149,6 +149,6 @@ def eager(case: Case, make: Optimizer, dtype: torch.dtype = torch.float32, sched
 
 
 def distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
-    """How far two states of a module are from each other."""
+    """The distance of two states of a module."""
     total = sum(float((found[name].double() - one.double()).square().sum()) for name, one in wanted.items())
     return float(total**0.5)

@@ -38,7 +38,7 @@ FOR_USERS = pages("README.md", "docs/index.md", "docs/guide/*.md", "docs/operate
 #: Pages that are followed from their first to their last step in `test_secure_pages`.
 FOLLOWED = pages("docs/operate/secure-*.md")
 #: Pages whose samples need PyTorch, and run in `make test-torch`.
-WITH_TORCH = pages("docs/guide/pytorch.md")
+WITH_TORCH = pages("docs/guide/pytorch.md", "docs/guide/pytorch_training.md")
 WITH_SAMPLES = [
     page
     for page in pages("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/**/*.md")

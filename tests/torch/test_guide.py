@@ -1,4 +1,4 @@
-"""The samples of the page on PyTorch run as written, on the daemon of the tests."""
+"""The samples of the pages on PyTorch run as written, on the daemon of the tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from pages import pages  # noqa: E402
 
 import heliograph as hg  # noqa: E402
 
+PAGES = pages("docs/guide/pytorch.md", "docs/guide/pytorch_training.md")
 URL = "grpc://127.0.0.1:7070"
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("page", pages("docs/guide/pytorch.md"), ids=lambda page: str(page.name))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_the_samples_run(page: Any, daemon: Any) -> None:
     torch._dynamo.reset()
     namespace: dict[str, Any] = {"__name__": "sample"}

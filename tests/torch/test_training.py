@@ -310,7 +310,7 @@ def test_targets_and_options_go_where_they_belong(session: hg.Session) -> None:
         torch.testing.assert_close(trainer.step(x, y, torch.tensor(2.0), shift=shift), wanted)
 
 
-# What does not fit
+# Arguments that do not fit
 
 
 def test_a_wrong_optimizer_is_refused_with_what_is_supported(session: hg.Session) -> None:
@@ -352,7 +352,7 @@ def test_a_loss_that_cannot_be_called_is_refused(session: hg.Session) -> None:
 
 
 class Choosing(torch.nn.Linear):
-    """What it computes depends on its input."""
+    """Its input decides which way it computes."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) if x.sum() > 0 else super().forward(-x)

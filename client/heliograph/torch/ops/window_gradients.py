@@ -66,7 +66,7 @@ def _of_data(
 
 
 def _of_weights(gradient: hg.Value, x: hg.Value, weight: hg.Value, window: Window, groups: int) -> hg.Value:
-    """The gradient of weights [oc, c / groups, ...], from gradients [n, oc, ...] and data [n, c, ...]."""
+    """The gradient of weights [oc, c / groups, ...] for gradients [n, oc, ...], data [n, c, ...]."""
     count, sizes = gradient.shape[0] * math.prod(gradient.shape[2:]), gradient.shape[2:]
     outer, inner = weight.shape[0] // groups, x.shape[1] // groups
     wide = padded(x, window)

@@ -82,12 +82,10 @@ def training_graph(
     for place, group in enumerate(groups):
         update = Update(group, graph.input(f"group_{place}", (len(NUMBERS),), "f64"), count)
         for name in group.names:
-            gradient = gradients.get(name)
-            variable = building.stored(name)
-            # The checkpoints of every plan have all of the state.
-            slots = {slot: building.variable(slot, name) for slot in group.slots}
-            if gradient is not None:
-                update.apply(variable, gradient, slots.__getitem__)
+            # A parameter without gradient has no state, as in torch.
+            if gradients.get(name) is not None:
+                slots = {slot: building.variable(slot, name) for slot in group.slots}
+                update.apply(building.stored(name), gradients[name], slots.__getitem__)
     for name, value in zip(step.changed, changed, strict=True):
         hg.assign(building.stored(name), value)
     return graph

@@ -47,7 +47,7 @@ class Alone(torch.nn.Module):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What a placeholder of a graph stands for: the first of these that is not None."""
+    """The meaning of a placeholder of a graph: the first of these that is not None."""
 
     #: A parameter or buffer, by its name.
     stored: str | None = None

@@ -184,6 +184,11 @@ def _kept(variable: hg.Value, like: hg.Value, update: Callable[[hg.Value], hg.Va
 # State
 
 
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Note that a step was taken, as the optimizer's own step does, for torch's schedulers."""
+    optimizer._opt_called = True
+
+
 def steps_of(optimizer: torch.optim.Optimizer) -> int:
     """Return how many steps an optimizer has taken. Raises UnsupportedError if parameters differ."""
     counts = {int(state["step"]) for state in optimizer.state.values() if "step" in state}

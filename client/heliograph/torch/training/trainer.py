@@ -20,7 +20,7 @@ from heliograph.torch.compiling import session_of
 from heliograph.torch.elements import as_tensor, feed_of
 from heliograph.torch.training.graphs import forward_graph, training_graph
 from heliograph.torch.training.joint import Alone, Step, WithLoss, forward_step, training_step
-from heliograph.torch.training.optimizers import flags_of, groups_of, made, numbers_of
+from heliograph.torch.training.optimizers import flags_of, groups_of, made, note_step, numbers_of
 from heliograph.torch.training.state import COUNTED, HostState, ServerState
 
 #: The most plans of a trainer that are kept, one for each combination of shapes.
@@ -31,7 +31,7 @@ MOST_AHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What a call is given: tensors, and the structure and numbers around them."""
+    """The arguments of a call: tensors, and the structure and numbers around them."""
 
     args: tuple[Any, ...]
     named: dict[str, Any]
@@ -291,6 +291,7 @@ class Trainer:
         feeds = given.feeds()
         for place, group in enumerate(groups):
             feeds[f"group_{place}"] = np.array(numbers_of(group))
+        note_step(self._optimizer)
         return found.plan, feeds
 
     def _training(self, given: _Batch) -> _Made:
@@ -366,7 +367,8 @@ def _batch(args: tuple[Any, ...], named: Mapping[str, Any]) -> _Batch:
             raise hg.InvalidInputError(
                 f"a batch has a {type(one).__name__}", advice="give tensors, arrays, and numbers of Python"
             )
-    return _Batch(*pytree.tree_unflatten(leaves, spec), tensors, tuple(form))
+    given, options = pytree.tree_unflatten(leaves, spec)
+    return _Batch(given, options, tensors, tuple(form))
 
 
 def _loss(results: Mapping[str, Any]) -> torch.Tensor:
