@@ -310,6 +310,19 @@ def test_targets_and_options_go_where_they_belong(session: hg.Session) -> None:
         torch.testing.assert_close(trainer.step(x, y, torch.tensor(2.0), shift=shift), wanted)
 
 
+def test_bfloat16_is_trained_as_in_eager(session: hg.Session) -> None:
+    torch.manual_seed(14)
+    case = small(4)
+    case.module.bfloat16()
+    batches = [(x.bfloat16(), y.bfloat16()) for x, y in case.batches]
+    case = cases.Case(case.module, case.loss, batches)
+    eager = cases.eager(case, MOMENTUM, torch.bfloat16)
+    losses, state = trained(case, MOMENTUM, session)
+    torch.testing.assert_close(losses, eager.losses, rtol=2e-2, atol=1e-3)
+    assert state["0.weight"].dtype == torch.bfloat16
+    torch.testing.assert_close(state, eager.module.state_dict(), rtol=2e-2, atol=5e-3)
+
+
 # Arguments that do not fit
 
 
@@ -379,6 +392,21 @@ def test_a_batch_of_other_things_is_refused(session: hg.Session) -> None:
     assert_refused(session, case.module, case.loss, batch, hg.InvalidInputError, "a batch has a object")
 
 
+def test_a_checkpoint_of_another_module_is_refused(session: hg.Session) -> None:
+    case, other = small(1), torch.nn.Linear(5, 3)
+    with hg.torch.Trainer(case.module, case.loss, "sgd", session) as trainer:
+        with pytest.raises(hg.InvalidArgumentError, match="has taken no step"):
+            trainer.checkpoint()
+        trainer.step(*case.batches[0])
+        checkpoint = trainer.checkpoint()
+    for is_first in (True, False):
+        with hg.torch.Trainer(other, case.loss, "sgd", session) as trainer:
+            if not is_first:
+                trainer.step(*case.batches[0])
+            with pytest.raises(hg.InvalidArgumentError, match="nothing of this name"):
+                trainer.restore(checkpoint)
+
+
 def test_a_closed_trainer_is_refused_and_leaves_nothing(session: hg.Session) -> None:
     case = small(1)
     free = session.devices[0].memory().free_bytes
@@ -408,3 +436,31 @@ def test_a_lost_device_ends_a_step_with_its_error_and_a_new_trainer_goes_on(
             case.module, case.loss, partial(SGD, lr=0.1), session, devices=["fake2"]
         ) as again:
             assert again.step(*case.batches[1]).isfinite()
+
+
+def test_a_step_is_repeated_on_another_device_with_the_same_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(15)
+    case = small(4)
+    with hg.connect("local:") as session:
+        whole, state = trained(case, partial(Adam, lr=0.01), session)
+    module = copy.deepcopy(case.module)
+    losses = []
+    with (
+        losable("local", monkeypatch) as found,
+        hg.connect(found.url) as session,
+        hg.torch.Trainer(
+            module,
+            case.loss,
+            partial(Adam, lr=0.01),
+            session,
+            devices=["fake1", "fake2"],
+            on_loss="rebuild",
+        ) as trainer,
+    ):
+        for number, batch in enumerate(case.batches):
+            losses.append(float(trainer.step(*batch)))
+            if number == 1:
+                found.lose("fake1")
+        after = trainer.state_dict()
+    torch.testing.assert_close(losses, whole)
+    torch.testing.assert_close(after, state)

@@ -56,6 +56,21 @@ class HostState:
                 found[variable] = self.tensor(name)
         return found
 
+    def check(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Check that a checkpoint's values are of this module. Raises InvalidArgumentError."""
+        known = {**self.parameters, **self.buffers}
+        for variable, value in values.items():
+            kind, _, name = variable.partition("/")
+            wanted = torch.Size() if variable == STEPS else getattr(known.get(name), "shape", None)
+            if value.shape != wanted:
+                raise hg.InvalidArgumentError(
+                    f"the checkpoint has {variable!r:.80} of shape {list(value.shape)}, and the module "
+                    + ("nothing of this name" if wanted is None else f"{list(wanted)}"),
+                    advice="restore a checkpoint of a trainer of the same module",
+                )
+        if STEPS not in values:
+            raise hg.InvalidArgumentError(f"the checkpoint has no {STEPS!r}", advice="take one by a trainer")
+
     def write_module(self, values: Mapping[str, torch.Tensor]) -> None:
         """Write parameters and buffers."""
         with torch.no_grad():

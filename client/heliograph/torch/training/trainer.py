@@ -250,6 +250,7 @@ class Trainer:
         with self._lock:
             self._check_open()
             values = {name: as_tensor(array) for name, array in checkpoint.items()}
+            self._host.check(values)
             if self._server.names:
                 self._server.restore(checkpoint)
             else:
