@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -83,6 +83,8 @@ def convolve(x: hg.Value, weights: hg.Value, window: Window, groups: int = 1) ->
         return hg.squeeze(found, axis=2)
     if in_plane:
         return _plane(x, weights, window, groups)
+    if window.ndim == 3 and x.dtype.name in ("f32", "f16"):
+        return _by_depth(x, weights, window, groups)
     return _by_taps(x, weights, window, groups)
 
 
@@ -110,6 +112,23 @@ def _plane(x: hg.Value, weights: hg.Value, window: Window, groups: int) -> hg.Va
     return cast(found, x.dtype)
 
 
+def _by_depth(x: hg.Value, weights: hg.Value, window: Window, groups: int) -> hg.Value:
+    """One convolution in planes for each position of the kernel along the first dimension."""
+    depth, step, spread = window.outputs(x.shape[2:])[0], window.stride[0], window.dilation[0]
+    wide = pad(x, (0, 0, window.low[0], 0, 0), (0, 0, window.high[0], 0, 0))
+    plane = Window(*(numbers[1:] for numbers in astuple(window)))
+    total: hg.Value | None = None
+    for tap in range(window.kernel[0]):
+        first = tap * spread
+        places = hg.permute_dims(part(wide, 2, first, first + (depth - 1) * step + 1, step), (0, 2, 1, 3, 4))
+        images = hg.reshape(places, (x.shape[0] * depth, x.shape[1], *x.shape[3:]))
+        term = convolve(images, hg.ops.cont(weights[:, :, tap]), plane, groups)
+        total = term if total is None else total + term
+    assert total is not None
+    found = hg.reshape(total, (x.shape[0], depth, *total.shape[1:]))
+    return hg.permute_dims(found, (0, 2, 1, 3, 4))
+
+
 def _by_taps(x: hg.Value, weights: hg.Value, window: Window, groups: int) -> hg.Value:
     """One matrix product for each position of the kernel."""
     outputs = window.outputs(x.shape[2:])
@@ -135,6 +154,8 @@ def convolve_transposed(
     `extra`: elements that are added at the end of each dimension.
     """
     ndim, inner = window.ndim, x.shape[1]
+    if groups == 1 and math.prod(window.dilation) == 1 < math.prod(window.stride):
+        return _by_phases(x, weights, window, extra)
     for axis in range(ndim):
         x = insert_zeros(x, 2 + axis, window.stride[axis])
     outer = weights.shape[1]
@@ -155,6 +176,35 @@ def convolve_transposed(
         tuple(max(0, one) for one in high),
     )
     return convolve(x, kernel, around, groups)
+
+
+def _by_phases(x: hg.Value, weights: hg.Value, window: Window, extra: Sequence[int]) -> hg.Value:
+    """One convolution whose channels are the places of the result between two strides.
+
+    Place i * stride + r is the sum over m of x[i - m] * weights[m * stride + r].
+    """
+    ndim, outer = window.ndim, weights.shape[1]
+    counts = [-(-size // step) for size, step in zip(window.kernel, window.stride, strict=True)]
+    missing = (n * step - size for n, step, size in zip(counts, window.stride, window.kernel, strict=True))
+    wide = pad(weights, [0] * (2 + ndim), (0, 0, *missing))
+    pairs = [size for pair in zip(counts, window.stride, strict=True) for size in pair]
+    cut = hg.flip(hg.reshape(wide, (*weights.shape[:2], *pairs)), axis=tuple(range(2, 2 + 2 * ndim, 2)))
+    order = (1, *range(3, 3 + 2 * ndim, 2), 0, *range(2, 2 + 2 * ndim, 2))
+    channels = outer * math.prod(window.stride)
+    kernel = hg.reshape(hg.permute_dims(cut, order), (channels, x.shape[1], *counts))
+    edges, ones = tuple(count - 1 for count in counts), (1,) * ndim
+    found = convolve(x, kernel, Window(tuple(counts), ones, ones, edges, edges))
+    sizes = found.shape[2:]
+    apart = hg.reshape(found, (x.shape[0], outer, *window.stride, *sizes))
+    places = [axis for one in range(ndim) for axis in (2 + ndim + one, 2 + one)]
+    whole = [size * step for size, step in zip(sizes, window.stride, strict=True)]
+    result = hg.reshape(hg.permute_dims(apart, (0, 1, *places)), (x.shape[0], outer, *whole))
+    behind = []
+    for axis in range(ndim):
+        full = (x.shape[2 + axis] - 1) * window.stride[axis] + window.kernel[axis]
+        behind.append(whole[axis] - full + window.high[axis] - extra[axis])
+    result = pad(result, [0] * (2 + ndim), (0, 0, *(max(0, -one) for one in behind)))
+    return crop(result, (0, 0, *window.low), (0, 0, *(max(0, one) for one in behind)))
 
 
 def is_plain_pool(x: hg.Value, window: Window) -> bool:

@@ -60,7 +60,7 @@ from heliograph_backends.cpu.kernels.vector.space import operand_address
 TOGETHER = 8
 LINK_BYTES = WORD_BYTES * LINK_WORDS
 ADDED, OTHER = int(ChainForm.ADDED), int(ChainForm.OTHER)
-#: What is applied last, by the form without an addend.
+#: The instruction that comes last, by the form without an addend.
 ACTIVATIONS = {
     ChainForm.RECTIFIED: Operation.RELU, ChainForm.BOUNDED: Operation.CLAMP,
     ChainForm.HARDSWISH: Operation.HARDSWISH, ChainForm.SILU: Operation.SILU,
@@ -165,7 +165,7 @@ def _plain(form: int) -> Any:
         x = FORMULAS[Operation.ADD](x, bias, nothing, nothing)
         if more is not None:
             x = FORMULAS[Operation.ADD](x, more, nothing, nothing)
-        operation = ACTIVATIONS.get(form & ~ChainForm.ADDED)
+        operation = ACTIVATIONS.get(ChainForm(form & ~ChainForm.ADDED))
         return x if operation is None else FORMULAS[operation](x, x, least, most)
 
     def body(builder: Any, target: Any, bias: Any, more: Any, least: Any, most: Any, count: Any) -> None:
