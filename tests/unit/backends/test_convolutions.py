@@ -148,6 +148,23 @@ def one(build: Build) -> hg.Graph:
     return graph
 
 
+@pytest.mark.parametrize("images", [1, 2, 7])
+def test_a_window_of_all_data_has_the_same_bits_with_a_packed_kernel_and_without(images: int) -> None:
+    x = normal(images, 6, 5, 7)
+    for outer in (1, 40, 64):
+        kernel, found = normal(outer, 6, 5, 7), []
+        for constant in (True, False):
+            g = hg.Graph()
+            k = g.weight("k", kernel) if constant else g.input("k", kernel.shape, "f32")
+            g.output("y", hg.relu(hg.ops.conv_2d(k, g.input("x", x.shape, "f32")) + 0.5))
+            given = {"x": x} if constant else {"x": x, "k": kernel}
+            with hg.connect("local:") as session:
+                found.append(session.compile(g).run(given)["y"])
+        expected = np.maximum(np.einsum("ncyx,ocyx->no", x, kernel, dtype=np.float64) + 0.5, 0)
+        assert found[0].tobytes() == found[1].tobytes()
+        assert np.allclose(found[0][:, :, 0, 0], expected, atol=1e-4)
+
+
 def test_a_result_is_not_computed_over_an_addend() -> None:
     """The product is written before the addend is read."""
 

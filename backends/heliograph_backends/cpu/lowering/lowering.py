@@ -318,7 +318,7 @@ class CpuLowering:
         elif group.role == "matmul":
             self._matmul(builder, group, storage, packed)
         elif group.role == "windows":
-            self._windows(builder, group, storage)
+            self._windows(builder, group, storage, packed)
         elif group.role == "norm":
             self._norm(builder, group, storage)
         elif node.op in APPENDED or node.op == "mul_mat_id":
@@ -420,13 +420,16 @@ class CpuLowering:
         sizes, body = cut_sizes(batch, cuts), cut_body(epilogue, cuts)
         builder.gemm(rows, columns, depth, left_operand, right_operand, result, sizes, body)
 
-    def _windows(self, builder: k.ProgramBuilder, group: Group, storage: Located) -> None:
+    def _windows(
+        self, builder: k.ProgramBuilder, group: Group, storage: Located, packed: Container[int]
+    ) -> None:
         first = next(n for n in group.nodes if self.graph.nodes[n].op in windows.OPS)
         node = self.graph.nodes[first]
         rest = tuple(number for number in group.nodes if number != first)
         epilogue = self._body(rest, storage, self.leaves + first) if rest else None
         places = [self.operand(storage, value) for value in (*node.operands, self.leaves + group.last)]
-        windows.append(builder, node, [self.types[value] for value in node.operands], places, epilogue)
+        types, root = [self.types[value] for value in node.operands], self.places[node.operands[0]].root
+        windows.append(builder, node, types, places, epilogue, packed=root in packed)
 
     def _is_weight_of_rows(self, node: Node) -> bool:
         """True for a product with a weight that lies in its own order, row by row."""

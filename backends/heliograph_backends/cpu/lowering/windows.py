@@ -58,8 +58,13 @@ def append(
     types: Sequence[TensorType],
     places: Sequence[k.Operand],
     epilogue: k.Elementwise | None = None,
+    *,
+    packed: bool = False,
 ) -> None:
-    """Append the step; `places`: operands, then the result, with stride 0 where they repeat."""
+    """Append the step; `places`: operands, then the result, with stride 0 where they repeat.
+
+    `packed`: the kernel of a product lies in its packed form.
+    """
     if node.op in POOLS:
         _pool(builder, node, types[0], places, epilogue)
         return
@@ -71,8 +76,8 @@ def append(
         builder.windows(k.Windowing.PRODUCT, (count,), outer, geometry, (source, taps, target), epilogue)
         return
     groups = node.attributes["groups"]
-    if groups == 1 and _is_whole(geometry, data, source):
-        _product(builder, node, types, places, epilogue)
+    if is_product(node, types, source.strides):
+        _product(builder, types, places, epilogue, packed=packed)
         return
     each = outer // groups
     operands = (
@@ -107,25 +112,31 @@ def _geometry_of(node: Node, types: Sequence[TensorType]) -> k.Geometry:
     return k.Geometry(*pairs)
 
 
-def _is_whole(geometry: k.Geometry, data: TensorType, source: k.Operand) -> bool:
-    """True if the only window is the data of an image, which is contiguous."""
-    single = geometry.image == geometry.window and geometry.padding == (0, 0)
-    image = TensorType(data.dtype, data.shape[1:])
-    return single and geometry.result == (1, 1) and in_one_piece(image, source.strides[1:])
+def is_product(node: Node, types: Sequence[TensorType], strides: Strides) -> bool:
+    """True if a node is a product of images as rows and kernels as columns: the only window is the
+    data of an image, which is contiguous. `strides`: those of the data."""
+    if node.op != "conv_2d" or node.attributes["groups"] != 1 or node.type.shape[2:] != (1, 1):
+        return False
+    geometry, image = _geometry_of(node, types), TensorType(types[1].dtype, types[1].shape[1:])
+    whole = geometry.image == geometry.window and geometry.padding == (0, 0)
+    return whole and in_one_piece(image, strides[1:])
 
 
 def _product(
     builder: k.ProgramBuilder,
-    node: Node,
     types: Sequence[TensorType],
     places: Sequence[k.Operand],
     epilogue: k.Elementwise | None,
+    *,
+    packed: bool,
 ) -> None:
     """Append a product of images as rows and kernels as columns."""
     (kernel, data), (weights, source, target) = types, places
     rows, columns = data.shape[0], kernel.shape[0]
     left = source._replace(strides=(source.strides[0], 4))
-    right = k.StoredOperand(weights.slot, weights.offset, (weights.strides[0],), k.Stored.F32)
+    right: k.PackedOperand | k.StoredOperand = k.PackedOperand(weights.slot)
+    if not packed:
+        right = k.StoredOperand(weights.slot, weights.offset, (weights.strides[0],), k.Stored.F32)
     if epilogue is not None:
         more = [one._replace(strides=((0,) * 4 + tuple(one.strides))[-4:-2]) for one in epilogue.operands]
         epilogue = epilogue._replace(operands=tuple(more))
