@@ -1,6 +1,7 @@
 """Attention over a long cache on the CPU device, beside ggml's CPU backend on as many threads.
 
-The two run in turn, so that a drift of the machine meets both; the note has the shortest run of each.
+The two run in turn, so that a drift of the machine meets both; the note has the shortest run of
+each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from figures import Figure, rested_turns
+from limits import limits
 
 from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
@@ -61,7 +63,12 @@ def _figure(device: CpuDevice, queries: int) -> Figure:
             raise RuntimeError(f"attention of {queries} queries: the results differ")
     shortest = f"shortest {min(ours) * 1e3:.3f} and {min(peer) * 1e3:.3f} ms, {device.threads} threads"
     medians = [statistics.median(found) * 1e3 for found in (ours, peer)]
-    return Figure(f"attention/f16-{queries}", *medians, BAR, "ms", f"ggml {ggml.version()}", shortest)
+    read_bytes = arrays[1].nbytes + arrays[2].nbytes
+    beside = limits().beside(
+        min(ours), read_bytes=read_bytes, operations=4.0 * HEADS * queries * KEYS * WIDTH
+    )
+    against, note = f"ggml {ggml.version()}", f"{shortest}; {beside}"
+    return Figure(f"attention/f16-{queries}", *medians, BAR, "ms", against, note)
 
 
 @contextmanager
