@@ -23,7 +23,7 @@ from peer_process import PeerProcess
 
 #: More than caches hold.
 BUFFER_BYTES = 256 * 2**20
-TURNS = 7
+TURNS = 15
 #: Multiply-adds in one iteration of a loop, and what a loop runs.
 CHAINS, ITERATIONS = 12, 1_000_000
 SYSTEM_CALLS = 100_000
