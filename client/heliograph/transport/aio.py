@@ -501,6 +501,7 @@ class AioGrpcShell(AioShell):
 
     def abandon(self) -> None:
         super().abandon()
+        self._bulk.abandon()
         if self._socket is not None:
             self._socket.abandon()
 

@@ -176,6 +176,10 @@ class AioBulk:
         finally:
             call.cancel()
 
+    def abandon(self) -> None:
+        """Close the connections of a session in the child of a fork."""
+        self._direct.abandon()
+
     async def close(self) -> None:
         """End all calls."""
         self._direct.close()

@@ -522,6 +522,7 @@ class GrpcShell(BlockingShell):
 
     def abandon(self) -> None:
         super().abandon()
+        self._bulk.abandon()
         if self._socket is not None:
             self._socket.abandon()
 

@@ -248,6 +248,10 @@ class BlockingBulk:
         self._shell.advance(self._core.check)
         raise broken
 
+    def abandon(self) -> None:
+        """Close the connections of a session in the child of a fork."""
+        self._direct.abandon()
+
     def close(self) -> None:
         """End all calls, in bounded time."""
         self._direct.close()

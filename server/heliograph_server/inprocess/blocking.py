@@ -225,7 +225,7 @@ class LocalTransport:
             source.future.add_done_callback(lambda _: arrived.finish())
             wait(arrived, deadline)
             receiver = Receiver(download.out)
-            messages = source.future.result().encoded
+            messages = source.wait(0).encoded
             while messages:
                 receiver.piece(messages.popleft())
             receiver.finish()

@@ -19,6 +19,7 @@ from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes
 from heliograph_server.rpc.upload_service import TicketCalls
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
+from heliograph_server.session.staging import StagedMessages
 from heliograph_server.weights import uploads
 
 
@@ -107,6 +108,7 @@ class BulkService:
         download = session.open_download(request.transfer)
         try:
             messages = await asyncio.wrap_future(download.future)
+            assert isinstance(messages, StagedMessages), "this reader takes no bytes in place"
             while messages.encoded:
                 await context.write(messages.encoded.popleft())
             if messages.is_dropped:

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 
+from heliograph_backends.contract import Abort
 from heliograph_proto.digests import DIGEST_BYTES
 from heliograph_proto.errors import (
     ContentMismatchError,
@@ -29,7 +30,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_server.session.protocol.instructions import DropRead
 from heliograph_server.session.protocol.transfer_state import TransferState
-from heliograph_server.session.staging import StagedMessages, StagedUpload, Staging
+from heliograph_server.session.staging import PlacedBytes, StagedMessages, StagedUpload, Staging
 from heliograph_server.weights.session_weights import SessionWeights
 from heliograph_server.weights.store import STALLED_SECONDS, PartialContent
 from heliograph_server.weights.uploads import BREAKS, IncomingUpload
@@ -157,6 +158,8 @@ class ContentUpload(IncomingUpload):
 
 #: The most downloads of a session at once, including those that wait for their command.
 MAX_WAITING = 10_000
+#: The time that a command waits for a reader that takes its bytes in place.
+READER_SECONDS = 0.02
 
 
 class OutgoingDownload:
@@ -164,12 +167,16 @@ class OutgoingDownload:
 
     def __init__(self, transfer: int, closed: Callable[[OutgoingDownload], None]) -> None:
         self.transfer = transfer
-        #: The staged bytes, or the error of the command that reads them.
-        self.future: Future[StagedMessages] = Future()
+        #: The staged bytes, those in place, or the error of the command that reads them.
+        self.future: Future[StagedMessages | PlacedBytes] = Future()
         # A reader that leaves cannot cancel it; only the session ends it.
         self.future.set_running_or_notify_cancel()
         self.staged: StagedMessages | None = None
+        self.placed: PlacedBytes | None = None
         self.is_claimed = False
+        #: True if the reader takes bytes in place.
+        self.takes_placed = False
+        self.claimed = threading.Event()
         self._closed = closed
 
     def __repr__(self) -> str:
@@ -178,7 +185,9 @@ class OutgoingDownload:
     def wait(self, timeout: float) -> StagedMessages:
         """Return the bytes, as messages. Raises DeadlineExceededError, or the command's error."""
         try:
-            return self.future.result(timeout)
+            found = self.future.result(timeout)
+            assert isinstance(found, StagedMessages), "this reader takes no bytes in place"
+            return found
         except FutureTimeoutError:
             if self.future.done():
                 raise
@@ -199,20 +208,51 @@ class Downloads:
         self._downloads: dict[int, OutgoingDownload] = {}
         #: Bytes that commands staged and did not deliver yet, by sequence number.
         self._staged: dict[int, StagedMessages] = {}
+        #: The commands that gave their bytes to a reader in place.
+        self._placed: set[int] = set()
+        #: True once a reader took bytes in place: others will.
+        self._has_placed = False
 
     def __repr__(self) -> str:
         return f"<Downloads {len(self._downloads)}>"
 
-    def open(self, transfer: int) -> OutgoingDownload:
-        """Register a reader. Raises ProtocolError for a second one, LimitExceededError."""
+    def open(self, transfer: int, *, takes_placed: bool = False) -> OutgoingDownload:
+        """Register a reader. Raises ProtocolError for a second one, LimitExceededError.
+
+        One that `takes_placed` may get bytes in place, and closes the download soon.
+        """
         with self._lock:
             if len(self._downloads) >= MAX_WAITING:
                 raise LimitExceededError("too many downloads are waiting", advice="wait for earlier ones")
             found = self._get(transfer)
             if found.is_claimed:
                 raise ProtocolError(f"transfer {transfer} is being downloaded already")
-            found.is_claimed = True
+            found.is_claimed, found.takes_placed = True, takes_placed
+            self._has_placed = self._has_placed or takes_placed
+            found.claimed.set()
             return found
+
+    def place(self, sequence: int, transfer: int, data: memoryview, abort: Abort) -> bool:
+        """Have the reader of a command take its bytes in place, and wait until it has.
+
+        Returns False if there is no such reader soon, so that the bytes must be staged. Raises
+        CancelledError.
+        """
+        with self._lock:
+            if not self._has_placed:
+                return False
+            download = self._get(transfer)
+        download.claimed.wait(READER_SECONDS)
+        placed = PlacedBytes(data)
+        with self._lock:
+            is_there = self._downloads.get(transfer) is download and download.is_claimed
+            if not (is_there and download.takes_placed) or download.future.done():
+                return False
+            download.placed = placed
+            self._placed.add(sequence)
+            download.future.set_result(placed)
+        placed.wait(abort)
+        return True
 
     def stage(self, sequence: int, data: StagedMessages) -> None:
         """Keep the bytes that an unfinished command has read."""
@@ -224,6 +264,9 @@ class Downloads:
 
         Lock held.
         """
+        if sequence in self._placed:
+            self._placed.discard(sequence)
+            return lambda: None
         download = self._get(transfer)
         staged = self._staged.pop(sequence, None) if error is None else None
         if staged is None:
@@ -249,6 +292,8 @@ class Downloads:
                 staged.drop()
                 self._staging.give(staged.nbytes)
         for download in downloads.values():
+            if download.placed is not None:
+                download.placed.close()
             if not download.future.done():
                 download.future.set_exception(error.anew())
 
@@ -263,6 +308,9 @@ class Downloads:
                 return
             pending = not download.future.done() and self._transfers.is_reading(download.transfer)
             download.is_claimed = False
+            download.claimed.clear()
+            if download.placed is not None:
+                download.placed.close()
             if not pending:
                 del self._downloads[download.transfer]
                 self._transfers.read_ended(download.transfer)

@@ -127,7 +127,7 @@ class Executor:
             services,
             self.staging,
             self.uploads,
-            self.downloads.stage,
+            self.downloads,
             self,
             self._observers.get,
             self._handoff,
@@ -417,7 +417,7 @@ class Executor:
         assert state.queue is not None
         queue, task = state.queue, state.task
         work = CommandWork(self, state, queue, self._device_locks[queue.device])
-        if isinstance(task, ABORTABLE) or state.takes_upload:
+        if isinstance(task, ABORTABLE) or state.waits_for_client:
             self._aborts[state.sequence] = work.abort
         queue.queued += 1
         try:

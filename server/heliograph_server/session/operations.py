@@ -51,6 +51,7 @@ from heliograph_server.session.staging import (
     StagedMessages,
     StagedUpload,
     Staging,
+    in_place,
     read,
     read_messages,
     write,
@@ -75,6 +76,16 @@ class SharedPlaces(Protocol):
         """Claim the command's place. False if it may no longer be used."""
 
 
+class ReadBytes(Protocol):
+    """Takes the bytes of reads to those who wait for them."""
+
+    def stage(self, sequence: int, data: StagedMessages) -> None:
+        """Keep the bytes that an unfinished command has read."""
+
+    def place(self, sequence: int, transfer: int, data: memoryview, abort: Abort) -> bool:
+        """See `Downloads.place`."""
+
+
 class Operations:
     """Performs the tasks of one session."""
 
@@ -83,7 +94,7 @@ class Operations:
         services: SessionServices,
         staging: Staging,
         uploads: dict[int, StagedUpload],
-        reads: Callable[[int, StagedMessages], None],
+        reads: ReadBytes,
         places: SharedPlaces,
         observer: Callable[[int], Observer | None],
         handoff: TensorHandoff,
@@ -96,7 +107,7 @@ class Operations:
         self._staging = staging
         #: Bytes of uploads, by transfer.
         self._uploads = uploads
-        #: Receives the staged bytes of a read, by sequence number.
+        #: Receives the bytes of reads.
         self._reads = reads
         self._places = places
         #: Counts this session's writes and reads.
@@ -231,6 +242,10 @@ class Operations:
             read(task, memoryview(data))
             self.traffic.read(task.command.size_bytes, task.command.size_bytes, Transport.INLINE)
             return Completion(sequence, data=data)
+        whole = in_place(task)
+        if whole is not None and self._reads.place(sequence, task.command.transfer, whole, abort):
+            self.traffic.read(whole.nbytes, 0, Transport.BULK)
+            return Completion(sequence)
         self._staging.reserve(task.command.size_bytes)
         try:
             staged = read_messages(task, self._chunk_bytes)
@@ -238,7 +253,7 @@ class Operations:
             self._staging.give(task.command.size_bytes)
             raise
         self.traffic.read(staged.nbytes, staged.copied_bytes, Transport.BULK)
-        self._reads(sequence, staged)
+        self._reads.stage(sequence, staged)
         return Completion(sequence)
 
     def _read_shared(self, sequence: int, task: ReadTask, place: SharedPlace) -> None:

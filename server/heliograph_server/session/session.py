@@ -400,10 +400,13 @@ class Session:
             size_bytes = upload.received_bytes - upload.start_bytes
             self._executor.traffic.content(size_bytes, is_relayed=upload.is_relayed)
 
-    def open_download(self, transfer: int) -> OutgoingDownload:
-        """Open the download of a transfer, which the caller closes. Raises ProtocolError."""
+    def open_download(self, transfer: int, *, takes_placed: bool = False) -> OutgoingDownload:
+        """Open the download of a transfer, which the caller closes. Raises ProtocolError.
+
+        `takes_placed`: see `Downloads.open`.
+        """
         self._check_open()
-        return self._executor.downloads.open(transfer)
+        return self._executor.downloads.open(transfer, takes_placed=takes_placed)
 
     def hold_bytes(self, handle: int, size_bytes: int) -> tuple[Tensor, Callable[[], None]]:
         """Hold a u8 tensor, so that its memory can be filled. Return it and its release.

@@ -261,6 +261,59 @@ class StagedMessages:
         self.copied_bytes += data.nbytes
 
 
+class PlacedBytes:
+    """The bytes of a read, sent straight from the tensor while the command waits. Thread-safe."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.nbytes = data.nbytes
+        self._unsent = data
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._error: HeliographError | None = None
+
+    def __repr__(self) -> str:
+        return f"<PlacedBytes, {self._unsent.nbytes:,} of {self.nbytes:,} unsent>"
+
+    # The reader's side
+
+    def send(self, send: Callable[[memoryview], int], most_bytes: int) -> bool:
+        """Have a function send the next bytes, of which it returns the number.
+
+        Returns False once all are sent. Raises the error of a command that has ended early.
+        """
+        with self._changed:
+            if self._error is not None:
+                raise self._error.anew()
+            if self._unsent:
+                self._unsent = self._unsent[send(self._unsent[:most_bytes]) :]
+            return bool(self._unsent)
+
+    def close(self) -> None:
+        """Let the command end, since its reader has all bytes or has left."""
+        self._end(None)
+
+    # The command's side
+
+    def wait(self, abort: Abort) -> None:
+        """Wait until the reader is done. Raises CancelledError."""
+        with abort.watch(self._wake), self._changed:
+            self._changed.wait_for(lambda: self._is_over or abort.is_set)
+        if not self._is_over:
+            error = CancelledError("the command was cancelled")
+            self._end(error)
+            raise error
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _end(self, error: HeliographError | None) -> None:
+        with self._changed:
+            self._unsent = memoryview(b"")
+            self._is_over, self._error = True, error
+            self._changed.notify_all()
+
+
 def write(task: WriteTask, data: memoryview) -> None:
     """Perform a write of contiguous bytes."""
     if task.command.chunks is None:
@@ -310,6 +363,15 @@ def read_messages(task: ReadTask, chunk_bytes: int) -> StagedMessages:
     return made
 
 
+def in_place(task: ReadTask) -> memoryview | None:
+    """All bytes of a read, if they are memory of this process as they are."""
+    tensor = task.tensor.placed
+    if task.command.chunks is not None or not tensor.is_contiguous:
+        return None
+    tensor.check_range(task.command.offset_bytes, task.command.size_bytes)
+    return _in_place(tensor, task.command.offset_bytes, task.command.size_bytes)
+
+
 def _contiguous(task: ReadTask, made: StagedMessages) -> memoryview | None:
     """All bytes of a read, in place, or copied together if they have gaps.
 
@@ -321,8 +383,7 @@ def _contiguous(task: ReadTask, made: StagedMessages) -> memoryview | None:
         read(task, whole)
         made.copied_bytes += task.command.size_bytes
         return whole
-    tensor.check_range(task.command.offset_bytes, task.command.size_bytes)
-    return _in_place(tensor, task.command.offset_bytes, task.command.size_bytes)
+    return in_place(task)
 
 
 def _in_place(tensor: Tensor, offset_bytes: int, size_bytes: int) -> memoryview | None:

@@ -35,8 +35,8 @@ class CommandWork:
     def run(self) -> None:
         """Perform the work on the queue's thread."""
         if self.executor.begin_work(self):
-            # Work that waits for an upload occupies none of the device's workers.
-            with nullcontext() if self.state.takes_upload else self.device_lock:
+            # Work that waits for its client occupies none of the device's workers.
+            with nullcontext() if self.state.waits_for_client else self.device_lock:
                 self.executor.do_work(self)
 
     def run_at_once(self) -> None:

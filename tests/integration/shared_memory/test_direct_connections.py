@@ -7,6 +7,9 @@ import os
 import random
 import select
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +40,7 @@ MIB = 2**20
 @pytest.fixture
 def lone() -> Iterator[ThreadDaemon]:
     """A daemon without other clients, which shares no memory."""
-    limits = Limits(attach_timeout_ms=1000, upload_idle_ms=1000)
+    limits = Limits(upload_idle_ms=1000)
     with thread_daemon(limits, direct_connections=0) as daemon:
         yield daemon
 
@@ -339,6 +342,15 @@ def message_of(connection: socket.socket) -> bytes:
     raise AssertionError("the server ended the connection")
 
 
+def exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        assert part, "the server ended the connection"
+        data += part
+    return bytes(data)
+
+
 def refusal(connection: socket.socket) -> HeliographError:
     with connection:
         found = direct_pb2.DirectResponse.FromString(message_of(connection))
@@ -450,7 +462,7 @@ def test_uploads_in_pieces_arrive_whole(raw: RawDirect) -> None:
         raw.session.send(get_tensor=command_pb2.GetTensor(tensor=1, transfer=9, size_bytes=len(data)))
         connection.sendall(transfer(download=9, size_bytes=len(data)))
         assert direct_pb2.DirectTransferResponse.FromString(message_of(connection)).size_bytes == len(data)
-        assert connection.recv(len(data), socket.MSG_WAITALL) == data
+        assert exactly(connection, len(data)) == data
 
 
 def test_a_refused_upload_is_answered_while_its_bytes_still_come(raw: RawDirect) -> None:
@@ -543,7 +555,7 @@ def test_a_transfer_has_one_reader_whichever_way_it_comes(raw: RawDirect) -> Non
         raw.session.send(get_tensor=command_pb2.GetTensor(tensor=1, transfer=3, size_bytes=4))
         other = second if ready is first else first
         assert direct_pb2.DirectTransferResponse.FromString(message_of(other)).size_bytes == 4
-        assert len(other.recv(4, socket.MSG_WAITALL)) == 4
+        assert exactly(other, 4)
 
 
 def select_one(*connections: socket.socket) -> socket.socket:
@@ -630,3 +642,90 @@ def connections_of(daemon: ThreadDaemon) -> int:
     """The connections for bytes that the daemon has."""
     assert daemon._daemon is not None
     return daemon._daemon._transfers._counts.total()
+
+
+def test_a_fork_leaves_the_connections_to_the_parent(lone: ThreadDaemon) -> None:
+    script = f"""
+        import os
+        import numpy as np
+        import heliograph as hg
+        with hg.connect({lone.url!r}) as session:
+            tensor = session.put(np.arange(2**19))
+            assert session.command_socket and tensor.get()[-1] == 2**19 - 1
+            if (child := os.fork()) == 0:
+                try:
+                    tensor.get()
+                except hg.HeliographError:
+                    os._exit(0)
+                os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+            assert tensor.get()[-1] == 2**19 - 1
+    """
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+def test_bytes_go_straight_from_their_tensor(lone: ThreadDaemon) -> None:
+    array = np.random.default_rng(3).integers(0, 256, 16 * MIB, np.uint8)
+    with hg.connect(lone.url) as session:
+        tensor = session.put(array)
+        # Bytes of a command before its reader are copied once.
+        for _ in range(50):
+            assert np.array_equal(tensor.get(timeout=SECONDS), array)
+            server = session.server_traffic()
+            if server.copied_out_bytes < server.read_bytes:
+                return
+        raise AssertionError("all bytes were copied")
+
+
+def test_a_command_that_is_read_in_place_is_done_before_its_tensor_changes(lone: ThreadDaemon) -> None:
+    with hg.connect(lone.url) as session:
+        tensor = session.put(np.zeros(8 * MIB, np.uint8))
+        for number in range(1, 20):
+            found: list[Any] = []
+            reading = threading.Thread(target=lambda found=found: found.append(tensor.get(timeout=SECONDS)))
+            reading.start()
+            tensor.set(np.full(8 * MIB, number, np.uint8))
+            reading.join(SECONDS)
+            # Written before or after the read, in the order of the stream.
+            assert len(np.unique(found[0])) == 1 and found[0][0] in (number - 1, number)
+
+
+def test_a_reader_that_leaves_in_the_middle_lets_its_command_end(raw: RawDirect) -> None:
+    raw.session.attach()
+    raw.session.send(allocate=command_pb2.Allocate(tensor=1, type=f32(8 * MIB)))
+    with raw.transfers() as connection:
+        for number in (1, 2):
+            connection.sendall(transfer(download=number, size_bytes=32 * MIB))
+            command = command_pb2.GetTensor(tensor=1, transfer=number, size_bytes=32 * MIB)
+            sequence = raw.session.send(get_tensor=command)
+            assert message_of(connection)
+            if number == 1:
+                exactly(connection, 32 * MIB)
+    assert not raw.session.answer(sequence).HasField("error")
+
+
+def test_a_command_that_is_cancelled_while_it_is_read_ends(raw: RawDirect) -> None:
+    raw.session.attach()
+    size = 32 * MIB
+    raw.session.send(allocate=command_pb2.Allocate(tensor=1, type=f32(size // 4)))
+    for number in range(1, 50):
+        with raw.transfers() as connection:
+            connection.sendall(transfer(download=number, size_bytes=size))
+            command = command_pb2.GetTensor(tensor=1, transfer=number, size_bytes=size)
+            sequence = raw.session.send(get_tensor=command)
+            assert message_of(connection)
+            raw.session.send(cancel=command_pb2.Cancel(sequence=sequence))
+            answer = raw.session.answer(sequence)
+            if not answer.HasField("error"):
+                # It was done before its reader came.
+                continue
+            assert isinstance(decode_error(answer.error), hg.CancelledError)
+            received = 0
+            with suppress(OSError):
+                while received < size and (data := connection.recv(MIB)):
+                    received += len(data)
+            if received < size:
+                return
+    raise AssertionError("no command was read in place")

@@ -234,6 +234,13 @@ class DirectTransfers:
                 raise ProtocolError(f"a download of {out.nbytes:,} bytes has {size:,}")
             connection.receive(out, deadline)
 
+    def abandon(self) -> None:
+        """Close the connections in the child of a fork, without an effect on the parent's."""
+        # Without the lock, which a thread of the parent may hold.
+        self._is_over = True
+        for one in (*self._idle, *self._used):
+            one.close()
+
     def close(self) -> None:
         """End all transfers, and close the connections without one."""
         with self._lock:

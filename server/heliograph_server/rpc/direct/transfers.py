@@ -36,7 +36,7 @@ from heliograph_proto.v1 import direct_pb2
 from heliograph_server.resources.failures import typed
 from heliograph_server.session.bulk import OutgoingDownload
 from heliograph_server.session.session import Session
-from heliograph_server.session.staging import StagedMessages
+from heliograph_server.session.staging import PlacedBytes, StagedMessages
 from heliograph_server.weights.uploads import IncomingUpload
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class _Connection:
         self._head = bytearray()
         self._upload: IncomingUpload | None = None
         self._download: OutgoingDownload | None = None
-        self._messages: StagedMessages | None = None
+        self._messages: StagedMessages | PlacedBytes | None = None
         #: True if the connection ends after these bytes of a failed upload, which are still to come.
         self._has_failed = False
         self._dropped_bytes = 0
@@ -155,7 +155,7 @@ class _Connection:
 
     def _watch(self) -> None:
         """End a transfer that does not go on."""
-        if self._upload is not None or self._unsent or self._head or self._has_failed:
+        if self._upload or self._unsent or self._messages or self._head or self._has_failed:
             seconds = self._session.limits.upload_idle_ms / 1e3
             self._idle = self._loop.call_later(seconds, self._late)
 
@@ -168,7 +168,7 @@ class _Connection:
         self._stop_waiting()
         self._submit(lambda: self._failed(late, is_over=True))
 
-    def _staged(self, _: Future[StagedMessages]) -> None:
+    def _staged(self, _: Future[StagedMessages | PlacedBytes]) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._go_on)
 
@@ -221,7 +221,7 @@ class _Connection:
                     break
             return needed
         except BlockingIOError:
-            return Next.WRITABLE if self._unsent else Next.READABLE
+            return Next.WRITABLE if self._unsent or self._messages is not None else Next.READABLE
         except HeliographError as error:
             # Before OSError, which some of them are.
             return self._failed(error)
@@ -290,7 +290,7 @@ class _Connection:
                     raise ProtocolError("a content for another server cannot come by this connection")
                 self._begin(request.content, size, request.offset_bytes)
             case "download":
-                self._download = session.open_download(request.download)
+                self._download = session.open_download(request.download, takes_placed=True)
                 return Next.THREAD if self._download.future.done() else Next.COMMAND
             case _:
                 raise ProtocolError("a transfer's request must say what it is for")
@@ -330,7 +330,7 @@ class _Connection:
         self._dropped_bytes -= len(data)
         return Next.THREAD if data else self._over()
 
-    def _found(self, download: OutgoingDownload) -> StagedMessages:
+    def _found(self, download: OutgoingDownload) -> StagedMessages | PlacedBytes:
         """The bytes of a download whose command is done. Raises the command's error."""
         try:
             found = download.future.result()
@@ -343,16 +343,23 @@ class _Connection:
         if not self._unsent:
             messages, download = self._messages, self._download
             assert messages is not None and download is not None
+            if isinstance(messages, PlacedBytes):
+                if messages.send(self._socket.send, PIECE_BYTES):
+                    return Next.THREAD
+                return self._sent(download)
             if messages.encoded:
                 self._unsent = decode_download(messages.encoded.popleft()).data
             elif messages.is_dropped:
                 raise self._session.closed or CancelledError("the download was dropped")
             else:
-                self._download = self._messages = None
-                download.close()
-                return Next.THREAD
+                return self._sent(download)
         if self._unsent:
             self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        return Next.THREAD
+
+    def _sent(self, download: OutgoingDownload) -> Next:
+        self._download = self._messages = None
+        download.close()
         return Next.THREAD
 
 

@@ -632,7 +632,7 @@ class SessionCore:
                 state.interruption = state.interruption or error.from_command(sequence)
                 self._instructions.append(AbortWork(sequence, now=False))
                 return
-            if isinstance(state.task, ABORTABLE) or state.takes_upload:
+            if isinstance(state.task, ABORTABLE) or state.waits_for_client:
                 self._instructions.append(AbortWork(sequence))
         state.error = state.error or error.from_command(sequence)
         if isinstance(state.task, OfferTask):

@@ -19,7 +19,7 @@ from enum import Enum
 
 from heliograph_proto.errors import HeliographError
 from heliograph_server.resources.handles import DeviceQueue, HandleStorage, StreamHandle, TensorHandle
-from heliograph_server.session.protocol.instructions import FreeTask, Task, WriteTask
+from heliograph_server.session.protocol.instructions import FreeTask, ReadTask, Task, WriteTask
 from heliograph_server.session.protocol.loop_rules import Unread
 
 #: A command that waits for more readers of a storage than this waits for a join of them.
@@ -107,6 +107,11 @@ class CommandState:
     def takes_upload(self) -> bool:
         """True if its work waits for the bytes of an upload."""
         return isinstance(self.task, WriteTask) and bool(self.task.command.transfer)
+
+    @property
+    def waits_for_client(self) -> bool:
+        """True if its work may wait for the bytes of an upload, or for the reader of a download."""
+        return isinstance(self.task, WriteTask | ReadTask) and bool(self.task.command.transfer)
 
     def wait_for(self, earlier: CommandState | None) -> None:
         """Add a blocker, unless the order is already guaranteed."""
