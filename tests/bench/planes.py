@@ -1,7 +1,8 @@
 """The data plane without shared memory: arrays to a tensor and back, over TCP on loopback.
 
-Ours is `tensor.set(array)` until the device has it, and `tensor.get(out=array)`, blocking, between this
-process and a daemon. Peers have their client and their server in two processes as well, and warm arrays.
+Ours is `tensor.set(array)` until the device has it, and `tensor.get(out=array)`, blocking, between
+this process and a daemon, over direct connections. Peers have their client and their server in two
+processes as well, and warm arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import heliograph as hg
 from heliograph.testing import running_daemon
 
 #: At least this part of a peer's bandwidth; time goes the other way.
-OF_GGML_RPC, OF_STREAM = 1.3, 0.9
+OF_GGML_RPC, OF_STREAM = 1.3, 1.0
 #: Sessions that send tensors over the connection, whatever else there is between the two sides.
 OVER_TCP: dict[str, Any] = (
     {"shared_memory": False} if "shared_memory" in inspect.signature(hg.connect).parameters else {}
