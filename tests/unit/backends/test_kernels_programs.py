@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 
 import kernel_fixtures
@@ -51,6 +52,25 @@ def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool | None]:
         return
     with WorkerPool(request.param) as made:
         yield made
+
+
+# The builder
+
+
+def test_a_program_takes_the_words_of_its_builder_without_a_copy() -> None:
+    builder, row = ProgramBuilder(), (400, 4)
+    for step in range(5_000):
+        builder.sum_rows((3, 100), Operand(0, 64 * step, row), Operand(1, 64 * step, (4,)))
+    tracemalloc.start()
+    try:
+        program = builder.build()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert program.steps == 5_000
+    assert peak < program.code.nbytes
+    with pytest.raises(BufferError):
+        builder.sum_rows((3, 100), Operand(0, 0, row), Operand(1, 0, (4,)))
 
 
 # The builder refuses what the runner cannot do

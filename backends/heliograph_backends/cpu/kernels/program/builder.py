@@ -8,6 +8,7 @@ elements are float32. Errors are ValueErrors.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
@@ -47,6 +48,7 @@ from heliograph_backends.cpu.kernels.program.program import (
 from heliograph_backends.cpu.kernels.program.words import (
     COUNTER,
     PROGRAM_HEADER_WORDS,
+    STEP_COUNT,
     TOGETHER,
     WORD_BYTES,
     Kind,
@@ -102,12 +104,10 @@ class ProgramBuilder:
         """`record` receives the steps."""
         self._encodings = encodings or Encodings()
         self._record = record
-        self._code = bytearray()
+        self._code = bytearray(WORD_BYTES * PROGRAM_HEADER_WORDS)
         self._size = PROGRAM_HEADER_WORDS
         # The positions of slots in the code, and the slots and offsets to fill in there.
-        self._places: list[int] = []
-        self._slots: list[int] = []
-        self._offsets: list[int] = []
+        self._places, self._slots, self._offsets = array("q"), array("q"), array("q")
         self._steps: list[_Added] = []
         self._set = ALONE
         self._pack_bytes = 0
@@ -392,10 +392,10 @@ class ProgramBuilder:
                 self._steps[place] = self._steps[place]._replace(set=ALONE)
 
     def build(self) -> Program:
-        """Return the program of the steps so far."""
+        """Return the program of the steps. It takes their words, so no step can follow."""
         steps = _share_sets(self._steps)
-        header = [len(self._steps)] + [0] * (PROGRAM_HEADER_WORDS - 1)
-        code = np.concatenate([np.array(header, np.int64), np.frombuffer(self._code, np.int64)])
+        code = np.frombuffer(self._code, np.int64)
+        code[STEP_COUNT] = len(steps)
         places = np.array(self._places, np.intp)
         code[places] = self._slots
         code[places + 1] = self._offsets
