@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +18,19 @@ BENCH = ROOT / "tests" / "bench"
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The module, which writes to a folder of its own."""
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Import a module of the benchmarks; afterwards its name is free again."""
+    before = set(sys.modules)
     monkeypatch.syspath_prepend(str(BENCH))
-    import report as module  # type: ignore[import-not-found]
+    yield importlib.import_module
+    for name in {path.stem for path in BENCH.glob("*.py")} & (set(sys.modules) - before):
+        del sys.modules[name]
 
+
+@pytest.fixture
+def report(bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The module, which writes to a folder of its own."""
+    module = bench("report")
     monkeypatch.setattr(module, "HISTORY", tmp_path / "history.jsonl")
     monkeypatch.setattr(module, "PAGE", tmp_path / "figures.md")
     monkeypatch.setattr(module, "PICTURE", tmp_path / "figures.svg")
@@ -76,7 +85,7 @@ def test_the_page_has_machine_limits_figures_with_spread_and_what_is_missing(
 
 
 def test_the_picture_has_a_panel_for_each_benchmark_and_a_line_for_each_figure(
-    write: Callable[[Any], None], tmp_path: Path
+    write: Callable[[Any], None], tmp_path: Path, bench: Callable[[str], ModuleType]
 ) -> None:
     for commit, ratio in (("a", 2.0), ("b", 1.0), ("c", 0.001)):
         rows = [_row("loops/<step>", "loops", ratio), _row("loops/daemon", "loops", 1.0)]
@@ -89,8 +98,7 @@ def test_the_picture_has_a_panel_for_each_benchmark_and_a_line_for_each_figure(
     assert [names[:-1] for names in titles] == [["loops/<step>", "loops/daemon"], ["new"]]
     (line, *_) = panels[0].findall(f"{space}polyline")
     places = [tuple(map(float, point.split(","))) for point in line.get("points", "").split()]
-    import history_picture as drawing  # type: ignore[import-not-found]
-
+    drawing = bench("history_picture")
     assert [x for x, _ in places] == [0, drawing.WIDTH / 2, drawing.WIDTH]
     heights = [y for _, y in places]
     assert heights == sorted(heights) and heights[-1] == drawing.HEIGHT
@@ -109,25 +117,23 @@ def test_a_commit_is_in_the_history_once_and_each_processor_has_its_own(
     assert 'class="thick" points="105.0,' in (tmp_path / "figures.svg").read_text()
 
 
-def test_every_benchmark_names_a_function_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    import run  # type: ignore[import-not-found]
-
+def test_every_benchmark_names_a_function_that_exists(bench: Callable[[str], ModuleType]) -> None:
+    run = bench("run")
     assert set(run.QUICK) <= set(run.BENCHMARKS)
     for place in run.BENCHMARKS.values():
         module, function = place.split(":")
         assert f"\ndef {function}(" in (BENCH / f"{module}.py").read_text(), place
 
 
-def test_a_benchmark_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    import run
-    from figures import Figure  # type: ignore[import-not-found]
+def test_a_benchmark_that_fails_leaves_the_others(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, figure = bench("run"), bench("figures").Figure
 
     def figures_of(name: str) -> Any:
         if name == "hosts":
             raise SystemExit("no rights")
-        yield Figure(name, 3.0, 2.0, 1.0, "ms", "a peer")
+        yield figure(name, 3.0, 2.0, 1.0, "ms", "a peer")
 
     monkeypatch.setattr(run, "figures_of", figures_of)
     measured = run.Run()
