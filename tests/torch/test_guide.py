@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ URL = "grpc://127.0.0.1:7070"
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
-def test_the_samples_run(page: Any, daemon: Any) -> None:
+def test_the_samples_run(page: Any, daemon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     torch._dynamo.reset()
     namespace: dict[str, Any] = {"__name__": "sample"}
     try:
