@@ -269,7 +269,7 @@ $(VENV)/.bench: $(VENV)/.demo $(PEERS)
 # PyTorch is its user's to choose, and large. Its wheel comes by pip, whose settings name an index for it.
 .venv-torch/.torch: $(BIN)/uv $(INPUTS)
 	$(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers \
+	$(BIN)/uv pip install --quiet --python .venv-torch/bin/python torch==2.13.0 transformers \
 	  && $(BIN)/uv pip install --quiet --python .venv-torch/bin/python -c constraints.txt -e '.[server,torch]' \
 	    psutil pytest pytest-timeout pytest-xdist \
 	  && touch $@ || echo "PyTorch could not be installed: no tests with it"
