@@ -14,6 +14,7 @@ import torch.fx
 import heliograph as hg
 from heliograph.torch import errors
 from heliograph.torch.model import Model
+from heliograph.torch.rules import ACTIVATIONS
 
 #: Which dimensions of which inputs vary, as {"x": {0: "batch"}}; True: all.
 Dynamic: TypeAlias = "Mapping[str, Any] | Sequence[Any] | bool | None"
@@ -34,7 +35,8 @@ _WHOLE = (
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions of ATen's ops to those that have rules."""
     table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions())
-    return {op: function for op, function in table.items() if not any(one in str(op) for one in _WHOLE)}
+    whole = {f"aten::{name}" for name in (*_WHOLE, *ACTIVATIONS)}
+    return {op: function for op, function in table.items() if op.name().partition(".")[0] not in whole}
 
 
 def export(

@@ -27,6 +27,8 @@ class Rule:
 
 #: Rules by the name of the op, "add", or of one overload, "var.dim".
 RULES: dict[str, Rule] = {}
+#: Activations for which there is one op here; PyTorch would make several of them.
+ACTIVATIONS = frozenset({"hardsigmoid", "hardswish", "silu", "softplus"})
 _COMPLEX = ("there are no complex numbers", "compute their parts, or leave the transform on the host")
 _COUNTED = ("the shape of its result depends on what a run computes", "use torch.where, or a mask")
 #: Why an op that writes into its operands is refused, and what to do.

@@ -373,6 +373,17 @@ def test_a_mapped_tensor_is_read_and_written_by_both_without_a_copy(session_of: 
     assert np.array_equal(tensor.get(), array) and not array[5:95:10, ::2].any()
 
 
+def test_a_mapped_tensor_is_shared_by_dlpack(session_of: hg.Session) -> None:
+    tensor = session_of.empty((2, 3), "i64", buffer_type="shared")
+    tensor.set(np.arange(6).reshape(2, 3))
+    array = np.from_dlpack(tensor[:, 1])
+    assert array.tolist() == [1, 4]
+    tensor.map()[1, 1] = 9
+    assert array.tolist() == [1, 9]
+    with pytest.raises(BufferError, match="cannot be mapped"):
+        np.from_dlpack(session_of.empty(3, "f32"))
+
+
 def test_mapping_waits_for_what_was_sent_before(session_of: hg.Session) -> None:
     source = session_of.put(np.arange(3_000_000, dtype=np.int32))
     for _ in range(3):

@@ -25,6 +25,23 @@ def _silu(node: Node, x: hg.Value) -> hg.Value:
     return hg.silu(in_f32(x))
 
 
+@rule("hardswish")
+def _hardswish(node: Node, x: hg.Value) -> hg.Value:
+    return hg.ops.hardswish(in_f32(x))
+
+
+@rule("hardsigmoid")
+def _hardsigmoid(node: Node, x: hg.Value) -> hg.Value:
+    return hg.ops.hardsigmoid(in_f32(x))
+
+
+@rule("softplus")
+def _softplus(node: Node, x: hg.Value, beta: Number, threshold: Number) -> hg.Value:
+    scaled = in_f32(x) * float(beta)
+    found = hg.softplus(scaled) / float(beta)
+    return hg.where(scaled > float(threshold), in_f32(x), found)
+
+
 @rule("elu")
 def _elu(node: Node, x: hg.Value, alpha: Number, scale: Number, input_scale: Number) -> hg.Value:
     wide = in_f32(x)
