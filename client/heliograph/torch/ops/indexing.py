@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import heliograph as hg
-from heliograph.lowerings.arrays import cast, from_front
+from heliograph.lowerings.arrays import cast, from_front, part
 from heliograph.lowerings.scatters import Reduction, element_places, scatter_rows
 from heliograph.torch.node import Node, Number, axis_of, in_f32, promoted
 from heliograph.torch.ops.shapes import range_of
@@ -402,3 +402,18 @@ def _searchsorted(
 @rule("bucketize.Tensor")
 def _bucketize(node: Node, x: hg.Value, line: hg.Value, int32: bool, right: bool) -> hg.Value:
     return _searchsorted(node, line, x, int32, right)
+
+
+@rule("median.dim")
+def _median(node: Node, x: hg.Value, axis: int, keep: bool) -> list[hg.Value]:
+    """The middle element along an axis, the lower one of two."""
+    if not x.ndim:
+        return [x, node.full((), 0, "i64")]
+    place = axis_of(axis, x.ndim)
+    middle = (x.shape[place] - 1) // 2
+    found = [part(one, place, middle, middle + 1) for one in _sorted(node, x, place, False)]
+    if x.dtype.is_float:
+        # NaN comes last in the order, and counts as the median.
+        has_nan = hg.any(hg.isnan(x), axis=place, keepdims=True)
+        found[0] = hg.where(has_nan, node.full((), math.nan, x.dtype), found[0])
+    return found if keep else [hg.squeeze(one, axis=place) for one in found]

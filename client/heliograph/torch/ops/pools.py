@@ -197,6 +197,22 @@ def adaptive_matrix(size: int, count: int) -> Array:
     return found
 
 
+@rule("adaptive_max_pool2d")
+def _adaptive_max(node: Node, x: hg.Value, sizes: Sequence[int]) -> list[hg.Value | None]:
+    if node.wants(1):
+        raise node.refuse("the places of an adaptive maximum", "use max_pool2d with return_indices=True")
+    for axis, count in zip((x.ndim - 2, x.ndim - 1), _numbers(sizes, 2), strict=True):
+        size = x.shape[axis]
+        starts = np.arange(count) * size // count
+        stops = -(-(np.arange(count) + 1) * size // count)
+        widest = int((stops - starts).max())
+        node.room(count * widest)
+        # A window that is shorter than others has its last element several times.
+        places = np.minimum(starts[:, None] + np.arange(widest)[None, :], stops[:, None] - 1)
+        x = hg.max(hg.take(x, places, axis=axis), axis=axis + 1)
+    return [x, None]
+
+
 @rule("upsample_bilinear2d.vec")
 def _bilinear(
     node: Node,
