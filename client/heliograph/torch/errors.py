@@ -26,6 +26,8 @@ def source_of(node: torch.fx.Node) -> str:
 def line_of(trace: str) -> str:
     """Return the innermost line of a traceback outside of torch, or of torch if there is none."""
     found = [(one["file"], one["line"], one["function"]) for one in _LINE.finditer(trace)]
+    # Code that torch generates has no lines that anyone can look at.
+    found = [one for one in found if not one[0].startswith("<eval_with_key>")]
     outside = [one for one in found if not one[0].startswith(INNER)]
     if not found:
         return ""

@@ -14,7 +14,10 @@ import torch.utils._pytree as pytree
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import heliograph as hg
+from heliograph.torch.errors import refusal
 from heliograph.torch.exporting import decompositions, exported, refusal_of, traced
+from heliograph.torch.lowering import missing_of
+from heliograph.torch.rules import REFUSED
 
 
 class WithLoss(torch.nn.Module):  # type: ignore[misc]
@@ -105,6 +108,19 @@ def training_step(
             raise
         except Exception as error:
             raise refusal_of(error) from error
+
+
+def refused_line(
+    module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> hg.UnsupportedError | None:
+    """Return the error for the first node of a module that cannot be expressed, with its line.
+
+    The nodes of joint graphs do not have the lines of the module. None: all nodes can.
+    """
+    for node in traced(module, args, named).graph.nodes:
+        if reason := missing_of(node):
+            return refusal(node, reason, dict(REFUSED.values()).get(reason, ""))
+    return None
 
 
 @contextmanager

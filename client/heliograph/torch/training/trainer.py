@@ -19,7 +19,14 @@ from heliograph.lowerings.kept_plans import KeptPlans
 from heliograph.torch.compiling import session_of
 from heliograph.torch.elements import as_tensor, feed_of
 from heliograph.torch.training.graphs import forward_graph, training_graph
-from heliograph.torch.training.joint import Alone, Step, WithLoss, forward_step, training_step
+from heliograph.torch.training.joint import (
+    Alone,
+    Step,
+    WithLoss,
+    forward_step,
+    refused_line,
+    training_step,
+)
 from heliograph.torch.training.optimizers import flags_of, groups_of, made, note_step, numbers_of
 from heliograph.torch.training.state import COUNTED, HostState, ServerState
 
@@ -302,7 +309,10 @@ class Trainer:
             # Plans that were made before have these buffers as constants.
             self._changed |= frozenset(step.changed)
             self._plans.clear()
-        graph = training_graph(step, self._host, self._server, self._groups, given.tensors, self._seed)
+        try:
+            graph = training_graph(step, self._host, self._server, self._groups, given.tensors, self._seed)
+        except hg.UnsupportedError as error:
+            raise refused_line(self._module, given.args, given.named) or error from None
         return _Made(self._compiled(graph), step)
 
     def _forward(self, kind: str, module: torch.nn.Module, given: _Batch, timeout: float | None) -> Any:
