@@ -1,7 +1,8 @@
-"""Gradients of PyTorch's ops beside those of eager torch, all of them in one step."""
+"""Gradients of PyTorch's ops beside those of eager torch, many of them in one step."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed; `make test-torch` installs it")
 
+import torch_training as cases  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import heliograph as hg  # noqa: E402
@@ -109,24 +111,24 @@ FUNCTIONS: dict[str, tuple[tuple[int, ...], Function]] = {
 }
 
 
+#: Parts that are traced at once, each in some seconds.
+PARTS = 6
+ALL: dict[str, tuple[Any, ...]] = {**CONVOLUTIONS, **FUNCTIONS}
+
+
 class Together(torch.nn.Module):
-    """Parameters for all functions; its output is one number that depends on all results."""
+    """Parameters for functions; its output is one number that depends on all results."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: list[tuple[Any, ...]]) -> None:
         super().__init__()
-        made: list[torch.Tensor] = []
-        for shapes in self.shapes():
-            made += [torch.randn(shape) for shape in shapes]
-        self.inputs = torch.nn.ParameterList(made)
-
-    @staticmethod
-    def shapes() -> list[tuple[tuple[int, ...], ...]]:
-        """The shapes of the arguments of each function."""
-        return [one[:-1] for one in (*CONVOLUTIONS.values(), *FUNCTIONS.values())]  # type: ignore[misc]
+        self.functions = functions
+        self.inputs = torch.nn.ParameterList(
+            torch.randn(shape) for *shapes, _ in functions for shape in shapes
+        )
 
     def forward(self) -> torch.Tensor:
         place, total = 0, torch.zeros(())
-        for *shapes, function in (*CONVOLUTIONS.values(), *FUNCTIONS.values()):
+        for *shapes, function in self.functions:
             found = function(*self.inputs[place : place + len(shapes)])
             place += len(shapes)
             # Other factors for each element, so that gradients differ.
@@ -135,9 +137,11 @@ class Together(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_the_gradient_of_every_op_is_near_that_of_eager() -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_gradient_of_every_op_is_near_that_of_eager(part: int) -> None:
     torch.manual_seed(2)
-    module = Together()
+    functions = dict(list(ALL.items())[part::PARTS])
+    module = Together(list(functions.values()))
     loss = module()
     wanted = torch.autograd.grad(loss, list(module.parameters()))
     # With a rate of 1, the step is the gradient.
@@ -146,10 +150,27 @@ def test_the_gradient_of_every_op_is_near_that_of_eager() -> None:
         found = trainer.step()
         after = trainer.state_dict()
     torch.testing.assert_close(found, loss.detach(), rtol=1e-5, atol=1e-5)
-    names = [name for name, one in (*CONVOLUTIONS.items(), *FUNCTIONS.items()) for _ in one[:-1]]
+    names = [name for name, one in functions.items() for _ in one[:-1]]
     for place, (name, one) in enumerate(zip(names, wanted, strict=True)):
         gradient = module.inputs[place].detach() - after[f"inputs.{place}"]
         tolerance = 2e-2 if name == "narrow floats" else 1e-4
         torch.testing.assert_close(
             gradient, one, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+@pytest.mark.slow
+def test_a_compiled_module_has_the_gradients_of_eager_on_the_server() -> None:
+    torch.manual_seed(3)
+    torch._dynamo.reset()
+    case = cases.residual(1)
+    (x, y), eager = case.batches[0], copy.deepcopy(case.module)
+    case.loss(eager(x), y).backward()
+    # Where torch computes gradients here, it warns, which is an error in tests.
+    with hg.connect("local:") as session:
+        compiled = torch.compile(case.module, backend=hg.torch.backend(session))
+        case.loss(compiled(x), y).backward()
+    for (name, found), wanted in zip(case.module.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-5, msg=name)
+    torch.testing.assert_close(dict(case.module.named_buffers()), dict(eager.named_buffers()))
+    torch._dynamo.reset()

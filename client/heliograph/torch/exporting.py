@@ -22,6 +22,7 @@ Dynamic: TypeAlias = "Mapping[str, Any] | Sequence[Any] | bool | None"
 _WHOLE = (
     "scaled_dot_product_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
+    "_log_softmax_backward_data",
     "_softmax_backward_data",
     "embedding_dense_backward",
     "gelu_backward",
