@@ -147,9 +147,8 @@ class Trainer:
 
         The first batch of a shape is traced and compiled. A loss that is NaN is given as it is.
         Raises UnsupportedError, naming a node and its line; InvalidArgumentError for a loss that is
-        no scalar; and the errors of `session.compile` and of the run. A run that a lost device
-        ended may have left variables unreadable: their error says so, and `load_state_dict` or
-        `restore` writes them anew.
+        no scalar; and the errors of `session.compile` and of the run. Variables of a lost device
+        are gone with it: a new trainer goes on from the state that was saved last.
         """
         given = _batch(batch, named)
         with self._lock:
