@@ -1,4 +1,5 @@
-"""How ggml makes our ops: the functions of its C API, with our shapes and attributes turned into C's."""
+"""The way in which ggml makes our ops: the functions of its C API, with our shapes and attributes
+turned into C's."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def plain(name: str, *attributes: str) -> Maker:
 
 
 def binary(name: str) -> Maker:
-    """ggml stretches the second operand alone, and not beside blocks; the first comes here stretched."""
+    """ggml stretches the second operand alone, and not beside blocks; the first comes here
+    stretched."""
 
     def make(call: Call) -> Tensor:
         if len(call.shape(1)) > len(call.result.shape):
@@ -222,7 +224,8 @@ def concat(call: Call) -> Tensor:
 
 
 def permute(call: Call) -> Tensor:
-    """Ours says where each dimension of the result comes from, ggml's where each of the operand goes."""
+    """Ours says where each dimension of the result comes from, ggml's where each of the operand
+    goes."""
     rank = len(call.shape())
     goes = list(range(MAX_DIMENSIONS))
     for to, source in enumerate(call["axes"]):
@@ -231,7 +234,8 @@ def permute(call: Call) -> Tensor:
 
 
 def _by_dimension(call: Call, name: str) -> list[int]:
-    """An attribute of one number for each dimension in C's order, 0 for those that ours does not have."""
+    """An attribute of one number for each dimension in C's order, 0 for those that ours does not
+    have."""
     values = list(reversed(call[name]))
     return values + [0] * (MAX_DIMENSIONS - len(values))
 
