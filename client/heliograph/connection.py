@@ -113,8 +113,7 @@ def connect(
             uploaded. "auto" shows bars on stderr for uploads, also of tensors, that take more than
             a second, if stderr is a terminal and rich is installed. None is silent.
         shared_memory: Whether tensors go through memory that both sides map, and commands over a
-            unix socket. "auto" uses both if both sides prove that they are on one host and belong
-            to one user. True insists on the memory, False never uses either.
+            unix socket. "auto": if both prove to be of one host and user. True insists on it.
         token: The token for a server that requires one. Default: the one in the URL
             (URL?token=TOKEN, as `heliograph serve` prints it), else $HELIOGRAPH_TOKEN, else the
             content of the file $HELIOGRAPH_TOKEN_FILE.
@@ -124,8 +123,7 @@ def connect(
         key: A PEM file with the certificate's key (default: $HELIOGRAPH_KEY).
         silence_seconds: The server counts as gone after this much silence, 0.25 to 3600 s. It is
             pinged after a fifth of that. A connection that breaks is noticed at once.
-        direct: Whether commands and tensors may go over TCP connections of their own beside gRPC's,
-            where the server offers them and they can be reached.
+        direct: Whether TCP connections beside gRPC's are used where the server offers them.
 
     Raises UnavailableError if no server answers within `timeout` seconds (at once if the connection
     is refused), if it is still starting its devices then, if its certificate is not trusted, or if
@@ -133,8 +131,7 @@ def connect(
     NotHeliographError if another program answers; InvalidArgumentError, VersionMismatchError,
     DrainingError and LimitExceededError.
     """
-    address = address_of(url)
-    seconds = connect_seconds(timeout)
+    address, seconds = address_of(url), connect_seconds(timeout)
     check_silence(silence_seconds)
     shown, sharing = checked_progress(progress), checked_shared_memory(shared_memory)
     credentials = credentials_of(address, token, ca, certificate, key)
