@@ -21,8 +21,8 @@
 
     Training    grad, value_and_grad, stop_gradient, and optimizers in `hg.optim`
 
-`hg.aio` has the same names for asyncio; `hg.onnx` reads ONNX models, `hg.torch` PyTorch modules, and
-`hg.random` makes random numbers.
+`hg.aio` has the same names for asyncio; `hg.onnx` reads ONNX models, `hg.torch` PyTorch modules,
+and `hg.random` makes random numbers.
 """
 
 # ruff: noqa: F403 - each module of functions lists its own

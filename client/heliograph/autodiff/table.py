@@ -25,6 +25,7 @@ FLAT = frozenset({"sgn", "step", "floor", "ceil", "round", "trunc", "floor_divid
 
 #: Ops without a gradient, and why.
 REFUSED: Mapping[str, str] = {
+    "bitcast": "the bits of a number are no smooth function of it",
     "nextafter": "the next float is no smooth function",
     "opt_step_adamw": "a step of an optimizer ends a gradient",
     "opt_step_sgd": "a step of an optimizer ends a gradient",
