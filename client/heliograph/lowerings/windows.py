@@ -208,8 +208,8 @@ def _by_phases(x: hg.Value, weights: hg.Value, window: Window, extra: Sequence[i
 
 
 def is_plain_pool(x: hg.Value, window: Window) -> bool:
-    """True if an op has pools of such windows: in a plane, with equal padding on both sides, at most
-    half a window."""
+    """True if an op has pools of such windows: in a plane, with equal padding on both sides of at
+    most half a window."""
     plain = window.low == window.high and window.dilation == (1, 1) and x.dtype.name in ("f32", "f16")
     return plain and all(2 * one <= size for one, size in zip(window.low, window.kernel, strict=True))
 

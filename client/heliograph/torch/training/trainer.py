@@ -59,7 +59,7 @@ class _Made:
 
 
 class Trainer:
-    """Trains a module on a server, where its parameters and the optimizer's state stay.
+    """Trains a module on a server, where its parameters and the optimizer's state stay::
 
         trainer = hg.torch.Trainer(module, torch.nn.CrossEntropyLoss(), optimizer, session)
         for x, y in batches:
