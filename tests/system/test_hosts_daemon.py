@@ -187,7 +187,7 @@ def test_a_reset_connection_is_a_typed_error_at_once(there: Served) -> None:
         pytest.skip("no nft command: install nftables")
     client = there.client("refused", "asking")
     assert told(client) == "ready"
-    there.network["server"].reject(PORT, there.network["refused"])
+    there.network["server"].reject(sender=there.network["refused"])
     ask(client)
     name, text = told(client)
     there.network["server"].mend()
