@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 import heliograph as hg
-from heliograph.lowerings import randomness
 from heliograph.lowerings.arrays import cast
 from heliograph.onnx.elements import Item
 from heliograph.onnx.node import Node
@@ -30,19 +29,23 @@ def _random(node: Node) -> Item:
     if node.given("dtype"):
         dtype = node.dtype(node.int("dtype"))
     if node.op.startswith("RandomNormal"):
-        found = randomness.normal(*_state(node), shape) * node.float("scale", 1.0) + node.float("mean", 0.0)
+        mean, std = node.float("mean", 0.0), node.float("scale", 1.0)
+        found = hg.random.normal(shape, *_state(node), mean=mean, std=std)
     else:
         low, high = node.float("low", 0.0), node.float("high", 1.0)
-        found = randomness.uniform(*_state(node), shape) * (high - low) + low
+        found = hg.random.uniform(shape, *_state(node), low=low, high=high)
     return cast(found, dtype)
 
 
 @rule("Multinomial")
 def _multinomial(node: Node) -> Item:
+    """Count the classes whose chances add up to at most a random number."""
     x = node.value(0)
-    chances = randomness.uniform(*_state(node), (x.shape[0], node.int("sample_size", 1)))
+    chances = hg.random.uniform((x.shape[0], node.int("sample_size", 1), 1), *_state(node))
+    weights = hg.softmax(cast(x, "f32"), axis=1)
+    bounds = hg.expand_dims(hg.cumulative_sum(weights, axis=1)[:, :-1], axis=1)
     dtype = node.dtype(node.int("dtype")) if node.given("dtype") else "i32"
-    return cast(randomness.categories(x, chances), dtype)
+    return cast(hg.sum(cast(chances >= bounds, "i64"), axis=2), dtype)
 
 
 @rule("Dropout")
@@ -53,7 +56,7 @@ def _dropout(node: Node) -> tuple[hg.Value, ...] | hg.Value:
     if isinstance(trains, np.ndarray) and not trains.any():
         return (x, hg.full(x.shape, True, "bool", graph=node.graph)) if node.wants(1) else x
     ratio = cast(node.value(1), "f32") if node.has(1) else node.graph.constant(np.float32(0.5))
-    kept = randomness.uniform(*_state(node), x.shape) >= ratio
+    kept = hg.random.uniform(x.shape, *_state(node)) >= ratio
     found = hg.where(kept, x / cast(1.0 - ratio, x.dtype), hg.zeros_like(x))
     if isinstance(trains, np.ndarray):
         return found, kept
