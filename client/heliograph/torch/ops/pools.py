@@ -53,8 +53,8 @@ def batched(x: hg.Value, count: int) -> hg.Value:
     return x if x.ndim == count + 2 else hg.expand_dims(x, axis=0)
 
 
-@rule("max_pool2d_with_indices")
-def _max_pool_2d(
+@rule("max_pool2d_with_indices", "max_pool3d_with_indices")
+def _max_pool(
     node: Node,
     given: hg.Value,
     kernel: Sequence[int],
@@ -63,23 +63,8 @@ def _max_pool_2d(
     dilation: Sequence[int],
     ceil: bool,
 ) -> list[hg.Value]:
-    return _max_pool(node, given, 2, window_of(given.shape[-2:], kernel, stride, padding, dilation, ceil))
-
-
-@rule("max_pool3d_with_indices")
-def _max_pool_3d(
-    node: Node,
-    given: hg.Value,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil: bool,
-) -> list[hg.Value]:
-    return _max_pool(node, given, 3, window_of(given.shape[-3:], kernel, stride, padding, dilation, ceil))
-
-
-def _max_pool(node: Node, given: hg.Value, count: int, window: Window) -> list[hg.Value]:
+    count = int(node.op[len("max_pool")])
+    window = window_of(given.shape[-count:], kernel, stride, padding, dilation, ceil)
     x = batched(given, count)
     lead = given.shape[: given.ndim - count]
     sizes = x.shape[2:]
@@ -98,59 +83,21 @@ def _max_pool(node: Node, given: hg.Value, count: int, window: Window) -> list[h
     return [hg.reshape(found, shape), hg.reshape(places - planes, shape)]
 
 
-@rule("avg_pool1d")
-def _avg_pool_1d(
-    node: Node,
-    x: hg.Value,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil: bool,
-    counted: bool,
-) -> hg.Value:
-    return _average(node, x, 1, (kernel, stride, padding), ceil, counted, None)
-
-
-@rule("avg_pool2d")
-def _avg_pool_2d(
-    node: Node,
-    x: hg.Value,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil: bool,
-    counted: bool,
-    divisor: int | None,
-) -> hg.Value:
-    return _average(node, x, 2, (kernel, stride, padding), ceil, counted, divisor)
-
-
-@rule("avg_pool3d")
-def _avg_pool_3d(
-    node: Node,
-    x: hg.Value,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil: bool,
-    counted: bool,
-    divisor: int | None,
-) -> hg.Value:
-    return _average(node, x, 3, (kernel, stride, padding), ceil, counted, divisor)
-
-
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def _average(
     node: Node,
     given: hg.Value,
-    count: int,
-    steps: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
     ceil: bool,
     counted: bool,
-    divisor: int | None,
+    divisor: int | None = None,
 ) -> hg.Value:
+    count = int(node.op[len("avg_pool")])
     x = in_f32(batched(given, count))
     x = x if x.dtype.is_float else cast(x, "f64")
-    window = window_of(x.shape[2:], *steps, ceil=ceil)
+    window = window_of(x.shape[2:], kernel, stride, padding, ceil=ceil)
     total = sum_pool(x, window)
     if divisor is not None:
         found = total / float(divisor)
