@@ -121,7 +121,7 @@ NARROWER = {
     "heliograph_backends/conformance/harness": ("contract", "reference"),
     # Importers of models use the public names of `heliograph`, and nothing inside of it.
     "heliograph/lowerings": (),
-    f"heliograph/{ONNX_BASE}": (),
+    f"heliograph/{ONNX_BASE}": ("lowerings",),
     "heliograph/onnx/ops": (ONNX_BASE, "lowerings"),
     "heliograph/onnx": (ONNX_BASE, "lowerings", "onnx/ops"),
     f"heliograph/{TORCH_BASE}": ("lowerings",),

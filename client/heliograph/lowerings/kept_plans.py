@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+#: The most plans of a model that are kept.
+MOST_PLANS = 16
 _Made = TypeVar("_Made")
 
 

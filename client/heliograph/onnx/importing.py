@@ -17,6 +17,7 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 import heliograph as hg
+from heliograph.lowerings.names import Names
 from heliograph.onnx import functions, ops
 from heliograph.onnx.bounds import NEEDS_SIZE, bounded_axis
 from heliograph.onnx.elements import (
@@ -35,7 +36,7 @@ from heliograph.onnx.elements import (
 from heliograph.onnx.errors import broken, label, refusal
 from heliograph.onnx.folding import fold
 from heliograph.onnx.node import Node
-from heliograph.onnx.ports import Names, Port, Spec, TensorSpec, elements_in, input_port, output_port
+from heliograph.onnx.ports import Port, Spec, TensorSpec, elements_in, input_port, output_port
 from heliograph.onnx.rules import MOVES, REFUSED, Result, find
 from heliograph.onnx.tensors import Tensors, constant_of
 

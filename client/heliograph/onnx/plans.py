@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 import heliograph as hg
-from heliograph.lowerings.kept_plans import KeptPlans
+from heliograph.lowerings.kept_plans import MOST_PLANS, KeptPlans
 from heliograph.onnx.batches import Batches, Cuts, cuts_of
 from heliograph.onnx.elements import Array
 from heliograph.onnx.importing import Program
@@ -21,8 +21,6 @@ from heliograph.onnx.ports import Spec, TensorSpec, feed_into, result_of
 if TYPE_CHECKING:
     from heliograph.onnx.model import Model
 
-#: The most plans of a model that are kept.
-MOST_PLANS = 16
 _Key: TypeAlias = tuple[Any, ...]
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import heliograph as hg
+from heliograph.lowerings.names import Names
 from heliograph.onnx.elements import (
     Array,
     Bounded,
@@ -63,23 +64,6 @@ class Cut:
 
 
 Port: TypeAlias = "Wire | Cut | Known | tuple[Any, ...] | None"
-
-
-class Names:
-    """Names of a graph for those of a model, which may be of any characters."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-
-    def free(self, wanted: str) -> str:
-        """Return a name that is like the wanted one, valid and not taken."""
-        plain = wanted[:500] if wanted and wanted.isprintable() else "tensor"
-        name, count = plain, 1
-        while name in self._taken:
-            count += 1
-            name = f"{plain}.{count}"
-        self._taken.add(name)
-        return name
 
 
 def spec_of(feed: Any, name: str) -> Spec:

@@ -18,14 +18,12 @@ import torch
 import torch.fx
 
 import heliograph as hg
-from heliograph.lowerings.kept_plans import KeptPlans
+from heliograph.lowerings.kept_plans import MOST_PLANS, KeptPlans
 from heliograph.torch.elements import as_tensor, dtype_name, feed_of, new_seed
 from heliograph.torch.errors import refusal
 from heliograph.torch.exporting import decompositions
 from heliograph.torch.lowering import SEED, Lowering, missing_of
 
-#: The most plans of a part that are kept.
-MOST_PLANS = 16
 Compiled: TypeAlias = Callable[..., Any]
 
 _lock = threading.Lock()
@@ -197,7 +195,7 @@ class _Part:
         if kept.remote is None:
             kept.remote = self._session.put(feed_of(tensor), self._device)
             # The plans so far have it as a weight.
-            self._plans = KeptPlans(MOST_PLANS)
+            self._plans.clear()
         else:
             kept.remote.set(feed_of(tensor))
         kept.tensor, kept.version = tensor, version

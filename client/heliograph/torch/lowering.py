@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast
+from heliograph.lowerings.names import Names
 from heliograph.torch import ops
 from heliograph.torch.elements import dtype_name, plain
 from heliograph.torch.errors import label, refusal
@@ -99,12 +100,12 @@ class Lowering:
         #: Values of constants, by the identity of their tensor, which is kept.
         self._lifted: dict[int, tuple[torch.Tensor, hg.Value]] = {}
         self._known: dict[int, torch.Tensor] = {}
-        self._names: set[str] = set()
+        self._names = Names()
 
     def weight(self, name: str, tensor: torch.Tensor) -> hg.Value:
         """Add a tensor as a weight; the same tensor is added once, however many names it has."""
         if id(tensor) not in self._lifted:
-            self._note(tensor, self.graph.weight(self._free(name), plain(tensor)))
+            self._note(tensor, self.graph.weight(self._names.free(name), plain(tensor)))
         return self._lifted[id(tensor)][1]
 
     def _note(self, tensor: torch.Tensor, value: hg.Value) -> None:
@@ -208,15 +209,6 @@ class Lowering:
         if isinstance(item, (list, tuple)):
             return [self._lifted_all(one) for one in item]
         return item
-
-    def _free(self, wanted: str) -> str:
-        plain = wanted[:500] if wanted and wanted.isprintable() else "tensor"
-        name, count = plain, 1
-        while name in self._names:
-            count += 1
-            name = f"{plain}.{count}"
-        self._names.add(name)
-        return name
 
 
 def _on_the_host(node: torch.fx.Node, target: Any, args: Sequence[Item], options: Mapping[str, Item]) -> Item:

@@ -10,15 +10,12 @@ import numpy as np
 import torch
 
 import heliograph as hg
-from heliograph.lowerings.kept_plans import KeptPlans
+from heliograph.lowerings.kept_plans import MOST_PLANS, KeptPlans
 from heliograph.torch.elements import as_tensor, feed_of, new_seed
 from heliograph.torch.lowering import SEED
 
 if TYPE_CHECKING:
     from heliograph.torch.model import Model
-
-#: The most plans of a model that are kept.
-MOST_PLANS = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 import heliograph as hg
-from heliograph.lowerings.kept_plans import KeptPlans
+from heliograph.lowerings.kept_plans import MOST_PLANS, KeptPlans
 from heliograph.torch.compiling import session_of
 from heliograph.torch.elements import as_tensor, feed_of
 from heliograph.torch.training.graphs import forward_graph, training_graph
@@ -30,8 +30,6 @@ from heliograph.torch.training.joint import (
 from heliograph.torch.training.optimizers import flags_of, groups_of, made, note_step, numbers_of
 from heliograph.torch.training.state import COUNTED, HostState, ServerState
 
-#: The most plans of a trainer that are kept, one for each combination of shapes.
-MOST_PLANS = 16
 #: The most steps that `steps` sends ahead.
 MOST_AHEAD = 64
 
