@@ -1,4 +1,9 @@
-"""Optimizers of torch.optim as parts of a graph: SGD, Adam and AdamW."""
+"""Optimizers of torch.optim as parts of a graph: SGD, Adam and AdamW.
+
+`hg.optim` does not serve here: its numbers beside the learning rate are constants of the graph.
+A run is given all numbers of each group, so that torch's schedulers work; and the state has
+torch's names, forms (amsgrad, dampening, maximize) and order of roundings.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +195,8 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def steps_of(optimizer: torch.optim.Optimizer) -> int:
-    """Return how many steps an optimizer has taken. Raises UnsupportedError if parameters differ."""
+    """Return how many steps an optimizer has taken. Raises UnsupportedError if parameters
+    differ."""
     counts = {int(state["step"]) for state in optimizer.state.values() if "step" in state}
     if len(counts) > 1:
         raise hg.UnsupportedError(

@@ -131,10 +131,7 @@ class ServerState:
 
     def read(self) -> dict[str, torch.Tensor]:
         """Return the elements of all variables, after every step sent before."""
-        found: dict[str, torch.Tensor] = {}
-        for name, array in self.checkpoint().items():
-            found[name] = as_tensor(array)
-        return found
+        return {name: as_tensor(array) for name, array in self.checkpoint().items()}
 
     def checkpoint(self) -> hg.Checkpoint:
         """Return the elements of all variables by their names without the prefix."""
