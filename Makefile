@@ -61,6 +61,7 @@ help:
 	@echo "make docs          the documentation as a site, in dist/docs; a warning is an error"
 	@echo "make proto         generate the protobuf code again"
 	@echo "make generate      generate the client's blocking API from its asyncio API again"
+	@echo "make op-pages      write the pages of the ops again, docs/api/ops"
 	@echo "make constraints   pin the newest versions that pyproject.toml allows"
 	@echo "make clean         remove what the others made"
 
