@@ -486,14 +486,14 @@ class Function(TracedFunction[Plan]):
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the function on arrays, with a plan of their kind."""
         call = self._call(arguments, keywords)
-        known = self._find(call.key) or self._compiled(call)
+        known = self._known.find(call.key) or self._compiled(call)
         outputs: Any = known.plan.run(call.arrays, fetch=self._fetch)
         return known.traced.filled(outputs)
 
     def plan(self, *arguments: Any, **keywords: Any) -> Plan:
         """Return the plan of a call with these arguments, which is compiled if it is new."""
         call = self._call(arguments, keywords)
-        return (self._find(call.key) or self._compiled(call)).plan
+        return (self._known.find(call.key) or self._compiled(call)).plan
 
     def _compiled(self, call: Call) -> Known[Plan]:
         traced = self._trace(call)

@@ -76,7 +76,7 @@ LAYERS = {
         "commands",
     ),
     "heliograph": (
-        "_probe errors graph",
+        "_probe errors graph _base/kept_plans",
         "_bootstrap",
         "functions core explain",
         "autodiff optim random",
@@ -119,14 +119,14 @@ NARROWER = {
         "cuda/lowering",
     ),
     "heliograph_backends/conformance/harness": ("contract", "reference"),
-    # Importers of models use the public names of `heliograph`, and nothing inside of it.
+    # Importers of models use the public names of `heliograph`; of its inside, only the plans that are kept.
     "heliograph/lowerings": (),
     f"heliograph/{ONNX_BASE}": ("lowerings",),
     "heliograph/onnx/ops": (ONNX_BASE, "lowerings"),
-    "heliograph/onnx": (ONNX_BASE, "lowerings", "onnx/ops"),
+    "heliograph/onnx": (ONNX_BASE, "_base/kept_plans", "lowerings", "onnx/ops"),
     f"heliograph/{TORCH_BASE}": ("lowerings",),
     "heliograph/torch/ops": (TORCH_BASE, "lowerings"),
-    "heliograph/torch": (TORCH_BASE, "lowerings", "torch/ops"),
+    "heliograph/torch": (TORCH_BASE, "_base/kept_plans", "lowerings", "torch/ops"),
 }
 #: Which other packages a package may import; the server imports the client in some folders alone.
 OTHERS = {

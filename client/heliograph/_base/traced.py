@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
+from heliograph._base.kept_plans import KeptPlans
 from heliograph._base.plan import PlanBase
 from heliograph._base.tensor import TensorBase
 from heliograph.functions.trees import leaves_of, mapped, refilled
@@ -78,9 +78,7 @@ class TracedFunction(Generic[_PlanT]):
         self._function = function
         self._signature = inspect.signature(function)
         self._max_plans = max_plans
-        self._lock = threading.Lock()
-        #: The plans, the one that was used last at the end.
-        self._known: OrderedDict[Hashable, Known[_PlanT]] = OrderedDict()
+        self._known: KeptPlans[Known[_PlanT]] = KeptPlans(max_plans)
         self._has_warned = False
         update_wrapper(cast(Any, self), function)
 
@@ -139,32 +137,19 @@ class TracedFunction(Generic[_PlanT]):
         # -0.0 is no 0.0 here, and NaN is itself.
         return (type(leaf), leaf.hex() if isinstance(leaf, float) else leaf)
 
-    def _find(self, key: Hashable) -> Known[_PlanT] | None:
-        with self._lock:
-            found = self._known.get(key)
-            if found is not None:
-                self._known.move_to_end(key)
-            return found
-
     def _keep(self, key: Hashable, made: Known[_PlanT]) -> Known[_PlanT]:
-        """Keep a plan, and let the one go that was not used for the longest time.
-
-        A plan that is let go ends with its last run.
-        """
-        with self._lock:
-            self._known[key] = made
-            if len(self._known) <= self._max_plans:
-                return made
-            self._known.popitem(last=False)
-            warns, self._has_warned = not self._has_warned, True
-        if warns:
+        """Keep a plan, and warn the first time that another one goes for it."""
+        was_full = len(self._known) == self._max_plans
+        kept = self._known.keep(key, made)
+        if was_full and kept is made and not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 f"{self._name} has more than {self._max_plans} kinds of calls, and the plans of the oldest "
                 "are dropped: shapes, data types and the values of numbers make a kind; a number that "
                 "changes is an input as np.float32(number), or raise max_plans",
                 stacklevel=4,
             )
-        return made
+        return kept
 
     def _trace(self, call: Call) -> Traced:
         """Call the function with values in the places of arrays.

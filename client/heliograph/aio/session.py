@@ -494,14 +494,14 @@ class Function(TracedFunction[Plan]):
     async def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the function on arrays, with a plan of their kind."""
         call = self._call(arguments, keywords)
-        known = self._find(call.key) or await self._compiled(call)
+        known = self._known.find(call.key) or await self._compiled(call)
         outputs: Any = await known.plan.run(call.arrays, fetch=self._fetch)
         return known.traced.filled(outputs)
 
     async def plan(self, *arguments: Any, **keywords: Any) -> Plan:
         """Return the plan of a call with these arguments, which is compiled if it is new."""
         call = self._call(arguments, keywords)
-        return (self._find(call.key) or await self._compiled(call)).plan
+        return (self._known.find(call.key) or await self._compiled(call)).plan
 
     async def _compiled(self, call: Call) -> Known[Plan]:
         traced = self._trace(call)

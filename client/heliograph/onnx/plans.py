@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 import heliograph as hg
-from heliograph.lowerings.kept_plans import MOST_PLANS, KeptPlans
+from heliograph._base.kept_plans import MOST_PLANS, KeptPlans
 from heliograph.onnx.batches import Batches, Cuts, cuts_of
 from heliograph.onnx.elements import Array
 from heliograph.onnx.importing import Program

@@ -18,7 +18,7 @@ import torch
 import torch.fx
 
 import heliograph as hg
-from heliograph.lowerings.kept_plans import MOST_PLANS, KeptPlans
+from heliograph._base.kept_plans import MOST_PLANS, KeptPlans
 from heliograph.torch.elements import as_tensor, dtype_name, feed_of, new_seed
 from heliograph.torch.errors import refusal
 from heliograph.torch.exporting import decompositions

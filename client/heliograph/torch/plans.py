@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import heliograph as hg
-from heliograph.lowerings.kept_plans import MOST_PLANS, KeptPlans
+from heliograph._base.kept_plans import MOST_PLANS, KeptPlans
 from heliograph.torch.elements import as_tensor, feed_of, new_seed
 from heliograph.torch.lowering import SEED
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, load_model
 from onnx_models import constant, model, node, perceptron, perceptron_result, saved_outside, tensor
 
 import heliograph as hg
-from heliograph.lowerings.kept_plans import MOST_PLANS
+from heliograph._base.kept_plans import MOST_PLANS
 
 RNG = np.random.default_rng(11)
 

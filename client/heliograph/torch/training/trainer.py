@@ -15,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 import heliograph as hg
-from heliograph.lowerings.kept_plans import MOST_PLANS, KeptPlans
+from heliograph._base.kept_plans import MOST_PLANS, KeptPlans
 from heliograph.torch.compiling import session_of
 from heliograph.torch.elements import as_tensor, feed_of
 from heliograph.torch.training.graphs import forward_graph, training_graph

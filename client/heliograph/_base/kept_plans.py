@@ -1,4 +1,4 @@
-"""The plans of a model that are kept, one for each combination of shapes."""
+"""The plans of a model or function that are kept, one for each combination of shapes."""
 
 from __future__ import annotations
 
