@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,16 +36,6 @@ KEYS: dict[str, Any] = {
     "no indices": [],
     "unsigned": np.array([1, 0], np.uint8),
 }
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[hg.Session]:
-    with hg.connect("local:") as session:
-        # The device starts its threads with its first work; they are not a test's.
-        g = hg.Graph()
-        g.output("y", hg.ones(3, graph=g))
-        session.compute(g)
-        yield session
 
 
 def compute(session: hg.Session, key: Any) -> np.ndarray[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,6 @@ import heliograph as hg
 
 Array = np.ndarray[Any, Any]
 SEED = 3
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[hg.Session]:
-    with hg.connect("local:") as session:
-        # The device starts its threads with its first work; they are not a test's.
-        g = hg.Graph()
-        g.output("y", hg.ones(3, graph=g))
-        session.compute(g)
-        yield session
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -26,16 +24,6 @@ CASES: list[tuple[str, list[tuple[int, ...]]]] = [
     ("ij,jk->ik", [(2, 1), (3, 4)]), ("bi,bi->b", [(1, 3), (5, 3)]), ("ij,jk->ik", [(2, 0), (0, 4)]),
     (" ij , jk -> i k ", [(2, 3), (3, 4)]), ("aB,Bc->ca", [(2, 3), (3, 4)]), ("ij,kl->il", [(2, 3), (4, 5)]),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[hg.Session]:
-    with hg.connect("local:") as session:
-        # The device starts its threads with its first work; they are not a test's.
-        g = hg.Graph()
-        g.output("y", hg.ones(3, graph=g))
-        session.compute(g)
-        yield session
 
 
 @pytest.mark.parametrize(("subscripts", "shapes"), CASES, ids=[f"{a} {b}" for a, b in CASES])

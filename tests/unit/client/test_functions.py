@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,6 @@ from heliograph.graph.promotion import promote
 from heliograph_proto.types import DTYPES
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[hg.Session]:
-    with hg.connect("local:") as session:
-        # The device starts its threads with its first work; they are not a test's.
-        compute(session, hg.positive, np.zeros(1, np.float32))
-        yield session
 
 
 def compute(session: hg.Session, build: Callable[..., Any], *arrays: Array) -> Array:
