@@ -165,6 +165,21 @@ def test_a_window_of_all_data_has_the_same_bits_with_a_packed_kernel_and_without
         assert np.allclose(found[0][:, :, 0, 0], expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("sizes", [(13, 1), (1, 13), (40, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_windows_of_one_element_read_images_of_one_row_or_column(sizes: tuple[int, int], groups: int) -> None:
+    """A dimension of one element has no stride."""
+    x, kernel = normal(2, 6, *sizes), normal(8, 6 // groups, 1, 1)
+    g = hg.Graph()
+    given = g.input("x", x.shape, "f32")
+    g.output("y", hg.ops.conv_2d(g.weight("k", kernel), given, groups=groups))
+    with hg.connect("local:") as session:
+        found = session.compile(g).run(x=x)["y"]
+    parts = zip(np.split(kernel[:, :, 0, 0], groups), np.split(x, groups, 1), strict=True)
+    expected = np.concatenate([np.einsum("oc,ncyx->noyx", *pair) for pair in parts], 1)
+    assert np.allclose(found, expected, atol=1e-5)
+
+
 def test_a_result_is_not_computed_over_an_addend() -> None:
     """The product is written before the addend is read."""
 

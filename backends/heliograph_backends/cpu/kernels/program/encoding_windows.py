@@ -85,7 +85,8 @@ def encode_convolution(
         raise ValueError(f"a window of {geometry.taps} elements: at most {MOST_TAPS}")
     *outer, plane, line, pixel = broadcast(data, len(sizes) + 3)
     is_plain = _is_plain(geometry, line, pixel)
-    right = (*outer, plane, pixel) if is_plain else (*outer, 0, 0)
+    # The elements of a plain image are contiguous; a dimension of one element has no stride.
+    right = (*outer, plane, 4) if is_plain else (*outer, 0, 0)
     space = cut_convolution(sizes, rows, columns, depth)
     words = operand_words(broadcast(kernel, len(sizes) + 2)) + operand_words(right)
     words += operand_words(strides[0])
