@@ -284,7 +284,7 @@ class _NativeStep(_Step):
         """Bind the program; `numbers`: the node of each step."""
         self.count = program.steps
         #: The estimated time, without the wait for helpers.
-        self.cost_us = (program.shared_cost_ns + STEP_NS * program.steps) / 1e3
+        self.cost_us = (program.long_cost_ns + STEP_NS * program.steps) / 1e3
         self._graph, self._numbers = plan.graph, tuple(numbers)
         self._memory = plan.memory
         self._device, self._threads = plan.device, plan.threads

@@ -25,7 +25,7 @@ from heliograph_backends.cpu.kernels import (
 )
 from heliograph_backends.cpu.kernels import Operation as Op
 from heliograph_backends.cpu.kernels.program import encoding_windows
-from heliograph_backends.cpu.kernels.program.words import CHAINED
+from heliograph_backends.cpu.kernels.program.words import CHAINED, TILES
 
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -344,6 +344,14 @@ def test_bits_do_not_depend_on_the_number_of_threads(random: np.random.Generator
                 assert same_bits(slide(Windowing.PRODUCT, x[:, 0], form, weights, pool=pool), alone[1])
         finally:
             pool.close()
+
+
+def test_windows_spread_over_large_planes_have_a_tile_for_each() -> None:
+    """A run pauses and ends between tiles, so few results that read much are not together."""
+    geometry = Form((1001, 1001), (2, 2), spread=(1000, 1000)).geometry
+    operands = Operand(0, 0, (0, 4 * 1001, 4)), Operand(1, 0, (16, 4)), Operand(2, 0, (4, 4, 4))
+    made = encoding_windows.encode_windows(Windowing.PRODUCT, (), 4096, geometry, operands, None)
+    assert np.frombuffer(made.code, np.int64)[TILES] == 4096
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

@@ -14,6 +14,8 @@ from backend_graphs import (
     Loaded,
     Maker,
     loaded,
+    place,
+    remove,
     run,
     same_bits,
 )
@@ -181,3 +183,48 @@ def test_two_plans_on_two_streams_give_the_bits_that_they_give_alone(device: Cpu
     for right, arrays in zip(alone, found, strict=True):
         assert len(arrays) == 20
         assert all(same_bits(right, array) for array in arrays)
+
+
+# Estimates
+
+
+def wide_windows() -> Maker:
+    """Few results of windows that are spread over large images."""
+    made = Maker()
+    image = made.node("broadcast_to", made.weight(floats(1, 1, 300, 300)), shape=(1, 64, 300, 300))
+    kernel = made.weight(floats(64, 1, 2, 2))
+    made.output(made.node("conv_2d_dw", kernel, image, dilation=(299, 299), stride=(), padding=()))
+    return made
+
+
+def deep_windows() -> Maker:
+    """A convolution with one result of many channels."""
+    made = Maker()
+    image = made.node("broadcast_to", made.weight(floats(1, 1, 3, 3)), shape=(1, 2**15, 3, 3))
+    kernel = made.node("broadcast_to", made.weight(floats(1, 2**15, 3, 3)), shape=(1, 2**15, 3, 3))
+    attributes = {"dilation": (), "stride": (), "padding": ()}
+    made.output(made.node("conv_2d", kernel, image, groups=1, **attributes))
+    return made
+
+
+def deep_product() -> Maker:
+    """A product with few results, and so of one tile."""
+    made = Maker()
+    row = made.node("broadcast_to", made.weight(floats(1, 1)), shape=(40, 2**18))
+    made.output(made.node("matmul", row, made.weight(floats(2**18, 1))))
+    return made
+
+
+@needs_native
+@pytest.mark.parametrize("make", [wide_windows, deep_windows, deep_product])
+def test_a_run_with_few_results_of_many_numbers_is_not_estimated_to_be_short(
+    make: Callable[[], Maker], device: CpuDevice
+) -> None:
+    """A server runs short ones where their messages arrive."""
+    with loaded(device, make()) as it:
+        types = [it.graph.type_of(output.value) for output in it.graph.outputs]
+        results = [place(device, np.zeros(type.shape, np.float32)) for type in types]
+        short = it.plan.short_run(it.inputs, results)
+        assert short is None or short[1] > 100
+        for each in results:
+            remove(each)

@@ -17,6 +17,7 @@ import numpy as np
 
 from heliograph_backends.cpu.kernels.program import words
 from heliograph_backends.cpu.kernels.program.encoding import (
+    SHARING_NS,
     Encoding,
     broadcast,
     encode_elementwise,
@@ -411,6 +412,7 @@ class ProgramBuilder:
             needs=self._needs,
             scratch_bytes=words.PACK_AT + self._pack_bytes,
             shared_cost_ns=sum(step.nanoseconds for step in shared),
+            long_cost_ns=sum(step.nanoseconds for step in steps if step.nanoseconds > SHARING_NS),
         )
 
     def _move(

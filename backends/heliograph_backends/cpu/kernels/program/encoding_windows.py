@@ -36,6 +36,7 @@ from heliograph_backends.cpu.kernels.program.program import (
 from heliograph_backends.cpu.kernels.program.tiles import (
     FLOPS_PER_NS,
     MEMORY_BYTES_PER_NS,
+    STAGED_ELEMENTS,
     UNPACKED_DEPTH_BLOCK,
     Strides,
     cut_convolution,
@@ -45,6 +46,7 @@ from heliograph_backends.cpu.kernels.program.tiles import (
 from heliograph_backends.cpu.kernels.program.words import (
     CHAINED,
     OPERAND_WORDS,
+    PANEL_COLUMNS,
     ChainForm,
     Kind,
     Operation,
@@ -53,13 +55,15 @@ from heliograph_backends.cpu.kernels.program.words import (
 
 #: The most elements of a window.
 MOST_TAPS = UNPACKED_DEPTH_BLOCK
-#: The most elements of the staged lines of a plane, unless one line has more.
-STAGED_ELEMENTS = 48 * 1024
 #: Shorter lines of a result are computed as one.
 SHORT_LINE = 32
+#: A worker's time to stage an element by itself, and to pack those of a row that are lanes.
+SCATTERED_NS, RUN_NS = 2.0, 1.0
 #: Elements that are read behind the last staged one.
 _BEHIND = 64
 _LINE_BYTES = 64
+#: The elements of a vector.
+_LANES = PANEL_COLUMNS // 2
 #: The entries that each kind of epilogue needs.
 _NEEDS = {0: 0, 1: 0, 2: layout.FOR_CHAINS}
 
@@ -96,6 +100,9 @@ def encode_convolution(
     words += [depth, depth_block, 0, form, 1, has]
     words += [layout.EPILOGUE + len(body), *body, *_geometry_words(geometry, (plane, line, pixel))]
     nanoseconds = matmul_ns(prod(sizes), rows, columns, depth)
+    if not is_plain:
+        packed = prod(sizes) * space.row_blocks * depth * -(-columns // PANEL_COLUMNS) * 2
+        nanoseconds = max(nanoseconds, packed * _packing_ns(geometry, pixel))
     places = (layout.LEFT, layout.RIGHT, layout.PRODUCT, *(layout.EPILOGUE + place for place in more))
     code = step_words(Kind.MATMUL, space, words, nanoseconds, False)
     room = packing_bytes(space, min(depth, depth_block), False, True)
@@ -130,7 +137,8 @@ def encode_windows(
     line_at = _rounded(8 * taps)
     planes_at = line_at + _rounded(4 * (long + _BEHIND))
     # Lines are computed four at a time, of which the last ones may not exist.
-    end = planes_at + _rounded(4 * (phases * ((lines + behind) * pitch + 16) + 3 * pitch + _BEHIND))
+    staged = phases * ((lines + behind) * pitch + 16)
+    end = planes_at + _rounded(4 * (staged + 3 * pitch + _BEHIND))
     words = operand_words((*outer, plane, 0))
     words += (
         operand_words(broadcast(weights, len(sizes) + 2)) if weights else [-1, *[0] * (OPERAND_WORDS - 1)]
@@ -140,9 +148,12 @@ def encode_windows(
     words += [kind, pitch, line_at if long else 0, planes_at, has]
     words += _geometry_words(geometry, (plane, line, pixel))
     words += body
-    space = cut_planes(sizes, channels, height, width, lines)
-    elements = prod(sizes) * channels * height * width
-    nanoseconds = elements * max(4.0 * taps / FLOPS_PER_NS, 8 / MEMORY_BYTES_PER_NS)
+    space = cut_planes(sizes, channels, geometry.result, lines, staged)
+    each_ns = 8 / MEMORY_BYTES_PER_NS if _is_by_lanes(geometry, pixel) else SCATTERED_NS
+    staging_ns = -(-height // lines) * staged * each_ns
+    computed = height * (pitch if long else width)
+    plane_ns = max(computed * max(4.0 * taps / FLOPS_PER_NS, 8 / MEMORY_BYTES_PER_NS), staging_ns)
+    nanoseconds = prod(sizes) * channels * plane_ns
     places = [layout.WINDOWS_OF, *([layout.WINDOWS_WEIGHTS] if weights else []), layout.WINDOWED]
     places += [layout.WINDOWS_EPILOGUE + place for place in more]
     code = step_words(Kind.WINDOWS, space, words, nanoseconds, False)
@@ -249,6 +260,18 @@ def _is_plain(geometry: Geometry, line: int, pixel: int) -> bool:
     """True if windows are single elements, each one once and in order, and lines have no gaps."""
     single = geometry[1:5] == ((1, 1), (1, 1), geometry.spread, (0, 0))
     return single and geometry.image == geometry.result and flat_step(geometry.image, (line, pixel)) == 4
+
+
+def _is_by_lanes(geometry: Geometry, pixel: int) -> bool:
+    """True if elements that windows read side by side are lanes of vectors."""
+    return pixel == 4 and geometry.step[1] <= 2
+
+
+def _packing_ns(geometry: Geometry, pixel: int) -> float:
+    """Return the time to pack the elements at one place of sixteen windows."""
+    if not _is_by_lanes(geometry, pixel):
+        return _LANES * SCATTERED_NS
+    return RUN_NS * (_LANES // geometry.result[1] + 1)
 
 
 def _check_result(strides: Strides, columns: int) -> None:

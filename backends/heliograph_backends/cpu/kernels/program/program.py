@@ -196,5 +196,7 @@ class Program:
     """Bytes of scratch that each worker needs."""
     shared_cost_ns: float
     """A rough estimate of one worker's time for the shared steps."""
+    long_cost_ns: float
+    """The same for all steps that take long, also those that are no shared ones."""
     needs: int
     """The places of its entries in the table, as bits."""

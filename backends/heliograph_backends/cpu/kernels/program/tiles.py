@@ -28,6 +28,8 @@ LARGEST_COLUMN_BLOCK, SMALLEST_COLUMN_BLOCK = 384, 96
 STRIP_ROWS, PANELS_BYTES, MOST_PANELS = 12, 384 * 1024, 4
 # Elements of the results of small planes that are computed together, for their epilogue.
 PLANE_ELEMENTS = 4096
+# The most elements that are staged for the windows of a block, unless one line needs more.
+STAGED_ELEMENTS = 48 * 1024
 PACKED_DEPTH_BLOCK, UNPACKED_DEPTH_BLOCK = 2048, UNPACKED_DEPTH
 
 Strides = tuple[int, ...]
@@ -142,8 +144,13 @@ def cut_convolution(outer: tuple[int, ...], rows: int, columns: int, depth: int)
     return Space(outer, rows, columns, row_block, column_block, max(1, round(TILE_NS / block_ns)))
 
 
-def cut_planes(outer: tuple[int, ...], channels: int, height: int, width: int, lines: int) -> Space:
-    """Cut windows over each channel into some channels, or `lines` rows of one."""
-    together = max(1, PLANE_ELEMENTS // (height * width)) if lines == height else 1
-    per_tile = max(1, TILE_ELEMENTS // (4 * together * lines * width))
+def cut_planes(
+    outer: tuple[int, ...], channels: int, result: tuple[int, int], lines: int, staged: int
+) -> Space:
+    """Cut windows over each channel into some channels, or `lines` rows of one; `staged`: the
+    elements that these rows read, which may be far more than they have."""
+    height, width = result
+    most = min(PLANE_ELEMENTS // (height * width), STAGED_ELEMENTS // staged)
+    together = max(1, most) if lines == height else 1
+    per_tile = max(1, TILE_ELEMENTS // (together * max(4 * lines * width, staged)))
     return Space(outer, channels, height * width, min(channels, together), lines * width, per_tile)
