@@ -62,7 +62,7 @@ def open_direct(
             try:
                 made.settimeout(max(0.001, end - time.monotonic()))
                 made.connect(where)
-                keep(made, silence_seconds)
+                keep(made, silence_seconds, is_read=request.HasField("transfers"))
                 _ask(made, request, offer, end)
             except (OSError, HeliographError) as error:
                 made.close()

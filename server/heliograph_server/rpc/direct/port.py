@@ -6,6 +6,7 @@ ticket is that of a session. On the event loop, except where it says otherwise.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import socket
@@ -14,7 +15,7 @@ from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
-from heliograph.transport.direct.keeping import keep
+from heliograph.transport.direct.keeping import ASK_PART, is_gone, keep
 from heliograph_backends.host_memory.sealed import FILES
 from heliograph_proto.addresses import Address
 from heliograph_proto.codec import encode_error
@@ -138,6 +139,7 @@ class DirectPort:
         match request.WhichOneof("what"):
             case "command_socket":
                 self._sockets.keep(session, client)
+                self._watch(client)
             case "transfers":
                 FILES.take()
                 try:
@@ -148,6 +150,19 @@ class DirectPort:
             case _:
                 raise ProtocolError("a request for a direct connection must say what it is for")
         return proof
+
+    def _watch(self, client: socket.socket) -> None:
+        """Break a command socket whose client is gone, again and again until it is closed."""
+        # Closed by another thread, or broken already.
+        with suppress(OSError):
+            if client.fileno() < 0:
+                return
+            if not is_gone(client, self._silence_seconds):
+                later = self._silence_seconds / ASK_PART
+                asyncio.get_running_loop().call_later(later, self._watch, client)
+                return
+            logger.debug("a client acknowledges nothing on its command socket")
+            client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
