@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,21 @@ def test_a_command_socket_whose_client_acknowledges_nothing_ends_its_session(
             with pytest.raises(AssertionError, match="the stream ended before"):
                 session.answer(1)
         session.close()
+
+
+def test_a_connection_that_broke_between_two_transfers_fails_none_of_them(
+    impatient: ThreadDaemon,
+) -> None:
+    array = np.arange(2**20)
+    with hg.connect(impatient.url) as session:
+        tensor = session.put(array)
+        assert np.array_equal(tensor.get(timeout=SECONDS), array)
+        shell: Any = session._shell
+        kept = shell._bulk._direct._idle
+        assert kept
+        for one in kept:
+            one._socket.shutdown(socket.SHUT_RDWR)
+        assert np.array_equal(tensor.get(timeout=SECONDS), array)
 
 
 def drop_all(connection: socket.socket) -> None:

@@ -44,4 +44,4 @@ def is_gone(connection: socket.socket, silence_seconds: float) -> bool:
     if len(told) < _TCP_INFO.size:
         return False
     retransmissions, probes, silent_ms = _TCP_INFO.unpack(told)
-    return max(retransmissions, probes) >= LEAST_UNANSWERED and silent_ms >= silence_seconds * 1e3
+    return bool(max(retransmissions, probes) >= LEAST_UNANSWERED and silent_ms >= silence_seconds * 1e3)

@@ -29,6 +29,8 @@ from heliograph_proto.v1 import direct_pb2
 MOST_CONNECTIONS = 4
 #: The bytes of one system call: others may cancel between two.
 PIECE_BYTES = 2 * 2**20
+#: How often an upload that waits for its turn sees whether it was cancelled.
+TURN_SECONDS = 0.05
 #: struct timeval.
 _TIME = Struct("@ll")
 #: The largest answer.
@@ -47,6 +49,11 @@ class Connection:
 
     def __repr__(self) -> str:
         return f"<Connection {'broken' if self.is_broken else 'open'}>"
+
+    @property
+    def is_idle(self) -> bool:
+        """False if it has ended, or bytes have come that no transfer awaits."""
+        return not (self.is_broken or self._poll.poll(0))
 
     def cancel(self) -> None:
         """Break it off. Idempotent."""
@@ -68,7 +75,7 @@ class Connection:
         """
         try:
             while data:
-                self._check()
+                self.check()
                 if self._poll.poll(0):
                     return False
                 count = self._socket.send(data[:PIECE_BYTES])
@@ -90,7 +97,7 @@ class Connection:
     def receive(self, out: memoryview, deadline: Deadline) -> None:
         """Fill memory. Raises UnavailableError, DeadlineExceededError."""
         while out:
-            self._check()
+            self.check()
             try:
                 count = self._socket.recv_into(out[:PIECE_BYTES], 0, socket.MSG_WAITALL)
             except BlockingIOError:
@@ -118,7 +125,8 @@ class Connection:
             raise decode_error(found.error)
         return found.size_bytes
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise CancelledError if it was cancelled."""
         if self.is_broken:
             raise CancelledError("the transfer was cancelled")
 
@@ -134,8 +142,9 @@ class DirectTransfers:
         self._used: set[Connection] = set()
         self._idle: list[Connection] = []
         self._opening = 0
-        #: Bytes of a later transfer would be kept in the server's memory until its turn.
-        self._sends = threading.Lock()
+        #: Held while bytes are sent, of tensors and of contents: those of a later tensor would be kept
+        #: in the server's memory until its turn. Contents are large, so no tensor waits for one.
+        self._tensors, self._contents = threading.Lock(), threading.Lock()
         self._is_over = silence_seconds is None or info.direct is None
 
     def __repr__(self) -> str:
@@ -151,10 +160,12 @@ class DirectTransfers:
         with self._lock:
             if self._is_over:
                 return None
-            if self._idle:
-                found = self._idle.pop()
-                self._used.add(found)
-                return found
+            while self._idle:
+                if (found := self._idle.pop()).is_idle:
+                    self._used.add(found)
+                    return found
+                # It broke between two transfers, of which none needs to fail.
+                found.close()
             if len(self._used) + self._opening >= MOST_CONNECTIONS:
                 return None
             self._opening += 1
@@ -201,6 +212,17 @@ class DirectTransfers:
         if not is_kept:
             connection.close()
 
+    @contextmanager
+    def _turn(self, connection: Connection, upload: StartUpload) -> Generator[None]:
+        """Wait until no other upload of its kind sends. Raises CancelledError."""
+        lock = self._tensors if isinstance(upload.target, int) else self._contents
+        while not lock.acquire(timeout=TURN_SECONDS):
+            connection.check()
+        try:
+            yield
+        finally:
+            lock.release()
+
     def upload(self, connection: Connection, upload: StartUpload, taken: Callable[[], None]) -> None:
         """Send bytes. `taken` is called when the caller may overwrite them.
 
@@ -213,7 +235,7 @@ class DirectTransfers:
         else:
             request.content = upload.target
         with self._using(connection):
-            with self._sends:
+            with self._turn(connection, upload):
                 is_whole = connection.send(memoryview(framed(request.SerializeToString())))
                 is_whole = is_whole and connection.send(upload.data[upload.offset_bytes :], upload.progress)
             if is_whole:
