@@ -8,6 +8,7 @@ import heliograph as hg
 from heliograph.lowerings.arrays import channels
 from heliograph.lowerings.windows import Window, convolve, convolve_transposed
 from heliograph.torch.node import Node, in_f32
+from heliograph.torch.ops.pools import batched, spread
 from heliograph.torch.rules import rule
 
 
@@ -27,9 +28,7 @@ def _convolution(
     kernel = weight.shape[2:]
     steps, pads, gaps = (spread(one, len(kernel)) for one in (stride, padding, dilation))
     window = Window(kernel, steps, gaps, pads, pads)
-    data, weight = in_f32(x), in_f32(weight)
-    batched = data.ndim == len(kernel) + 2
-    data = data if batched else hg.expand_dims(data, axis=0)
+    data, weight = batched(in_f32(x), len(kernel)), in_f32(weight)
     if not groups == data.shape[1] == weight.shape[0]:
         node.parts(groups)
     if transposed:
@@ -38,10 +37,4 @@ def _convolution(
         found = convolve(data, weight, window, groups)
     if bias is not None:
         found = found + channels(in_f32(bias), found.ndim)
-    return found if batched else hg.squeeze(found, axis=0)
-
-
-def spread(given: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return one number for each dimension."""
-    numbers = tuple(int(one) for one in given)
-    return numbers * count if len(numbers) == 1 else numbers
+    return found if data.ndim == x.ndim else hg.squeeze(found, axis=0)

@@ -18,7 +18,8 @@ from heliograph.torch.node import Node, in_f32
 from heliograph.torch.rules import rule
 
 
-def _numbers(given: Sequence[int] | int, count: int) -> tuple[int, ...]:
+def spread(given: Sequence[int] | int, count: int) -> tuple[int, ...]:
+    """Return one number for each dimension."""
     numbers = (given,) if isinstance(given, int) else tuple(int(one) for one in given)
     return numbers * count if len(numbers) == 1 else numbers
 
@@ -33,8 +34,8 @@ def window_of(
 ) -> Window:
     """Return the window of a pool, padded further for the windows of ceil_mode."""
     count = len(sizes)
-    kernel, padding, dilation = (_numbers(one, count) for one in (kernel, padding, dilation))
-    stride = _numbers(stride, count) if len(stride) else kernel
+    kernel, padding, dilation = (spread(one, count) for one in (kernel, padding, dilation))
+    stride = spread(stride, count) if len(stride) else kernel
     window = Window(kernel, stride, dilation, padding, padding)
     if not ceil:
         return window
@@ -125,7 +126,7 @@ def average_counts(
 @rule("adaptive_avg_pool1d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool2d")
 def _adaptive(node: Node, x: hg.Value, sizes: Sequence[int]) -> hg.Value:
     wide = in_f32(x)
-    outputs = _numbers(sizes, len(sizes))
+    outputs = spread(sizes, len(sizes))
     axes = range(x.ndim - len(outputs), x.ndim)
     if all(size == 1 for size in outputs):
         return hg.mean(wide, axis=tuple(axes), keepdims=True)
@@ -148,7 +149,7 @@ def adaptive_matrix(size: int, count: int) -> Array:
 def _adaptive_max(node: Node, x: hg.Value, sizes: Sequence[int]) -> list[hg.Value | None]:
     if node.wants(1):
         raise node.refuse("the places of an adaptive maximum", "use max_pool2d with return_indices=True")
-    for axis, count in zip((x.ndim - 2, x.ndim - 1), _numbers(sizes, 2), strict=True):
+    for axis, count in zip((x.ndim - 2, x.ndim - 1), spread(sizes, 2), strict=True):
         size = x.shape[axis]
         starts = np.arange(count) * size // count
         stops = -(-(np.arange(count) + 1) * size // count)
@@ -235,12 +236,12 @@ def _columns_to_image(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> hg.Value:
-    block = _numbers(kernel, 2)
+    block = spread(kernel, 2)
     node.parts(math.prod(block))
     x = given if given.ndim == 3 else hg.expand_dims(given, axis=0)
-    pads = _numbers(padding, 2)
-    window = Window(block, _numbers(stride, 2), _numbers(dilation, 2), pads, pads)
-    found = columns_to_image(x, _numbers(image, 2), window)
+    pads = spread(padding, 2)
+    window = Window(block, spread(stride, 2), spread(dilation, 2), pads, pads)
+    found = columns_to_image(x, spread(image, 2), window)
     return found if given.ndim == 3 else hg.squeeze(found, axis=0)
 
 

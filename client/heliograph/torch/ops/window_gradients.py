@@ -11,8 +11,7 @@ import heliograph as hg
 from heliograph.lowerings.arrays import along, insert_zeros, pad_axis, part
 from heliograph.lowerings.windows import Window, convolve, convolve_transposed, max_pool, padded
 from heliograph.torch.node import Node, in_f32
-from heliograph.torch.ops.convolutions import spread
-from heliograph.torch.ops.pools import adaptive_matrix, average_counts, batched, window_of
+from heliograph.torch.ops.pools import adaptive_matrix, average_counts, batched, spread, window_of
 from heliograph.torch.rules import rule
 
 # Convolutions

@@ -19,11 +19,6 @@ COUNTED = "heliograph"
 _numbers = itertools.count(1)
 
 
-def new_prefix() -> str:
-    """Return the first part of the names of a trainer's variables, which no other has."""
-    return f"trainer_{next(_numbers)}/"
-
-
 class HostState:
     """The state as the module and the optimizer have it, by the names of the variables."""
 
@@ -99,7 +94,8 @@ class ServerState:
 
     def __init__(self, session: hg.Session) -> None:
         self.session = session
-        self.prefix = new_prefix()
+        #: The first part of the variables' names, which no other trainer has.
+        self.prefix = f"trainer_{next(_numbers)}/"
         #: For each variable that has its elements, a plan that uses it.
         self._plans: dict[str, hg.Plan] = {}
 
