@@ -14,7 +14,7 @@ from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels import Operation
 from heliograph_backends.cpu.kernels.program.builder import Step
 from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
-from heliograph_backends.cpu.lowering import attention, experts, moves, planes, reductions, rope, windows
+from heliograph_backends.cpu.lowering import attention, copies, experts, moves, reductions, rope, windows
 from heliograph_backends.cpu.lowering import rows as row_ops
 from heliograph_backends.cpu.lowering.elementwise import (
     ELEMENTWISE,
@@ -50,7 +50,7 @@ APPENDED = {
     **dict.fromkeys(ROTATIONS, rope.append),
     **dict.fromkeys(row_ops.OPS, row_ops.append),
     **dict.fromkeys(reductions.OPS, reductions.append),
-    **dict.fromkeys(planes.OPS, planes.append),
+    **dict.fromkeys(copies.OPS, copies.append),
     **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
     "philox": moves.append_random,
 }
@@ -193,8 +193,8 @@ class CpuLowering:
             return can_cut(*(self.types[value] for value in node.operands))
         if node.op in reductions.OPS:
             return reductions.has_kernel(node, *self._around(number))
-        if node.op in planes.OPS:
-            return planes.has_kernel(node, *self._around(number))
+        if node.op in copies.OPS:
+            return copies.has_kernel(node, *self._around(number))
         if node.op == "assign":
             return self.places[node.operands[1]].root != self.places[node.operands[0]].root
         return OPS[node.op].is_view
