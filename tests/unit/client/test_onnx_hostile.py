@@ -127,6 +127,7 @@ def constants(*arrays: Any) -> list[TensorProto]:
         (one("Squeeze", "x s", [constant("s", np.array([0]))]), "are not all of size 1"),
         (one("Softmax", "x", axis=2**40), "axis"),
         (one("Einsum", "x", equation="a,b->" + "c" * 1000), "bad"),
+        (one("Einsum", "x " * 1000, equation=",".join(["a"] * 1000)), "1000 operands; 32 are the most"),
         (one("SequenceAt", "x i", [constant("i", np.array(0))]), "no sequence"),
         (one("MatMul", "x x"), "bad"),
         (one("Pad", "x p", [constant("p", np.array([1]))]), "paddings"),

@@ -9,6 +9,8 @@ from heliograph.onnx.rules import rule
 
 #: The largest matrix whose determinant is expanded.
 _MOST_ROWS = 5
+#: The most operands of a sum of products, whose order is searched.
+_MOST_FACTORS = 32
 
 
 @rule("MatMul")
@@ -36,7 +38,10 @@ def _factor(number: float, x: hg.Value) -> float | int:
 
 @rule("Einsum")
 def _einsum(node: Node) -> Item:
-    return hg.einsum(node.string("equation", ""), *node.values())
+    values = node.values()
+    if len(values) > _MOST_FACTORS:
+        raise node.refuse(f"it has {len(values)} operands; {_MOST_FACTORS} are the most")
+    return hg.einsum(node.string("equation", ""), *values)
 
 
 @rule("Det")
