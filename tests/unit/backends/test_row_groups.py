@@ -3,6 +3,7 @@ bits of weights in their own order."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +97,42 @@ def test_rows_are_grouped_read_written_and_restored_in_their_place(
 
     groups.unpack(memory)
     assert memory.tobytes() == now
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_short_rows_are_reordered_many_at_a_time(kind: Stored, random: np.random.Generator) -> None:
+    """A weight of a gibibyte may have millions of groups."""
+    blocks = max(1, 16 // FORMS[kind].block_size)
+    count = 2 * 2**18 // (16 * blocks * FORMS[kind].block_bytes) + 3
+    groups = RowGroups(kind, 16 * count, blocks)
+    memory = aligned_bytes(groups.size_bytes)
+    memory[:] = np.frombuffer(random.bytes(groups.size_bytes), np.uint8)
+    own, calls = memory.tobytes(), 0
+
+    def called(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(called)
+    try:
+        groups.pack(memory)
+    finally:
+        sys.setprofile(None)
+    assert calls < count
+
+    one = RowGroups(kind, 16, blocks)
+    for number in (0, count // 2, count - 1):
+        place = slice(number * one.size_bytes, (number + 1) * one.size_bytes)
+        alone = np.frombuffer(bytearray(own[place]), np.uint8)
+        one.pack(alone)
+        assert alone.tobytes() == memory[place].tobytes()
+    start, stop = one.size_bytes // 2, groups.size_bytes - 5
+    found = bytearray(stop - start)
+    groups.read(memory, start, memoryview(found))
+    assert found == own[start:stop]
+    groups.write(memory, start, memoryview(bytes(stop - start)))
+    groups.unpack(memory)
+    assert memory.tobytes() == own[:start] + bytes(stop - start) + own[stop:]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Stored.F32])

@@ -12,6 +12,9 @@ from heliograph_backends.cpu.kernels.program.stored_types import FORMS, GROUP_RO
 from heliograph_backends.cpu.kernels.runtime.memory import PackedForm
 from heliograph_backends.host_memory.order import Bytes
 
+#: The most bytes that are reordered together, unless a group has more.
+_PIECE_BYTES = 2**18
+
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
@@ -39,69 +42,75 @@ class RowGroups:
 
     def pack(self, memory: Bytes) -> None:
         """Bring the rows from their own order into this one."""
-        for group in self._groups(memory):
-            self._pack(group, group.reshape(GROUP_ROWS, self.row_bytes).copy())
+        for groups in self._pieces(memory):
+            self._pack(groups, groups.copy())
 
     def unpack(self, memory: Bytes) -> None:
         """Bring the rows from this order into their own."""
-        for group in self._groups(memory):
-            group[:] = self._unpacked(group).ravel()
+        for groups in self._pieces(memory):
+            groups[:] = self._unpacked(groups)
 
     def read(self, memory: Bytes, offset_bytes: int, out: memoryview) -> None:
         """Read bytes of the rows in their own order."""
         target = np.frombuffer(out, np.uint8)
-        for group, here, there in self._parts(memory, offset_bytes, out.nbytes):
-            target[there] = self._unpacked(group).ravel()[here]
+        for groups, here, there in self._parts(memory, offset_bytes, out.nbytes):
+            target[there] = self._unpacked(groups)[here]
 
     def write(self, memory: Bytes, offset_bytes: int, data: memoryview) -> None:
         """Write bytes of the rows, given in their own order."""
         source = np.frombuffer(data, np.uint8)
-        for group, here, there in self._parts(memory, offset_bytes, data.nbytes):
-            rows = self._unpacked(group)
-            rows.reshape(-1)[here] = source[there]
-            self._pack(group, rows)
+        for groups, here, there in self._parts(memory, offset_bytes, data.nbytes):
+            rows = self._unpacked(groups)
+            rows[here] = source[there]
+            self._pack(groups, rows)
 
-    def _groups(self, memory: Bytes) -> Iterator[Bytes]:
-        size = GROUP_ROWS * self.row_bytes
-        for start in range(0, self.size_bytes, size):
-            yield memory[start : start + size]
+    @property
+    def _piece(self) -> int:
+        """The bytes of the groups that are reordered together."""
+        group = GROUP_ROWS * self.row_bytes
+        return max(1, _PIECE_BYTES // group) * group
+
+    def _pieces(self, memory: Bytes) -> Iterator[Bytes]:
+        for start in range(0, self.size_bytes, self._piece):
+            yield memory[start : start + self._piece]
 
     def _parts(self, memory: Bytes, offset: int, size: int) -> Iterator[tuple[Bytes, slice, slice]]:
-        """Yield the groups that have some of these bytes, with the places of the bytes in the group
-        and among them."""
-        whole, end = GROUP_ROWS * self.row_bytes, offset + size
+        """Yield the groups that have some of these bytes, with the places of the bytes in the
+        groups and among them."""
+        whole, end = self._piece, offset + size
         for start in range(offset // whole * whole, end, whole):
             first, last = max(start, offset), min(start + whole, end)
             here, there = slice(first - start, last - start), slice(first - offset, last - offset)
             yield memory[start : start + whole], here, there
 
-    def _pack(self, group: Bytes, rows: Bytes) -> None:
-        """Write rows into a group."""
-        for own, unit in self._units(group, rows):
+    def _pack(self, groups: Bytes, rows: Bytes) -> None:
+        """Write rows into groups."""
+        for own, unit in self._units(groups, rows):
             own[:] = unit
 
-    def _unpacked(self, group: Bytes) -> Bytes:
-        """Return a group's rows."""
-        rows = np.empty((GROUP_ROWS, self.row_bytes), np.uint8)
-        for own, unit in self._units(group, rows):
+    def _unpacked(self, groups: Bytes) -> Bytes:
+        """Return the rows of groups."""
+        rows = np.empty_like(groups)
+        for own, unit in self._units(groups, rows):
             unit[:] = own
         return rows
 
-    def _units(self, group: Bytes, rows: Bytes) -> Iterator[tuple[Any, Any]]:
-        """Yield views of the same units of a group and of its rows, as [block, unit, row]."""
+    def _units(self, groups: Bytes, rows: Bytes) -> Iterator[tuple[Any, Any]]:
+        """Yield views of the same units of groups and of their rows, as [group, block, unit, row];
+        the first ones have no dimension of units."""
         form = FORMS[self.kind]
-        blocks = group.reshape(self.blocks, GROUP_ROWS * form.block_bytes)
-        own = rows.reshape(GROUP_ROWS, self.blocks, form.block_bytes)
+        blocks = groups.reshape(-1, self.blocks, GROUP_ROWS * form.block_bytes)
+        own = rows.reshape(-1, GROUP_ROWS, self.blocks, form.block_bytes)
         for number, offset in enumerate(form.halves):
-            shorts = blocks[:, 2 * GROUP_ROWS * number :][:, : 2 * GROUP_ROWS].view(np.uint16)
-            yield shorts, own[:, :, offset : offset + 2].view(np.uint16)[:, :, 0].T
+            shorts = blocks[:, :, 2 * GROUP_ROWS * number :][:, :, : 2 * GROUP_ROWS].view(np.uint16)
+            yield shorts, own[..., offset : offset + 2].view(np.uint16)[..., 0].transpose(0, 2, 1)
         short_bytes = 2 * len(form.halves)
         words = (form.block_bytes - short_bytes) // 4
         first = 0 if form.halves[:1] > (0,) else short_bytes
         if words:
-            ours = blocks[:, GROUP_ROWS * short_bytes :].view(np.uint32).reshape(self.blocks, words, -1)
-            theirs = own[:, :, first : first + 4 * words].view(np.uint32)
-            yield ours, theirs.transpose(1, 2, 0)
+            ours = blocks[:, :, GROUP_ROWS * short_bytes :].view(np.uint32)
+            theirs = own[..., first : first + 4 * words].view(np.uint32)
+            yield ours.reshape(*blocks.shape[:2], words, GROUP_ROWS), theirs.transpose(0, 2, 3, 1)
 
 
 #: The forms of weights that only products read.
