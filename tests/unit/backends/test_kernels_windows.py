@@ -26,6 +26,7 @@ from heliograph_backends.cpu.kernels import (
 from heliograph_backends.cpu.kernels import Operation as Op
 from heliograph_backends.cpu.kernels.program import encoding_windows
 from heliograph_backends.cpu.kernels.program.words import CHAINED, TILES
+from heliograph_backends.cpu.lowering.windows import MOST_LINE_ELEMENTS
 
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -352,6 +353,25 @@ def test_windows_spread_over_large_planes_have_a_tile_for_each() -> None:
     operands = Operand(0, 0, (0, 4 * 1001, 4)), Operand(1, 0, (16, 4)), Operand(2, 0, (4, 4, 4))
     made = encoding_windows.encode_windows(Windowing.PRODUCT, (), 4096, geometry, operands, None)
     assert np.frombuffer(made.code, np.int64)[TILES] == 4096
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Form((1024, 1024), (2, 2), (1024, 1024), spread=(1023, 1023)),
+        Form((1, 2**20), (1, 2), (1, 2**20), spread=(1, 2**20 - 1)),
+        Form((1, 2**20 - 16), (1, 2), spread=(1, 2**20 - 17)),
+        Form((3, 2**18)),
+    ],
+    ids=str,
+)
+def test_windows_with_a_kernel_take_little_scratch(form: Form) -> None:
+    """No quota counts the scratch of workers."""
+    geometry = form.geometry
+    width = geometry.result[1]
+    operands = Operand(0, 0, (0, 0, 4)), Operand(1, 0, (0, 4)), Operand(2, 0, (0, 4 * width, 4))
+    made = encoding_windows.encode_windows(Windowing.PRODUCT, (), 1, geometry, operands, None)
+    assert geometry.line_elements > MOST_LINE_ELEMENTS or made.pack_bytes <= 2**24
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

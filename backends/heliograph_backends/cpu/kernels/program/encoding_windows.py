@@ -130,15 +130,15 @@ def encode_windows(
     if taps > MOST_TAPS:
         raise ValueError(f"a window of {taps} elements: at most {MOST_TAPS}")
     *outer, plane, line, pixel = broadcast(data, len(sizes) + 3)
-    pitch = width + geometry.reach(1) // geometry.step[1]
-    phases, behind = geometry.phases, geometry.reach(0) // geometry.step[0]
+    pitch, phases, behind = geometry.pitch, geometry.phases, geometry.reach(0) // geometry.step[0]
     lines = min(height, max(1, STAGED_ELEMENTS // (phases * pitch) - behind))
     long = lines * pitch if width < SHORT_LINE else 0
     line_at = _rounded(8 * taps)
     planes_at = line_at + _rounded(4 * (long + _BEHIND))
-    # Lines are computed four at a time, of which the last ones may not exist.
-    staged = phases * ((lines + behind) * pitch + 16)
-    end = planes_at + _rounded(4 * (staged + 3 * pitch + _BEHIND))
+    # Lines of squares are computed four at a time, of which the last ones may not exist.
+    staged = geometry.staged_elements(lines)
+    missing = 3 * pitch if geometry.window == (3, 3) else 0
+    end = planes_at + _rounded(4 * (staged + missing + _BEHIND))
     words = operand_words((*outer, plane, 0))
     words += (
         operand_words(broadcast(weights, len(sizes) + 2)) if weights else [-1, *[0] * (OPERAND_WORDS - 1)]

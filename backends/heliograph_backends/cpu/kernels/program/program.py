@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heliograph_backends.cpu.kernels.program.stored_types import Stored
-from heliograph_backends.cpu.kernels.program.words import Operation
+from heliograph_backends.cpu.kernels.program.words import PANEL_COLUMNS, Operation
 
 
 class Operand(NamedTuple):
@@ -173,9 +173,18 @@ class Geometry(NamedTuple):
 
     @property
     def line_elements(self) -> int:
-        """The elements of an image that one row of windows reads, with padding."""
-        pitch = self.result[1] + self.reach(1) // self.step[1]
-        return self.phases * pitch * (1 + self.reach(0) // self.step[0])
+        """The elements that are staged for one row of windows: those that it reads, with padding."""
+        return self.staged_elements(1)
+
+    @property
+    def pitch(self) -> int:
+        """The elements of a staged line."""
+        return self.result[1] + self.reach(1) // self.step[1]
+
+    def staged_elements(self, lines: int) -> int:
+        """Return the elements that are staged for some rows of windows, with a gap for each phase."""
+        staged = lines + self.reach(0) // self.step[0]
+        return self.phases * (staged * self.pitch + PANEL_COLUMNS // 2)
 
     def reach(self, axis: int) -> int:
         """Return the distance from the first element of a window to the last."""
