@@ -2,7 +2,8 @@
 
 Bytes go straight from the system into their tensor, or from staged memory to the system, on a few
 threads. A connection has a thread only while bytes come or go; between two transfers, and while its
-client is slow, the event loop waits for it. After a while a busy one gives its thread to others.
+client is slow, the event loop waits for it: longer if few bytes have come. After a while a busy one
+gives its thread to others.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ PIECE_BYTES = 2**20
 PATIENCE_SECONDS = 0.002
 #: The time after which a busy connection gives its thread to others.
 TURN_SECONDS = 0.02
+#: Fewer bytes from a slow client let its connection wait as long as a turn of others takes.
+FEW_BYTES = 64 * 2**10
 #: The bytes of a failed upload that are read, so that its client finds the answer.
 MOST_DROPPED_BYTES = 64 * 2**20
 #: struct timeval.
@@ -63,6 +66,8 @@ class Next(Enum):
     THREAD = auto()
     READABLE = auto()
     WRITABLE = auto()
+    #: More bytes than a slow client has sent so far.
+    PAUSE = auto()
     #: Its download's command.
     COMMAND = auto()
     NOTHING = auto()
@@ -120,6 +125,9 @@ class _Connection:
         #: True if the connection ends after these bytes of a failed upload, which are still to come.
         self._has_failed = False
         self._dropped_bytes = 0
+        #: True if the last read had to wait, and found less than it asked for.
+        self._is_slow = False
+        self._pause_seconds = 0.0
         self._unsent = memoryview(b"")
         self._lock = threading.Lock()
         self._is_closed = False
@@ -144,6 +152,8 @@ class _Connection:
             case Next.READABLE:
                 self._loop.add_reader(self._number, self._ready)
                 self._watch()
+            case Next.PAUSE:
+                self._loop.call_later(self._pause_seconds, self.wait_for, Next.READABLE)
             case Next.WRITABLE:
                 self._loop.add_writer(self._number, self._ready)
                 self._watch()
@@ -315,14 +325,22 @@ class _Connection:
     def _receive(self, upload: IncomingUpload) -> Next:
         if upload.received_bytes < upload.size_bytes:
             upload.came()
-            return Next.THREAD if upload.receive(self._into, PIECE_BYTES) else self._over()
+            was_slow = self._is_slow
+            if not (count := upload.receive(self._into, PIECE_BYTES)):
+                return self._over()
+            if not self._is_slow or upload.received_bytes == upload.size_bytes:
+                return Next.THREAD
+            self._pause_seconds = TURN_SECONDS if count < FEW_BYTES else PATIENCE_SECONDS
+            return Next.PAUSE if was_slow else Next.READABLE
         received = upload.finish()
         self._upload = None
         self._unsent = memoryview(_answer(received))
         return Next.THREAD
 
     def _into(self, place: memoryview) -> int:
-        return self._socket.recv_into(place, 0, socket.MSG_WAITALL)
+        count = self._socket.recv_into(place, 0, socket.MSG_DONTWAIT if self._is_slow else socket.MSG_WAITALL)
+        self._is_slow = count < place.nbytes
+        return count
 
     def _drop(self) -> Next:
         """Read bytes of a failed upload, which nothing takes."""
