@@ -90,16 +90,25 @@ def no_threads_are_left() -> Iterator[None]:
     """Every thread that a test started has ended when it is over."""
     before = set(threading.enumerate())
     yield
-    if set(threading.enumerate()) - before:
+    started = set(threading.enumerate()) - before
+    if started:
         # Only then: a collection takes a while.
         gc.collect()
-        if len(gc.get_objects()) > MANY_OBJECTS:
-            # Mostly modules: a compiler alone is a twentieth of a second in each collection.
-            gc.freeze()
-    for thread in set(threading.enumerate()) - before:
-        # What ends by itself may need a moment; what does not is a leak.
-        thread.join(10)
-        assert not thread.is_alive(), f"{thread.name} is left"
+    for thread in started:
+        assert _ends(thread), f"{thread.name} is left"
+    if started and len(gc.get_objects()) > MANY_OBJECTS:
+        # Mostly modules: a compiler alone is a twentieth of a second in each collection.
+        gc.freeze()
+
+
+def _ends(thread: threading.Thread) -> bool:
+    """True if a thread ends by itself within 10 s, perhaps when garbage that keeps it is collected."""
+    for _ in range(20):
+        thread.join(0.5)
+        if not thread.is_alive():
+            return True
+        gc.collect()
+    return False
 
 
 @pytest.fixture
