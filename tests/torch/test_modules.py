@@ -206,6 +206,26 @@ def test_a_number_that_a_run_computes_scales_a_tensor(local: hg.Session) -> None
     assert_near(run(module, x, session=local), module(x))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda self, x, i: nn.functional.cross_entropy(x, i),
+        lambda self, x, i: x.gather(1, i[:, None]),
+        lambda self, x, i: x.scatter(1, i[:, None], 0.0),
+        lambda self, x, i: x[i, i],
+        lambda self, x, i: x.index_put((i, i), torch.zeros(2)),
+    ],
+)
+def test_an_index_outside_of_its_dimension_is_an_error_of_the_run(function: Any, local: hg.Session) -> None:
+    torch.manual_seed(4)
+    module, x, fit = Calls(function), torch.randn(2, 2), torch.tensor([1, 0])
+    plan = hg.torch.export(module, (x, fit)).compile(local)
+    assert_near(plan(x, fit), module(x, fit))
+    for outside in (torch.tensor([2, 0]), torch.tensor([0, 3])):
+        with pytest.raises(hg.OutOfRangeError):
+            plan(x, outside)
+
+
 # Refused modules
 
 

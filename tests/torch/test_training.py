@@ -66,6 +66,21 @@ def test_fifty_steps_are_as_near_to_float64_as_eager(make: Any, optimizer: Any, 
     assert cases.distance(state, reference) <= 2 * cases.distance(eager.module.state_dict(), reference)
 
 
+def test_a_batch_that_the_loss_refuses_leaves_the_state_as_it_was(session: hg.Session) -> None:
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    x, labels = torch.randn(4, 5), torch.tensor([0, 1, 2, 0])
+    losses = []
+    for is_disturbed in (False, True):
+        with hg.torch.Trainer(module, torch.nn.CrossEntropyLoss(), "adam", session) as trainer:
+            losses.append([float(trainer.step(x, labels))])
+            if is_disturbed:
+                with pytest.raises(hg.OutOfRangeError):
+                    trainer.step(x, torch.tensor([3, 1, 2, 0]))
+            losses[-1].append(float(trainer.step(x, labels)))
+    assert losses[0] == losses[1]
+
+
 OPTIMIZERS = {
     "descent": partial(SGD, lr=0.1),
     "dampened": partial(SGD, lr=0.1, momentum=0.8, dampening=0.3, weight_decay=0.01),

@@ -62,9 +62,11 @@ def take_along_axis(x: Operand, indices: Operand, /, *, axis: int = -1) -> Value
         raise invalid(f"take_along_axis of {value.type} at {places.type}: integers, in as many dimensions")
     rows, size = _broadcast(value, places), value.shape[-1]
     value, places = (broadcast_to(one, (*rows, one.shape[-1])) for one in (value, places))
-    if places.dtype.kind == "int":
-        places = lowering.cast(places, I64)
-        places = lowering.apply("where", places < 0, places + size, places)
+    places = lowering.cast(places, I64)
+    places = lowering.apply("where", places < 0, places + size, places)
+    # A place outside of its own row would be one inside of another.
+    outside = lowering.lift(graph, np.int64(-value.size))
+    places = lowering.apply("where", (places < 0) | (places >= size), outside, places)
     return lowering.permute(_of_rows(value, places), _back(order))
 
 

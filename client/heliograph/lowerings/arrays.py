@@ -88,7 +88,12 @@ def insert_zeros(x: hg.Value, axis: int, step: int) -> hg.Value:
     return part(spread, axis, 0, (size - 1) * step + 1)
 
 
-def from_front(indices: hg.Value, size: int) -> hg.Value:
-    """Return i64 indices, those below 0 counted from the end."""
+def from_front(indices: hg.Value, size: int, outside: int | None = None) -> hg.Value:
+    """Return i64 indices, those below 0 counted from the end; those that are outside as `outside`.
+
+    A place outside of its own dimension would be one inside of others, where dimensions are merged:
+    minus the number of all elements is outside of those too.
+    """
     wide = cast(indices, "i64")
-    return wide if indices.dtype.kind == "uint" else hg.where(wide < 0, wide + size, wide)
+    front = wide if indices.dtype.kind == "uint" else hg.where(wide < 0, wide + size, wide)
+    return front if outside is None else hg.where((front < 0) | (front >= size), outside, front)

@@ -18,7 +18,7 @@ def flat_indices(indices: hg.Value, sizes: Sequence[int]) -> hg.Value:
     """Return places in a row-major block for the tuples in the last dimension of the indices."""
     total: hg.Value | None = None
     for place, size in enumerate(sizes):
-        one = from_front(indices[..., place], size)
+        one = from_front(indices[..., place], size, -math.prod(sizes) if len(sizes) > 1 else None)
         total = one if total is None else total * size + one
     if total is None:
         return hg.full(indices.shape[:-1], 0, "i64", graph=indices.graph)
@@ -29,7 +29,7 @@ def element_places(indices: hg.Value, shape: Sequence[int], axis: int) -> hg.Val
     """Return flat places of the elements of a tensor that lie where the indices are, with their
     indices along one axis."""
     strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
-    found = from_front(indices, shape[axis]) * strides[axis]
+    found = from_front(indices, shape[axis], -math.prod(shape)) * strides[axis]
     for place, size in enumerate(indices.shape):
         if place != axis and size > 1:
             steps = np.arange(size, dtype=np.int64) * strides[place]

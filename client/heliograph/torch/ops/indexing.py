@@ -143,9 +143,10 @@ class _Indices:
     def flat(self, graph: hg.Graph) -> hg.Value:
         """The flat places as a value."""
         total: hg.Value | None = None
+        outside = -math.prod(self.indexed) if len(self.indexed) > 1 else None
         for one, size in zip(self._places, self.indexed, strict=True):
             value = graph.constant(one.long().numpy()) if isinstance(one, torch.Tensor) else one
-            place = from_front(value, size)
+            place = from_front(value, size, outside)
             total = place if total is None else total * size + place
         assert total is not None
         return hg.broadcast_to(total, self.shape)

@@ -74,7 +74,7 @@ def training_graph(
     building = StepGraph(step, host, server, trainable | frozenset(step.changed))
     graph = building.graph
     steps = graph.variable(server.prefix + STEPS, (), "i64")
-    count = hg.assign(steps, steps + 1)
+    count = steps + 1
     results = building.run(batch, count * _STRIDE + seed)
     changed, rest = results[: len(step.changed)], results[len(step.changed) :]
     graph.output("loss", hg.reshape(rest[0], ()))
@@ -86,8 +86,10 @@ def training_graph(
             if gradients.get(name) is not None:
                 slots = {slot: building.variable(slot, name) for slot in group.slots}
                 update.apply(building.stored(name), gradients[name], slots.__getitem__)
+    # Nodes of their own at the end: a batch that the loss refuses leaves all variables as they were.
     for name, value in zip(step.changed, changed, strict=True):
-        hg.assign(building.stored(name), value)
+        hg.assign(building.stored(name), hg.ops.cont(value))
+    hg.assign(steps, steps + 1)
     return graph
 
 
