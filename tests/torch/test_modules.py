@@ -179,6 +179,19 @@ def test_inputs_that_do_not_fit_are_refused(local: hg.Session) -> None:
         plan.run(input=np.zeros((2, 4), np.float16))
 
 
+def test_arguments_that_are_no_tensors_keep_the_values_of_the_export(local: hg.Session) -> None:
+    def scaled(self: nn.Module, x: torch.Tensor, count: int, mask: Any = None) -> torch.Tensor:
+        return x * count if mask is None else x * count * mask
+
+    x = torch.ones(3)
+    plan = hg.torch.export(Calls(scaled), (x, 4, None)).compile(local)
+    assert_near(plan(x, 4, None), x * 4)
+    with pytest.raises(hg.InvalidInputError, match="was 4 when the module was exported, and is 5"):
+        plan(x, 5, None)
+    with pytest.raises(hg.InvalidInputError):
+        plan(x, 4, x)
+
+
 def test_random_numbers_follow_torchs_seed(local: hg.Session) -> None:
     def numbers(self: nn.Module, x: torch.Tensor) -> Any:
         return torch.native_dropout(x, 0.25, True)[0], torch.rand(4000), torch.randn(4000), torch.randperm(9)

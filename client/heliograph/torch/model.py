@@ -62,6 +62,12 @@ class Model:
         self._outputs = self._named_outputs()
         #: The names of a call's inputs in their order, also of those that are no tensors.
         self._leaves = [str(spec.arg.name) for _, spec in leaves]
+        #: The values of those that the graph has as constants.
+        self._fixed = {
+            spec.arg.name: spec.arg.value
+            for _, spec in leaves
+            if isinstance(spec.arg, torch.export.graph_signature.ConstantArgument)
+        }
 
     def __repr__(self) -> str:
         return f"<Model ({', '.join(self._inputs):.80}) -> ({', '.join(self._outputs):.80})>"
@@ -165,7 +171,14 @@ class Model:
                 f"the call has another structure than the example inputs: {given!s:.200}",
                 advice=f"the example had {spec!s:.200}",
             )
-        return {name: leaf for name, leaf in zip(self._leaves, leaves, strict=True) if name in self._inputs}
+        found = dict(zip(self._leaves, leaves, strict=True))
+        for name, value in self._fixed.items():
+            if type(found[name]) is not type(value) or found[name] != value:
+                raise hg.InvalidInputError(
+                    f"{name!r} was {value!r:.80} when the module was exported, and is {found[name]!r:.80}",
+                    advice="export the module for each such value: the graph has it as a constant",
+                )
+        return {name: found[name] for name in self._inputs}
 
     def restored(self, results: Sequence[Any]) -> Any:
         """Return the results in the structure that the module's forward gives."""
