@@ -1,4 +1,4 @@
-"""What a daemon gives back when a client leaves in the middle of a call."""
+"""Clients that leave in the middle of a call, and the memory that the daemon takes back."""
 
 from __future__ import annotations
 

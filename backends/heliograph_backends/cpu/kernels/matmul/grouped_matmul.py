@@ -19,7 +19,7 @@ from heliograph_backends.cpu.kernels.matmul import stored_blocks as blocks
 from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import SHORTS, from_bfloat, from_half
-from heliograph_backends.cpu.kernels.matmul.stored_readings import Half, Reading
+from heliograph_backends.cpu.kernels.matmul.stored_readings import Half, Reading, by_type
 from heliograph_backends.cpu.kernels.matmul.stored_sums import GROUPS, Sums
 from heliograph_backends.cpu.kernels.matmul.stored_words import VECTOR_BYTES, Shelf
 from heliograph_backends.cpu.kernels.program.stored_types import FORMS, GROUP_ROWS, Stored
@@ -213,18 +213,6 @@ def _unpack(kind: Stored) -> Callable[..., None]:
     return body
 
 
-def _dispatch(builder: Any, kind: Any, call: Callable[[Stored], None]) -> None:
-    """Emit a switch with a call for each type."""
-    done = builder.append_basic_block("grouped.done")
-    switch = builder.switch(kind, done)
-    for each in Stored:
-        with builder.goto_block(builder.append_basic_block(f"grouped.{each.name.lower()}")):
-            switch.add_case(integer(each), builder.block)
-            call(each)
-            builder.branch(done)
-    builder.position_at_end(done)
-
-
 @emitted(types.void, *[types.int64] * 6)
 def unpack_grouped(
     builder: Any, kind: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any
@@ -236,7 +224,7 @@ def unpack_grouped(
         function = subroutine(builder, name, (I64,) * 5, _unpack(each))
         builder.call(function, [target, source, step, depth, columns])
 
-    _dispatch(builder, kind, call)
+    by_type(builder, kind, call)
 
 
 @emitted(types.void, *[types.int64] * 11)
@@ -263,4 +251,4 @@ def multiply_grouped(
         function = subroutine(builder, name, (I64,) * 10, _multiply(each))
         builder.call(function, [rows, c, c_row, a, a_row, b, b_row, depth, columns, first])
 
-    _dispatch(builder, kind, call)
+    by_type(builder, kind, call)

@@ -30,7 +30,7 @@ from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
 from heliograph_backends.cpu.kernels.matmul.grouped_matmul import multiply_grouped, unpack_grouped
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import SHORTS, from_half
-from heliograph_backends.cpu.kernels.matmul.stored_readings import Reading
+from heliograph_backends.cpu.kernels.matmul.stored_readings import Reading, by_type
 from heliograph_backends.cpu.kernels.matmul.stored_sums import GROUPS, Sums, runs_of
 from heliograph_backends.cpu.kernels.matmul.stored_words import (
     COPIED_BYTES,
@@ -276,18 +276,6 @@ def _add_rest(
             sums.add(builder.udiv(column, integer(LANES)), lambda: [weights], left, a[1])
 
 
-def _dispatch(builder: Any, kind: Any, call: Callable[[Stored], None]) -> None:
-    """Emit a switch with a call for each type."""
-    done = builder.append_basic_block("stored.done")
-    switch = builder.switch(kind, done)
-    for each in Stored:
-        with builder.goto_block(builder.append_basic_block(each.name.lower())):
-            switch.add_case(integer(each), builder.block)
-            call(each)
-            builder.branch(done)
-    builder.position_at_end(done)
-
-
 @emitted(types.void, *[types.int64] * 6)
 def unpack_panel(
     builder: Any, kind: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any
@@ -299,7 +287,7 @@ def unpack_panel(
         function = subroutine(builder, name, (I64,) * 5, _unpack(each))
         builder.call(function, [target, source, step, depth, columns])
 
-    _dispatch(builder, kind, call)
+    by_type(builder, kind, call)
 
 
 @emitted(types.void, *[types.int64] * 12)
@@ -327,7 +315,7 @@ def multiply_stored(
         name = f"multiply_{each.name.lower()}"
         builder.call(subroutine(builder, name, (I64,) * 11, _multiply(each)), arguments)
 
-    _dispatch(builder, kind, call)
+    by_type(builder, kind, call)
 
 
 @Entry

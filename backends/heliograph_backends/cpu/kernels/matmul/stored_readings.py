@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import shifted
 from heliograph_backends.cpu.kernels.matmul.stored_words import Shelf, transpose_words
+from heliograph_backends.cpu.kernels.program.stored_types import Stored
 from heliograph_backends.cpu.kernels.vector.lanes import Lanes, integer
 
 #: Makes the f16 of sixteen rows that is apart from the words.
@@ -62,3 +63,15 @@ def each_byte(builder: Any, words: Any) -> Iterator[Any]:
     """Yield the words with each byte in turn as the lowest."""
     for byte in range(4):
         yield shifted(builder, words, 8 * byte)
+
+
+def by_type(builder: Any, kind: Any, call: Callable[[Stored], None]) -> None:
+    """Emit a switch with a call for each stored type."""
+    done = builder.append_basic_block("stored.done")
+    switch = builder.switch(kind, done)
+    for each in Stored:
+        with builder.goto_block(builder.append_basic_block(each.name.lower())):
+            switch.add_case(integer(each), builder.block)
+            call(each)
+            builder.branch(done)
+    builder.position_at_end(done)

@@ -130,7 +130,6 @@ TO_BYTES: Final = CONVERSION + 4
 WHICH_BYTES: Final = CONVERSION + 5  # bytes of an index
 CHOICES: Final = CONVERSION + 6  # indices must be smaller
 WHICH_COUNT: Final = CONVERSION + 7  # of a scatter: the rows that each block of columns writes
-MOVE_WORDS: Final = CONVERSION + 8
 
 # Attention: operands (SLOT -1 where absent), then these words. HEADS only has strides, from a row
 # of queries to the word of its head's slope.
