@@ -89,7 +89,7 @@ def bulk_calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
-# Who gets them
+# Clients and servers that have them
 
 
 def test_a_client_that_asks_for_none_uses_grpc(lone: ThreadDaemon) -> None:
@@ -174,7 +174,7 @@ def offers(daemon: ThreadDaemon, monkeypatch: pytest.MonkeyPatch, port: int) -> 
     monkeypatch.setattr(daemon._daemon._direct, "_port", port)
 
 
-# What goes over them
+# Commands and bytes
 
 
 @pytest.mark.parametrize("aio", [False, True])
