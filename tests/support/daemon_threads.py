@@ -6,9 +6,11 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
+
+import grpc
 
 from heliograph_backends.contract import Device, Tensor
 from heliograph_backends.cpu.backend import CpuDevice
@@ -93,9 +95,22 @@ class ThreadDaemon:
         if daemon is not None:
             self.call(daemon.stop())
             del daemon
+            self.call(_quiet())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(SECONDS)
             self._loop.close()
+
+
+async def _quiet() -> None:
+    """Waits for what gRPC has under way: it keeps its thread forever if a loop is closed first."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=SECONDS)
+    # A call that fails at once: what ended before it has been delivered when it has.
+    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
+        with suppress(grpc.aio.AioRpcError):
+            nowhere: Any = channel.unary_unary("/of/nothing")
+            await nowhere(b"", timeout=SECONDS)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -28,6 +29,9 @@ from heliograph_server.links import links
 from heliograph_server.resources.failures import typed
 
 logger = logging.getLogger(__name__)
+
+#: How long a link that closes waits for the write under way.
+CLOSE_SECONDS = 5.0
 
 #: Receives the answer to a request or a push: its bytes, or an error.
 _Waiting: TypeAlias = Callable[[bytes | HeliographError], None]
@@ -168,7 +172,9 @@ class LoopLink:
         #: Its approximate size, and full requests, which are sent first.
         self._request_bytes = 0
         self._full_requests: deque[peer_pb2.ExchangeRequest] = deque()
-        self._is_writing = False
+        #: Clear while a write is under way.
+        self._is_written = asyncio.Event()
+        self._is_written.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.TimerHandle | None = None
         self._error: HeliographError | None = None
@@ -254,7 +260,7 @@ class LoopLink:
     def _flush(self) -> None:
         """Write the gathered requests, unless a write is in progress."""
         request = self._full_requests[0] if self._full_requests else self._request
-        if self._is_writing or not (request.asks or request.brings or request.withdrawals):
+        if not self._is_written.is_set() or not (request.asks or request.brings or request.withdrawals):
             return
         if self._full_requests:
             self._full_requests.popleft()
@@ -266,11 +272,11 @@ class LoopLink:
             self._call = channel.stream_stream(links.EXCHANGE, None, None)()
             request.incarnation = self.source.incarnation
             self._reader = self._loop.create_task(self._read())
-        self._is_writing = True
+        self._is_written.clear()
         begin(self._call.write(request.SerializeToString()), self._written)
 
     def _written(self, error: BaseException | None) -> None:
-        self._is_writing = False
+        self._is_written.set()
         if error is not None:
             # The reader meets the same error and fails all requests.
             logger.debug("writing to %s failed: %s", self.source.address, error)
@@ -405,6 +411,10 @@ class LoopLink:
             self._call.cancel()
         for channel in self._channels:
             await channel.close()
+        # gRPC ends the write with the call, and needs the loop for that.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._is_written.wait()
         if self._reader is not None:
             await asyncio.gather(self._reader, return_exceptions=True)
 

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -54,6 +55,8 @@ MOST_PROBES = 16
 _MEASURING = "have the link to another daemon measured"
 #: While a stream has more unwritten answers than this, it is not read.
 UNREAD_ANSWERS = 10_000
+#: How long a stream that ends waits for the write under way.
+LAST_WRITE_SECONDS = 5.0
 
 
 class PeerService:
@@ -100,6 +103,7 @@ class PeerService:
                 await conversation.take(_decoded(more))
         finally:
             conversation.close()
+            await conversation.written()
 
     @gives_bytes
     async def Pull(self, request: peer_pb2.PullRequest, context: Context) -> None:
@@ -430,6 +434,17 @@ class Conversation:
         for number in tuple(self._held):
             self._let_go(number)
         self._give_up()
+
+    async def written(self) -> None:
+        """Wait until the write under way has ended, for a bounded time.
+
+        Otherwise gRPC would report it to a call that is over, or to a loop that is closed.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WRITE_SECONDS):
+                while self._is_writing:
+                    self._went_on.clear()
+                    await self._went_on.wait()
 
     def _give_up(self) -> None:
         while self._answers:
