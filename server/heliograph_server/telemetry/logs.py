@@ -14,12 +14,21 @@ import logging
 import re
 import sys
 import time
+from contextlib import suppress
+from queue import Full, Queue
+from threading import Thread
 from typing import Any, TextIO
 
 from heliograph_proto.errors import ConfigurationError
 from heliograph_proto.sessions import check_level
 
+logger = logging.getLogger(__name__)
+
 FORMATS = ("human", "json")
+#: The most lines that wait for the reader of the log.
+UNWRITTEN_LINES = 10_000
+#: How long the end of the process waits for them.
+FLUSH_SECONDS = 1.0
 #: The longest message, and the longest traceback, in characters.
 MESSAGE_CHARACTERS = 4096
 TRACEBACK_CHARACTERS = 16_384
@@ -57,16 +66,51 @@ def _without_secrets(text: str) -> str:
     return _TOKEN.sub("hgt_***", _SECRETS.sub(lambda found: f"{found[1]} ***", text))
 
 
-class OrderedHandler(logging.StreamHandler[TextIO]):
-    """Writes lines with rising times: a line has the time at which it is written.
+class LogWriter(logging.Handler):
+    """Writes lines in a thread of its own, as the reader of a pipe may be slow or gone.
 
-    Threads make their records before they get the handler's lock, perhaps in another order.
+    The time of a line is that at which it enters the queue, so times rise: threads make their
+    records before they get the handler's lock, perhaps in another order. Lines that do not fit are
+    dropped and counted.
     """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: Queue[str | None] = Queue(UNWRITTEN_LINES)
+        self._lost = 0
+        Thread(target=self._write, name="heliograph-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         record.created = time.time()
         record.msecs = record.created % 1 * 1000
-        super().emit(record)
+        try:
+            self._lines.put_nowait(self.format(record))
+        except Full:
+            self._lost += 1
+        except Exception:
+            self.handleError(record)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            with suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
+                self._stream.write(f"{line}\n")
+                self._stream.flush()
+            self._lines.task_done()
+            if self._lost and self._lines.empty():
+                lost, self._lost = self._lost, 0
+                logger.warning("%d lines of the log were lost: its reader was too slow", lost)
+
+    def flush(self) -> None:
+        """Wait until all lines are written, for a bounded time."""
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, FLUSH_SECONDS)
+
+    def close(self) -> None:
+        """End the thread when all lines are written."""
+        with suppress(Full):
+            self._lines.put_nowait(None)
+        super().close()
 
 
 class HumanFormatter(logging.Formatter):
@@ -119,7 +163,7 @@ def configure(level: str = "info", format: str = "human", stream: TextIO | None 
     """Log to a stream, by default stderr. Raises ConfigurationError."""
     if format not in FORMATS:
         raise ConfigurationError(f"log_format is {format!r}", advice=f"it is {' or '.join(FORMATS)}")
-    handler = OrderedHandler(stream or sys.stderr)
+    handler = LogWriter(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())
     logging.basicConfig(handlers=[handler])
     set_log_level(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import logging
@@ -75,6 +76,8 @@ def test_times_of_lines_rise_in_whatever_order_threads_made_them(
     for number, record in enumerate(reversed(records)):
         record.created = 1e9 - number
         handler.handle(record)
+    handler.flush()
+    handler.close()
     length = len("2026-01-31 12:00:00,123")
     times = [
         json.loads(line)["time"] if kind == "json" else line[:length]
@@ -177,3 +180,30 @@ def test_a_daemon_writes_json_lines_without_secrets(stderr: Path, monkeypatch: p
     assert [line["message"] for line in lines][-1] == "stopped"
     text = stderr.read_text()
     assert SECRET not in text and token.hex() not in text and repr(token) not in text
+
+
+def test_a_daemon_whose_log_nobody_reads_goes_on_and_tells_of_lost_lines() -> None:
+    code = SERVE + (
+        "import heliograph_server.telemetry.logs as logs; logs.UNWRITTEN_LINES = 20; "
+        "sys.exit(run(ServerConfig(('grpc://127.0.0.1:0',), devices=('cpu:threads=1,memory=64MiB',),"
+        " log_level='debug')))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
+        url = process.stdout.readline().removeprefix("listening on ").strip()
+        wait_until_serving(url)
+        for _ in range(40):
+            with hg.connect(url) as session:
+                assert session.devices
+        process.terminate()
+        read = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+    assert "lines of the log were lost" in read
+    # What came while nobody read is whole: no line is cut.
+    assert all(line.startswith("20") for line in read.splitlines())
