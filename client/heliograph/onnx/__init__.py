@@ -17,21 +17,38 @@ from typing import TYPE_CHECKING
 from heliograph import ConfigurationError
 
 if TYPE_CHECKING:
-    from heliograph.onnx.inference_session import InferenceSession
+    from heliograph.onnx.inference_session import (
+        ExecutionMode,
+        GraphOptimizationLevel,
+        InferenceSession,
+        ModelMetadata,
+        SessionOptions,
+        get_available_providers,
+    )
     from heliograph.onnx.model import Argument, Model, load
     from heliograph.onnx.plans import OnnxPlan
     from heliograph.onnx.support import Missing, supported
 
-__all__ = ["Argument", "InferenceSession", "Missing", "Model", "OnnxPlan", "load", "supported"]
+__all__ = [
+    "Argument",
+    "ExecutionMode",
+    "GraphOptimizationLevel",
+    "InferenceSession",
+    "Missing",
+    "Model",
+    "ModelMetadata",
+    "OnnxPlan",
+    "SessionOptions",
+    "get_available_providers",
+    "load",
+    "supported",
+]
 
 _MODULES = {
-    "Argument": "model",
-    "InferenceSession": "inference_session",
-    "Missing": "support",
-    "Model": "model",
+    **dict.fromkeys(__all__, "inference_session"),
+    **dict.fromkeys(("Argument", "Model", "load"), "model"),
+    **dict.fromkeys(("Missing", "supported"), "support"),
     "OnnxPlan": "plans",
-    "load": "model",
-    "supported": "support",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +48,12 @@ class Batches:
         return {name: _longer(feed, size) if name in counts else feed for name, feed in feeds.items()}, count
 
 
-def batches_of(sizes: Sequence[int], shapes: Mapping[str, tuple[int | str | None, ...] | None]) -> Batches:
-    """Return the batches of a model whose inputs declare these shapes. Raises
-    InvalidArgumentError."""
-    if not 0 < len(sizes) <= MOST_SIZES or not all(isinstance(one, int) and one > 0 for one in sizes):
-        raise hg.InvalidArgumentError(f"batch is {sizes!r:.80}; it must be 1 to {MOST_SIZES} sizes above 0")
+def batches_of(batch: object, shapes: Mapping[str, tuple[int | str | None, ...] | None]) -> Batches:
+    """Return the batches of a model whose inputs declare these shapes. `batch`: one size or some.
+    Raises InvalidArgumentError."""
+    sizes = tuple(batch) if isinstance(batch, (Sequence, Set)) else (batch,)
+    if not 0 < len(sizes) <= MOST_SIZES or not all(type(one) is int and one > 0 for one in sizes):
+        raise hg.InvalidArgumentError(f"batch is {batch!r:.80}; it must be 1 to {MOST_SIZES} sizes above 0")
     firsts = {name: shape[0] for name, shape in shapes.items() if shape and not isinstance(shape[0], int)}
     symbols = {one for one in firsts.values() if isinstance(one, str)}
     if not firsts or len(symbols) > 1:

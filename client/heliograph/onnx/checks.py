@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
@@ -19,11 +21,25 @@ MOST_NODES = 200_000
 #: The most subgraphs inside each other.
 MOST_DEPTH = 40
 
+#: The sources of a model: the path of its file, its bytes, or the message itself.
+Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto"
 
-def read(source: str | Path | bytes) -> tuple[ModelProto, Path | None]:
-    """Return a checked model, and the folder of its file. Raises InvalidModelError."""
-    if isinstance(source, bytes):
-        return _parsed(source, "the model"), None
+
+def read(source: Source) -> tuple[ModelProto, Path | None]:
+    """Return a checked model, and the folder of its file.
+
+    Raises InvalidModelError, and InvalidArgumentError for anything but a source of a model.
+    """
+    if isinstance(source, ModelProto):
+        # A copy: large constants are taken out of it.
+        return _parsed(source.SerializeToString(), "the model"), None
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _parsed(bytes(source), "the model"), None
+    if not isinstance(source, (str, os.PathLike)):
+        raise hg.InvalidArgumentError(
+            f"a model cannot be read from an object of type {type(source).__name__}",
+            advice="give the path of its file, its bytes, or an onnx.ModelProto",
+        )
     path = Path(source)
     try:
         if path.stat().st_size > MOST_BYTES:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from heliograph.onnx.tensors import Tensors
 #: The most elements of an input whose values a graph is made for.
 MOST_FIXED = 4096
 Shapes = Mapping[str, Sequence[int] | int]
+#: The options of `session.compile`.
+_OPTIONS = frozenset(hg.CompileOptions.__annotations__) | {
+    "devices", "weights", "variables", "on_loss", "journal_bytes", "timeout",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,11 @@ class Model:
     def __repr__(self) -> str:
         names = ", ".join(self._inputs)
         return f"<Model ({names:.80}) -> ({', '.join(one.name for one in self._proto.graph.output):.80})>"
+
+    @property
+    def proto(self) -> ModelProto:
+        """The model's message, without the bytes of its large constants."""
+        return self._proto
 
     @property
     def inputs(self) -> tuple[Argument, ...]:
@@ -79,7 +89,7 @@ class Model:
         shapes: Shapes | None = None,
         *,
         values: Mapping[str, Any] | None = None,
-        batch: Sequence[int] | None = None,
+        batch: Sequence[int] | int | None = None,
         seed: int | None = None,
         **options: Any,
     ) -> OnnxPlan:
@@ -92,22 +102,29 @@ class Model:
             shapes: Sizes of symbols by name, as {"batch": 8}, or shapes by the input's name.
             values: Values of inputs that decide shapes, such as the second input of Reshape. A run
                 gives them too, and compiles again when they change.
-            batch: Sizes that a batch is padded to, such as (1, 8, 32), for models that compute each
-                row by itself. The batch is the symbol in dimension 0 of the inputs. Runs then share
-                the plans of these sizes; a batch beyond the largest has a plan of its own.
+            batch: Sizes that a batch is padded to, such as (1, 8, 32), or one, for models that
+                compute each row by itself. The batch is the symbol in dimension 0 of the inputs.
+                Runs then share the plans of these sizes; a batch beyond the largest has a plan of
+                its own.
             seed: The seed of random numbers of nodes without one of their own, from 0 to 2^63 - 1.
                 With it, the n-th run of each plan gives the same numbers. None draws one.
             options: Arguments of `session.compile`, such as devices and memory.
 
-        Raises UnsupportedError and InvalidModelError, naming the node, and the errors of
+        Raises UnsupportedError and InvalidModelError, naming the node, InvalidArgumentError,
+        InvalidInputError for shapes or values that the model cannot have, and the errors of
         `session.compile`.
         """
-        if seed is not None and not 0 <= seed < 2**63:
-            raise hg.InvalidArgumentError(f"seed is {seed}; it must be from 0 to 2^63 - 1")
+        _check_session(session)
+        if unknown := sorted(options.keys() - _OPTIONS):
+            raise hg.InvalidArgumentError(
+                f"there is no option {unknown[0]!r:.80}", advice=f"options: {', '.join(sorted(_OPTIONS))}"
+            )
+        if seed is not None and not (isinstance(seed, (int, np.integer)) and 0 <= seed < 2**63):
+            raise hg.InvalidArgumentError(f"seed is {seed!r:.80}; it must be from 0 to 2^63 - 1")
         batches, is_strict = None, bool(shapes)
         if batch is not None:
             declared = {name: checks.sizes_of(info) for name, info in self._inputs.items()}
-            batches = batches_of(tuple(batch), declared)
+            batches = batches_of(batch, declared)
             if batches.symbol is not None:
                 shapes = {batches.symbol: batches.sizes[0], **(shapes or {})}
         plan = OnnxPlan(self, session, dict(options), seed, batches)
@@ -132,7 +149,10 @@ class Model:
         symbols: dict[str, int] = {}
         for name, info in self._inputs.items():
             if name not in feeds and not info.type.HasField("optional_type"):
-                raise hg.InvalidInputError(f"input {name!r:.80} is missing")
+                raise hg.InvalidInputError(
+                    f"input {name!r:.80} is missing",
+                    advice=f"give {_described(info)} for it; given are: {', '.join(feeds) or 'none'}",
+                )
             found[name] = spec_of(feeds.get(name), name)
             _check_fit(info, found[name], symbols)
         return found
@@ -173,27 +193,40 @@ class Model:
         )
 
     def _declared(self, shapes: Shapes, values: Mapping[str, Any], *, strict: bool = True) -> dict[str, Spec]:
-        """Return the specs of the inputs whose shapes are known. Raises InvalidArgumentError."""
+        """Return the specs of the inputs whose shapes are known. Raises InvalidArgumentError, and
+        InvalidInputError for one that the model cannot have."""
+        for what, given in (("shapes", shapes), ("values", values)):
+            if not isinstance(given, Mapping):
+                raise hg.InvalidArgumentError(
+                    f"{what} must be a mapping by name, not of type {type(given).__name__}"
+                )
         symbols = {
             size
             for info in self._inputs.values()
             for size in checks.sizes_of(info) or ()
             if isinstance(size, str)
         }
-        if wrong := [name for name in shapes if name not in self._inputs and name not in symbols]:
+        if wrong := [
+            name
+            for name in (*shapes, *values)
+            if name not in self._inputs and (name not in symbols or name in values)
+        ]:
             known = ", ".join((*self._inputs, *sorted(symbols)))
             raise hg.InvalidArgumentError(
                 f"there is no input or symbol {wrong[0]!r:.80}", advice=f"there are: {known:.400}"
             )
         found: dict[str, Spec] = {}
+        bound: dict[str, int] = {}
         for name, info in self._inputs.items():
             if name in values:
-                found[name] = spec_of(values[name], name)
+                found[name] = spec_of(np.asarray(values[name]), name)
+                _check_fit(info, found[name], bound)
                 continue
             shape = _shape_of(info, shapes)
             element = info.type.tensor_type.elem_type
             if shape is not None and storage_of(element) is not None:
                 found[name] = TensorSpec(element, shape)
+                _check_fit(info, found[name], bound)
             elif strict:
                 raise hg.InvalidArgumentError(
                     f"the shape of input {name!r:.80} is not known: {_argument(info).shape}",
@@ -205,17 +238,46 @@ class Model:
 def _shape_of(info: ValueInfoProto, shapes: Shapes) -> tuple[int, ...] | None:
     given = shapes.get(info.name)
     if given is not None:
-        return (given,) if isinstance(given, int) else tuple(int(one) for one in given)
+        sizes = given if isinstance(given, Iterable) else (given,)
+        return tuple(_size(one, f"the shape of input {info.name!r:.80}") for one in sizes)
     declared = checks.sizes_of(info)
     if declared is None:
         return None
     found: list[int] = []
     for size in declared:
         number = shapes.get(size) if isinstance(size, str) else size
-        if not isinstance(number, int):
+        if number is None:
             return None
-        found.append(number)
+        found.append(_size(number, f"{size!r:.80}"))
     return tuple(found)
+
+
+def _size(given: Any, what: str) -> int:
+    try:
+        size = operator.index(given)
+    except TypeError:
+        size = -1
+    if size < 0:
+        raise hg.InvalidArgumentError(f"{what} has the size {given!r:.80}; sizes are integers, 0 or more")
+    return size
+
+
+def _check_session(session: object) -> None:
+    """Raise InvalidArgumentError for anything but a blocking session."""
+    if isinstance(session, hg.Session):
+        return
+    advice = {
+        str: f"connect first: session = hg.connect({str(session)!r:.200})",
+        hg.aio.Session: "model.graph(shapes) makes a graph for session.compile of hg.aio",
+    }.get(type(session), "hg.connect(url) returns a session")
+    raise hg.InvalidArgumentError(
+        f"session is of type {type(session).__name__}, not hg.Session", advice=advice
+    )
+
+
+def _described(info: ValueInfoProto) -> str:
+    shape = checks.sizes_of(info)
+    return f"{_type_text(info.type)} {'of any shape' if shape is None else list(shape)}"
 
 
 def _is_small(spec: Spec) -> bool:
@@ -227,12 +289,15 @@ def _check_fit(info: ValueInfoProto, spec: Spec, symbols: dict[str, int]) -> Non
     if not info.type.HasField("tensor_type"):
         return
     if not isinstance(spec, TensorSpec):
-        raise hg.InvalidInputError(f"input {info.name!r:.80} is a tensor, and a sequence or nothing is given")
+        raise hg.InvalidInputError(
+            f"input {info.name!r:.80} is a tensor, and {'None' if spec is None else 'a list'} is given",
+            advice=f"give an array of {_described(info)}, as np.asarray(list, dtype) makes one",
+        )
     element = info.type.tensor_type.elem_type
     if element and spec.element != element:
         raise hg.InvalidInputError(
             f"input {info.name!r:.80} is of {name_of(element)}, and {name_of(spec.element)} is given",
-            advice=f"convert it: array.astype(np.{numpy_dtype(element).name})" if storage_of(element) else "",
+            advice=f"convert it: array.astype({_numpy_name(element)})" if storage_of(element) else "",
         )
     declared = checks.sizes_of(info)
     if declared is None:
@@ -245,6 +310,11 @@ def _check_fit(info: ValueInfoProto, spec: Spec, symbols: dict[str, int]) -> Non
         raise hg.InvalidInputError(
             f"input {info.name!r:.80} has shape {list(declared)}, and {list(spec.shape)} is given"
         )
+
+
+def _numpy_name(element: int) -> str:
+    dtype = numpy_dtype(element)
+    return f"{'np' if dtype.isbuiltin == 1 else 'ml_dtypes'}.{dtype.name}"
 
 
 def _argument(info: ValueInfoProto) -> Argument:
@@ -261,8 +331,8 @@ def _type_text(of: TypeProto) -> str:
     return "unknown"
 
 
-def load(source: str | Path | bytes) -> Model:
-    """Read an ONNX model from a file or from bytes.
+def load(source: checks.Source) -> Model:
+    """Read an ONNX model from a file, from bytes, or from an `onnx.ModelProto`, which is copied.
 
     Weights in other files must lie in the model's folder. They are mapped, not copied. Raises
     InvalidModelError, and UnsupportedError for another opset.

@@ -80,6 +80,11 @@ class OnnxPlan:
         Returns arrays by the names of the outputs. Raises InvalidInputError, UnsupportedError,
         InvalidModelError, and the errors of `session.compile` and of the run.
         """
+        if feeds is not None and not isinstance(feeds, Mapping):
+            raise hg.InvalidInputError(
+                f"the inputs are of type {type(feeds).__name__}",
+                advice="give arrays by name: run({name: array})",
+            )
         given = {name: _as_arrays(feed) for name, feed in {**(feeds or {}), **named}.items()}
         count = 0
         if self._batches is not None:

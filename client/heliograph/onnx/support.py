@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from onnx import NodeProto
 
@@ -28,7 +27,7 @@ class Missing:
         return f"{self.op} {self.node!r}: {self.reason}"
 
 
-def supported(source: str | Path | bytes) -> tuple[Missing, ...]:
+def supported(source: checks.Source) -> tuple[Missing, ...]:
     """Return the nodes of a model that cannot be run, those of subgraphs too; empty if all can.
 
     It looks at ops, not at shapes: a node that it finds may still be computed on import, where all

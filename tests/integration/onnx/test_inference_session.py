@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from daemon_urls import DaemonUrls
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from onnx_models import constant, model, node, perceptron, perceptron_result, tensor
 
 import heliograph as hg
@@ -43,3 +43,30 @@ def test_sequences_and_loops_are_resolved(daemon: DaemonUrls) -> None:
     with hg.onnx.InferenceSession(made.SerializeToString(), server=daemon.unix) as session:
         feed = [np.full(2, number, np.float32) for number in (1, 5, 9)]
         assert session.run(None, {"s": feed})[0].tolist() == [8, 8]
+
+
+def test_what_a_script_for_onnxruntime_asks_for_is_there(daemon: DaemonUrls) -> None:
+    """Options and providers are taken with a note; metadata is that of the file."""
+    import heliograph.onnx as ort
+
+    made = perceptron()
+    helper.set_model_props(made, {"names": "cat, dog"})
+    made.producer_name, made.model_version = "trainer", 3
+    options = ort.SessionOptions(intra_op_num_threads=2)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    with pytest.warns(UserWarning, match="providers and provider_options are not used"):
+        session = ort.InferenceSession(
+            made.SerializeToString(), options, ["CPUExecutionProvider"], server=daemon.tcp
+        )
+    with session:
+        assert session.get_providers() == ort.get_available_providers() == ["HeliographExecutionProvider"]
+        assert list(session.get_provider_options()) == session.get_providers()
+        assert session.get_session_options() is options
+        assert session.get_overridable_initializers() == []
+        found = session.get_modelmeta()
+        assert found.custom_metadata_map == {"names": "cat, dog"}
+        assert (found.producer_name, found.version, found.graph_name) == ("trainer", 3, "graph")
+        x = np.ones((2, 8), np.float32)
+        assert [len(session.run(names, {"x": x})) for names in (None, [], "y", ["y", "y"])] == [1, 1, 1, 2]
