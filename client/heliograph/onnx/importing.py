@@ -17,6 +17,7 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 import heliograph as hg
+from heliograph.lowerings.arrays import cast
 from heliograph.lowerings.names import Names
 from heliograph.onnx import functions, ops
 from heliograph.onnx.bounds import NEEDS_SIZE, bounded_axis
@@ -35,9 +36,10 @@ from heliograph.onnx.elements import (
 )
 from heliograph.onnx.errors import broken, label, refusal
 from heliograph.onnx.folding import fold
-from heliograph.onnx.node import Node
+from heliograph.onnx.node import Body, Node
 from heliograph.onnx.ports import Port, Spec, TensorSpec, elements_in, input_port, output_port
 from heliograph.onnx.rules import MOVES, REFUSED, Result, find
+from heliograph.onnx.stages import Stage, Stages
 from heliograph.onnx.tensors import Tensors, constant_of
 
 #: The most nodes that one import walks, with those of unrolled loops and of functions.
@@ -67,9 +69,9 @@ assert ops
 
 @dataclass(slots=True)
 class Program:
-    """A graph made of a model, and how to feed it and read its results."""
+    """The graphs made of a model, and how to feed the first and read the results of the last."""
 
-    graph: hg.Graph
+    stages: list[Stage]
     inputs: dict[str, Port]
     outputs: dict[str, Port]
     #: The inputs whose values the graph was made for.
@@ -84,15 +86,20 @@ class Shared:
 
     tensors: Tensors
     functions: functions.Functions
-    graph: hg.Graph = field(default_factory=hg.Graph)
+    stages: Stages = field(default_factory=Stages)
     names: Names = field(default_factory=Names)
-    #: Constants that are in the graph, by the identity of their array, which is kept.
-    lifted: dict[int, tuple[Array, hg.Value]] = field(default_factory=dict)
+    #: Constants of a graph, by the identity of it and of their array, which is kept.
+    lifted: dict[tuple[int, int], tuple[Array, hg.Value]] = field(default_factory=dict)
     nodes: int = 0
     depth: int = 0
     #: The input with a seed and the number of the run, if a node makes random numbers.
     state: tuple[str, hg.Value] | None = None
     random_nodes: int = 0
+
+    @property
+    def graph(self) -> hg.Graph:
+        """The graph of the last stage."""
+        return self.stages.last.graph
 
     def count(self, node: NodeProto) -> None:
         """Count a node. Raises UnsupportedError beyond the bound."""
@@ -103,23 +110,30 @@ class Shared:
     def random(self, seed: int | None) -> tuple[hg.Value, hg.Value]:
         """Return a seed of its own for a node without one, and the counter."""
         if self.state is None:
-            made = self.graph.input(self.names.free("random_state"), (2,), "i64")
+            made = self.stages.all[0].graph.input(self.names.free("random_state"), (2,), "i64")
             self.state = made.name, made
-        _, state = self.state
-        if seed is not None:
-            return self.graph.constant(np.array(seed, np.int64)), state[1]
-        self.random_nodes += 1
-        return state[0] + self.random_nodes, state[1]
+        state = self.stages.here(self.state[1])
+        assert isinstance(state, hg.Value)
+        if seed is None:
+            self.random_nodes += 1
+            first = state[0] + self.random_nodes
+        else:
+            first = self.graph.constant(np.array(seed, np.int64))
+        if self.stages.turn is not None:
+            # Each turn of a loop draws others.
+            first = first + self.stages.turn * MOST_NODES
+        return first, state[1]
 
     def constant(self, array: Array, name: str) -> hg.Value:
         """Return a constant as a value of the graph, the same for the same array."""
-        if id(array) not in self.lifted:
+        key = id(self.graph), id(array)
+        if key not in self.lifted:
             is_weight = array.size > _SMALL and name != ""
             value = (
                 self.graph.weight(self.names.free(name), array) if is_weight else self.graph.constant(array)
             )
-            self.lifted[id(array)] = (array, value)
-        return self.lifted[id(array)][1]
+            self.lifted[key] = (array, value)
+        return self.lifted[key][1]
 
 
 class Scope:
@@ -157,7 +171,8 @@ class Scope:
         return frozenset()
 
     def lift(self, item: Item, node: Node, name: str = "") -> hg.Value:
-        """Return an item as a value of the graph. Raises UnsupportedError for other element types."""
+        """Return an item as a value of the graph. Raises UnsupportedError for other element
+        types."""
         if isinstance(item, hg.Value):
             return item
         if isinstance(item, Bounded):
@@ -177,6 +192,54 @@ class Scope:
     def random(self, seed: int | None) -> tuple[hg.Value, hg.Value]:
         """Return the seed and the counter of random numbers."""
         return self.shared.random(seed)
+
+    @property
+    def may_loop(self) -> bool:
+        """True where a loop may be a stage by itself: no rule holds values of another one."""
+        return self.is_main and self.shared.depth == 0
+
+    def here(self, item: Item) -> Item:
+        """Return an item whose values are in the graph that nodes are added to."""
+        return self.shared.stages.here(item)
+
+    def loop(
+        self, node: Node, steps: int, condition: Item, state: Sequence[Item], body: Body
+    ) -> tuple[Item, ...]:
+        """Run a body in a loop on a server, as a stage by itself."""
+        stages, flag = self.shared.stages, None
+        stages.begin()
+        turn = stages.take(np.zeros(1, np.int64))
+        before = [stages.take(_tensor(one, node)) for one in state]
+        if not isinstance(condition, np.ndarray):
+            flag = hg.reshape(stages.take(_tensor(condition, node)), ())
+        inputs = list(stages.last.takes)
+        stages.turn = hg.reshape(turn, ())
+        going, found, parts = body(stages.turn, before)
+        stages.turn = None
+        after = [self.lift(one, node) for one in found]
+        for old, new in zip(before, after, strict=True):
+            if old.type != new.type:
+                raise node.refuse(f"its state changes from {old.type} to {new.type} in {steps:,} turns")
+        rows = [self.lift(one, node) for one in parts]
+        if any(steps * one.size > MOST_ELEMENTS for one in rows):
+            raise node.refuse(f"its results of {steps:,} turns are too large")
+        stacks = [stages.stack(one, turn, steps) for one in rows]
+        goes = None if isinstance(going, np.ndarray) and going.all() else self.lift(going, node)
+        goes = goes if goes is None else hg.reshape(goes, ())
+        if flag is not None:
+            after = [hg.where(flag, new, old) for new, old in zip(after, before, strict=True)]
+            goes = flag if goes is None else flag & goes
+        count = turn + (1 if flag is None else cast(flag, "i64"))
+        ends = [count, *after, *([] if flag is None or goes is None else [goes])]
+        stages.loop(steps, inputs, ends, goes)
+        stages.begin()
+        results = [stages.here(one) for one in after]
+        total = None if goes is None else hg.reshape(self.lift(stages.here(count), node), ())
+        for name, row in zip(stacks, rows, strict=True):
+            whole = self.graph.variable(name, (steps, row.size), row.dtype)
+            stacked = hg.reshape(whole, (steps, *row.shape))
+            results.append(stacked if total is None else Bounded(stacked, 0, total))
+        return tuple(results)
 
     def subgraph(self, graph: GraphProto, inputs: Sequence[Item], node: Node) -> list[Item]:
         """Run a subgraph with these inputs, and return its outputs."""
@@ -219,8 +282,7 @@ class Scope:
         while level is not None:
             found = level.items.get(name, _MISSING)
             if found is not _MISSING:
-                item: Item = found
-                return item
+                return self.shared.stages.here(found)
             level = level.parent
         raise broken(
             node, f"it reads {name!r:.80}, which nothing before it computes: the graph has a cycle or a gap"
@@ -346,6 +408,14 @@ class Scope:
         self.shared.depth += 1
 
 
+def _tensor(item: Item, node: Node) -> hg.Value | Array:
+    if isinstance(item, np.ndarray) and element_of_array(item) in DIRECT:
+        return item
+    if not isinstance(item, hg.Value):
+        raise node.refuse("its state is not all tensors of device types, and it has many turns")
+    return item
+
+
 def _captured(graph: GraphProto) -> set[str]:
     """The names that a subgraph reads."""
     found = {one.name for one in graph.output}
@@ -400,7 +470,7 @@ def build(
     shared = Shared(tensors, functions_of(model))
     main = Scope(shared, opsets_of(model), is_main=True)
     main.add_initializers(model.graph)
-    program = Program(shared.graph, {}, {}, dict(fixed))
+    program = Program(shared.stages.all, {}, {}, dict(fixed))
     outputs = Names()
     for one in model.graph.input:
         if one.name in main.items:

@@ -13,11 +13,10 @@ from onnx import ModelProto, TypeProto, ValueInfoProto
 
 import heliograph as hg
 from heliograph.onnx import checks
-from heliograph.onnx.batches import batches_of
 from heliograph.onnx.elements import name_of, numpy_dtype, storage_of
 from heliograph.onnx.errors import NeedsValue
 from heliograph.onnx.importing import Program, build
-from heliograph.onnx.plans import OnnxPlan
+from heliograph.onnx.plans import OnnxPlan, batches_of
 from heliograph.onnx.ports import Spec, TensorSpec, spec_of
 from heliograph.onnx.tensors import Tensors
 
@@ -76,12 +75,18 @@ class Model:
         """
         specs = self._declared(shapes or {}, values or {})
         try:
-            return self.program(specs, values or {}).graph
+            stages = self.program(specs, values or {}).stages
         except NeedsValue as need:
             raise hg.UnsupportedError(
                 f"{need.node} needs the elements of {need.name!r:.80} before a run",
                 advice=f"give them: values={{name: array}} for {', '.join(sorted(need.inputs)):.200}",
             ) from None
+        if len(stages) > 1:
+            raise hg.UnsupportedError(
+                "a loop of the model has more turns than one graph unrolls, so it takes several plans",
+                advice="model.compile(session) makes them, and its run runs them",
+            )
+        return stages[0].graph
 
     def compile(
         self,

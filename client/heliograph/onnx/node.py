@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
@@ -38,6 +38,20 @@ class Level(Protocol):
     def subgraph(self, graph: GraphProto, inputs: Sequence[Item], node: Node) -> list[Item]: ...
 
     def random(self, seed: int | None) -> tuple[hg.Value, hg.Value]: ...
+
+    @property
+    def may_loop(self) -> bool: ...
+
+    def here(self, item: Item) -> Item: ...
+
+    def loop(
+        self, node: Node, steps: int, condition: Item, state: Sequence[Item], body: Body
+    ) -> tuple[Item, ...]: ...
+
+
+#: A loop's body: by the number of the turn and the state, whether it goes on, the state after the
+#: turn, and the results that are stacked.
+Body: TypeAlias = Callable[[hg.Value, Sequence[hg.Value]], tuple[Item, list[Item], list[Item]]]
 
 
 class Node:

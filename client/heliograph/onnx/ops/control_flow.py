@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from heliograph.onnx.node import Node
 from heliograph.onnx.ops.shapes import pieces
 from heliograph.onnx.rules import Result, rule
 
-#: The most turns of a loop that is unrolled.
-MOST_TURNS = 1024
+_T = TypeVar("_T")
+#: The most turns of a loop that is unrolled, of one whose results are stacked on a server, and of
+#: any other.
+MOST_TURNS, MOST_STACKED, MOST_STEPS = 1024, 2**18, 10**9
 
 
 @rule("If")
@@ -44,17 +47,26 @@ def _either(node: Node, chosen: hg.Value, yes: Item, no: Item) -> Item:
 
 @rule("Loop")
 def _loop(node: Node) -> Result:
-    """Unroll a loop of so many turns at most, some of which a run may leave out."""
+    """Unroll a loop of few turns, some of which a run may leave out; others run on the server."""
     most = node.integer(0) if node.has(0) else None
     state = [node.items[place] for place in range(2, len(node.items))]
+    scans: list[list[Item]] = [[] for _ in range(max(0, len(node.body("body").output) - 1 - len(state)))]
+    are_tensors = not any(isinstance(one, list) or one is None for one in state)
+    may_loop = node.level.may_loop and are_tensors
+    # Without results of each turn, a condition may be all that bounds the turns.
+    is_endless = may_loop and not scans and (most is None or most > MOST_STACKED)
     condition: Item = np.array(True)
     if node.has(1):
         # A run may end the loop if its turns are bounded and its state has one shape.
-        is_free = most is not None and not any(isinstance(one, list) or one is None for one in state)
+        is_free = are_tensors and (most is not None or is_endless)
         condition = node.item(1) if is_free else node.array(1)
-    scans: list[list[Item]] = [[] for _ in range(max(0, len(node.body("body").output) - 1 - len(state)))]
+    is_long = most is not None and MOST_TURNS < most <= MOST_STACKED
+    if is_long and may_loop and not (isinstance(condition, np.ndarray) and not condition.all()):
+        return _on_server(node, most or 0, condition, state, 0)
     turn, running, turns = 0, None, []
     while most is None or turn < most:
+        if is_endless and (turn >= MOST_TURNS or not isinstance(condition, np.ndarray)):
+            return _on_server(node, min(most or MOST_STEPS, MOST_STEPS) - turn, condition, state, turn)
         if not isinstance(condition, np.ndarray):
             if most is None:
                 raise node.refuse("its condition is computed by a run, and its turns have no bound")
@@ -80,6 +92,18 @@ def _loop(node: Node) -> Result:
         count = hg.sum(cast(hg.stack(flags), "i64")) + (len(turns) - len(flags))
         stacked = [Bounded(node.level.lift(one, node), 0, count) for one in stacked]
     return (*state, *stacked)
+
+
+def _on_server(
+    node: Node, steps: int, condition: Item, state: Sequence[Item], first: int
+) -> tuple[Item, ...]:
+    """Run the body in a loop on the server, from its turn `first` on."""
+
+    def body(turn: hg.Value, values: Sequence[hg.Value]) -> tuple[Item, list[Item], list[Item]]:
+        found = node.run("body", [turn + first, np.array(True), *values])
+        return found[0], found[1 : 1 + len(state)], found[1 + len(state) :]
+
+    return node.level.loop(node, steps, condition, state, body)
 
 
 def _stacked(node: Node, items: list[Item], axis: int) -> Item:
@@ -117,6 +141,22 @@ def _scanned(
     axes = [node.axis(one, v.ndim) for one, v in zip(axes or [0] * len(inputs), inputs, strict=True)]
     ways = ways or [0] * len(inputs)
     turns = inputs[0].shape[axes[0]]
+    out_axes = (None if batched else node.ints("scan_output_axes")) or []
+    out_ways = (None if batched else node.ints("scan_output_directions")) or []
+    if MOST_TURNS < turns <= MOST_STACKED and node.level.may_loop and not batched:
+
+        def body(turn: hg.Value, values: Sequence[hg.Value]) -> tuple[Item, list[Item], list[Item]]:
+            here = [node.level.lift(node.level.here(v), node) for v in inputs]
+            places = [turns - 1 - turn if way else turn for way in ways]
+            taken = [hg.take(v, one, axis=axis) for v, one, axis in zip(here, places, axes, strict=True)]
+            found = node.run("body", [*values, *taken])
+            return np.array(True), found[: len(state)], found[len(state) :]
+
+        made = node.level.loop(node, turns, np.array(True), state, body)
+        stacks = [node.level.lift(one, node) for one in made[len(state) :]]
+        stacks = [hg.flip(one, axis=0) if way else one for one, way in _paired(stacks, out_ways)]
+        stacks = [hg.moveaxis(one, 0, axis) for one, axis in _paired(stacks, out_axes)]
+        return (*made[: len(state)], *stacks)
     if turns > MOST_TURNS:
         raise node.refuse(f"it has more than {MOST_TURNS} turns")
     results: list[list[Item]] = [[] for _ in range(len(node.body("body").output) - len(state))]
@@ -129,15 +169,13 @@ def _scanned(
         state = found[: len(state)]
         for one, item in zip(results, found[len(state) :], strict=True):
             one.append(item)
-    out_axes = (None if batched else node.ints("scan_output_axes")) or [0] * len(results)
-    out_ways = (None if batched else node.ints("scan_output_directions")) or [0] * len(results)
-    return (
-        *state,
-        *(
-            _stacked(node, items[::-1] if way else items, axis)
-            for items, axis, way in zip(results, out_axes, out_ways, strict=True)
-        ),
-    )
+    turned = [items[::-1] if way else items for items, way in _paired(results, out_ways)]
+    return (*state, *(_stacked(node, items, axis) for items, axis in _paired(turned, out_axes)))
+
+
+def _paired(items: Sequence[_T], options: Sequence[int]) -> Iterator[tuple[_T, int]]:
+    """Yield items with their options, which are all given or all 0."""
+    return zip(items, options or [0] * len(items), strict=True)
 
 
 # Sequences
