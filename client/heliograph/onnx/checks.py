@@ -73,11 +73,10 @@ def check(model: ModelProto, what: str) -> None:
         raise hg.InvalidModelError(f"{what} is no ONNX model: it has no graph")
     if not model.graph.output:
         raise hg.InvalidModelError(f"{what} has no outputs")
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
     for one in model.opset_import:
-        if one.domain in seen:
-            raise hg.InvalidModelError(f"{what} names the opset of {one.domain!r:.80} twice")
-        seen.add(one.domain)
+        if seen.setdefault(one.domain, one.version) != one.version:
+            raise hg.InvalidModelError(f"{what} names two opsets of {one.domain!r:.80}")
         is_old = one.version < FIRST_OPSET and not _is_unchanged(model, one.version)
         if one.domain in ("", "ai.onnx") and (is_old or one.version > LAST_OPSET):
             raise hg.UnsupportedError(

@@ -65,10 +65,11 @@ NARROW: dict[int, Narrow] = {
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A value of a narrow element type, as its codes."""
+    """A value of a narrow element type, as its codes, or of strings, as their places in `names`."""
 
     codes: hg.Value
     element: int
+    names: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,18 @@ class Bounded:
     count: hg.Value
 
 
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """A dictionary for each row of a table, by the labels of its columns."""
+
+    value: hg.Value
+    labels: tuple[int | str, ...]
+
+
 #: The meaning of a name of an ONNX graph while it is imported: a value of the device, perhaps of
 #: a narrow type or of a size that is not known, a constant of the host, a sequence, or an absent
 #: optional.
-Item: TypeAlias = "hg.Value | Coded | Bounded | Array | list[Any] | None"
+Item: TypeAlias = "hg.Value | Coded | Bounded | Maps | Array | list[Any] | None"
 
 
 def name_of(element: int) -> str:
@@ -98,7 +107,7 @@ def element_of(item: Item) -> int:
         return item.element
     if isinstance(item, np.ndarray):
         return element_of_array(item)
-    if isinstance(item, Bounded):
+    if isinstance(item, (Bounded, Maps)):
         return element_of(item.value)
     assert isinstance(item, hg.Value)
     return _ELEMENTS[item.dtype.name]

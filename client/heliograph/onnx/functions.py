@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs, helper
 
-from heliograph.onnx.elements import Bounded, Coded, Item, element_of
+from heliograph.onnx.elements import Bounded, Coded, Item, Maps, element_of
 
 Functions = Mapping[tuple[str, str], FunctionProto]
 
@@ -76,6 +76,8 @@ def type_of(item: Item) -> TypeProto:
         return helper.make_sequence_type_proto(inner)
     if isinstance(item, Bounded):
         return helper.make_tensor_type_proto(element_of(item), [None] * item.value.ndim)
+    if isinstance(item, Maps):
+        return TypeProto()
     shape = item.codes.shape if isinstance(item, Coded) else item.shape
     return helper.make_tensor_type_proto(element_of(item), list(shape))
 

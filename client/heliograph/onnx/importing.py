@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
@@ -28,6 +28,7 @@ from heliograph.onnx.elements import (
     Bounded,
     Coded,
     Item,
+    Maps,
     decode,
     element_of_array,
     encode,
@@ -177,7 +178,7 @@ class Scope:
             return item
         if isinstance(item, Bounded):
             raise node.refuse(NEEDS_SIZE)
-        if item is None or isinstance(item, list):
+        if item is None or isinstance(item, (list, Maps)):
             raise node.broken(f"{name!r} is a sequence or nothing, where a tensor is needed")
         element = item.element if isinstance(item, Coded) else element_of_array(item)
         if element not in DIRECT or isinstance(item, Coded):
@@ -345,8 +346,8 @@ class Scope:
     def _by_rule(self, node: NodeProto, items: list[Item]) -> Sequence[Item]:
         rule = find(node.domain, node.op_type)
         assert rule is not None
-        element = _narrow_of(items) if node.op_type in MOVES else 0
-        given = [_codes(item) for item in items] if element else items
+        narrow = _narrow_of(items) if node.op_type in MOVES else None
+        given = [_codes(item, narrow) for item in items] if narrow else items
         bounded = next((one for one in items if isinstance(one, Bounded)), None)
         axis = None
         if bounded is not None:
@@ -364,7 +365,7 @@ class Scope:
             return [
                 Bounded(one, axis, bounded.count) if isinstance(one, hg.Value) else one for one in results
             ]
-        return [_coded(one, element) for one in results] if element else results
+        return [_coded(one, *narrow) for one in results] if narrow else results
 
     def _named(self, node: NodeProto) -> Any:
         """Name what a node builds after it."""
@@ -427,25 +428,39 @@ def _captured(graph: GraphProto) -> set[str]:
     return found
 
 
-def _narrow_of(items: Sequence[Item]) -> int:
-    """The narrow element type of a node's inputs; 0 if there is none."""
+_Narrow: TypeAlias = "tuple[int, Array | None]"
+
+
+def _narrow_of(items: Sequence[Item]) -> _Narrow | None:
+    """The narrow element type of a node's inputs, and the names of strings; None if there is none."""
     for item in items:
         if isinstance(item, Coded):
-            return item.element
+            return item.element, item.names
         if isinstance(item, np.ndarray) and (element := element_of_array(item)) in NARROW:
-            return element
-    return 0
+            return element, None
+        if isinstance(item, np.ndarray) and element == TensorProto.STRING:
+            return element, np.unique(item.astype(str)).astype(object)
+    return None
 
 
-def _codes(item: Item) -> Item:
+def _codes(item: Item, narrow: _Narrow) -> Item:
+    """Return the codes of an item of this type, and others as they are. Strings of other names stay
+    strings, which are refused."""
+    element, names = narrow
     if isinstance(item, Coded):
-        return item.codes
-    return encode(item) if isinstance(item, np.ndarray) else item
+        return item.codes if item.names is names else item
+    if not isinstance(item, np.ndarray):
+        return item
+    if names is not None and element_of_array(item) == element and np.isin(item, names).all():
+        return np.searchsorted(names.astype(str), item.astype(str)).astype(np.int64)
+    return encode(item)
 
 
-def _coded(item: Item, element: int) -> Item:
+def _coded(item: Item, element: int, names: Array | None = None) -> Item:
     if isinstance(item, hg.Value):
-        return Coded(item, element)
+        return Coded(item, element, names)
+    if names is not None and isinstance(item, np.ndarray):
+        return names[item]
     return decode(item, element) if isinstance(item, np.ndarray) else item
 
 

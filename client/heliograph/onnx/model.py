@@ -331,6 +331,8 @@ def _type_text(of: TypeProto) -> str:
         return f"seq({_type_text(of.sequence_type.elem_type)})"
     if of.HasField("optional_type"):
         return f"optional({_type_text(of.optional_type.elem_type)})"
+    if of.HasField("map_type"):
+        return f"map({name_of(of.map_type.key_type)},{_type_text(of.map_type.value_type)})"
     if of.HasField("tensor_type"):
         return f"tensor({name_of(of.tensor_type.elem_type)})"
     return "unknown"

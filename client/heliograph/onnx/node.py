@@ -12,7 +12,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 import heliograph as hg
 from heliograph.onnx import errors
-from heliograph.onnx.elements import DIRECT, NARROW, Array, Bounded, Coded, Item, name_of
+from heliograph.onnx.elements import DIRECT, NARROW, Array, Bounded, Coded, Item, Maps, name_of
 from heliograph.onnx.errors import NeedsValue
 
 #: The most elements of an array that a rule makes on the host.
@@ -159,7 +159,7 @@ class Node:
             return item.codes.shape
         if isinstance(item, list) or item is None:
             raise self.broken(f"input {place} is a sequence, not a tensor")
-        if isinstance(item, Bounded):
+        if isinstance(item, (Bounded, Maps)):
             item = item.value
         return tuple(item.shape)
 

@@ -15,6 +15,7 @@ from heliograph.onnx.elements import (
     Bounded,
     Coded,
     Item,
+    Maps,
     decode,
     element_of,
     element_of_array,
@@ -44,6 +45,8 @@ class Wire:
 
     name: str
     spec: TensorSpec
+    #: Of strings: those that the elements are places of.
+    names: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,14 @@ class Known:
     """A tensor that the host knew before the run."""
 
     array: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table, of which a run gives a dictionary for each row."""
+
+    wire: Wire
+    labels: tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,7 @@ class Cut:
     count: str
 
 
-Port: TypeAlias = "Wire | Cut | Known | tuple[Any, ...] | None"
+Port: TypeAlias = "Wire | Rows | Cut | Known | tuple[Any, ...] | None"
 
 
 def spec_of(feed: Any, name: str) -> Spec:
@@ -91,7 +102,10 @@ def feed_into(port: Port, feed: Any, wires: dict[str, Array]) -> None:
 def result_of(port: Port, results: Mapping[str, Array]) -> Any:
     """Return what a run gives for an output: an array, a list of them, or None."""
     if isinstance(port, Wire):
-        return decode(results[port.name], port.spec.element)
+        found = results[port.name]
+        return decode(found, port.spec.element) if port.names is None else port.names[found]
+    if isinstance(port, Rows):
+        return [dict(zip(port.labels, row, strict=True)) for row in results[port.wire.name].tolist()]
     if isinstance(port, Cut):
         kept = int(results[port.count])
         return result_of(port.wire, results)[(slice(None),) * port.axis + (slice(kept),)]
@@ -131,8 +145,13 @@ def output_port(item: Item, name: str, graph: hg.Graph, names: Names) -> Port:
         count = names.free(f"{whole.name}.count")
         graph.output(count, item.count)
         return Cut(whole, item.axis, count)
+    if isinstance(item, Maps):
+        table = output_port(item.value, name, graph, names)
+        assert isinstance(table, Wire)
+        return Rows(table, item.labels)
     value = item.codes if isinstance(item, Coded) else item
-    wire = Wire(names.free(name), TensorSpec(element_of(item), value.shape))
+    strings = item.names if isinstance(item, Coded) else None
+    wire = Wire(names.free(name), TensorSpec(element_of(item), value.shape), strings)
     graph.output(wire.name, value)
     return wire
 

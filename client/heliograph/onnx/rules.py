@@ -15,9 +15,7 @@ Rule: TypeAlias = Callable[[Node], Result]
 #: Rules by op; the domains of ONNX share no op's name with another meaning.
 RULES: dict[str, Rule] = {}
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
-_STRINGS = (
-    "StringConcat StringNormalizer StringSplit RegexFullMatch CategoryMapper DictVectorizer CastMap ZipMap"
-)
+_STRINGS = "StringConcat StringNormalizer StringSplit RegexFullMatch CategoryMapper DictVectorizer CastMap"
 #: Why an op is refused, by op.
 REFUSED: dict[str, str] = {
     **dict.fromkeys(_STRINGS.split(), "it works on strings, which no device has"),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import heliograph as hg
-from heliograph.onnx.elements import Array, Bounded, Coded, Item
+from heliograph.onnx.elements import Array, Bounded, Coded, Item, Maps
 
 #: The stage that computes a value, and the name of its output there.
 Place: TypeAlias = tuple[int, str]
@@ -111,7 +111,9 @@ class Stages:
         if isinstance(item, list):
             return [self.here(one) for one in item]
         if isinstance(item, Coded):
-            return Coded(self._value(item.codes), item.element)
+            return replace(item, codes=self._value(item.codes))
+        if isinstance(item, Maps):
+            return Maps(self._value(item.value), item.labels)
         if isinstance(item, Bounded):
             return Bounded(self._value(item.value), item.axis, self._value(item.count))
         return item

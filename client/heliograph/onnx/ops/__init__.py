@@ -2,6 +2,7 @@
 
 from heliograph.onnx.ops import activations as activations
 from heliograph.onnx.ops import casts as casts
+from heliograph.onnx.ops import classical as classical
 from heliograph.onnx.ops import control_flow as control_flow
 from heliograph.onnx.ops import convolutions as convolutions
 from heliograph.onnx.ops import elementwise as elementwise

@@ -73,9 +73,3 @@ def _shrink(node: Node) -> hg.Value:
 def _gelu(node: Node) -> hg.Value:
     kind: Literal["none", "tanh"] = "tanh" if node.string("approximate", "none") == "tanh" else "none"
     return hg.gelu(node.value(0), kind)
-
-
-@rule("Binarizer")
-def _binarize(node: Node) -> hg.Value:
-    x = node.value(0)
-    return cast(x > node.float("threshold", 0.0), x.dtype)

@@ -109,13 +109,6 @@ def _one_hot(node: Node) -> Item:
     return hg.where(places == numbers, values[1], values[0])
 
 
-@rule("ArrayFeatureExtractor")
-def _pick_features(node: Node) -> Item:
-    x, places = node.value(0), node.value(1)
-    wide = x if x.ndim > 1 else hg.expand_dims(x, axis=0)
-    return hg.take(wide, hg.reshape(cast(places, "i64"), (places.size,)), axis=wide.ndim - 1)
-
-
 @rule("TopK")
 def _top_k(node: Node) -> tuple[Item, ...]:
     x = node.value(0)
