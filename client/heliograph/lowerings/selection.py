@@ -85,20 +85,6 @@ def corners_of(boxes: hg.Value, *, centered: bool) -> hg.Value:
     return hg.concat([hg.minimum(first, second), hg.maximum(first, second)], axis=-1)
 
 
-def _area(boxes: hg.Value) -> hg.Value:
-    sizes = boxes[..., 2:] - boxes[..., :2]
-    return sizes[..., 0] * sizes[..., 1]
-
-
-def overlap_of(a: hg.Value, b: hg.Value) -> hg.Value:
-    """Return the share of the union of two boxes [.., 4] that is in both; they broadcast."""
-    low, high = hg.maximum(a[..., :2], b[..., :2]), hg.minimum(a[..., 2:], b[..., 2:])
-    sizes = hg.maximum(high - low, 0.0)
-    shared = sizes[..., 0] * sizes[..., 1]
-    union = _area(a) + _area(b) - shared
-    return hg.where(union > 0, shared / union, 0.0)
-
-
 def suppressed(
     boxes: hg.Value, scores: hg.Value, most: int, overlap: hg.Value | float, least: hg.Value | None
 ) -> tuple[hg.Value, hg.Value]:
@@ -108,16 +94,28 @@ def suppressed(
     `boxes` [b, s, 4] by their corners, `scores` [b, c, s]; boxes need a score above `least`.
     """
     batches, classes, many = scores.shape
-    alive = hg.isfinite(scores) if least is None else scores > least
-    places = hg.reshape(_numbers(many, scores.graph), (1, 1, many))
-    starts = np.arange(batches, dtype=np.int64)[:, None] * many
-    table = hg.reshape(boxes, (batches * many, 4))
-    picks, found = [], []
+    sizes = boxes[..., 2:] - boxes[..., :2]
+    table = hg.concat([boxes, hg.expand_dims(sizes[..., 0] * sizes[..., 1], axis=-1)], axis=-1)
+    # A plane for each coordinate and for the areas, so that all steps go along rows.
+    planes = [hg.reshape(table[..., place], (batches, 1, many)) for place in range(5)]
+    rows = hg.reshape(table, (batches * many, 5))
+    numbers = np.arange(many, dtype=np.float32)
+    starts = np.arange(batches * classes, dtype=np.int64) * many
+    of_batch = starts.reshape(batches, classes)[:, :1] // classes
+    left = hg.where(hg.isfinite(scores) if least is None else scores > least, scores, float("-inf"))
+    picks, tops = [], []
     for _ in range(most):
-        best = cast(hg.argmax(hg.where(alive, scores, float("-inf")), axis=2), "i64")
-        picked = hg.take(table, hg.reshape(best + starts, (best.size,)), axis=0)
-        near = overlap_of(hg.reshape(picked, (batches, classes, 1, 4)), hg.expand_dims(boxes, axis=1))
+        best = cast(hg.argmax(left, axis=2), "i64")
+        taken = hg.take(rows, hg.flatten(best + of_batch), axis=0)
+        picked = [hg.reshape(taken[:, place], (batches, classes, 1)) for place in range(5)]
         picks.append(best)
-        found.append(hg.any(alive, axis=2))
-        alive = alive & (near <= overlap) & (places != hg.expand_dims(best, axis=2))
-    return hg.stack(picks, axis=2), hg.stack(found, axis=2)
+        tops.append(hg.take(hg.flatten(left), hg.flatten(best) + starts, axis=0))
+        low = [hg.maximum(picked[place], planes[place]) for place in (0, 1)]
+        high = [hg.minimum(picked[place], planes[place]) for place in (2, 3)]
+        shared = hg.maximum(high[0] - low[0], 0.0) * hg.maximum(high[1] - low[1], 0.0)
+        # Two empty boxes give 0 / 0, which is above nothing.
+        gone = shared / (picked[4] + planes[4] - shared) > overlap
+        gone = gone | (hg.expand_dims(cast(best, "f32"), axis=2) == numbers)
+        left = hg.where(gone, float("-inf"), left)
+    found = hg.reshape(hg.stack(tops, axis=1), (batches, classes, most))
+    return hg.stack(picks, axis=2), found > float("-inf")
