@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 import heliograph as hg
-from heliograph.lowerings.arrays import cast
+from heliograph.lowerings.arrays import cast, pad
 from heliograph.lowerings.scatters import scatter_rows
 
 
@@ -85,37 +86,101 @@ def corners_of(boxes: hg.Value, *, centered: bool) -> hg.Value:
     return hg.concat([hg.minimum(first, second), hg.maximum(first, second)], axis=-1)
 
 
+def with_areas(boxes: hg.Value) -> hg.Value:
+    """Return boxes [b, s, 4] by their corners as rows [b * s, 5], with their areas."""
+    sizes = boxes[..., 2:] - boxes[..., :2]
+    table = hg.concat([boxes, hg.expand_dims(sizes[..., 0] * sizes[..., 1], axis=-1)], axis=-1)
+    return hg.reshape(table, (-1, 5))
+
+
+def _overlap(a: Sequence[hg.Value], b: Sequence[hg.Value], most: hg.Value | float) -> hg.Value:
+    """True where the share of the union that is in both boxes is above `most`. A box is four planes
+    of coordinates and one of areas; planes broadcast."""
+    low = [hg.maximum(a[place], b[place]) for place in (0, 1)]
+    high = [hg.minimum(a[place], b[place]) for place in (2, 3)]
+    shared = hg.maximum(high[0] - low[0], 0.0) * hg.maximum(high[1] - low[1], 0.0)
+    # Two empty boxes give 0 / 0, which is above nothing.
+    return shared / (a[4] + b[4] - shared) > most
+
+
 def suppressed(
-    boxes: hg.Value, scores: hg.Value, most: int, overlap: hg.Value | float, least: hg.Value | None
+    rows: hg.Value, scores: hg.Value, most: int, overlap: hg.Value | float
 ) -> tuple[hg.Value, hg.Value]:
     """Return the boxes with the largest scores of which no two overlap by more than `overlap`:
     for each batch and class the places [b, c, most], and whether there are so many.
 
-    `boxes` [b, s, 4] by their corners, `scores` [b, c, s]; boxes need a score above `least`.
+    `rows` as of `with_areas`, `scores` [b, c, s], -inf of those that are left out.
     """
     batches, classes, many = scores.shape
-    sizes = boxes[..., 2:] - boxes[..., :2]
-    table = hg.concat([boxes, hg.expand_dims(sizes[..., 0] * sizes[..., 1], axis=-1)], axis=-1)
-    # A plane for each coordinate and for the areas, so that all steps go along rows.
-    planes = [hg.reshape(table[..., place], (batches, 1, many)) for place in range(5)]
-    rows = hg.reshape(table, (batches * many, 5))
+    # A plane for each coordinate, so that all steps go along rows.
+    planes = [hg.reshape(rows[:, place], (batches, 1, many)) for place in range(5)]
     numbers = np.arange(many, dtype=np.float32)
     starts = np.arange(batches * classes, dtype=np.int64) * many
     of_batch = starts.reshape(batches, classes)[:, :1] // classes
-    left = hg.where(hg.isfinite(scores) if least is None else scores > least, scores, float("-inf"))
-    picks, tops = [], []
+    left, picks, tops = scores, [], []
     for _ in range(most):
         best = cast(hg.argmax(left, axis=2), "i64")
         taken = hg.take(rows, hg.flatten(best + of_batch), axis=0)
         picked = [hg.reshape(taken[:, place], (batches, classes, 1)) for place in range(5)]
         picks.append(best)
         tops.append(hg.take(hg.flatten(left), hg.flatten(best) + starts, axis=0))
-        low = [hg.maximum(picked[place], planes[place]) for place in (0, 1)]
-        high = [hg.minimum(picked[place], planes[place]) for place in (2, 3)]
-        shared = hg.maximum(high[0] - low[0], 0.0) * hg.maximum(high[1] - low[1], 0.0)
-        # Two empty boxes give 0 / 0, which is above nothing.
-        gone = shared / (picked[4] + planes[4] - shared) > overlap
-        gone = gone | (hg.expand_dims(cast(best, "f32"), axis=2) == numbers)
-        left = hg.where(gone, float("-inf"), left)
+        itself = hg.expand_dims(cast(best, "f32"), axis=2) == numbers
+        left = hg.where(_overlap(picked, planes, overlap) | itself, float("-inf"), left)
     found = hg.reshape(hg.stack(tops, axis=1), (batches, classes, most))
     return hg.stack(picks, axis=2), found > float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Boxes in the order of their scores, for each batch and class: their rows in the table of
+    boxes [g, s], and their scores, -inf of those left out. `s` is a multiple of BLOCK."""
+
+    places: hg.Value
+    scores: hg.Value
+
+
+#: The candidates that a step of a loop looks at.
+BLOCK = 32
+
+
+def candidates(scores: hg.Value) -> Candidates:
+    """Sort scores [b, c, s], -inf of those that are left out."""
+    batches, classes, many = scores.shape
+    order = cast(hg.argsort(scores, axis=2, descending=True), "i64")
+    ordered = hg.reshape(hg.take_along_axis(scores, order, axis=2), (batches * classes, many))
+    starts = np.arange(batches, dtype=np.int64).reshape(batches, 1, 1) * many
+    order = hg.reshape(order + starts, (batches * classes, many))
+    rest = -many % BLOCK
+    return Candidates(pad(order, (0, 0), (0, rest)), pad(ordered, (0, 0), (0, rest), float("-inf")))
+
+
+def next_picks(
+    rows: hg.Value, found: Candidates, turn: hg.Value, state: Sequence[hg.Value], overlap: hg.Value | float
+) -> tuple[hg.Value, list[hg.Value]]:
+    """Look at the next candidates of all batches and classes, in a loop.
+
+    Returns whether it goes on, and the state: the picked boxes [g, most + 1, 5], their rows
+    [g, most + 1] and their number [g].
+    The last place of each is for boxes that are not picked.
+    """
+    kept, picks, count = state
+    groups, most = picks.shape[0], picks.shape[1] - 1
+    at = turn * BLOCK + np.arange(BLOCK, dtype=np.int64)
+    places, scores = (hg.take(one, at, axis=1) for one in (found.places, found.scores))
+    boxes = hg.take(rows, hg.flatten(places), axis=0)
+    mine = [hg.reshape(boxes[:, place], (groups, BLOCK, 1)) for place in range(5)]
+    near = _overlap(mine, [hg.expand_dims(kept[:, :most, place], axis=1) for place in range(5)], overlap)
+    stays = (scores > float("-inf")) & hg.logical_not(hg.any(near, axis=2))
+    later = _overlap(mine, [hg.permute_dims(one, (0, 2, 1)) for one in mine], overlap)
+    later = later & np.triu(np.ones((BLOCK, BLOCK), bool), 1)
+    for place in range(BLOCK):
+        stays = stays & hg.logical_not(stays[:, place : place + 1] & later[:, place])
+    ranks = hg.expand_dims(count, axis=1) + hg.cumulative_sum(cast(stays, "i64"), axis=1) - 1
+    slots = hg.where(stays & (ranks < most), ranks, most)
+    slots = hg.flatten(slots + np.arange(groups, dtype=np.int64)[:, None] * (most + 1))
+    kept = hg.reshape(scatter_rows(hg.reshape(kept, (-1, 5)), boxes, slots), kept.shape)
+    picks = hg.reshape(
+        scatter_rows(hg.reshape(picks, (-1, 1)), hg.reshape(places, (-1, 1)), slots), picks.shape
+    )
+    count = hg.minimum(count + hg.sum(cast(stays, "i64"), axis=1), most)
+    return hg.any((count < most) & (scores[:, -1] > float("-inf"))), [kept, picks, count]

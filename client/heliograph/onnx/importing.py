@@ -87,6 +87,8 @@ class Shared:
 
     tensors: Tensors
     functions: functions.Functions
+    #: True if no loop may be a graph by itself.
+    is_one: bool = False
     stages: Stages = field(default_factory=Stages)
     names: Names = field(default_factory=Names)
     #: Constants of a graph, by the identity of it and of their array, which is kept.
@@ -197,7 +199,7 @@ class Scope:
     @property
     def may_loop(self) -> bool:
         """True where a loop may be a stage by itself: no rule holds values of another one."""
-        return self.is_main and self.shared.depth == 0
+        return self.is_main and self.shared.depth == 0 and not self.shared.is_one
 
     def here(self, item: Item) -> Item:
         """Return an item whose values are in the graph that nodes are added to."""
@@ -475,14 +477,19 @@ def functions_of(model: ModelProto) -> dict[tuple[str, str], FunctionProto]:
 
 
 def build(
-    model: ModelProto, tensors: Tensors, specs: Mapping[str, Spec], fixed: Mapping[str, Array]
+    model: ModelProto,
+    tensors: Tensors,
+    specs: Mapping[str, Spec],
+    fixed: Mapping[str, Array],
+    *,
+    is_one: bool = False,
 ) -> Program:
-    """Make a graph of a model for inputs of these specs.
+    """Make graphs of a model for inputs of these specs, or only one.
 
     `fixed`: values of inputs that decide shapes. Raises UnsupportedError, InvalidModelError, and
     NeedsValue for an input that must be fixed.
     """
-    shared = Shared(tensors, functions_of(model))
+    shared = Shared(tensors, functions_of(model), is_one)
     main = Scope(shared, opsets_of(model), is_main=True)
     main.add_initializers(model.graph)
     program = Program(shared.stages.all, {}, {}, dict(fixed))

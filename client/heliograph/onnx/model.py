@@ -75,18 +75,12 @@ class Model:
         """
         specs = self._declared(shapes or {}, values or {})
         try:
-            stages = self.program(specs, values or {}).stages
+            return self.program(specs, values or {}, is_one=True).stages[0].graph
         except NeedsValue as need:
             raise hg.UnsupportedError(
                 f"{need.node} needs the elements of {need.name!r:.80} before a run",
                 advice=f"give them: values={{name: array}} for {', '.join(sorted(need.inputs)):.200}",
             ) from None
-        if len(stages) > 1:
-            raise hg.UnsupportedError(
-                "a loop of the model has more turns than one graph unrolls, so it takes several plans",
-                advice="model.compile(session) makes them, and its run runs them",
-            )
-        return stages[0].graph
 
     def compile(
         self,
@@ -162,11 +156,13 @@ class Model:
             _check_fit(info, found[name], symbols)
         return found
 
-    def program(self, specs: Mapping[str, Spec], values: Mapping[str, Any]) -> Program:
-        """Make a graph. Raises NeedsValue for an input that decides a shape."""
+    def program(
+        self, specs: Mapping[str, Spec], values: Mapping[str, Any], *, is_one: bool = False
+    ) -> Program:
+        """Make the graphs, or only one. Raises NeedsValue for an input that decides a shape."""
         fixed = {name: np.asarray(value) for name, value in values.items()}
         try:
-            return build(self._proto, self._tensors, specs, fixed)
+            return build(self._proto, self._tensors, specs, fixed, is_one=is_one)
         except hg.HeliographError:
             raise
         except (TypeError, AttributeError, ValueError, LookupError) as error:

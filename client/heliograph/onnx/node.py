@@ -88,9 +88,9 @@ class Node:
 
     # Errors
 
-    def refuse(self, why: str) -> hg.UnsupportedError:
+    def refuse(self, why: str, advice: str = "") -> hg.UnsupportedError:
         """Return the error for what cannot be expressed; the rule raises it."""
-        return errors.refusal(self.proto, why)
+        return errors.refusal(self.proto, why, advice)
 
     def broken(self, why: str) -> hg.InvalidModelError:
         """Return the error for a broken model; the rule raises it."""

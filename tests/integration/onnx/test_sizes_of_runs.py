@@ -167,6 +167,37 @@ def test_the_best_boxes_that_do_not_overlap_are_selected(session: hg.Session) ->
     assert found.tolist() == wanted
 
 
+@pytest.mark.parametrize(("most", "overlap"), [(100, 0.3), (2**62, 0.0), (64, 1.0)])
+def test_many_boxes_are_selected_in_a_loop_as_in_one_graph(
+    most: int, overlap: float, session: hg.Session
+) -> None:
+    """Some scores are equal, and some are too small; a class may have fewer boxes than are wanted."""
+    constants = [("most", np.array(most)), ("overlap", np.float32(overlap)), ("least", np.float32(0.2))]
+    made = model(
+        [node("NonMaxSuppression", "boxes scores most overlap least", "y")],
+        [tensor("boxes", [2, 300, 4]), tensor("scores", [2, 3, 300])],
+        [tensor("y", None, INT64)],
+        [constant(*one) for one in constants],
+    )
+    corners = RNG.uniform(0, 8, (2, 300, 2)).astype(np.float32)
+    boxes = np.concatenate([corners, corners + RNG.uniform(0.5, 2, (2, 300, 2)).astype(np.float32)], 2)
+    scores = RNG.random((2, 3, 300)).round(2).astype(np.float32)
+    plan = compiled(session, made)
+    found = plan.run(boxes=boxes, scores=scores)["y"]
+    assert len(plan.plans) == 3
+    wanted = [
+        [batch, kind, place]
+        for batch in range(2)
+        for kind in range(3)
+        for place in suppressed(boxes[batch], scores[batch, kind], most, overlap)
+        if scores[batch, kind, place] > np.float32(0.2)
+    ]
+    assert found.tolist() == wanted
+    if most <= 1024:
+        one = session.compile(hg.onnx.load(made).graph()).run(boxes=boxes, scores=scores)
+        assert np.array_equal(one["y"][: int(one["y.count"])], found)
+
+
 def test_random_numbers_are_others_in_each_run_and_follow_a_seed(session: hg.Session) -> None:
     made = model(
         [

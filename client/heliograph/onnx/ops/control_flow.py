@@ -75,7 +75,7 @@ def _loop(node: Node) -> Result:
         elif not bool(condition.all()):
             break
         if turn >= MOST_TURNS:
-            raise node.refuse(f"it has more than {MOST_TURNS} turns")
+            raise _too_long(node)
         found = node.run("body", [np.array(turn, np.int64), condition, *state])
         condition = found[0]
         after, parts = found[1 : 1 + len(state)], found[1 + len(state) :]
@@ -92,6 +92,12 @@ def _loop(node: Node) -> Result:
         count = hg.sum(cast(hg.stack(flags), "i64")) + (len(turns) - len(flags))
         stacked = [Bounded(node.level.lift(one, node), 0, count) for one in stacked]
     return (*state, *stacked)
+
+
+def _too_long(node: Node) -> hg.UnsupportedError:
+    return node.refuse(
+        f"it has more than {MOST_TURNS} turns", "model.compile runs loops of the main graph on the server"
+    )
 
 
 def _on_server(
@@ -158,7 +164,7 @@ def _scanned(
         stacks = [hg.moveaxis(one, 0, axis) for one, axis in _paired(stacks, out_axes)]
         return (*made[: len(state)], *stacks)
     if turns > MOST_TURNS:
-        raise node.refuse(f"it has more than {MOST_TURNS} turns")
+        raise _too_long(node)
     results: list[list[Item]] = [[] for _ in range(len(node.body("body").output) - len(state))]
     for turn in range(turns):
         slices = []
