@@ -239,8 +239,7 @@ class Scope:
         results = [stages.here(one) for one in after]
         total = None if goes is None else hg.reshape(self.lift(stages.here(count), node), ())
         for name, row in zip(stacks, rows, strict=True):
-            whole = self.graph.variable(name, (steps, row.size), row.dtype)
-            stacked = hg.reshape(whole, (steps, *row.shape))
+            stacked = hg.reshape(stages.stacked(name, row, steps), (steps, *row.shape))
             results.append(stacked if total is None else Bounded(stacked, 0, total))
         return tuple(results)
 

@@ -36,6 +36,8 @@ class Compiled:
     plans: tuple[hg.Plan | None, ...]
     #: Where the outputs have the batch, if it may be padded.
     cuts: Cuts
+    #: The variables of the stages, which are freed with the plans.
+    stacks: tuple[hg.Tensor, ...] = ()
     #: Held by a run of several stages: stacked results of loops are variables.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -145,11 +147,18 @@ class OnnxPlan:
 
     def _keep(self, key: _Key, program: Program, cuts: Cuts) -> Compiled:
         # A graph needs an output: without one, the host has computed everything.
-        plans = tuple(
-            self._session.compile(one.graph, **self._options) if one.graph.outputs else None
-            for one in program.stages
-        )
-        return self._plans.keep(key, Compiled(program, plans, cuts))
+        stacks: dict[str, hg.Tensor] = {}
+        devices = self._options.get("devices")
+        device = devices[0] if isinstance(devices, (list, tuple)) else devices
+        plans: list[hg.Plan | None] = []
+        for one in program.stages:
+            for name, (shape, dtype) in one.stacks.items():
+                if name not in stacks:
+                    stacks[name] = self._session.empty(shape, dtype, device)
+            own = {"variables": {name: stacks[name] for name in one.stacks}} if one.stacks else {}
+            options = {**self._options, **own}
+            plans.append(self._session.compile(one.graph, **options) if one.graph.outputs else None)
+        return self._plans.keep(key, Compiled(program, tuple(plans), cuts, tuple(stacks.values())))
 
 
 def _as_arrays(feed: Any) -> Any:

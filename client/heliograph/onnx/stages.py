@@ -5,7 +5,6 @@ The values between them stay on the server.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,8 @@ class Stage:
     #: The sources of its inputs: outputs of earlier stages, or arrays of the host.
     takes: dict[str, Place | Array] = field(default_factory=dict)
     loop: Loop | None = None
+    #: Its variables: stacked results of a loop's turns, which two stages share.
+    stacks: dict[str, tuple[tuple[int, int], hg.DType]] = field(default_factory=dict)
 
 
 class Stages:
@@ -48,7 +49,6 @@ class Stages:
         self._here: dict[int, hg.Value] = {}
         #: The number of the turn, while the body of a loop is built.
         self.turn: hg.Value | None = None
-        self._prefix = secrets.token_hex(8)
         self._names = 0
 
     @property
@@ -62,9 +62,9 @@ class Stages:
         self._here.clear()
 
     def name(self) -> str:
-        """Return a name that nothing else of the session has."""
+        """Return a name that no other stage has."""
         self._names += 1
-        return f"onnx.{self._prefix}.{self._names}"
+        return f"stage.{self._names}"
 
     def place(self, value: hg.Value) -> Place:
         """Make a value an output of its stage."""
@@ -84,10 +84,15 @@ class Stages:
 
     def stack(self, row: hg.Value, turn: hg.Value, most: int) -> str:
         """Write a row at the place of the turn into a variable of `most` rows; return its name."""
-        name, graph = self.name(), self.last.graph
-        whole = graph.variable(name, (most, row.size), row.dtype)
+        name = self.name()
+        whole = self.stacked(name, row, most)
         hg.assign(whole, hg.ops.set_rows(whole, hg.reshape(row, (1, row.size)), turn))
         return name
+
+    def stacked(self, name: str, row: hg.Value, most: int) -> hg.Value:
+        """Return the variable of this name in the last stage, for so many of these rows."""
+        self.last.stacks[name] = (most, row.size), row.dtype
+        return self.last.graph.variable(name, (most, row.size), row.dtype)
 
     def loop(
         self, steps: int, inputs: Sequence[str], ends: Sequence[hg.Value], goes: hg.Value | None
