@@ -168,13 +168,13 @@ class Model:
         except (TypeError, AttributeError, ValueError, LookupError) as error:
             raise hg.InvalidModelError(f"the model is damaged: {error}") from error
 
-    def build(self, feeds: Mapping[str, Any], fixed: set[str]) -> Program:
-        """Make a graph for a run. Adds to `fixed` the inputs whose values decide shapes."""
+    def build(self, feeds: Mapping[str, Any], fixed: set[str], *, is_one: bool) -> Program:
+        """As `program`, for a run. Adds to `fixed` the inputs whose values decide shapes."""
         specs = self.spec(feeds)
         while True:
             values = {name: np.asarray(feeds[name]) for name in fixed}
             try:
-                return self.program(specs, values)
+                return self.program(specs, values, is_one=is_one)
             except NeedsValue as need:
                 fixed.update(self._check_decidable(need, specs, values))
 

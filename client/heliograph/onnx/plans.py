@@ -60,6 +60,8 @@ class OnnxPlan:
         self._session = session
         self._options = options
         self._batches = batches
+        #: Runs that are repeated when a device is lost take arrays alone, so a loop is no stage.
+        self._is_one = options.get("on_loss") == "rebuild"
         self._lock = threading.Lock()
         #: Of random numbers: the seed, and the numbers of the runs.
         self._seed = secrets.randbits(63) if seed is None else seed
@@ -114,7 +116,7 @@ class OnnxPlan:
 
     def prepare(self, specs: Mapping[str, Spec], values: Mapping[str, Any]) -> None:
         """Make the plan for inputs of these specs."""
-        program = self._model.program(specs, values)
+        program = self._model.program(specs, values, is_one=self._is_one)
         key = _key(specs, {name: np.asarray(value) for name, value in values.items()})
         with self._lock:
             self._fixed.update(values)
@@ -127,7 +129,7 @@ class OnnxPlan:
         key = _key(specs, {name: feeds[name] for name in fixed})
         if (found := self._plans.find(key)) is not None:
             return found
-        program = self._model.build(feeds, fixed)
+        program = self._model.build(feeds, fixed, is_one=self._is_one)
         with self._lock:
             self._fixed |= fixed
             key = _key(specs, {name: feeds[name] for name in self._fixed})
@@ -143,7 +145,7 @@ class OnnxPlan:
             assert isinstance(spec, TensorSpec)
             size = spec.shape[0]
             larger[name] = TensorSpec(spec.element, (size + 1, *spec.shape[1:]))
-        return cuts_of(program, self._model.program(larger, program.fixed), size)
+        return cuts_of(program, self._model.program(larger, program.fixed, is_one=self._is_one), size)
 
     def _keep(self, key: _Key, program: Program, cuts: Cuts) -> Compiled:
         # A graph needs an output: without one, the host has computed everything.

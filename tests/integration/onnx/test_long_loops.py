@@ -189,3 +189,19 @@ def test_a_long_loop_is_no_part_of_a_single_graph() -> None:
         hg.UnsupportedError, match=r"'long' \(Loop\): it has more than 1024[^$]*model.compile"
     ):
         hg.onnx.load(made).graph()
+
+
+def test_a_plan_that_is_rebuilt_is_a_single_graph(here: hg.Session) -> None:
+    """Its runs are repeated, and they are given arrays alone."""
+    made = looping(halving([node("Identity", "c", "go")]), "n _ x", "last", n=np.array(2000))
+    with pytest.raises(hg.UnsupportedError, match="more than 1024 turns"):
+        hg.onnx.load(made).compile(here, on_loss="rebuild")
+    boxes = model(
+        [node("NonMaxSuppression", "boxes scores most", "y")],
+        [tensor("boxes", [1, 70, 4]), tensor("scores", [1, 1, 70])],
+        [tensor("y", None, INT64)],
+        [constant("most", np.array(70))],
+    )
+    plan = hg.onnx.load(boxes).compile(here, on_loss="rebuild")
+    feeds = {"boxes": np.ones((1, 70, 4), np.float32), "scores": np.ones((1, 1, 70), np.float32)}
+    assert plan.run(feeds)["y"].shape == (70, 3) and len(plan.plans) == 1
