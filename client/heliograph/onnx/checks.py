@@ -18,7 +18,7 @@ FIRST_OPSET, LAST_OPSET = 6, defs.onnx_opset_version()
 MOST_BYTES = 2**31 - 1
 #: The most nodes of a file.
 MOST_NODES = 200_000
-#: The most subgraphs inside each other.
+#: The most subgraphs and functions inside each other.
 MOST_DEPTH = 40
 
 #: The sources of a model: the path of its file, its bytes, or the message itself.

@@ -19,7 +19,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 import heliograph as hg
 from heliograph.lowerings.arrays import cast
 from heliograph.lowerings.names import Names
-from heliograph.onnx import functions, ops
+from heliograph.onnx import checks, functions, ops
 from heliograph.onnx.bounds import NEEDS_SIZE, bounded_axis
 from heliograph.onnx.elements import (
     DIRECT,
@@ -47,8 +47,6 @@ from heliograph.onnx.tensors import Tensors, constant_of
 MOST_NODES = 100_000
 #: The most elements of one tensor.
 MOST_ELEMENTS = 2**32
-#: The most subgraphs and functions inside each other.
-MOST_DEPTH = 40
 #: Larger constants are weights, which are uploaded once, and keep the names of the model.
 _SMALL = 256
 _MISSING: Any = object()
@@ -405,8 +403,8 @@ class Scope:
 
     def _enter(self, node: NodeProto) -> None:
         """Go one level deeper. Raises UnsupportedError beyond the bound."""
-        if self.shared.depth >= MOST_DEPTH:
-            raise refusal(node, f"functions and subgraphs are nested deeper than {MOST_DEPTH}")
+        if self.shared.depth >= checks.MOST_DEPTH:
+            raise refusal(node, f"functions and subgraphs are nested deeper than {checks.MOST_DEPTH}")
         self.shared.depth += 1
 
 
