@@ -26,6 +26,8 @@ _COMPARE: dict[str, Callable[[hg.Value, hg.Value], hg.Value]] = {
 #: The names of the modes in the order of their numbers; a leaf compares nothing.
 _MODES = np.array([*_COMPARE, "BRANCH_MEMBER", "LEAF"])
 _EQUAL, _MEMBER, _LEAF = 4, 6, 7
+#: Whole numbers below it are the same in f32.
+_MOST_EXACT = 2**24
 _IDENTITY = {"SUM": 0.0, "AVERAGE": 0.0, "MIN": np.inf, "MAX": -np.inf}
 
 
@@ -60,25 +62,25 @@ def _leaves(node: Node, forest: _Forest, x: hg.Value) -> hg.Value:
     if forest.features.size and not 0 <= forest.features.min() <= forest.features.max() < width:
         raise node.broken(f"it splits at feature {forest.features.max()} of {width}")
 
-    def of_node(table: Array, name: str) -> hg.Value:
-        return hg.take(node.level.lift(table, node, f"{node.proto.name}.{name}"), places, axis=0)
-
-    tables = np.concatenate([forest.no, forest.yes])
+    # One table of all columns: a row of several elements is read almost as fast as one element.
+    wide = x.dtype.numpy if max(len(forest.modes), width) < _MOST_EXACT else np.float64
+    splits = forest.splits.astype(x.dtype.numpy)
+    columns = (forest.features, splits, forest.no, forest.yes, forest.modes, forest.missing)
+    table = node.level.lift(np.stack(columns, axis=1).astype(wide), node, f"{node.proto.name}.nodes")
     modes = np.unique(forest.modes[forest.modes != _LEAF])
     starts = np.arange(rows, dtype=np.int64)[:, None] * width
-    splits = forest.splits.astype(x.dtype.numpy)
     places = hg.broadcast_to(node.graph.constant(forest.roots[None]), (rows, len(forest.roots)))
     for _ in range(forest.depth(node)):
-        taken = hg.take(hg.flatten(x), of_node(forest.features, "features") + starts, axis=0)
-        split, goes = of_node(splits, "splits"), None
-        for mode in modes:
-            held = _COMPARE[_MODES[mode]](taken, split)
-            goes = held if goes is None else hg.where(of_node(forest.modes, "modes") == int(mode), held, goes)
+        feature, split, no, yes, mode, missing = hg.unstack(hg.take(table, places, axis=0), axis=2)
+        taken = hg.take(hg.flatten(x), cast(feature, "i64") + starts, axis=0)
+        goes: hg.Value | None = None
+        for one in modes:
+            held = _COMPARE[_MODES[one]](taken, cast(split, x.dtype))
+            goes = held if goes is None else hg.where(mode == float(one), held, goes)
         assert goes is not None
         if forest.missing.any():
-            goes = goes | (hg.isnan(taken) & of_node(forest.missing, "missing"))
-        places = places + cast(goes, "i64") * len(forest.no)
-        places = of_node(tables, "children")
+            goes = goes | (hg.isnan(taken) & (missing > 0))
+        places = cast(hg.where(goes, yes, no), "i64")
     return places
 
 
