@@ -1,0 +1,245 @@
+"""Parts of a module that AOTAutograd gives, forward and backward, as plans.
+
+Parameters and buffers that need no gradient become weights, which are uploaded once. One that needs
+a gradient, or that changes, becomes a tensor of the session, which is written again after each
+change; the backward pass reads the same one. The tensors that a forward part saves for the backward
+pass stay on the server, each as a `SavedTensor`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+import heliograph as hg
+from heliograph._base.kept_plans import MOST_PLANS, KeptPlans
+from heliograph.torch.elements import as_tensor, dtype_name, feed_of, new_seed
+from heliograph.torch.errors import refusal
+from heliograph.torch.lowering import SEED, Lowering, missing_of
+from heliograph.torch.saved import SavedTensor
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A parameter as the server has it."""
+
+    #: Kept, so that no other tensor can have its memory.
+    tensor: torch.Tensor
+    version: int
+    #: The tensor of the session; None for a weight of the plans.
+    remote: hg.Tensor | None = None
+
+    def is_now(self, tensor: torch.Tensor) -> bool:
+        """True if a tensor is this one, unchanged."""
+        return self.version == _version(tensor) and _place(self.tensor) == _place(tensor)
+
+
+class Shared:
+    """The state of the parts of one traced graph: session, options, and parameters by their names.
+
+    A parameter has the same name in the forward and in the backward graph. Thread-safe.
+    """
+
+    def __init__(self, session: hg.Session, options: Mapping[str, Any]) -> None:
+        self.session = session
+        self.options = options
+        self.lock = threading.RLock()
+        #: False once torch computes the gradients here, where tensors that are saved then belong.
+        self.saves = True
+        self._kept: dict[str, _Kept] = {}
+        #: The device of the plans, once there is one.
+        self._device: str | None = None
+
+    def keep_here(self) -> None:
+        """Let forward parts return the elements of tensors that they save."""
+        self.saves = False
+
+    def compile(self, graph: hg.Graph) -> hg.Plan:
+        """Compile a graph with the options."""
+        plan = self.session.compile(graph, **self.options)
+        self._device = plan.device
+        return plan
+
+    def refresh(self, name: str, tensor: torch.Tensor, *, will_change: bool) -> _Kept:
+        """Bring a parameter to the server if it is new or has changed.
+
+        `will_change`: whether a new one is a tensor of the session from the beginning.
+        """
+        kept = self._kept.get(name)
+        if kept is None:
+            kept = self._kept[name] = _Kept(tensor, _version(tensor))
+            if will_change:
+                kept.remote = self.session.put(feed_of(tensor), self._device)
+        elif not kept.is_now(tensor):
+            if kept.remote is None:
+                kept.remote = self.session.put(feed_of(tensor), self._device)
+            else:
+                kept.remote.set(feed_of(tensor))
+            kept.tensor, kept.version = tensor, _version(tensor)
+        return kept
+
+    def find(self, name: str, tensor: torch.Tensor) -> _Kept | None:
+        """Return a parameter that the server has as it is."""
+        kept = self._kept.get(name)
+        return kept if kept is not None and kept.is_now(tensor) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A plan of a part for some shapes."""
+
+    plan: hg.Plan | None
+    #: The inputs that a run sends or names, by their number.
+    inputs: tuple[int, ...]
+    #: For each result the name of an output, or what was known before.
+    outputs: tuple[Any, ...]
+    #: The outputs whose elements the client gets.
+    fetched: tuple[str, ...]
+    #: The outputs that stay on the server.
+    saved: tuple[str, ...]
+    #: The results that are an input, by their numbers.
+    passed: Mapping[int, int]
+    is_random: bool
+
+
+class Part:
+    """A part of a module; thread-safe. Raises UnsupportedError for a node without a rule.
+
+    Args:
+        module: The graph.
+        shared: The state of the graph's parts.
+        stay: The inputs that are parameters and buffers. None: a backward part, whose inputs are
+            compared with the forward part's parameters.
+        saved: The results that the backward part reads; None for a part without gradients.
+    """
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        shared: Shared,
+        stay: frozenset[str] | None = None,
+        saved: range | None = None,
+    ) -> None:
+        for node in module.graph.nodes:
+            if reason := missing_of(node):
+                raise refusal(node, reason)
+        self._module = module
+        self._shared = shared
+        self._names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+        self._stay = stay
+        self._saved = saved
+        self._plans: KeptPlans[_Made] = KeptPlans(MOST_PLANS)
+        #: The inputs that are weights of the last plan.
+        self._weights: frozenset[int] = frozenset()
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run the part."""
+        shared = self._shared
+        with shared.lock:
+            remotes, weights = self._known(inputs)
+            if not weights >= self._weights:
+                # A weight has changed: the plans so far have its old elements.
+                self._plans.clear()
+            self._weights = weights
+            saved = self._saved if self._saved is not None and shared.saves else range(0)
+            key = (*map(_form, inputs), weights, len(saved))
+            made = self._plans.find(key) or self._plans.keep(key, self._make(inputs, weights, saved))
+        results = self._run(made, inputs, remotes) if made.plan is not None else {}
+        outputs = [results.get(one, one) if isinstance(one, str) else one for one in made.outputs]
+        for place, number in made.passed.items():
+            outputs[place] = inputs[number]
+        return outputs
+
+    def _known(self, inputs: Sequence[Any]) -> tuple[dict[int, hg.Tensor], frozenset[int]]:
+        """Return the inputs that are tensors of the session, and those that are weights."""
+        remotes: dict[int, hg.Tensor] = {}
+        weights = set()
+        for number, (name, one) in enumerate(zip(self._names, inputs, strict=True)):
+            if isinstance(one, SavedTensor):
+                remotes[number] = one.remote
+                continue
+            kept = None
+            if isinstance(one, torch.Tensor):
+                if self._stay is None:
+                    kept = self._shared.find(name, one)
+                elif name in self._stay:
+                    will_change = self._saved is not None and one.requires_grad
+                    kept = self._shared.refresh(name, one, will_change=will_change)
+            if kept is not None and kept.remote is not None:
+                remotes[number] = kept.remote
+            elif kept is not None:
+                weights.add(number)
+        return remotes, frozenset(weights)
+
+    def _run(
+        self, made: _Made, inputs: Sequence[Any], remotes: Mapping[int, hg.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        plan = made.plan
+        assert plan is not None
+        feeds = {
+            f"input_{number}": remotes[number] if number in remotes else feed_of(inputs[number])
+            for number in made.inputs
+        }
+        if made.is_random:
+            feeds[SEED] = new_seed()
+        if not made.saved:
+            return {name: as_tensor(array) for name, array in plan.run(feeds).items()}
+        types = [plan.outputs[name] for name in made.saved]
+        room = self._shared.session.empty_many([(one.shape, one.dtype) for one in types], plan.device)
+        kept = dict(zip(made.saved, room, strict=True))
+        arrays: Any = plan.run(feeds, fetch=made.fetched, out=kept)
+        found = {name: as_tensor(arrays[name]) for name in made.fetched}
+        return {**found, **{name: SavedTensor(one) for name, one in kept.items()}}
+
+    def _make(self, inputs: Sequence[Any], weights: frozenset[int], saved: range) -> _Made:
+        graph = hg.Graph()
+        lowering = Lowering(graph)
+        items: list[Any] = []
+        sent: list[int] = []
+        for number, one in enumerate(inputs):
+            if not isinstance(one, torch.Tensor):
+                items.append(one)
+            elif number in weights:
+                items.append(lowering.weight(self._names[number], one))
+            else:
+                items.append(graph.input(f"input_{number}", tuple(one.shape), dtype_name(one.dtype)))
+                sent.append(number)
+        outputs: list[Any] = lowering.run(self._module, items)
+        passed = self._passed(items, outputs, saved)
+        kept: list[str] = []
+        fetched: list[str] = []
+        for place, result in enumerate(outputs):
+            if isinstance(result, hg.Value) and place not in passed:
+                outputs[place] = f"output_{place}"
+                graph.output(f"output_{place}", result)
+                (kept if place in saved else fetched).append(f"output_{place}")
+        plan = self._shared.compile(graph) if kept or fetched else None
+        is_random = SEED in graph.inputs
+        return _Made(plan, tuple(sent), tuple(outputs), tuple(fetched), tuple(kept), passed, is_random)
+
+    def _passed(self, items: Sequence[Any], outputs: Sequence[Any], saved: range) -> dict[int, int]:
+        """Return the saved results that are parameters, of which autograd checks the version."""
+        numbers = {
+            id(item): number
+            for number, item in enumerate(items)
+            if isinstance(item, hg.Value) and self._names[number] in (self._stay or ())
+        }
+        return {place: numbers[id(outputs[place])] for place in saved if id(outputs[place]) in numbers}
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    # Tensors of the inference mode never change.
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def _form(one: Any) -> Any:
+    return (tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one
