@@ -120,6 +120,7 @@ EXAMPLES: dict[str, str] = {
     "swiglu_clamp": "hg.ops.swiglu_clamp(f32([[1, 9, 3, 4]]), limit=2.0)",
     "where": "hg.ops.where(true([True, False]), f32([1, 2]), f32([10, 20]))",
     "add1": "hg.ops.add1(f32([1, 2, 3]), f32([10]))",
+    "relu_back": "hg.ops.relu_back(f32([1, 1, 1]), f32([-1, 0, 1]))",
     "silu_back": "hg.ops.silu_back(f32([1, 1, 1]), f32([-1, 0, 1]))",
     # moves and views
     "cpy": "hg.ops.cpy(f32([[1, 2], [3, 4]]), i32([0, 0, 0, 0]))",

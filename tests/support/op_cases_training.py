@@ -50,6 +50,16 @@ def repeat_back_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
         yield Case(op, [x], expected, {"shape": shape})
 
 
+def relu_back_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
+    for name, shape in itertools.product(FLOATS, SHAPES):
+        gradient, x = data(random, name, shape), data(random, name, shape)
+        yield Case(op, [gradient, x], np.where(wide(x) > 0, wide(gradient), 0.0))
+    edges = np.array([-1, -0.0, 0, 1e-45, np.nan, np.inf, -np.inf], np.float32)
+    for number in (np.inf, np.nan, -2.0):
+        gradient = np.full(edges.shape, number, np.float32)
+        yield Case(op, [gradient, edges], np.array([0, 0, 0, *[number] * 3, 0]))
+
+
 def silu_back_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     for name, shape in itertools.product(FLOATS, SHAPES):
         gradient, x = data(random, name, shape), data(random, name, shape)
@@ -173,7 +183,8 @@ def opt_step_sgd_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
 
 
 CASES: dict[str, Cases] = {
-    "repeat_back": repeat_back_cases, "silu_back": silu_back_cases, "rms_norm_back": rms_norm_back_cases,
+    "repeat_back": repeat_back_cases, "relu_back": relu_back_cases, "silu_back": silu_back_cases,
+    "rms_norm_back": rms_norm_back_cases,
     "soft_max_back": soft_max_back_cases, "rope_back": rope_back_cases, "get_rows_back": get_rows_back_cases,
     "cross_entropy_loss": cross_entropy_loss_cases, "cross_entropy_loss_back": cross_entropy_loss_back_cases,
     "opt_step_adamw": opt_step_adamw_cases, "opt_step_sgd": opt_step_sgd_cases,

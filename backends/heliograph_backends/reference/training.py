@@ -26,6 +26,10 @@ def repeat_back(xp: Any, attributes: Attributes, x: Array) -> Array:
     return x.reshape(split).sum(tuple(range(0, 2 * x.ndim, 2))).reshape(shape)
 
 
+def relu_back(xp: Any, attributes: Attributes, gradient: Array, x: Array) -> Array:
+    return xp.where(x <= 0, constant(x, 0), gradient)
+
+
 def silu_back(xp: Any, attributes: Attributes, gradient: Array, x: Array) -> Array:
     one, sigmoid = constant(x, 1), basic.sigmoid(xp, attributes, x)
     return gradient * sigmoid * (one + x * (one - sigmoid))
@@ -95,6 +99,7 @@ def opt_step_sgd(
 
 FORMULAS: Mapping[str, Formula] = {
     "repeat_back": in_wide(repeat_back),
+    "relu_back": relu_back,
     "silu_back": in_wide(silu_back),
     "rms_norm_back": in_wide(rms_norm_back),
     "soft_max_back": in_wide(soft_max_back),

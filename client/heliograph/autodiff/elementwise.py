@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from heliograph.autodiff.step import Part, Rule, Step, composed, each
+from heliograph.autodiff.step import Part, Rule, Step, composed, each, zeros
 from heliograph.functions.elementwise import where
 from heliograph.graph.lowering import apply
 from heliograph.graph.value import Value
@@ -132,7 +132,8 @@ def _oai_gate(attributes: Mapping[str, Any], a: Value, b: Value) -> Value:
 RULES: Mapping[str, Rule] = {
     **{op: _times(derivative) for op, derivative in _DERIVATIVES.items()},
     "neg": each(lambda step, g: -g),
-    "relu": each(lambda step, g: where(step[0] > 0.0, g, 0.0)),
+    "relu": each(lambda step, g: apply("relu_back", g, step[0])),
+    "relu_back": each(lambda step, g: apply("relu_back", g, step[1]), lambda step, g: zeros(step[1])),
     "elu": each(lambda step, g: where(step[0] > 0.0, g, g * (step.result + 1.0))),
     "silu": each(lambda step, g: apply("silu_back", g, step[0])),
     "hardswish": each(

@@ -30,6 +30,7 @@ _WHOLE = (
     "native_layer_norm_backward",
     "select_backward",
     "slice_backward",
+    "threshold_backward",
 )
 
 

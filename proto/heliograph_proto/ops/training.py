@@ -124,6 +124,10 @@ ROWS: tuple[Op, ...] = (
         (Attribute("shape", "integers"),), (), 1e-6,
     ),
     Op(
+        "relu_back", ("gradient", "x"), "elementwise", same_floats,
+        "The gradient of relu at x, or at relu(x): 0 where x <= 0, else the gradient.", (), (0, 1), 0.0,
+    ),
+    Op(
         "silu_back", ("gradient", "x"), "elementwise", same_floats,
         "The gradient of silu at x: gradient * s * (1 + x (1 - s)), where s is sigmoid(x).", (), (0, 1), 1e-6,
     ),

@@ -20,6 +20,7 @@ from kernel_runs import (
     ulps,
 )
 
+import heliograph as hg
 from heliograph_backends.cpu.kernels import (
     Elementwise,
     Input,
@@ -31,7 +32,8 @@ from heliograph_backends.cpu.kernels import (
     WorkerPool,
     available,
 )
-from heliograph_backends.cpu.kernels.program.tiles import STREAM_BYTES, coalesce
+from heliograph_backends.cpu.kernels.program.tiles import STREAM_BYTES, coalesce, with_long_rows
+from heliograph_backends.cpu.kernels.program.words import BINARY
 
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -66,6 +68,7 @@ EXACT: dict[Operation, Callable[..., Any]] = {
     Op.TRUNC: np.trunc,
     Op.HARDSIGMOID: lambda x: np.clip(x + np.float32(3), np.float32(0), np.float32(6)) / np.float32(6),
     Op.HARDSWISH: lambda x: x * EXACT[Op.HARDSIGMOID](x),
+    Op.RELU_BACK: lambda x, y: np.where(y <= 0, np.float32(0), x),
 }
 FUNCTIONS: dict[Operation, tuple[Callable[..., Any], float]] = {
     Op.EXP: (np.exp, 0.9),
@@ -112,7 +115,7 @@ def test_every_operation_is_tested() -> None:
 
 @pytest.mark.parametrize("operation", EXACT)
 def test_ieee_operations_equal_numpy_bit_for_bit(operation: Operation, random: np.random.Generator) -> None:
-    arity = 2 if operation in {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MAXIMUM, Op.MINIMUM} else 1
+    arity = 2 if operation in BINARY else 1
     sources = [np.concatenate([normal(random, 3001), random.permutation(SPECIAL)]) for _ in range(arity)]
     with np.errstate(all="ignore"):
         expected = EXACT[operation](*sources)
@@ -232,6 +235,38 @@ def test_constants_that_compare_equal_stay_apart() -> None:
 
 def test_merging_axes_keeps_the_walk() -> None:
     assert coalesce((4, 1, 5, 6), [(120, 7, 24, 4), (0, 0, 0, 4)]) == ((20, 6), [(24, 4), (0, 4)])
+
+
+def test_short_rows_are_walked_along_longer_axes() -> None:
+    strides = [(36, 4, 18, 2, 1), (36, 9, 1, 0, 3)]
+    found = with_long_rows((32, 9, 2, 9, 2), strides)
+    assert found == ((32, 2, 2, 9, 9), [(36, 18, 1, 4, 2), (36, 1, 3, 9, 0)])
+    for plain in ((32, 2, 9, 8), (2, 2), (2, 3, 2, 2)):
+        strides = [tuple(range(len(plain)))]
+        assert with_long_rows(plain, strides) == (plain, strides)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [(0, 1, 2, 4, 3, 5), (0, 4, 2, 1, 3, 5), (5, 4, 3, 2, 1, 0), (3, 5, 0, 1, 2, 4)],
+)
+def test_elements_of_short_rows_reach_their_places(
+    order: tuple[int, ...], random: np.random.Generator
+) -> None:
+    shape = (3, 9, 2, 11, 2, 2)
+    x, bias = normal(random, math.prod(shape)).reshape(shape), normal(random, shape[order[0]])
+    graph = hg.Graph()
+    moved = hg.permute_dims(graph.input("x", shape, "f32"), order)
+    graph.output("copy", hg.ops.cont(moved))
+    sizes = (-1, *(1,) * (len(shape) - 1))
+    graph.output("sum", hg.exp(moved + hg.reshape(graph.input("b", bias.shape, "f32"), sizes)))
+    with hg.connect("local:") as session:
+        found = session.compute(graph, x=x, b=bias)
+        assert np.array_equal(found["copy"], x.transpose(order))
+        plain = hg.Graph()
+        plain.output("sum", hg.exp(plain.input("x", (x.size,), "f32")))
+        wanted = session.compute(plain, x=(x.transpose(order) + bias.reshape(sizes)).ravel())["sum"]
+    assert np.array_equal(found["sum"].ravel(), wanted)
 
 
 def chain() -> tuple[Instruction, ...]:

@@ -63,6 +63,8 @@ def results(operands: Operands, op: str, name: str, way: str, shape: tuple[int, 
         return [node(op, *pair, swap=True, **attributes), node(op, rows, swap=False, **attributes)]
     if INSTRUCTIONS[op] not in BINARY:
         return [node(op, operands.view(way, name, *shape), **attributes)]
+    if op == "relu_back":
+        return [node(op, operands.view(way, name, *shape), operands.any_view(name, *shape))]
     some = tuple(int(operands.random.choice([1, size])) for size in shape)
     other = some[int(operands.random.integers(0, len(shape))) :]
     x, second = operands.view(way, name, *shape), operands.any_view(name, *other)

@@ -90,7 +90,8 @@ def step(op: str) -> Iterator[OpCase]:
 
 
 CASES: Mapping[str, Cases] = {
-    "repeat_back": repeat_back, **dict.fromkeys(("silu_back", "rms_norm_back", "soft_max_back"), pair),
+    "repeat_back": repeat_back,
+    **dict.fromkeys(("relu_back", "silu_back", "rms_norm_back", "soft_max_back"), pair),
     "rope_back": rope_back, "get_rows_back": get_rows_back,
     **dict.fromkeys(("cross_entropy_loss", "cross_entropy_loss_back"), loss),
     **dict.fromkeys(("opt_step_adamw", "opt_step_sgd"), step),

@@ -8,8 +8,9 @@ from typing import Any
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast, channels, insert_zeros, pad_axis
-from heliograph.torch.node import Node, in_f32
+from heliograph.torch.node import Node, Number, in_f32
 from heliograph.torch.ops.activations import added_to_scores
+from heliograph.torch.ops.normalization import sum_by_channel
 from heliograph.torch.rules import rule
 
 # Activations and norms
@@ -32,6 +33,14 @@ def _log_softmax(node: Node, gradient: hg.Value, y: hg.Value, axis: int, dtype: 
     if not y.ndim or not y.size:
         return gradient * 0.0
     return gradient - hg.exp(y) * hg.sum(gradient, axis=axis, keepdims=True)
+
+
+@rule("threshold_backward")
+def _threshold(node: Node, gradient: hg.Value, given: hg.Value, threshold: Number) -> hg.Value:
+    gradient, x = in_f32(gradient), in_f32(given)
+    if threshold == 0:
+        return hg.ops.relu_back(gradient, x)
+    return hg.where(x <= float(threshold), 0.0, gradient)
 
 
 @rule("gelu_backward")
@@ -99,16 +108,15 @@ def _batch_norm(
         mean, inverse = running_mean, 1 / hg.sqrt(in_f32(running_variance) + epsilon)
     assert mean is not None and inverse is not None
     mean, inverse = cast(mean, x.dtype), cast(inverse, x.dtype)
-    axes = (0, *range(2, x.ndim))
-    normal = (x - channels(mean, x.ndim)) * channels(inverse, x.ndim)
-    of_bias, of_weight = hg.sum(gradient, axis=axes), hg.sum(gradient * normal, axis=axes)
+    centred = x - channels(mean, x.ndim)
+    of_bias, of_weight = sum_by_channel(gradient), sum_by_channel(gradient * centred) * inverse
     found: list[hg.Value | None] = [None, of_weight if mask[1] else None, of_bias if mask[2] else None]
     if mask[0]:
         scale = inverse if weight is None else inverse * cast(weight, x.dtype)
         if train:
-            count = x.size // x.shape[1]
-            share, along_normal = (channels(one * (1 / count), x.ndim) for one in (of_bias, of_weight))
-            gradient = gradient - share - normal * along_normal
+            share = x.shape[1] / max(1, x.size)
+            first, second = of_bias * share, of_weight * (inverse * share)
+            gradient = gradient - channels(first, x.ndim) - centred * channels(second, x.ndim)
         found[0] = gradient * channels(scale, x.ndim)
     return found
 

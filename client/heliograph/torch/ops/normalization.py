@@ -150,7 +150,15 @@ def _batch_norm_of_any(
     if not training:
         found = _batch_norm(node, given, weight, bias, mean, variance, momentum, epsilon)
         return [*found, mean, variance]
-    result, now, inverse, spread = _in_training(given, weight, bias, epsilon)
+    x = in_f32(given)
+    now = mean_by_channel(x)
+    centred = x - channels(now, x.ndim)
+    spread = mean_by_channel(centred * centred)
+    inverse = 1 / hg.sqrt(spread + epsilon)
+    scale = inverse if weight is None else inverse * cast(weight, x.dtype)
+    result = centred * channels(scale, x.ndim)
+    if bias is not None:
+        result = result + channels(cast(bias, x.dtype), x.ndim)
     count = given.size // given.shape[1]
     unbiased = spread * (count / max(1, count - 1))
     return [
@@ -172,16 +180,19 @@ def _batch_norm_without_statistics(
     momentum: float,
     epsilon: float,
 ) -> list[hg.Value]:
-    return list(_in_training(given, weight, bias, epsilon)[:3])
-
-
-def _in_training(
-    given: hg.Value, weight: hg.Value | None, bias: hg.Value | None, epsilon: float
-) -> tuple[hg.Value, hg.Value, hg.Value, hg.Value]:
-    """The result, and the batch's mean, inverse deviation and variance."""
     x = in_f32(given)
     axes = (0, *range(2, x.ndim))
     mean, variance = hg.mean(x, axis=axes), hg.var(x, axis=axes)
     inverse = 1 / hg.sqrt(variance + epsilon)
     found = (x - channels(mean, x.ndim)) * channels(inverse, x.ndim)
-    return _by_channel(found, weight, bias), mean, inverse, variance
+    return [_by_channel(found, weight, bias), mean, inverse]
+
+
+def sum_by_channel(x: hg.Value) -> hg.Value:
+    """Return the sum of each channel of [n, c, ...], along rows first."""
+    return hg.sum(hg.sum(hg.reshape(x, (*x.shape[:2], -1)), axis=-1), axis=0)
+
+
+def mean_by_channel(x: hg.Value) -> hg.Value:
+    """Return the mean of each channel of [n, c, ...]."""
+    return sum_by_channel(x) * (x.shape[1] / max(1, x.size))

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 import heliograph as hg
-from heliograph.lowerings.arrays import along, insert_zeros, pad_axis, part
+from heliograph.lowerings.arrays import along, insert_zeros, pad, pad_axis, part
 from heliograph.lowerings.windows import Window, convolve, convolve_transposed, max_pool, padded
 from heliograph.torch.node import Node, in_f32
 from heliograph.torch.ops.pools import adaptive_matrix, average_counts, batched, spread, window_of
 from heliograph.torch.rules import rule
+
+#: The channels of data below which the gradient of a kernel is one product for all positions.
+_FEW_CHANNELS = 16
 
 # Convolutions
 
@@ -61,11 +64,25 @@ def _of_data(
         x.shape[2 + axis] - (size - 1) * window.stride[axis] + 2 * window.low[axis] - window.span(axis)
         for axis, size in enumerate(gradient.shape[2:])
     ]
+    if groups == 1 == math.prod(window.kernel) < math.prod(window.stride) and not any(window.low):
+        return _of_points(gradient, weight, window, extra)
     return convolve_transposed(gradient, weight, window, extra, groups)
+
+
+def _of_points(gradient: hg.Value, weight: hg.Value, window: Window, extra: Sequence[int]) -> hg.Value:
+    """The gradient of data of which windows of one element read every few: a product, and zeros."""
+    flat = hg.reshape(gradient, (*gradient.shape[:2], math.prod(gradient.shape[2:])))
+    found = hg.matmul(hg.reshape(weight, weight.shape[:2]).mT, flat)
+    found = hg.reshape(found, (gradient.shape[0], weight.shape[1], *gradient.shape[2:]))
+    for axis, step in enumerate(window.stride):
+        found = insert_zeros(found, 2 + axis, step)
+    return pad(found, [0] * found.ndim, (0, 0, *extra))
 
 
 def _of_weights(gradient: hg.Value, x: hg.Value, weight: hg.Value, window: Window, groups: int) -> hg.Value:
     """The gradient of weights [oc, c / groups, ...] for gradients [n, oc, ...], data [n, c, ...]."""
+    if groups == 1:
+        return _of_plain_weights(gradient, x, weight, window)
     count, sizes = gradient.shape[0] * math.prod(gradient.shape[2:]), gradient.shape[2:]
     outer, inner = weight.shape[0] // groups, x.shape[1] // groups
     wide = padded(x, window)
@@ -79,6 +96,25 @@ def _of_weights(gradient: hg.Value, x: hg.Value, weight: hg.Value, window: Windo
         terms.append(_products(across, rows))
     found = terms[0] if len(terms) == 1 else hg.stack(terms, axis=-1)
     return hg.reshape(found, weight.shape)
+
+
+def _of_plain_weights(gradient: hg.Value, x: hg.Value, weight: hg.Value, window: Window) -> hg.Value:
+    """The same without groups: products whose operands both have their sums along rows."""
+    count, outer, *sizes = gradient.shape
+    inner, area = x.shape[1], math.prod(sizes)
+    wide = padded(x, window)
+    places = [wide[(slice(None), slice(None), *window.places(offset, sizes))] for offset in window.offsets()]
+    if inner < _FEW_CHANNELS:
+        # One product for all positions: with a few columns each, they would read the gradient anew.
+        rows = hg.concat([hg.reshape(one, (count, inner, area)) for one in places], axis=1)
+        found = hg.sum(hg.matmul(hg.reshape(gradient, (count, outer, area)), rows.mT), axis=0)
+        parts = hg.permute_dims(hg.reshape(found, (outer, len(places), inner)), (0, 2, 1))
+        return hg.reshape(parts, weight.shape)
+    across = hg.reshape(hg.moveaxis(gradient, 1, 0), (outer, count * area))
+    terms = [
+        hg.matmul(across, hg.reshape(hg.moveaxis(one, 1, 0), (inner, count * area)).mT) for one in places
+    ]
+    return hg.reshape(hg.stack(terms, axis=-1), weight.shape)
 
 
 def _products(a: hg.Value, b: hg.Value) -> hg.Value:
@@ -173,15 +209,15 @@ def _places_of_largest(x: hg.Value, window: Window) -> hg.Value:
     sizes, outputs = x.shape[2:], window.outputs(x.shape[2:])
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(window.ndim)]
     largest = max_pool(x, window)
-    # NaN equals nothing, so that padding is never found.
-    wide = padded(x, window, math.nan)
+    wide = padded(x, window, -math.inf)
     found: hg.Value | None = None
     for offset in reversed(list(window.offsets())):
         steps = zip(offset, window.dilation, strides, strict=True)
         number = float(sum(tap * gap * stride for tap, gap, stride in steps))
         one = wide[(slice(None), slice(None), *window.places(offset, outputs))]
-        rest = hg.full(one.shape, number, "f32", graph=x.graph) if found is None else found
-        found = hg.where(hg.equal(one, largest), number, rest)
+        rest = hg.full(one.shape, number, x.dtype, graph=x.graph) if found is None else found
+        # Products and sums of such whole numbers are exact, and cost less than a selection.
+        found = hg.ops.step(largest - one) * (rest - number) + number
     assert found is not None
     begin = np.zeros((1, 1, *outputs), np.int64)
     for axis, count in enumerate(outputs):
@@ -189,5 +225,5 @@ def _places_of_largest(x: hg.Value, window: Window) -> hg.Value:
         begin = begin + (line * strides[axis]).reshape(along(2 + axis, 2 + window.ndim))
     planes = np.arange(x.shape[0] * x.shape[1], dtype=np.int64).reshape(*x.shape[:2], *(1,) * window.ndim)
     places = hg.astype(found, "i64") + begin + planes * math.prod(sizes)
-    # A window of NaN has no largest element; any place serves.
+    # A window of NaN or -inf has no largest element; any place serves.
     return hg.clip(places, 0, x.size - 1)

@@ -68,6 +68,7 @@ FORMULAS: dict[Op, Formula] = {
     Op.EXPM1: lambda x, y, p, q: m.expm1(x),
     Op.ELU: lambda x, y, p, q: x.where(">", 0.0, x, m.expm1(x)),
     Op.SOFTPLUS: lambda x, y, p, q: m.softplus(x),
+    Op.RELU_BACK: lambda x, y, p, q: y.where("<=", 0.0, 0.0, x),
 }
 # Short loops are unrolled to reduce the share of counting; the processor overlaps long chains
 # anyway.

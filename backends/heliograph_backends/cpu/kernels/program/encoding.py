@@ -47,6 +47,7 @@ from heliograph_backends.cpu.kernels.program.tiles import (
     cut_streamed,
     matmul_ns,
     split_axes,
+    with_long_rows,
 )
 from heliograph_backends.cpu.kernels.program.words import (
     OPERAND_WORDS,
@@ -92,7 +93,7 @@ def encode_elementwise(shape: tuple[int, ...], body: Elementwise) -> Encoding:
     check_body(body, shape, strides)
     if 0 in shape:
         return NOTHING
-    sizes, strides = split_axes(*coalesce(shape, strides), inner=2)
+    sizes, strides = split_axes(*with_long_rows(*coalesce(shape, strides)), inner=2)
     space = cut_elements(sizes[:-2], sizes[-2], sizes[-1])
     nanoseconds = prod(shape) * body_ns(body.instructions, body.operands)
     operands = [operand_words(steps) for steps in strides]

@@ -17,6 +17,8 @@ MAXIMUM_TILES_WANTED = 32
 # overwritten lines. Measured with a chain of additions: below 32 MiB, where results stay in the
 # cache for the next step, it costs up to a fifth; above, it saves as much or more.
 STREAM_BYTES = 32 * 1024 * 1024
+# Two axes with fewer elements make no good block; an axis of so many is walked last instead.
+SHORT_BLOCK, LONG_AXIS = 64, 8
 # Rough rates of one worker, sufficient to decide which steps are worth sharing.
 FLOPS_PER_NS = 200.0
 MEMORY_BYTES_PER_NS = 20.0
@@ -75,6 +77,16 @@ def coalesce(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[in
             merged.append((size, steps))
     sizes = tuple(size for size, _ in merged)
     return sizes, [tuple(steps[number] for _, steps in merged) for number in range(len(strides))]
+
+
+def with_long_rows(shape: tuple[int, ...], strides: list[Strides]) -> tuple[tuple[int, ...], list[Strides]]:
+    """Move the innermost long axes to the end, if the last two are so short that a block of them is
+    not worth its beginning. Only for steps that treat each element by itself."""
+    if len(shape) < 3 or shape[-1] * shape[-2] >= SHORT_BLOCK:
+        return shape, strides
+    long = [axis for axis, size in enumerate(shape) if size >= LONG_AXIS][-2:]
+    order = [axis for axis in range(len(shape)) if axis not in long] + long
+    return tuple(shape[axis] for axis in order), [tuple(each[axis] for axis in order) for each in strides]
 
 
 def split_axes(

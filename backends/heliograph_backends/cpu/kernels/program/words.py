@@ -452,6 +452,7 @@ class Operation(IntEnum):
     EXPM1 = 33
     ELU = 34  # x if x > 0, else expm1(x)
     SOFTPLUS = 35  # maximum(x, 0) + log1p(exp(-abs(x)))
+    RELU_BACK = 36  # 0 if y <= 0, else x
 
 
 #: The instructions of chains.
@@ -482,6 +483,7 @@ BINARY: Final = frozenset(
         Operation.DIV,
         Operation.MAXIMUM,
         Operation.MINIMUM,
+        Operation.RELU_BACK,
     }
 )
 IMMEDIATE_COUNTS: Final = {Operation.SCALE_BIAS: 2, Operation.CLAMP: 2, Operation.LEAKY_RELU: 1}
