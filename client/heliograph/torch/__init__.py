@@ -6,7 +6,8 @@
         y = plan(x)
 
 `torch.compile(module, backend="heliograph")`, or `backend=hg.torch.backend(session)`, runs modules
-as they are called. `Trainer` trains a module, whose parameters stay on the server.
+as they are called. `Trainer` trains a module, whose parameters stay on the server; `AsyncTrainer`
+does so in programs of asyncio.
 `supported` lists what a module needs and Heliograph lacks. The first use imports torch, which
 Heliograph does not install.
 """
@@ -24,14 +25,31 @@ if TYPE_CHECKING:
     from heliograph.torch.model import Argument, Model
     from heliograph.torch.plans import TorchPlan
     from heliograph.torch.support import Missing, supported
-    from heliograph.torch.training.trainer import Trainer
+    from heliograph.torch.training.async_trainer import AsyncTrainer
+    from heliograph.torch.training.clipping import Clip
+    from heliograph.torch.training.trainer import SentStep, Trainer
 
-__all__ = ["Argument", "Missing", "Model", "TorchPlan", "Trainer", "backend", "export", "supported"]
+__all__ = [
+    "Argument",
+    "AsyncTrainer",
+    "Clip",
+    "Missing",
+    "Model",
+    "SentStep",
+    "TorchPlan",
+    "Trainer",
+    "backend",
+    "export",
+    "supported",
+]
 
 _MODULES = {
     "Argument": "model",
+    "AsyncTrainer": "training.async_trainer",
+    "Clip": "training.clipping",
     "Missing": "support",
     "Model": "model",
+    "SentStep": "training.trainer",
     "TorchPlan": "plans",
     "Trainer": "training.trainer",
     "backend": "compiling",

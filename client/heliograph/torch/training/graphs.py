@@ -9,6 +9,7 @@ import torch
 import heliograph as hg
 from heliograph.torch.elements import dtype_name
 from heliograph.torch.lowering import Item, Lowering
+from heliograph.torch.training.clipping import clipped
 from heliograph.torch.training.joint import Step
 from heliograph.torch.training.optimizers import NUMBERS, Group, Update
 from heliograph.torch.training.state import STEPS, HostState, ServerState
@@ -68,8 +69,12 @@ def training_graph(
     groups: Sequence[Group],
     batch: Sequence[torch.Tensor],
     seed: int,
+    clip: tuple[str, float] | None = None,
 ) -> hg.Graph:
-    """Return the graph of a step of training; its output is "loss"."""
+    """Return the graph of a step of training; its output is "loss".
+
+    `clip`: the form of the bound of gradients.
+    """
     trainable = frozenset(name for group in groups for name in group.names)
     building = StepGraph(step, host, server, trainable | frozenset(step.changed))
     graph = building.graph
@@ -78,12 +83,14 @@ def training_graph(
     results = building.run(batch, count * _STRIDE + seed)
     changed, rest = results[: len(step.changed)], results[len(step.changed) :]
     graph.output("loss", hg.reshape(rest[0], ()))
-    gradients = dict(zip(step.trained, rest[1:], strict=True))
+    gradients = {name: value for name, value in zip(step.trained, rest[1:], strict=True) if value is not None}
+    if clip is not None:
+        gradients = clipped(gradients, clip, graph)
     for place, group in enumerate(groups):
         update = Update(group, graph.input(f"group_{place}", (len(NUMBERS),), "f64"), count)
         for name in group.names:
             # A parameter without gradient has no state, as in torch.
-            if gradients.get(name) is not None:
+            if name in gradients:
                 slots = {slot: building.variable(slot, name) for slot in group.slots}
                 update.apply(building.stored(name), gradients[name], slots.__getitem__)
     # Nodes of their own at the end: a batch that the loss refuses leaves all variables as they were.

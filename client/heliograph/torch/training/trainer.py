@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ import heliograph as hg
 from heliograph._base.kept_plans import MOST_PLANS, KeptPlans
 from heliograph.torch.compiling import session_of
 from heliograph.torch.elements import as_tensor, feed_of
+from heliograph.torch.training.clipping import BOUND, Clip, checked_clip
 from heliograph.torch.training.graphs import forward_graph, training_graph
 from heliograph.torch.training.joint import (
     Alone,
@@ -28,8 +29,10 @@ from heliograph.torch.training.joint import (
     training_step,
 )
 from heliograph.torch.training.optimizers import flags_of, groups_of, made, note_step, numbers_of
-from heliograph.torch.training.state import COUNTED, HostState, ServerState
+from heliograph.torch.training.state import COUNTED, STEPS, HostState, ServerState
 
+#: Gives a learning rate for the number of steps taken so far.
+Schedule: TypeAlias = Callable[[int], float]
 #: The most steps that `steps` sends ahead.
 MOST_AHEAD = 64
 
@@ -54,6 +57,36 @@ class _Made:
     plan: hg.Plan
     step: Step
     outputs: tuple[Any, ...] = ()
+
+
+class SentStep:
+    """A step that was sent. Made by `trainer.submit`."""
+
+    def __init__(self, run: hg.RunFuture, not_taken: Callable[[], None]) -> None:
+        self._run = run
+        self._not_taken: Callable[[], None] | None = not_taken
+
+    def done(self) -> bool:
+        """True if the step has ended, with or without an error."""
+        return self._run.done()
+
+    def cancel(self) -> bool:
+        """Request the server to cancel the step. Returns False if it has already ended."""
+        return self._run.cancel()
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        """Wait for the loss before the step.
+
+        Raises the run's error, or DeadlineExceededError after `timeout` seconds; the step goes on
+        then.
+        """
+        try:
+            return _loss(self._run.result(timeout))
+        except hg.HeliographError:
+            if self._run.done() and self._not_taken is not None:
+                self._not_taken()
+                self._not_taken = None
+            raise
 
 
 class Trainer:
@@ -81,6 +114,7 @@ class Trainer:
             what the loss requires beside the output.
         seed: Decides random numbers, such as those of dropout. The same seed gives the same
             numbers in each step.
+        clip: A bound of the gradients, a `Clip`; a number is that of their norm.
         options: Arguments of `session.compile`, such as devices, memory and on_loss.
 
     Raises InvalidArgumentError for an optimizer of another kind or of other parameters.
@@ -95,6 +129,7 @@ class Trainer:
         *,
         targets: int | None = None,
         seed: int = 0,
+        clip: float | Clip | None = None,
         **options: Any,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
@@ -107,6 +142,8 @@ class Trainer:
         self._host = HostState(self._module, self._optimizer)
         self._server = ServerState(session if isinstance(session, hg.Session) else session_of(session))
         self._seed = int(seed)
+        self._clip = checked_clip(clip)
+        self._schedule: Schedule | None = None
         self._options = options
         self._changed: frozenset[str] = frozenset()
         self._plans: KeptPlans[_Made] = KeptPlans(MOST_PLANS)
@@ -127,6 +164,34 @@ class Trainer:
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer, whose groups have the learning rates of the next step."""
         return self._optimizer
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step: that of the optimizer's first group.
+
+        A number sets that of all groups. A function of the number of steps taken so far is asked
+        before each step, until a number is set. Nothing is compiled again.
+        """
+        with self._lock:
+            self._schedule_rate()
+            return float(self._optimizer.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, rate: float | Schedule) -> None:
+        with self._lock:
+            self._schedule = rate if callable(rate) else None
+            if not callable(rate):
+                self._set_rate(rate)
+
+    @property
+    def clip(self) -> Clip | None:
+        """The bound of the next step's gradients. A number sets that of their norm; another number
+        compiles nothing again."""
+        return self._clip
+
+    @clip.setter
+    def clip(self, bound: float | Clip | None) -> None:
+        self._clip = checked_clip(bound)
 
     @property
     def plans(self) -> tuple[hg.Plan, ...]:
@@ -151,7 +216,21 @@ class Trainer:
         given = _batch(batch, named)
         with self._lock:
             plan, feeds = self._prepared(given)
-        return _loss(plan.run(feeds, timeout=timeout))
+            self._host.steps += 1
+        try:
+            return _loss(plan.run(feeds, timeout=timeout))
+        except BaseException:
+            self._not_taken()
+            raise
+
+    def submit(self, *batch: Any, timeout: float | None = None, **named: Any) -> SentStep:
+        """Send a step like `step`, without waiting for its loss."""
+        given = _batch(batch, named)
+        with self._lock:
+            plan, feeds = self._prepared(given)
+            run = plan.submit(feeds, timeout=timeout)
+            self._host.steps += 1
+        return SentStep(run, self._not_taken)
 
     def steps(
         self, batches: Iterable[Any], *, ahead: int = 4, timeout: float | None = None
@@ -162,18 +241,14 @@ class Trainer:
         does not wait for the client. A batch is a tensor, or a tuple of a step's arguments. When
         the iteration is left, steps that were sent are still taken. `timeout`: for each step.
         """
-        if not 1 <= ahead <= MOST_AHEAD:
-            raise hg.InvalidArgumentError(f"ahead is {ahead}; it can be 1 to {MOST_AHEAD}")
-        sent: deque[Any] = deque()
+        check_ahead(ahead)
+        sent: deque[SentStep] = deque()
         for one in batches:
-            given = _batch(tuple(one) if isinstance(one, (tuple, list)) else (one,), {})
-            with self._lock:
-                plan, feeds = self._prepared(given)
-                sent.append(plan.submit(feeds, timeout=timeout))
+            sent.append(self.submit(*arguments_of(one), timeout=timeout))
             if len(sent) >= ahead:
-                yield _loss(sent.popleft().result(timeout))
+                yield sent.popleft().result(timeout)
         while sent:
-            yield _loss(sent.popleft().result(timeout))
+            yield sent.popleft().result(timeout)
 
     def evaluate(self, *batch: Any, timeout: float | None = None, **named: Any) -> torch.Tensor:
         """Return the loss of a batch in the mode for evaluation, with the parameters of the server."""
@@ -249,14 +324,20 @@ class Trainer:
     def restore(self, checkpoint: hg.Checkpoint) -> None:
         """Set the server's state to a checkpoint's, also of another trainer of such a module.
 
-        Raises InvalidArgumentError for a checkpoint that does not fit.
+        Raises InvalidArgumentError for a checkpoint that does not fit, and for what is none.
         """
+        if not isinstance(checkpoint, hg.Checkpoint):
+            raise hg.InvalidArgumentError(
+                f"{type(checkpoint).__name__} is no checkpoint",
+                advice='one of trainer.checkpoint(), or of a file: hg.load_checkpoint("training.npz")',
+            )
         with self._lock:
             self._check_open()
             values = {name: as_tensor(array) for name, array in checkpoint.items()}
             self._host.check(values)
             if self._server.names:
                 self._server.restore(checkpoint)
+                self._host.count(int(values[STEPS]))
             else:
                 self._host.write_module(values)
                 self._host.write_optimizer(values, self._groups)
@@ -286,9 +367,12 @@ class Trainer:
     def _prepared(self, given: _Batch) -> tuple[hg.Plan, dict[str, Any]]:
         """Return the plan for a step with a batch, and what it is given."""
         self._check_open()
+        self._check_batch(given, self._module.targets)
+        self._schedule_rate()
         groups = self._optimizer.param_groups
         form = tuple((len(group["params"]), flags_of(self._optimizer, group)) for group in groups)
-        key = ("train", given.form, form)
+        clip = self._clip
+        key = ("train", given.form, form, None if clip is None else clip.form)
         found = self._plans.find(key)
         if found is None:
             self._groups = groups_of(self._optimizer, self._names)
@@ -296,8 +380,51 @@ class Trainer:
         feeds = given.feeds()
         for place, group in enumerate(groups):
             feeds[f"group_{place}"] = np.array(numbers_of(group))
+        if clip is not None:
+            feeds[BOUND] = np.array(clip.bound)
         note_step(self._optimizer)
         return found.plan, feeds
+
+    def _not_taken(self) -> None:
+        """Count a step that failed no more."""
+        with self._lock:
+            self._host.steps -= 1
+
+    def _schedule_rate(self) -> None:
+        if self._schedule is not None:
+            self._set_rate(self._schedule(self._host.steps))
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            # As torch's schedulers do: a tensor stays the same one.
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = float(rate)
+
+    def _check_batch(self, given: _Batch, targets: int) -> None:
+        """Check that the module takes a batch's arguments. Raises InvalidInputError."""
+        module = self._module.module
+        advice = f"the arguments of {type(module).__name__}.forward"
+        if targets:
+            advice += f", then {targets} for the loss; targets= of Trainer is another number"
+        if len(given.args) < targets:
+            raise hg.InvalidInputError(
+                f"{len(given.args)} arguments are given, and the loss alone takes {targets}", advice=advice
+            )
+        inputs = given.args[: len(given.args) - targets]
+        try:
+            inspect.signature(module.forward).bind(*inputs, **given.named)
+        except TypeError as error:
+            raise hg.InvalidInputError(
+                f"{type(module).__name__}.forward gets {len(inputs)} of {len(given.args)} arguments"
+                + (f", the loss {targets}" if targets else "")
+                + f": {error}",
+                advice=advice,
+            ) from None
+        except ValueError:
+            # A signature that Python cannot tell.
+            return
 
     def _training(self, given: _Batch) -> _Made:
         trainable = frozenset(name for group in self._groups for name in group.names)
@@ -307,7 +434,10 @@ class Trainer:
             self._changed |= frozenset(step.changed)
             self._plans.clear()
         try:
-            graph = training_graph(step, self._host, self._server, self._groups, given.tensors, self._seed)
+            clip = None if self._clip is None else self._clip.form
+            graph = training_graph(
+                step, self._host, self._server, self._groups, given.tensors, self._seed, clip
+            )
         except hg.UnsupportedError as error:
             raise refused_line(self._module, given.args, given.named) or error from None
         return _Made(self._compiled(graph), step)
@@ -315,6 +445,7 @@ class Trainer:
     def _forward(self, kind: str, module: torch.nn.Module, given: _Batch, timeout: float | None) -> Any:
         with self._lock:
             self._check_open()
+            self._check_batch(given, self._module.targets if kind == "evaluate" else 0)
             key = (kind, given.form)
             found = self._plans.find(key)
             if found is None:
@@ -337,6 +468,17 @@ class Trainer:
         missing = self._server.missing(plan)
         self._server.adopt(plan, self._host.read(missing, self._groups))
         return plan
+
+
+def check_ahead(ahead: int) -> None:
+    """Check how many steps are sent ahead. Raises InvalidArgumentError."""
+    if not 1 <= ahead <= MOST_AHEAD:
+        raise hg.InvalidArgumentError(f"ahead is {ahead}; it can be 1 to {MOST_AHEAD}")
+
+
+def arguments_of(batch: Any) -> tuple[Any, ...]:
+    """Return the arguments of a step with a batch of an iteration."""
+    return tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
 
 
 def _targets(loss: Any) -> int:
