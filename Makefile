@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast test-onnx test-torch simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool greed lint types unit generate op-pages proto bench bench-quick figures
+.PHONY: help docs demo demo-pool test test-fast test-onnx test-torch simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-training greed lint types unit generate op-pages proto bench bench-quick figures
 .PHONY: peers constraints clean wheel test-wheel
 
 help:
@@ -54,6 +54,7 @@ help:
 	@echo "make bench-quick   some of them, in a minute"
 	@echo "make figures       the page of figures in docs, and the picture of their history (ROUNDS=3)"
 	@echo "make greed         what greedy clients cost those of another tenant (GREED=--short; '--only CASE' for some)"
+	@echo "make bench-training  a step of training PyTorch modules beside eager torch (ONLY='resnet gpt' for some)"
 	@echo "make bench-pool    figures of pools of hosts, in network namespaces (ONLY='pool-...' for some)"
 	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
 	@echo "make test-gpu      conformance on a GPU and beside the CPU (GPU_PYTHON=python3, OUT=dist/gpu)"
@@ -178,6 +179,11 @@ figures: $(VENV)/.bench wheel
 	$(BIN)/heliograph warmup
 	$(BIN)/python tests/bench/run.py --rounds $(or $(ROUNDS),3) $(if $(ONLY),--only $(ONLY)) --json dist/figures.json
 	$(BIN)/python tests/bench/report.py dist/figures.json
+
+# Torch is no peer of the other figures, so its environment is that of test-torch. A minute, and once the installation.
+bench-training: .venv-torch/.torch
+	@if ! [ -e .venv-torch/.torch ]; then echo "skipped: PyTorch could not be installed for this Python or system"; \
+	else .venv-torch/bin/heliograph warmup && .venv-torch/bin/python tests/bench/training.py $(ONLY); fi
 
 bench-pool: $(VENV)/.bench
 	$(AS_ROOT) $(BIN)/python tests/bench/run.py --only $(or $(ONLY),'pool-*') $(if $(BENCH_JSON),--json $(BENCH_JSON))

@@ -1,7 +1,8 @@
-"""A step of training a PyTorch module beside eager torch, on two threads each.
+"""A step of training a PyTorch module beside eager torch, on one thread each and on two.
 
 The two run in turn, so that a drift of the machine meets both; the note has the ratio of processor
-time, which other work on the machine disturbs less.
+time, which other work on the machine disturbs less. `make bench-training` installs torch and runs
+it; ONLY names some of perceptron, resnet and gpt.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from figures import Figure
+from figures import REST_SECONDS, Figure, shared
 
 import heliograph as hg
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
-THREADS = 2
+THREADS = (1, 2)
 BAR = 1.5
 ROUNDS = 12
 
@@ -35,7 +36,6 @@ def figures() -> Iterator[Figure]:
     import torch_training as cases
     from torch.nn import functional
 
-    torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     perceptron = torch.nn.Sequential(
         torch.nn.Linear(784, 512),
@@ -62,14 +62,17 @@ def figures() -> Iterator[Figure]:
         for name in made
         if len(sys.argv) < 2 or name in sys.argv[1:] or Path(sys.argv[0]).stem != "training"
     ]
-    with hg.connect(f"local:#cpu:threads={THREADS}") as session:
-        for name in wanted:
-            for kind in (torch.optim.SGD, torch.optim.AdamW):
-                yield _figure(session, name, kind, *made[name])
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        with hg.connect(f"local:#cpu:threads={threads}") as session:
+            for name in wanted:
+                for kind in (torch.optim.SGD, torch.optim.AdamW):
+                    title = f"training-{name}-{kind.__name__.lower()}-{threads}"
+                    yield _figure(session, title, kind, *made[name])
 
 
 def _figure(
-    session: hg.Session, name: str, kind: Any, module: Any, loss: Any, batch: tuple[Any, ...]
+    session: hg.Session, title: str, kind: Any, module: Any, loss: Any, batch: tuple[Any, ...]
 ) -> Figure:
     options = {"momentum": 0.9} if kind.__name__ == "SGD" else {}
     eager = copy.deepcopy(module)
@@ -87,12 +90,12 @@ def _figure(
     with hg.torch.Trainer(ours, loss, kind(ours.parameters(), lr=1e-3, **options), session) as trainer:
         wall, cpu = _turns(lambda: trainer.step(*batch).item(), peer)
     return Figure(
-        f"training-{name}-{kind.__name__.lower()}",
+        title,
         wall[0] * 1e3,
         wall[1] * 1e3,
         BAR,
         "ms",
-        "eager torch, two threads",
+        "eager torch, as many threads",
         f"processor time {cpu[0] / cpu[1]:.2f} of torch's",
     )
 
@@ -101,8 +104,9 @@ def _turns(ours: Callable[[], object], peer: Callable[[], object]) -> tuple[list
     """The medians of the time and the processor time of two calls, each run in turn."""
     wall: tuple[list[float], list[float]] = ([], [])
     cpu: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS):
+    for _ in range(shared(ROUNDS)):
         for call, seconds, processor in zip((ours, peer), wall, cpu, strict=True):
+            time.sleep(REST_SECONDS)
             call()
             began, used = time.perf_counter(), time.process_time()
             call()
