@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed; `make test-torch` installs it")
 
+import torch_training  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_modules import block, convolutional, perceptron  # noqa: E402
@@ -129,6 +130,47 @@ def test_an_input_may_need_a_gradient_too(make: Any, session: hg.Session) -> Non
         one.grad = None
     wanted = [*eager(module, *inputs), *(one.grad for one in inputs if one.requires_grad)]
     assert_near(found, wanted)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_that_vary_have_their_gradients(dynamic: bool | None, session: hg.Session) -> None:
+    torch.manual_seed(5)
+    module = Wide()
+    compiled = torch.compile(module, backend=hg.torch.backend(session), dynamic=dynamic)
+    for rows in (6, 3, 9):
+        x = torch.randn(rows, 4)
+        wanted = eager(module, x)
+        compiled(x).square().mean().backward()
+        assert_near(gradients(module), wanted)
+
+
+def test_a_transformer_with_shared_weights_has_its_gradients(session: hg.Session) -> None:
+    torch.manual_seed(6)
+    case = torch_training.gpt(1, layers=2)
+    ((tokens, targets),) = case.batches
+    compiled = torch.compile(case.module, backend=hg.torch.backend(session))
+    case.loss(compiled(tokens), targets).backward()
+    found = gradients(case.module)
+    case.module.zero_grad()
+    case.loss(case.module(tokens), targets).backward()
+    assert_near(found, gradients(case.module))
+
+
+def test_frozen_parameters_stay_weights_of_both_passes(remote: hg.Session) -> None:
+    torch.manual_seed(7)
+    module = nn.Sequential(nn.Linear(8, 256), nn.Linear(256, 256), nn.Linear(256, 1))
+    module[1].requires_grad_(False)
+    compiled, x = torch.compile(module, backend=hg.torch.backend(remote)), torch.randn(2, 8)
+    for number in range(3):
+        before = carried(remote)
+        module.zero_grad()
+        compiled(x).sum().backward()
+        if number:
+            assert carried(remote)[0] - before[0] < 256 * 256 * 4 / 8
+    found = [one.grad for one in module.parameters() if one.requires_grad]
+    module.zero_grad()
+    module(x).sum().backward()
+    assert_near(found, [one.grad for one in module.parameters() if one.requires_grad])
 
 
 def test_saved_tensors_are_freed_with_the_graph(remote: hg.Session) -> None:

@@ -40,12 +40,15 @@ def backend(session: hg.Session, **options: Any) -> Compiled:
 
     def compiled(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Compiled:
         from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
 
         passes = _Passes(session, options)
         made: Compiled = aot_autograd(
             fw_compiler=passes.forward,
             bw_compiler=passes.backward,
             inference_compiler=passes.inference,
+            # It saves fewer tensors than the default: parameters in place of their transposed copies.
+            partition_fn=min_cut_rematerialization_partition,
             decompositions=decompositions,
         )(module, examples)
         return made

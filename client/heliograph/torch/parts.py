@@ -211,16 +211,25 @@ class Part:
                 sent.append(number)
         outputs: list[Any] = lowering.run(self._module, items)
         passed = self._passed(items, outputs, saved)
-        kept: list[str] = []
+        kept: dict[int, str] = {}
         fetched: list[str] = []
         for place, result in enumerate(outputs):
-            if isinstance(result, hg.Value) and place not in passed:
-                outputs[place] = f"output_{place}"
-                graph.output(f"output_{place}", result)
-                (kept if place in saved else fetched).append(f"output_{place}")
+            if not isinstance(result, hg.Value) or place in passed:
+                continue
+            name = f"output_{place}"
+            if place in saved:
+                # Of several saved results with the same elements one is written.
+                outputs[place] = kept.setdefault(result.reference, name)
+            else:
+                outputs[place] = name
+                fetched.append(name)
+            if outputs[place] == name:
+                graph.output(name, result)
         plan = self._shared.compile(graph) if kept or fetched else None
         is_random = SEED in graph.inputs
-        return _Made(plan, tuple(sent), tuple(outputs), tuple(fetched), tuple(kept), passed, is_random)
+        return _Made(
+            plan, tuple(sent), tuple(outputs), tuple(fetched), tuple(kept.values()), passed, is_random
+        )
 
     def _passed(self, items: Sequence[Any], outputs: Sequence[Any], saved: range) -> dict[int, int]:
         """Return the saved results that are parameters, of which autograd checks the version."""
