@@ -18,7 +18,7 @@ MAXIMUM_TILES_WANTED = 32
 # cache for the next step, it costs up to a fifth; above, it saves as much or more.
 STREAM_BYTES = 32 * 1024 * 1024
 # Two axes with fewer elements make no good block; an axis of so many is walked last instead.
-SHORT_BLOCK, LONG_AXIS = 64, 8
+SHORT_BLOCK, LONG_AXIS = 32, 8
 # Rough rates of one worker, sufficient to decide which steps are worth sharing.
 FLOPS_PER_NS = 200.0
 MEMORY_BYTES_PER_NS = 20.0
