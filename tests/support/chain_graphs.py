@@ -15,7 +15,7 @@ from heliograph_proto.types import DTYPES
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "scale": {"scale": 1.7, "bias": -0.3}, "clamp": {"min": 0.4, "max": 1.1}, "leaky_relu": {"slope": 0.02},
 }  # fmt: skip
-OF_TWO = ("add", "sub", "mul", "div", "maximum", "minimum")
+OF_TWO = ("add", "sub", "mul", "div", "maximum", "minimum", "relu_back")
 OPS = sorted(set(INSTRUCTIONS) - {"cont"})
 FIVES = [OPS[place : place + 5] for place in range(0, len(OPS), 5)]
 CASTS = (("f32", "f16"), ("bf16", "f32"), ("f16", "bf16"))

@@ -53,6 +53,8 @@ class CudaOperation(IntEnum):
     LEAKY_RELU = 38
     LOG2 = 39
     LOG10 = 40
+    #: 0 where y <= 0, else x
+    RELU_BACK = 41
 
 
 #: Operations that are exact in narrow types: a narrow operand gives a result that needs no
@@ -60,6 +62,7 @@ class CudaOperation(IntEnum):
 EXACT = frozenset(
     CudaOperation[name]
     for name in (
-        "COPY", "MAXIMUM", "MINIMUM", "NEG", "ABS", "SGN", "RELU", "STEP", "FLOOR", "CEIL", "ROUND", "TRUNC",
+        "COPY", "MAXIMUM", "MINIMUM", "NEG", "ABS", "SGN", "RELU", "RELU_BACK", "STEP", "FLOOR", "CEIL",
+        "ROUND", "TRUNC",
     )
 )  # fmt: skip

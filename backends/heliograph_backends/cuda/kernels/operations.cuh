@@ -78,7 +78,8 @@ static __device__ __forceinline__ float sgn(float x) { return x != x ? x : (floa
   ROW(TRUNC, truncf(x))                                     \
   ROW(SCALE, x * p + q)                                     \
   ROW(CLAMP, smaller(larger(x, p), q))                      \
-  ROW(LEAKY_RELU, x > 0.0f ? x : x * p)
+  ROW(LEAKY_RELU, x > 0.0f ? x : x * p)                     \
+  ROW(RELU_BACK, y <= 0.0f ? 0.0f : x)
 
 #define AS_FUNCTION(name, formula) \
   static __device__ __forceinline__ float op_##name(float x, float y, float p, float q) { return formula; }
