@@ -67,10 +67,10 @@ def export(
     InvalidArgumentError for example inputs that do not fit.
     """
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
-    options = dict(example_options or {})
+    args, options = _distinct((args, dict(example_options or {})))
     program = traced(module, args, options, dynamic, trace_hooks=trace_hooks)
     given = _bound(module, args, options)
-    return Model(program, _names(given, args, options, dynamic))
+    return Model(program, _names(given, args, options, dynamic), inspect.signature(module.forward))
 
 
 def traced(
@@ -110,6 +110,7 @@ def exported(
         )
     if not trace_hooks:
         _refuse_hooks(module)
+    args, options = _distinct((args, options))
     shapes = _dynamic_shapes(_bound(module, args, options), dynamic)
     try:
         return torch.export.export(module, args, options, dynamic_shapes=shapes)
@@ -117,6 +118,20 @@ def exported(
         raise
     except Exception as error:
         raise refusal_of(error) from error
+
+
+def _distinct(example: Any) -> Any:
+    """Return an example in which no tensor is there twice: torch.export would take one input for
+    both."""
+    seen: set[int] = set()
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            return tensor
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+    return torch.utils._pytree.tree_map_only(torch.Tensor, other, example)
 
 
 def _refuse_hooks(module: torch.nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 
 import heliograph as hg
+from heliograph.torch.calls import CallForm
 from heliograph.torch.elements import dtype_name, torch_dtype
 from heliograph.torch.lowering import SEED, Item, Lowering
 from heliograph.torch.plans import Program, TorchPlan
@@ -45,10 +47,13 @@ class Model:
     have when it is compiled.
     """
 
-    def __init__(self, program: torch.export.ExportedProgram, names: Sequence[Mapping[int, str]]) -> None:
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        names: Sequence[Mapping[int, str]],
+        signature: inspect.Signature,
+    ) -> None:
         self._program = program
-        # The property makes a class each time.
-        self._form = program.call_spec
         self._nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
         self._specs = list(program.graph_signature.input_specs)
         _refuse_mutations(program)
@@ -60,14 +65,15 @@ class Model:
             if isinstance(node.meta.get("val"), torch.Tensor):
                 self._add_input(str(spec.arg.name), node.meta["val"], axes)
         self._outputs = self._named_outputs()
-        #: The names of a call's inputs in their order, also of those that are no tensors.
-        self._leaves = [str(spec.arg.name) for _, spec in leaves]
-        #: The values of those that the graph has as constants.
-        self._fixed = {
-            spec.arg.name: spec.arg.value
+        fixed = {
+            str(spec.arg.name): spec.arg.value
             for _, spec in leaves
             if isinstance(spec.arg, torch.export.graph_signature.ConstantArgument)
         }
+        #: How calls become inputs.
+        self._calls = CallForm(
+            signature, program.call_spec, [str(spec.arg.name) for _, spec in leaves], fixed
+        )
 
     def __repr__(self) -> str:
         return f"<Model ({', '.join(self._inputs):.80}) -> ({', '.join(self._outputs):.80})>"
@@ -164,25 +170,12 @@ class Model:
 
         Raises InvalidInputError.
         """
-        spec = self._form.in_spec
-        leaves, given = pytree.tree_flatten((tuple(args), dict(named)))
-        if given != spec:
-            raise hg.InvalidInputError(
-                f"the call has another structure than the example inputs: {given!s:.200}",
-                advice=f"the example had {spec!s:.200}",
-            )
-        found = dict(zip(self._leaves, leaves, strict=True))
-        for name, value in self._fixed.items():
-            if type(found[name]) is not type(value) or found[name] != value:
-                raise hg.InvalidInputError(
-                    f"{name!r} was {value!r:.80} when the module was exported, and is {found[name]!r:.80}",
-                    advice="export the module for each such value: the graph has it as a constant",
-                )
+        found = self._calls.inputs(args, named)
         return {name: found[name] for name in self._inputs}
 
     def restored(self, results: Sequence[Any]) -> Any:
         """Return the results in the structure that the module's forward gives."""
-        return pytree.tree_unflatten(list(results), self._form.out_spec)
+        return self._calls.restored(results)
 
     def lower(self, shapes: Mapping[str, tuple[int, ...]]) -> Program:
         """Make a graph for inputs of these shapes. Raises UnsupportedError."""
@@ -295,7 +288,7 @@ class Model:
         """The nodes of the results by the names of the outputs."""
         (output,) = (node for node in self._program.graph.nodes if node.op == "output")
         results = output.args[0]
-        spec = self._form.out_spec
+        spec = self._program.call_spec.out_spec
         paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(len(results))), spec))
         found: dict[str, Any] = {}
         for (path, _), node in zip(paths, results, strict=True):
