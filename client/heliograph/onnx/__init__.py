@@ -11,10 +11,9 @@ onnxruntime's. The first use imports the package onnx: `pip install 'heliograph[
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from heliograph import ConfigurationError
+from heliograph.lowerings.importers import lazy_names
 
 if TYPE_CHECKING:
     from heliograph.onnx.inference_session import (
@@ -50,23 +49,7 @@ _MODULES = {
     **dict.fromkeys(("Missing", "supported"), "support"),
     "OnnxPlan": "plans",
 }
-
-
-def __getattr__(name: str) -> object:
-    """Import a name on first use. Raises ConfigurationError without the extra's packages."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'heliograph.onnx' has no attribute {name!r}", name=name, obj=None)
-    try:
-        module = importlib.import_module(f"heliograph.onnx.{_MODULES[name]}")
-    except ModuleNotFoundError as error:
-        if error.name not in ("onnx", "ml_dtypes"):
-            raise
-        raise ConfigurationError(
-            f"the package {error.name!r} is not installed", advice="pip install 'heliograph[onnx]'"
-        ) from None
-    found = getattr(module, name)
-    globals()[name] = found
-    return found
+__getattr__ = lazy_names("heliograph.onnx", _MODULES, ("onnx", "ml_dtypes"), "pip install 'heliograph[onnx]'")
 
 
 def __dir__() -> list[str]:

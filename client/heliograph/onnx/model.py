@@ -12,6 +12,7 @@ import numpy as np
 from onnx import ModelProto, TypeProto, ValueInfoProto
 
 import heliograph as hg
+from heliograph.lowerings.importers import check_session
 from heliograph.onnx import checks
 from heliograph.onnx.elements import name_of, numpy_dtype, storage_of
 from heliograph.onnx.errors import NeedsValue
@@ -113,7 +114,7 @@ class Model:
         InvalidInputError for shapes or values that the model cannot have, and the errors of
         `session.compile`.
         """
-        _check_session(session)
+        check_session(session, "model.compile()")
         if unknown := sorted(options.keys() - _OPTIONS):
             raise hg.InvalidArgumentError(
                 f"there is no option {unknown[0]!r:.80}", advice=f"options: {', '.join(sorted(_OPTIONS))}"
@@ -261,19 +262,6 @@ def _size(given: Any, what: str) -> int:
     if size < 0:
         raise hg.InvalidArgumentError(f"{what} has the size {given!r:.80}; sizes are integers, 0 or more")
     return size
-
-
-def _check_session(session: object) -> None:
-    """Raise InvalidArgumentError for anything but a blocking session."""
-    if isinstance(session, hg.Session):
-        return
-    advice = {
-        str: f"connect first: session = hg.connect({str(session)!r:.200})",
-        hg.aio.Session: "model.graph(shapes) makes a graph for session.compile of hg.aio",
-    }.get(type(session), "hg.connect(url) returns a session")
-    raise hg.InvalidArgumentError(
-        f"session is of type {type(session).__name__}, not hg.Session", advice=advice
-    )
 
 
 def _described(info: ValueInfoProto) -> str:

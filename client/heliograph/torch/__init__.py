@@ -14,10 +14,9 @@ Heliograph does not install.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from heliograph import ConfigurationError
+from heliograph.lowerings.importers import lazy_names
 
 if TYPE_CHECKING:
     from heliograph.torch.compiling import backend
@@ -56,23 +55,9 @@ _MODULES = {
     "export": "exporting",
     "supported": "support",
 }
-
-
-def __getattr__(name: str) -> object:
-    """Import a name on first use. Raises ConfigurationError without torch."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'heliograph.torch' has no attribute {name!r}", name=name, obj=None)
-    try:
-        module = importlib.import_module(f"heliograph.torch.{_MODULES[name]}")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ConfigurationError(
-            "the package 'torch' is not installed", advice="install PyTorch: https://pytorch.org/get-started"
-        ) from None
-    found = getattr(module, name)
-    globals()[name] = found
-    return found
+__getattr__ = lazy_names(
+    "heliograph.torch", _MODULES, ("torch",), "install PyTorch: https://pytorch.org/get-started"
+)
 
 
 def __dir__() -> list[str]:

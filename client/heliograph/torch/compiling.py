@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 import heliograph as hg
+from heliograph.lowerings.importers import check_session
 from heliograph.torch.exporting import decompositions
 from heliograph.torch.parts import Part, Shared
 from heliograph.torch.saved import SavedTensor, saved_outputs
@@ -37,6 +38,7 @@ def backend(session: hg.Session, **options: Any) -> Compiled:
     that are saved for the backward pass stay on the server until the autograd graph is freed; with
     on_loss="rebuild" they come back and are sent again, so that runs can be repeated.
     """
+    check_session(session, "hg.torch.backend()")
 
     def compiled(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Compiled:
         from torch._dynamo.backends.common import aot_autograd

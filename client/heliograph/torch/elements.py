@@ -50,7 +50,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         )
     if tensor.is_meta:
         raise hg.UnsupportedError(
-            "a tensor on the device 'meta' has no elements", advice="load the weights first"
+            "a tensor on the device 'meta' has no elements",
+            advice="give one that has: on 'cpu', for example",
         )
     dtype_name(tensor.dtype)
     return tensor.detach().cpu().resolve_neg()

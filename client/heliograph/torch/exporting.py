@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.fx
+import torch.utils._pytree as pytree
 
 import heliograph as hg
-from heliograph.torch import errors
+from heliograph.torch.calls import shown
+from heliograph.torch.dynamic import Dynamic, DynamicShapes
+from heliograph.torch.errors import label, refusal_of
 from heliograph.torch.model import Model
 from heliograph.torch.rules import ACTIVATIONS
 
-#: Which dimensions of which inputs vary, as {"x": {0: "batch"}}; True: all.
-Dynamic: TypeAlias = "Mapping[str, Any] | Sequence[Any] | bool | None"
 #: Ops that stay whole, because a graph here expresses them in fewer nodes.
 _WHOLE = (
     "scaled_dot_product_attention",
@@ -32,6 +32,9 @@ _WHOLE = (
     "slice_backward",
     "threshold_backward",
 )
+
+#: Ops that drop elements of a module in the mode for training.
+_DROPOUTS = frozenset(f"aten.{name}dropout.default" for name in ("", "alpha_", "feature_", "feature_alpha_"))
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -66,11 +69,28 @@ def export(
     flow that depends on data, hooks, and whatever else `torch.export` cannot trace, and
     InvalidArgumentError for example inputs that do not fit.
     """
-    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
-    args, options = _distinct((args, dict(example_options or {})))
-    program = traced(module, args, options, dynamic, trace_hooks=trace_hooks)
-    given = _bound(module, args, options)
-    return Model(program, _names(given, args, options, dynamic), inspect.signature(module.forward))
+    args, options = example_of(example_inputs, example_options)
+    program = traced(module, args, options, dynamic, trace_hooks=trace_hooks, may_drop=False)
+    names = DynamicShapes(_bound(module, args, options), dynamic).names((args, options))
+    return Model(program, names, inspect.signature(module.forward))
+
+
+def example_of(example_inputs: Any, example_options: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call as torch.export takes them. Raises InvalidArgumentError."""
+    if isinstance(example_inputs, torch.Tensor):
+        example_inputs = (example_inputs,)
+    if not isinstance(example_inputs, (tuple, list)):
+        raise hg.InvalidArgumentError(
+            f"example_inputs is {shown(example_inputs)}, and must be a tensor or a tuple of arguments",
+            advice="keyword arguments are apart, and no arguments are (): export(module, (), {'x': x})",
+        )
+    if not isinstance(example_options, (Mapping, type(None))):
+        raise hg.InvalidArgumentError(
+            f"example_options is {shown(example_options)}, and must have keyword arguments by name",
+            advice="several inputs are a tuple: hg.torch.export(module, (a, b))",
+        )
+    args, options = _distinct((tuple(example_inputs), dict(example_options or {})))
+    return args, options
 
 
 def traced(
@@ -80,12 +100,18 @@ def traced(
     dynamic: Dynamic = None,
     *,
     trace_hooks: bool = False,
+    may_drop: bool = True,
 ) -> torch.export.ExportedProgram:
-    """Return a module in Core ATen. Raises UnsupportedError and InvalidArgumentError."""
+    """Return a module in Core ATen. Raises UnsupportedError and InvalidArgumentError.
+
+    `may_drop`: whether a module in the mode for training may have dropout.
+    """
     # Tracing needs no gradients, and warns of what does not matter here.
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = exported(module, args, options, dynamic, trace_hooks=trace_hooks)
+        if module.training and not may_drop:
+            _refuse_dropout(program)
         try:
             return program.run_decompositions(decompositions())
         except Exception as error:
@@ -111,7 +137,9 @@ def exported(
     if not trace_hooks:
         _refuse_hooks(module)
     args, options = _distinct((args, options))
-    shapes = _dynamic_shapes(_bound(module, args, options), dynamic)
+    given = _bound(module, args, options)
+    _check_devices(module, given)
+    shapes = DynamicShapes(given, dynamic).spec
     try:
         return torch.export.export(module, args, options, dynamic_shapes=shapes)
     except hg.HeliographError:
@@ -121,17 +149,40 @@ def exported(
 
 
 def _distinct(example: Any) -> Any:
-    """Return an example in which no tensor is there twice: torch.export would take one input for
-    both."""
-    seen: set[int] = set()
+    """Return an example of other tensors with the same elements.
+
+    torch.export takes one input for a tensor that is there twice, and leaves its marks of dynamic
+    dimensions on tensors.
+    """
 
     def other(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            return tensor
         return tensor.detach().requires_grad_(tensor.requires_grad)
 
-    return torch.utils._pytree.tree_map_only(torch.Tensor, other, example)
+    return pytree.tree_map_only(torch.Tensor, other, example)
+
+
+def _check_devices(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
+    """Check that the inputs are where the weights are. Raises InvalidArgumentError."""
+    weights = {one.device: name for name, one in module.named_parameters()}
+    for argument, value in given.items():
+        for one in pytree.tree_leaves(value):
+            if weights and isinstance(one, torch.Tensor) and one.ndim and one.device not in weights:
+                device, name = next(iter(weights.items()))
+                raise hg.InvalidArgumentError(
+                    f"argument {argument!r:.80} is on the device '{one.device}', and the weight {name!r:.80} "
+                    f"on '{device}'",
+                    advice="move them to one device that has elements: module.to('cpu')",
+                )
+
+
+def _refuse_dropout(program: torch.export.ExportedProgram) -> None:
+    """Check that a module drops no elements. Raises UnsupportedError."""
+    for node in program.graph.nodes:
+        if str(node.target) in _DROPOUTS and node.args[1] and node.args[2]:
+            raise hg.UnsupportedError(
+                f"{label(node)}: the module is in the mode for training, in which it drops elements",
+                advice="call module.eval() first; hg.torch.Trainer trains a module",
+            )
 
 
 def _refuse_hooks(module: torch.nn.Module) -> None:
@@ -152,55 +203,6 @@ def _line_of(function: Any) -> str:
     return f"{code.co_name} at {code.co_filename}:{code.co_firstlineno}"
 
 
-def refusal_of(error: Exception) -> hg.HeliographError:
-    """Return what a failed trace means."""
-    text = str(error)
-    line = errors.line_of(text) or _raised_at(error)
-    where = f", {line}" if line else ""
-    is_data = any(one.__name__.startswith("GuardOnDataDependent") for one in type(error).__mro__)
-    if is_data or "data-dependent" in text:
-        return hg.UnsupportedError(
-            f"control flow depends on data{where}: {_first(text)}",
-            advice="compute both ways and choose with torch.where, or use torch.compile, which "
-            "breaks the graph there",
-        )
-    return hg.UnsupportedError(
-        f"torch.export cannot trace the module{where}: {_first(text)}",
-        advice="torch.export.draft_export(module, example_inputs) reports more",
-    )
-
-
-def _raised_at(error: Exception) -> str:
-    """Return the line of the module's code in a traceback; empty if there is none."""
-    line = errors.line_of("".join(traceback.format_tb(error.__traceback__)))
-    return "" if line.startswith(errors.INNER) else line
-
-
-def _first(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "no reason is given"
-
-
-# Dynamic dimensions
-
-
-def _dynamic_shapes(given: dict[str, Any], dynamic: Dynamic) -> Any:
-    """Return `dynamic` as torch.export has it."""
-    if dynamic is None or dynamic is False:
-        return None
-    if dynamic is True:
-        return torch.utils._pytree.tree_map(_all_dynamic, given)
-    if not isinstance(dynamic, Mapping):
-        return _with_dims(dynamic)
-    if unknown := [name for name in dynamic if name not in given]:
-        raise hg.InvalidArgumentError(
-            f"dynamic: there is no argument {unknown[0]!r:.80}",
-            advice=f"arguments of forward: {', '.join(given):.300}",
-        )
-    static = torch.utils._pytree.tree_map(lambda _: None, given)
-    return {**static, **_with_dims(dynamic)}
-
-
 def _bound(module: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by the names of `forward`."""
     try:
@@ -210,50 +212,3 @@ def _bound(module: torch.nn.Module, args: tuple[Any, ...], options: dict[str, An
             f"the example inputs do not fit forward: {error}",
             advice="give them as a call of the module has them",
         ) from None
-
-
-def _all_dynamic(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return None
-    return {axis: torch.export.Dim.AUTO for axis, size in enumerate(leaf.shape) if size > 1}
-
-
-def _with_dims(spec: Any) -> Any:
-    """Replace names of dimensions by torch's mark of a dynamic one."""
-    if isinstance(spec, str):
-        return torch.export.Dim.DYNAMIC
-    if isinstance(spec, Mapping):
-        return {key: _with_dims(one) for key, one in spec.items()}
-    if isinstance(spec, (list, tuple)):
-        return type(spec)(_with_dims(one) for one in spec)
-    return spec
-
-
-def _names(
-    given: dict[str, Any], args: tuple[Any, ...], options: dict[str, Any], dynamic: Dynamic
-) -> list[dict[int, str]]:
-    """Return the names of dynamic dimensions, by axis, for each leaf of the example inputs."""
-    specs: Any = () if isinstance(dynamic, bool) or dynamic is None else dynamic
-    if isinstance(specs, Mapping):
-        specs = [specs.get(name) for name in given]
-    found: dict[int, dict[int, str]] = {}
-    for one, spec in zip(given.values(), specs, strict=False):
-        _collect(one, spec, found)
-    return [found.get(id(leaf), {}) for leaf in torch.utils._pytree.tree_leaves((args, options))]
-
-
-def _collect(leaf: Any, spec: Any, found: dict[int, dict[int, str]]) -> None:
-    if isinstance(leaf, torch.Tensor):
-        pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
-        found[id(leaf)] = {axis: _name_of(dim) for axis, dim in pairs if _name_of(dim)}
-    elif isinstance(leaf, Mapping) and isinstance(spec, Mapping):
-        for key, one in leaf.items():
-            _collect(one, spec.get(key), found)
-    elif isinstance(leaf, (list, tuple)) and isinstance(spec, (list, tuple)):
-        for one, inner in zip(leaf, spec, strict=False):
-            _collect(one, inner, found)
-
-
-def _name_of(dim: Any) -> str:
-    """Return the name of a dimension, also of torch's object; empty if it has none."""
-    return dim if isinstance(dim, str) else getattr(dim, "__name__", "")

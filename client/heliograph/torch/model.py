@@ -12,6 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 
 import heliograph as hg
+from heliograph.lowerings.importers import check_session
 from heliograph.torch.calls import CallForm
 from heliograph.torch.elements import dtype_name, torch_dtype
 from heliograph.torch.lowering import SEED, Item, Lowering
@@ -64,6 +65,8 @@ class Model:
         for (node, spec), axes in zip(leaves, [*names, *[{}] * len(leaves)], strict=False):
             if isinstance(node.meta.get("val"), torch.Tensor):
                 self._add_input(str(spec.arg.name), node.meta["val"], axes)
+        #: Results before the module's own, which order its checks.
+        self._tokens = sum(one.kind.name == "TOKEN" for one in program.graph_signature.output_specs)
         self._outputs = self._named_outputs()
         fixed = {
             str(spec.arg.name): spec.arg.value
@@ -113,8 +116,10 @@ class Model:
                 name.
             options: Arguments of `session.compile`, such as devices and memory.
 
-        Raises UnsupportedError, naming the node and its line, and the errors of `session.compile`.
+        Raises UnsupportedError, naming the node and its line, InvalidArgumentError for shapes that
+        are not known, and the errors of `session.compile`.
         """
+        check_session(session, "model.compile()")
         plan = TorchPlan(self, session, dict(options))
         if shapes or not self._symbols:
             plan.prepare(self.declared(shapes or {}))
@@ -193,7 +198,7 @@ class Model:
                 items.append(getattr(spec.arg, "value", None))
         results = lowering.run(self._program.graph_module, items)
         outputs: dict[str, Any] = {}
-        for name, result in zip(self._outputs, results, strict=True):
+        for name, result in zip(self._outputs, results[self._tokens :], strict=True):
             if isinstance(result, hg.Value):
                 graph.output(name, result)
                 outputs[name] = name
@@ -275,9 +280,14 @@ class Model:
         tensor = program.constants[target] if tensor is None else tensor
         if spec.kind.name not in ("PARAMETER", "BUFFER"):
             return tensor
+        if tensor.is_meta:
+            raise hg.UnsupportedError(
+                f"weight {target!r:.80} is on the device 'meta', and has no elements",
+                advice="load the weights before the module is exported",
+            )
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         if key not in seen or not tensor.numel():
-            if tensor.is_floating_point() and not tensor.is_meta and bool(torch.isnan(tensor).any()):
+            if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
                 raise hg.InvalidModelError(
                     f"weight {target!r:.80} has elements that are NaN", advice="load or initialize it"
                 )
@@ -287,7 +297,7 @@ class Model:
     def _named_outputs(self) -> dict[str, Any]:
         """The nodes of the results by the names of the outputs."""
         (output,) = (node for node in self._program.graph.nodes if node.op == "output")
-        results = output.args[0]
+        results = output.args[0][self._tokens :]
         spec = self._program.call_spec.out_spec
         paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(len(results))), spec))
         found: dict[str, Any] = {}
@@ -325,7 +335,7 @@ def mutations_of(program: torch.export.ExportedProgram) -> list[tuple[str, str]]
     return [
         (str(spec.target), f"the module changes it in a run ({spec.kind.name.lower().replace('_', ' ')})")
         for spec in program.graph_signature.output_specs
-        if spec.kind.name not in ("USER_OUTPUT", "LOSS_OUTPUT")
+        if spec.kind.name not in ("USER_OUTPUT", "LOSS_OUTPUT", "TOKEN")
     ]
 
 

@@ -127,7 +127,12 @@ class TorchPlan:
                     f"input {name!r:.80} is of {wanted}, and {feed.dtype} is given",
                     advice=f"convert it: tensor.to({wanted})",
                 )
-            return feed_of(feed)
+            try:
+                return feed_of(feed)
+            except hg.UnsupportedError as error:
+                raise hg.InvalidInputError(
+                    f"input {name!r:.80}: {error.message}", advice=error.advice
+                ) from None
         return feed
 
 

@@ -31,8 +31,21 @@ RULES: dict[str, Rule] = {}
 ACTIVATIONS = frozenset({"hardsigmoid", "hardswish", "silu", "softplus"})
 _COMPLEX = ("there are no complex numbers", "compute their parts, or leave the transform on the host")
 _COUNTED = ("the shape of its result depends on what a run computes", "use torch.where, or a mask")
+_MATRICES = (
+    "there are no decompositions, inverses and solutions of matrices",
+    "compute it on the host before, or by torch.compile, whose graph breaks around a function with "
+    "torch.compiler.disable; products, norms and powers of matrices have rules",
+)
 #: Why an op that writes into its operands is refused, and what to do.
 MUTABLE = ("it writes into a tensor", "torch.export and torch.compile replace such ops: lower what they give")
+_OF_MATRICES = (
+    *("_cholesky_solve_helper", "_linalg_det", "_linalg_eigh", "_linalg_eigvals", "_linalg_slogdet"),
+    *("_linalg_solve_ex", "_linalg_svd", "cholesky", "cholesky_inverse", "cholesky_solve", "geqrf"),
+    *("linalg_cholesky_ex", "linalg_eig", "linalg_eigvals", "linalg_householder_product"),
+    *("linalg_inv_ex", "linalg_ldl_factor_ex", "linalg_ldl_solve", "linalg_lstsq", "linalg_lu"),
+    *("linalg_lu_factor_ex", "linalg_lu_solve", "linalg_matrix_exp", "linalg_pinv", "linalg_qr"),
+    *("linalg_solve_triangular", "lu_unpack", "ormqr", "triangular_solve"),
+)
 #: Why an op is refused, by its name, and what to do.
 REFUSED: dict[str, tuple[str, str]] = {
     "_fft_c2c": _COMPLEX,
@@ -48,6 +61,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "unique_dim": _COUNTED,
     "view_as_complex": _COMPLEX,
     "view_as_real": _COMPLEX,
+    **dict.fromkeys(_OF_MATRICES, _MATRICES),
 }
 #: Ops whose result differs from call to call, which are therefore never computed on the host.
 RANDOM = frozenset(

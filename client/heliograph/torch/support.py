@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from heliograph.torch.dynamic import Dynamic
 from heliograph.torch.errors import op_of, source_of
-from heliograph.torch.exporting import Dynamic, traced
+from heliograph.torch.exporting import example_of, traced
 from heliograph.torch.lowering import missing_of
 from heliograph.torch.model import mutations_of
 
@@ -42,8 +43,8 @@ def supported(
     The arguments are those of `export`. It looks at ops: a node that it does not name may still be
     refused for its types, or for a size that a run computes. Raises the errors of `export`.
     """
-    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
-    program = traced(module, args, dict(example_options or {}), dynamic, trace_hooks=trace_hooks)
+    args, options = example_of(example_inputs, example_options)
+    program = traced(module, args, options, dynamic, trace_hooks=trace_hooks, may_drop=False)
     found = [Missing(name, "output", reason, "") for name, reason in mutations_of(program)]
     for node in program.graph.nodes:
         if reason := missing_of(node):

@@ -188,3 +188,10 @@ def test_weights_lie_beyond_4_gib_of_a_file(session: hg.Session, tmp_path: Path)
     x = rows(3)
     found = hg.onnx.load(path).compile(session).run(x=x)["y"]
     assert np.allclose(found, perceptron_result(perceptron(), x), rtol=1e-5, atol=1e-4)
+
+
+def test_a_url_where_a_session_belongs_is_refused_at_once() -> None:
+    """Without shapes a plan is made by the first run, and the URL would be noticed then."""
+    loaded = hg.onnx.load(perceptron().SerializeToString())
+    with pytest.raises(hg.InvalidArgumentError, match=r"takes a session.*\n.*hg.connect\('local:'\)"):
+        loaded.compile("local:")  # type: ignore[arg-type]

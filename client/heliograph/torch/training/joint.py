@@ -14,8 +14,8 @@ import torch.utils._pytree as pytree
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import heliograph as hg
-from heliograph.torch.errors import refusal
-from heliograph.torch.exporting import decompositions, exported, refusal_of, traced
+from heliograph.torch.errors import refusal, refusal_of
+from heliograph.torch.exporting import decompositions, exported, traced
 from heliograph.torch.lowering import missing_of
 from heliograph.torch.rules import REFUSED
 
