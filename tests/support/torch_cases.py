@@ -12,6 +12,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
 NUMBERS = (*FLOATS, *INTEGERS)
 ALL = (*NUMBERS, torch.bool)
+_WIDE = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,13 @@ for exponent in (0, 1, 2, 3, 7):
 for exponent in (0.5, -1.5):
     case("pow.Tensor_Scalar", t(3, 4, low=0.5, high=2), exponent)
 case("atan2", t(3, 4), t(4, low=1, high=2), dtypes=FLOATS)
+for name in ("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__"):
+    scalar = "Tensor_Scalar" if "bitwise" in name else "Scalar"
+    case(f"{name}.Tensor", t(3, 4, low=0, high=9), t(4, low=0, high=3), dtypes=INTEGERS)
+    case(f"{name}.{scalar}", t(3, 4, low=0, high=9), 2, dtypes=INTEGERS)
+case("ldexp.Tensor", t(3, 4), Of((4,), -3, 3, torch.int32))
+case("view.dtype", t(3, 4), torch.int32, dtypes=(torch.float32,))
+case("view.dtype", t(3, 4), torch.int16, dtypes=(torch.float16, torch.bfloat16))
 for name in ("eq", "ge", "gt", "le", "lt", "ne"):
     case(f"{name}.Tensor", t(3, 4), t(4), dtypes=ALL)
     case(f"{name}.Tensor", t(3, 4), Of((4,), dtype=torch.float32), dtypes=INTEGERS)
@@ -199,6 +207,10 @@ case("mm", t(3, 4), t(4, 5), dtypes=(*FLOATS, torch.int64))
 case("bmm", t(2, 3, 4), t(2, 4, 5), dtypes=FLOATS)
 case("addmm", t(5), t(3, 4), t(4, 5))
 case("addmm", t(3, 5), t(3, 4), t(4, 5), beta=0.5, alpha=2)
+case("addbmm", t(3, 5), t(2, 3, 4), t(2, 4, 5), beta=0.5, alpha=2, dtypes=_WIDE)
+case("_int_mm", t(32, 16), t(16, 8), dtypes=(torch.int8,))
+case("_trilinear", t(3, 4), t(5, 4, 6), t(3, 6), [1, 3], [0], [1, 2], [2, 3], dtypes=_WIDE)
+case("dist", t(3, 4), t(4), 3.0, dtypes=_WIDE)
 for p in (0.0, 1.0, 2.0, 3.0, float("inf")):
     case("_cdist_forward", t(2, 3, 4), t(2, 5, 4), p, None, dtypes=(torch.float32, torch.float64))
     case("_pdist_forward", t(5, 4), p, dtypes=(torch.float32, torch.float64))
@@ -211,7 +223,6 @@ case(
     [True, True, True], dtypes=(torch.float32, torch.float64),
 )  # fmt: skip
 _MOMENTS = (t(4), t(4, low=0.5, high=2))
-_WIDE = (torch.float32, torch.float64)
 case("_native_batch_norm_legit_no_training", t(2, 4, 3, 3), t(4), t(4), *_MOMENTS, 0.1, 1e-5)
 case("_native_batch_norm_legit_no_training", t(5, 4), None, None, *_MOMENTS, 0.1, 1e-5, dtypes=_WIDE)
 case("_native_batch_norm_legit.no_stats", t(2, 4, 3), t(4), t(4), True, 0.1, 1e-5, dtypes=_WIDE)
@@ -243,6 +254,11 @@ case("var.correction", t(3, 4, 5), [1], correction=0, keepdim=True)
 case("var.dim", t(3, 4, 5), [2], False, dtypes=_WIDE)
 case("cumsum", t(3, 4), 1, dtypes=ALL)
 case("cumsum", t(3, 4), 0, dtype=torch.float32, dtypes=(torch.int32,))
+for name in ("cummax", "cummin"):
+    case(name, t(3, 7), 1, dtypes=ALL)
+    case(name, t(5, 2), 0, dtypes=(torch.float32,))
+    case(name, t(), 0, dtypes=(torch.float32,))
+case("logcumsumexp", t(3, 7), 1)
 
 # Shapes
 
@@ -288,6 +304,16 @@ case("index_put", t(4, 5), [mask(4, 5)], t(), dtypes=ALL)
 case("scatter.src", t(4, 5), 0, Of((3, 1), 0, 0, torch.int64), t(3, 2), dtypes=ALL)
 case("scatter.value", t(4, 5), 1, at(4, 2, below=5), 7, dtypes=NUMBERS)
 case("scatter_add", t(4, 5), 1, at(4, 6, below=5), t(4, 7))
+case("put", t(4, 5), Of((3,), distinct=True, dtype=torch.int64), t(3), dtypes=ALL)
+case("put", t(4, 5), at(3, 2, below=20), t(3, 2), True)
+for how in ("prod", "mean", "amax", "amin"):
+    for own in (True, False):
+        case(
+            "index_reduce", t(4, 5), 1, at(3, below=5), t(4, 3), how, include_self=own,
+            dtypes=(torch.float32, torch.float64, torch.int64),
+        )  # fmt: skip
+case("diagonal_scatter", t(4, 5), t(3), 2, dtypes=ALL)
+case("diagonal_scatter", t(3, 4, 2), t(4, 2), 0, 0, -1, dtypes=_WIDE)
 for how in ("sum", "prod", "mean", "amax", "amin"):
     for own in (True, False):
         case(
@@ -301,6 +327,14 @@ case("sort", apart(3, 7), dtypes=NUMBERS[:-1])
 case("sort", apart(3, 7), 0, True, dtypes=NUMBERS[:-1])
 case("median.dim", apart(3, 7), 1, dtypes=NUMBERS[:-1])
 case("median.dim", apart(4, 6), 0, True, dtypes=NUMBERS[:-1])
+for name in ("median", "nanmedian"):
+    case(name, apart(4, 6), dtypes=NUMBERS[:-1])
+case("nanmedian.dim", apart(4, 6), 0, True, dtypes=NUMBERS[:-1])
+case("kthvalue", apart(4, 6), 3, dtypes=NUMBERS[:-1])
+case("kthvalue", apart(4, 6), 1, 0, True, dtypes=(torch.float32,))
+_ROWS = Of((2, 5), -2, -2, torch.float32)
+for right in (False, True):
+    case("searchsorted.Tensor", _ROWS, t(2, 3), right=right, dtypes=(torch.float32,))
 case("topk", apart(3, 7), 4, dtypes=NUMBERS[:-1])
 case("topk", apart(3, 7), 2, 0, False, dtypes=NUMBERS[:-1])
 _BAG = (t(9, 4), at(8, below=9), Of((3,), 0, 0, torch.int64))
@@ -331,6 +365,7 @@ case("_adaptive_avg_pool2d", t(2, 3, 7, 5), [3, 2])
 case("_adaptive_avg_pool2d", t(2, 3, 7, 5), [1, 1])
 case("_adaptive_avg_pool3d", t(2, 3, 4, 7, 5), [2, 3, 2], dtypes=_WIDE)
 case("adaptive_max_pool2d", apart(2, 3, 7, 5), [3, 2])
+case("adaptive_max_pool3d", apart(1, 2, 4, 5, 3), [3, 2, 2], dtypes=_WIDE)
 case("col2im", t(2, 12, 14), [5, 6], [2, 2], [1, 1], [0, 1], [2, 1], dtypes=_WIDE)
 for mode in (0, 1, 2):
     for border in (0, 1, 2):
@@ -338,10 +373,15 @@ for mode in (0, 1, 2):
             "grid_sampler_2d", t(2, 3, 4, 5), t(2, 3, 2, 2, low=-1.2, high=1.2), mode, border, border == 1,
             dtypes=_WIDE,
         )  # fmt: skip
+case("grid_sampler_3d", t(2, 3, 4, 5, 3), t(2, 3, 2, 2, 3, low=-1.2, high=1.2), 0, 1, True, dtypes=_WIDE)
+case("grid_sampler_3d", t(2, 3, 4, 5, 3), t(2, 3, 2, 2, 3, low=-1.2, high=1.2), 1, 0, False, dtypes=_WIDE)
 case("upsample_bilinear2d.vec", t(1, 2, 4, 5), [7, 3], True, None, dtypes=_WIDE)
 case("upsample_bilinear2d.vec", t(1, 2, 4, 5), None, False, [2.0, 1.5], dtypes=_WIDE)
 case("upsample_nearest2d.vec", t(1, 2, 4, 5), [7, 3], None)
 case("upsample_nearest2d.vec", t(1, 2, 4, 5), None, [2.0, 1.5])
+for name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
+    for sizes in ([3, 2], [6, 9]):
+        case(name, t(1, 2, 7, 5), sizes, False, dtypes=_WIDE)
 
 # Made from nothing, or from the type of a tensor
 

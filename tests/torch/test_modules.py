@@ -214,6 +214,29 @@ def test_random_numbers_follow_torchs_seed(local: hg.Session) -> None:
     assert sorted(order.tolist()) == list(range(9))
 
 
+def test_places_are_drawn_by_their_weights(local: hg.Session) -> None:
+    weights = torch.tensor([0.0, 3.0, 1.0]).repeat(3000, 1)
+    torch.manual_seed(5)
+    for count, replacement in ((1, False), (2, False), (5, True)):
+        found = run(Calls(lambda self, w: torch.multinomial(w, count, replacement)), weights, session=local)  # noqa: B023
+        assert found.shape == (3000, count) and found.min() >= 1 and found.max() <= 2
+        if count != 2:
+            assert (found == 1).float().mean().item() == pytest.approx(0.75, abs=0.03)
+        else:
+            assert (found.sum(1) == 3).all()
+
+
+def test_the_largest_so_far_is_nan_from_the_first_one_on(local: hg.Session) -> None:
+    x = torch.tensor([[1.0, float("nan"), 3.0, float("nan")], [2.0, 2.0, 1.0, 2.0]])
+    module = Calls(lambda self, x: (x.cummax(1), x.cummin(1), x.median(1), x.nanmedian(1), x.nanmedian()))
+    for found, wanted in zip(
+        torch.utils._pytree.tree_leaves(run(module, x, session=local)),
+        torch.utils._pytree.tree_leaves(module(x)),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
 def test_a_number_that_a_run_computes_scales_a_tensor(local: hg.Session) -> None:
     module, x = Calls(lambda self, x: x * x.sum().item()), torch.randn(3)
     assert_near(run(module, x, session=local), module(x))

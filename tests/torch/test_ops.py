@@ -34,6 +34,7 @@ TOLERANCES = {
 #: Ops that take contiguous tensors alone, or look at their memory.
 PLAIN = {
     "_embedding_bag",
+    "_int_mm",
     "_pdist_forward",
     "as_strided",
     "native_group_norm",
@@ -41,7 +42,7 @@ PLAIN = {
     "view",
 }
 #: Ops whose further results only their gradient reads.
-FIRST = {"_embedding_bag", "adaptive_max_pool2d"}
+FIRST = {"_embedding_bag", "adaptive_max_pool2d", "adaptive_max_pool3d"}
 
 
 @pytest.fixture

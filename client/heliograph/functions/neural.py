@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from heliograph.functions.creation import tril
 from heliograph.graph import lowering as lowering
 from heliograph.graph.lowering import Operand
 from heliograph.graph.source_lines import invalid
@@ -94,17 +95,25 @@ def scaled_dot_product_attention(
     value: Operand,
     mask: Operand | None = None,
     *,
+    is_causal: bool = False,
     scale: float | None = None,
 ) -> Value:
     """softmax(query @ key^T * scale + mask) @ value, over the last two dimensions [length,
     features].
 
     The scale is 1 / sqrt(features) unless given; the mask is added and broadcasts to the scores.
+    With `is_causal`, the n-th query takes the first n keys; there is no mask then.
     """
     left, right, values = lowering.promoted(query, key, value)
     if left.ndim < 2:
         raise invalid(f"attention of {left.type}", "queries, keys and values are [.., length, features]")
     factor = 1 / math.sqrt(left.shape[-1]) if scale is None else float(scale)
     scores = lowering.matmul(left, right.mT)
+    if is_causal:
+        if mask is not None:
+            raise invalid("attention has a mask and is_causal", "add the causal order to the mask")
+        graph = scores.graph
+        taken = tril(graph.full(scores.shape[-2:], True, "bool"))
+        mask = lowering.apply("where", taken, *(graph._scalar(one, scores.dtype) for one in (0, -math.inf)))
     operands = (scores,) if mask is None else (scores, lowering.lift(scores.graph, mask, scores.dtype))
     return lowering.matmul(lowering.apply("soft_max", *operands, scale=factor), values)

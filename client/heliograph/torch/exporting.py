@@ -33,6 +33,12 @@ _WHOLE = (
     "threshold_backward",
 )
 
+#: Ops that torch can decompose, but does not by default.
+_MORE = (
+    torch.ops.aten.dist,
+    torch.ops.aten.ldexp,
+    torch.ops.aten.normal,
+)
 #: Ops that drop elements of a module in the mode for training.
 _DROPOUTS = frozenset(f"aten.{name}dropout.default" for name in ("", "alpha_", "feature_", "feature_alpha_"))
 
@@ -41,6 +47,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions of ATen's ops to those that have rules."""
     table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions())
     whole = {f"aten::{name}" for name in (*_WHOLE, *ACTIVATIONS)}
+    table.update(torch._decomp.get_decompositions(_MORE))
     return {op: function for op, function in table.items() if op.name().partition(".")[0] not in whole}
 
 

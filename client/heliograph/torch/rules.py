@@ -67,6 +67,7 @@ REFUSED: dict[str, tuple[str, str]] = {
 RANDOM = frozenset(
     {
         "bernoulli",
+        "multinomial",
         "native_dropout",
         "normal_functional",
         "rand",

@@ -32,6 +32,9 @@ CASES: dict[str, Callable[[hg.Graph, hg.Value, hg.Value, hg.Value], object]] = {
     "a shape that is a word": lambda g, f, i, b: hg.reshape(f, "flat"),  # type: ignore[arg-type]
     "one value where a list of them is joined": lambda g, f, i, b: hg.concat(f),  # type: ignore[arg-type]
     "attention of vectors": lambda g, f, i, b: hg.scaled_dot_product_attention(f[0], f[0], f[0]),
+    "attention with two masks": lambda g, f, i, b: hg.scaled_dot_product_attention(
+        f, f, f, f, is_causal=True
+    ),
     "an axis twice": lambda g, f, i, b: hg.sum(f, axis=(0, 0)),
     "a reshape to another size": lambda g, f, i, b: f.reshape(5, 5),
     "an unknown data type": lambda g, f, i, b: g.input("z", (1,), "float33"),

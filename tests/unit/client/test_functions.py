@@ -443,6 +443,18 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Array, ...]
         lambda q, k, v: softmax(q @ k.swapaxes(-1, -2) / np.float32(2), -1) @ v,
         (WIDE, WIDE + 1, WIDE * 2),
     ),
+    "attention causal": (
+        lambda q, k, v: hg.scaled_dot_product_attention(q, k, v, is_causal=True),
+        lambda q, k, v: (
+            softmax(
+                q @ k.swapaxes(-1, -2) / np.float32(2)
+                + np.triu(np.full((q.shape[-2], k.shape[-2]), -np.inf, np.float32), 1),
+                -1,
+            )
+            @ v
+        ),
+        (WIDE, WIDE + 1, WIDE * 2),
+    ),
     "full_like": (lambda x: hg.full_like(x, 2), lambda x: np.full_like(x, 2), (F,)),
     "zeros_like": (lambda x: hg.zeros_like(x, "bool"), lambda x: np.zeros_like(x, bool), (F,)),
     "ones_like": (hg.ones_like, np.ones_like, (INTS,)),

@@ -69,6 +69,8 @@ _BITWISE: dict[str, Binary] = {
     "bitwise_and": hg.bitwise_and,
     "bitwise_or": hg.bitwise_or,
     "bitwise_xor": hg.bitwise_xor,
+    **dict.fromkeys(("bitwise_left_shift", "__lshift__"), hg.bitwise_left_shift),
+    **dict.fromkeys(("bitwise_right_shift", "__rshift__"), hg.bitwise_right_shift),
 }
 
 
@@ -296,16 +298,6 @@ def _not(node: Node, x: hg.Value) -> hg.Value:
 @rule("bitwise_not")
 def _invert(node: Node, x: hg.Value) -> hg.Value:
     return hg.bitwise_invert(x)
-
-
-@rule("bitwise_left_shift")
-def _left_shift(node: Node, a: hg.Value, b: hg.Value | Number) -> hg.Value:
-    return hg.bitwise_left_shift(*promoted(node, a, b))
-
-
-@rule("bitwise_right_shift")
-def _right_shift(node: Node, a: hg.Value, b: hg.Value | Number) -> hg.Value:
-    return hg.bitwise_right_shift(*promoted(node, a, b))
 
 
 @rule("isnan")

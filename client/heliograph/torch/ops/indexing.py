@@ -311,6 +311,43 @@ def scattered(
     return hg.reshape(found, x.shape)
 
 
+@rule("put")
+def _put(node: Node, x: hg.Value, places: hg.Value, source: hg.Value, accumulate: bool) -> hg.Value:
+    flat = (hg.flatten(one) if one.ndim else hg.reshape(one, (1,)) for one in (x, places, source))
+    line, at, rows = flat
+    return hg.reshape(scattered(line, 0, at, rows, "add" if accumulate else "none"), x.shape)
+
+
+@rule("index_reduce")
+def _index_reduce(
+    node: Node,
+    given: hg.Value,
+    axis: int,
+    places: hg.Value,
+    source: hg.Value,
+    reduce: str,
+    include_self: bool,
+) -> hg.Value:
+    x = given
+    if not x.ndim:
+        x, source = hg.reshape(x, (1,)), hg.reshape(source, (1,))
+    place = axis_of(axis, x.ndim)
+    shape = [size if one == place else 1 for one, size in enumerate(source.shape)]
+    at = hg.broadcast_to(hg.reshape(places, shape), source.shape)
+    found = _scatter_reduce(node, x, place, at, source, reduce, include_self)
+    return hg.reshape(found, given.shape)
+
+
+@rule("diagonal_scatter")
+def _diagonal_scatter(
+    node: Node, x: hg.Value, source: hg.Value, offset: int, first: int, second: int
+) -> hg.Value:
+    node.room(x.size)
+    places = np.diagonal(np.arange(x.size).reshape(x.shape), offset, first, second).reshape(-1)
+    line = scattered(hg.flatten(x), 0, node.graph.constant(places), hg.flatten(source))
+    return hg.reshape(line, x.shape)
+
+
 @rule("select_scatter")
 def _select_scatter(node: Node, x: hg.Value, source: hg.Value, axis: int, index: int) -> hg.Value:
     place = axis_of(axis, x.ndim)
@@ -394,9 +431,13 @@ def _searchsorted(
     side: str | None = None,
     sorter: hg.Value | None = None,
 ) -> hg.Value:
-    if line.ndim != 1:
-        raise node.refuse("a search in several sorted rows at once")
     where = "right" if right or side == "right" else "left"
+    if line.ndim != 1:
+        row, numbers = promoted(node, line if sorter is None else hg.take_along_axis(line, sorter), x)
+        node.room(row.size // row.shape[-1] * numbers.shape[-1])
+        beyond = hg.greater if where == "right" else hg.greater_equal
+        is_before = hg.logical_not(beyond(hg.expand_dims(row, axis=-2), hg.expand_dims(numbers, axis=-1)))
+        return hg.sum(cast(is_before, "i64"), axis=-1)
     return hg.searchsorted(*promoted(node, line, x), side=where, sorter=sorter)  # type: ignore[arg-type]
 
 
@@ -411,10 +452,48 @@ def _median(node: Node, x: hg.Value, axis: int, keep: bool) -> list[hg.Value]:
     if not x.ndim:
         return [x, node.full((), 0, "i64")]
     place = axis_of(axis, x.ndim)
-    middle = (x.shape[place] - 1) // 2
-    found = [part(one, place, middle, middle + 1) for one in _sorted(node, x, place, False)]
+    found = _ranked(node, x, place, (x.shape[place] - 1) // 2)
     if x.dtype.is_float:
         # NaN comes last in the order, and counts as the median.
-        has_nan = hg.any(hg.isnan(x), axis=place, keepdims=True)
+        is_nan = hg.isnan(x)
+        has_nan = hg.any(is_nan, axis=place, keepdims=True)
         found[0] = hg.where(has_nan, node.full((), math.nan, x.dtype), found[0])
+        first = hg.argmax(cast(is_nan, "i32"), axis=place, keepdims=True)
+        found[1] = hg.where(has_nan, first, found[1])
     return found if keep else [hg.squeeze(one, axis=place) for one in found]
+
+
+@rule("median.default")
+def _median_of_all(node: Node, x: hg.Value) -> hg.Value:
+    return _median(node, hg.flatten(x), 0, False)[0] if x.ndim else x
+
+
+@rule("nanmedian.dim")
+def _median_of_numbers(node: Node, x: hg.Value, axis: int, keep: bool) -> list[hg.Value]:
+    """The middle element of those that are numbers."""
+    if not x.ndim or not x.dtype.is_float:
+        return _median(node, x, axis, keep)
+    place = axis_of(axis, x.ndim)
+    count = hg.sum(cast(hg.logical_not(hg.isnan(x)), "i64"), axis=place, keepdims=True)
+    middle = hg.floor_divide(hg.maximum(count - 1, 0), 2)
+    found = [hg.take_along_axis(one, middle, axis=place) for one in _sorted(node, x, place, False)]
+    return found if keep else [hg.squeeze(one, axis=place) for one in found]
+
+
+@rule("nanmedian.default")
+def _median_of_all_numbers(node: Node, x: hg.Value) -> hg.Value:
+    return _median_of_numbers(node, hg.flatten(x), 0, False)[0] if x.ndim else x
+
+
+@rule("kthvalue")
+def _smallest_at(node: Node, x: hg.Value, k: int, axis: int, keep: bool) -> list[hg.Value]:
+    if not x.ndim:
+        return [x, node.full((), 0, "i64")]
+    place = axis_of(axis, x.ndim)
+    found = _ranked(node, x, place, int(k) - 1)
+    return found if keep else [hg.squeeze(one, axis=place) for one in found]
+
+
+def _ranked(node: Node, x: hg.Value, axis: int, rank: int) -> list[hg.Value]:
+    """The element of a rank along an axis, and its place."""
+    return [part(one, axis, rank, rank + 1) for one in _sorted(node, x, axis, False)]

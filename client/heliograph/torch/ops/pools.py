@@ -145,11 +145,11 @@ def adaptive_matrix(size: int, count: int) -> Array:
     return found
 
 
-@rule("adaptive_max_pool2d")
+@rule("adaptive_max_pool2d", "adaptive_max_pool3d")
 def _adaptive_max(node: Node, x: hg.Value, sizes: Sequence[int]) -> list[hg.Value | None]:
     if node.wants(1):
-        raise node.refuse("the places of an adaptive maximum", "use max_pool2d with return_indices=True")
-    for axis, count in zip((x.ndim - 2, x.ndim - 1), spread(sizes, 2), strict=True):
+        raise node.refuse("the places of an adaptive maximum", "use a max pool with return_indices=True")
+    for axis, count in enumerate(sizes, x.ndim - len(sizes)):
         size = x.shape[axis]
         starts = np.arange(count) * size // count
         stops = -(-(np.arange(count) + 1) * size // count)
@@ -186,6 +186,17 @@ def _bicubic(
 ) -> hg.Value:
     coordinates = "align_corners" if align_corners else "half_pixel"
     return _resized(node, x, sizes, _given(factors), Resampling("cubic", coordinates))
+
+
+@rule("_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default")
+def _smoothed(
+    node: Node, x: hg.Value, sizes: Sequence[int], align_corners: bool, *factors: float | None
+) -> hg.Value:
+    if align_corners:
+        raise node.refuse("aligned corners with antialiasing", "use align_corners=False")
+    mode = "cubic" if "cubic" in node.op else "linear"
+    how = Resampling(mode, cubic=-0.5, exclude_outside=True, antialias=True)
+    return _resized(node, x, sizes, _given(factors), how)
 
 
 @rule("upsample_nearest2d.default", "upsample_nearest1d.default", "upsample_nearest3d.default")
@@ -249,7 +260,7 @@ _MODES = ("linear", "nearest", "cubic")
 _BORDERS = ("zeros", "border", "reflection")
 
 
-@rule("grid_sampler_2d")
+@rule("grid_sampler_2d", "grid_sampler_3d")
 def _grid_sampler(
     node: Node, given: hg.Value, grid: hg.Value, mode: int, border: int, align_corners: bool
 ) -> hg.Value:
@@ -257,8 +268,8 @@ def _grid_sampler(
     places = []
     for axis, size in enumerate(x.shape[2:]):
         # The last coordinate of the grid is that of the first dimension.
-        line = hg.reshape(grid[..., x.ndim - 3 - axis], (grid.shape[0], grid.shape[1] * grid.shape[2]))
+        line = hg.reshape(grid[..., x.ndim - 3 - axis], (grid.shape[0], math.prod(grid.shape[1:-1])))
         span = (size - 1) / 2 if align_corners else size / 2
         places.append((line + 1.0) * span + (0.0 if align_corners else -0.5))
     found = sample(x, places, _MODES[mode], Border(_BORDERS[border], align_corners))
-    return hg.reshape(found, (x.shape[0], x.shape[1], *grid.shape[1:3]))
+    return hg.reshape(found, (x.shape[0], x.shape[1], *grid.shape[1:-1]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast
-from heliograph.torch.node import Node, Number
+from heliograph.torch.node import Node, Number, in_f32
 from heliograph.torch.rules import rule
 
 
@@ -94,6 +94,18 @@ def _uniform(node: Node, x: hg.Value, low: float, high: float, *_: Any) -> hg.Va
 @rule("normal_functional")
 def _normal(node: Node, x: hg.Value, mean: float, deviation: float, *_: Any) -> hg.Value:
     return normal(node, x.shape, node.dtype()) * float(deviation) + float(mean)
+
+
+@rule("multinomial")
+def _multinomial(node: Node, weights: hg.Value, count: int, replacement: bool, *_: Any) -> hg.Value:
+    """Places by their weights: those of the largest sums of logarithms and noise."""
+    chances = hg.log(in_f32(weights))
+    shape = (*chances.shape[:-1], count, chances.shape[-1]) if replacement else chances.shape
+    node.room(math.prod(shape))
+    noise = hg.log(hg.maximum(-hg.log(1.0 - uniform(node, shape)), 1e-30))
+    if replacement:
+        return hg.argmax(hg.expand_dims(chances, axis=-2) - noise, axis=-1)
+    return hg.argsort(chances - noise, descending=True)[..., :count]
 
 
 @rule("native_dropout")

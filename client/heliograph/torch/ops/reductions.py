@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import heliograph as hg
-from heliograph.lowerings.arrays import cast
+from heliograph.lowerings.arrays import cast, part
 from heliograph.torch.node import Node, Number, axes_of, axis_of, in_f32
 from heliograph.torch.rules import rule
 
@@ -145,6 +145,55 @@ def _running_sum(node: Node, x: hg.Value, axis: int, dtype: Any = None) -> hg.Va
 def _running_product(node: Node, x: hg.Value, axis: int, dtype: Any = None) -> hg.Value:
     wide = in_f32(cast(x, node.dtype()))
     return hg.cumulative_prod(wide, axis=axis_of(axis, x.ndim)) if x.ndim else wide
+
+
+@rule("cummax")
+def _running_largest(node: Node, x: hg.Value, axis: int) -> list[hg.Value]:
+    return _running(node, x, axis, hg.greater_equal)
+
+
+@rule("cummin")
+def _running_smallest(node: Node, x: hg.Value, axis: int) -> list[hg.Value]:
+    return _running(node, x, axis, hg.less_equal)
+
+
+def _running(node: Node, given: hg.Value, axis: int, is_next: Any) -> list[hg.Value]:
+    """The extreme of the elements so far, the last of equal ones, with its place; NaN stays."""
+    if not given.ndim:
+        return [given, node.full((), 0, "i64")]
+    x, place = _as_number(given), axis_of(axis, given.ndim)
+    shape = [size if one == place else 1 for one, size in enumerate(x.shape)]
+    numbers = hg.reshape(hg.arange(x.shape[place], dtype="i64", graph=node.graph), shape)
+
+    def later(first: Sequence[hg.Value], second: Sequence[hg.Value]) -> list[hg.Value]:
+        takes = is_next(second[0], first[0])
+        if x.dtype.is_float:
+            takes = hg.isnan(second[0]) | (takes & ~hg.isnan(first[0]))
+        return [hg.where(takes, after, before) for before, after in zip(first, second, strict=True)]
+
+    return _scanned([x, hg.broadcast_to(numbers, x.shape)], place, later)
+
+
+@rule("logcumsumexp")
+def _running_log_sum(node: Node, x: hg.Value, axis: int) -> hg.Value:
+    def both(first: Sequence[hg.Value], second: Sequence[hg.Value]) -> list[hg.Value]:
+        return [hg.logaddexp(first[0], second[0])]
+
+    return _scanned([in_f32(x)], axis_of(axis, x.ndim), both)[0] if x.ndim else x
+
+
+def _scanned(parts: list[hg.Value], axis: int, combine: Any) -> list[hg.Value]:
+    """Combine each element along an axis with all before it, in as many steps as its size has
+    bits."""
+    size, step = parts[0].shape[axis], 1
+    while step < size:
+        made = combine(
+            [part(one, axis, 0, size - step) for one in parts], [part(one, axis, step, size) for one in parts]
+        )
+        starts = [part(one, axis, 0, step) for one in parts]
+        parts = [hg.concat(pair, axis=axis) for pair in zip(starts, made, strict=True)]
+        step *= 2
+    return parts
 
 
 @rule("linalg_vector_norm")

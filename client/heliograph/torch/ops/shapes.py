@@ -9,6 +9,7 @@ import numpy as np
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast, crop, pad, part
+from heliograph.torch.elements import torch_dtype
 from heliograph.torch.node import Node, Number, axis_of, number_of
 from heliograph.torch.rules import rule
 
@@ -24,7 +25,10 @@ def _view(node: Node, x: hg.Value, shape: Sequence[int]) -> hg.Value:
 
 @rule("view.dtype")
 def _view_as(node: Node, x: hg.Value, dtype: object) -> hg.Value:
-    raise node.refuse("the bits of a tensor as another data type")
+    dtypes = (str(x.dtype), node.dtype())
+    if "bool" in dtypes or len({torch_dtype(one).itemsize for one in dtypes}) > 1:
+        raise node.refuse("the bits of a tensor as a data type of another size, or as truth values")
+    return hg.ops.bitcast(x, dtype=node.dtype())
 
 
 @rule("permute")
