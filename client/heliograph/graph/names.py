@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 from heliograph_proto.types import DTYPES
@@ -68,6 +69,55 @@ ABSENT = {
     "unique_inverse": _BY_VALUES,
     "unique_values": _BY_VALUES,
 }
+
+
+_NOT_YET = "a value has no elements while the graph is built: name it as an output, and run the plan"
+_ANY_DEVICE = "a plan has devices: session.compile(graph, devices=...)"
+_ITSELF = "values never change and have no memory: use the value itself"
+#: Advice for methods and attributes of arrays of NumPy and tensors of torch that values lack.
+_METHODS = {
+    **dict.fromkeys(("item", "numpy", "tobytes", "tolist"), _NOT_YET),
+    **dict.fromkeys(("cpu", "cuda", "device"), _ANY_DEVICE),
+    **dict.fromkeys(("clone", "contiguous", "copy"), _ITSELF),
+    **dict.fromkeys(("backward", "grad", "requires_grad"), "use hg.grad or hg.value_and_grad"),
+    **dict.fromkeys(
+        ("bool", "double", "float", "half", "int", "long", "to", "type_as"), "use x.astype(dtype)"
+    ),
+    "addmm": "use x + a @ b",
+    "bmm": "use x @ y",
+    "chunk": "use hg.unstack, or slices",
+    "clamp": "use hg.clip",
+    "detach": "use hg.stop_gradient",
+    "dim": "use x.ndim",
+    "expand": "use hg.broadcast_to",
+    "fill": "use hg.full_like",
+    "gather": "use hg.take_along_axis",
+    "index_select": "use hg.take",
+    "masked_fill": "use hg.where",
+    "mm": "use x @ y",
+    "norm": "use hg.sqrt and hg.sum",
+    "numel": "use x.size",
+    "permute": "use hg.permute_dims",
+    "split": "use slices",
+    "t": "use x.T",
+    "topk": "use hg.sort or hg.argsort, and a slice",
+    "unbind": "use hg.unstack",
+    "unsqueeze": "use hg.expand_dims",
+    "view": "use x.reshape",
+}
+
+
+def method_advice(name: str, known: Iterable[str]) -> str:
+    """Advise on an attribute that a value lacks; `known`: those that it has. Empty without advice."""
+    if name.startswith("_"):
+        return ""
+    plain = name.removesuffix("_")
+    if found := _METHODS.get(name) or _METHODS.get(plain):
+        return f"; {found}"
+    if exact := _exact(plain):
+        return f"; use {exact}" if plain == name else f"; values never change: use the result of {exact}"
+    near = get_close_matches(name, [one for one in known if not one.startswith("_")], 1, cutoff=0.75)
+    return f"; did you mean .{near[0]}?" if near else hint(name)
 
 
 def numpy_advice(name: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from heliograph.graph import lowering as lowering
 from heliograph.graph.indexing import gathered, has_arrays
 from heliograph.graph.lowering import Axis, Operand
-from heliograph.graph.names import numpy_advice
+from heliograph.graph.names import method_advice, numpy_advice
 from heliograph.graph.source_lines import invalid
 from heliograph.graph.symbol import Symbol
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, OutOfRangeError
@@ -288,7 +288,12 @@ class Value(Symbol):
             raise TypeError("a value of shape () has no length")
         return self.shape[0]
 
-    if not TYPE_CHECKING:  # to checkers `array + value` would be an array
+    if not TYPE_CHECKING:  # to checkers any name would be there, and `array + value` an array
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = method_advice(name, dir(type(self)))
+            # With `obj=None` Python does not append a suggestion of its own.
+            raise AttributeError(f"a value has no attribute {name!r}{advice}", name=name, obj=None)
 
         def __array__(self, *arguments: Any, **options: Any) -> NoReturn:
             self._refuse("elements", "name it as an output, compile the graph and run the plan")
