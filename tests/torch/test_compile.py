@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed; `make test-torch` installs it")
 
+from forked_daemons import running_daemon  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_modules import block, convolutional, perceptron  # noqa: E402
 
@@ -142,6 +143,43 @@ def test_the_backend_has_a_name_and_takes_a_server_as_an_option(daemon: Any) -> 
     with torch.no_grad():
         assert_near(compiled(x), module(x))
     hg.torch.compiling._close()
+
+
+def test_a_session_that_is_lost_is_opened_again() -> None:
+    torch.manual_seed(2)
+    modules = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    x = torch.randn(2, 4)
+    settings = ("--device", "cpu:threads=1,memory=1GiB")
+    with torch.no_grad():
+        with running_daemon(*settings) as url:
+            options = {"server": url}
+            compiled = [torch.compile(one, backend="heliograph", options=options) for one in modules]
+            for one, module in zip(compiled, modules, strict=True):
+                assert_near(one(x), module(x))
+            modules[0].weight.mul_(2)
+            assert_near(compiled[0](x), modules[0](x))
+        # Without a server each call is refused, and the next one tries again.
+        for _ in range(2):
+            with pytest.raises(hg.UnavailableError, match="no server answers"):
+                compiled[0](x)
+        with running_daemon(*settings, listen=url):
+            modules[1].weight.mul_(3)
+            for one, module in zip(compiled, modules, strict=True):
+                assert_near(one(x), module(x))
+            session = hg.torch.compiling.session_of(url)
+            session.close()
+            for one, module in zip(compiled, modules, strict=True):
+                assert_near(one(x), module(x))
+            assert hg.torch.compiling.session_of(url) is not session
+            hg.torch.compiling._close()
+
+
+def test_a_session_that_was_given_is_not_opened_again(daemon: Any) -> None:
+    with hg.connect(daemon.unix) as session, torch.no_grad():
+        compiled = torch.compile(nn.ReLU(), backend=hg.torch.backend(session))
+        compiled(torch.randn(3))
+    with pytest.raises(hg.SessionClosedError):
+        compiled(torch.randn(3))
 
 
 def test_an_op_without_a_rule_is_named() -> None:

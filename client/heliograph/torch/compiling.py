@@ -10,6 +10,8 @@ import atexit
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +20,7 @@ import torch.fx
 import heliograph as hg
 from heliograph.lowerings.importers import check_session
 from heliograph.torch.exporting import decompositions
-from heliograph.torch.parts import Part, Shared
+from heliograph.torch.parts import LOST, Open, Part, Shared
 from heliograph.torch.saved import SavedTensor, saved_outputs
 
 Compiled: TypeAlias = Callable[..., Any]
@@ -39,12 +41,15 @@ def backend(session: hg.Session, **options: Any) -> Compiled:
     on_loss="rebuild" they come back and are sent again, so that runs can be repeated.
     """
     check_session(session, "hg.torch.backend()")
+    return _backend(lambda: session, options)
 
+
+def _backend(open_session: Open, options: Mapping[str, Any]) -> Compiled:
     def compiled(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Compiled:
         from torch._dynamo.backends.common import aot_autograd
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-        passes = _Passes(session, options)
+        passes = _Passes(open_session, options)
         made: Compiled = aot_autograd(
             fw_compiler=passes.forward,
             bw_compiler=passes.backward,
@@ -61,8 +66,8 @@ def backend(session: hg.Session, **options: Any) -> Compiled:
 class _Passes:
     """The passes of one graph of Dynamo's, which share parameters on the server."""
 
-    def __init__(self, session: hg.Session, options: Mapping[str, Any]) -> None:
-        self._shared = Shared(session, options)
+    def __init__(self, open_session: Open, options: Mapping[str, Any]) -> None:
+        self._shared = Shared(open_session, options)
         self._is_kept = options.get("on_loss") != "rebuild"
 
     def inference(self, module: torch.fx.GraphModule, examples: Sequence[Any]) -> Compiled:
@@ -91,24 +96,40 @@ def compile_part(
     """The backend "heliograph" of torch.compile.
 
     `options`: "server" is the URL of a server, as for `hg.connect`; without it, HELIOGRAPH_SERVER
-    counts. The others are arguments of `session.compile`.
+    counts. The others are arguments of `session.compile`. A session that is lost is opened again,
+    once for each call, and the parameters are uploaded again.
     """
     given = dict(options or {})
-    made: Compiled = backend(session_of(given.pop("server", None)), **given)(module, examples)
+    url = given.pop("server", None)
+    made: Compiled = _backend(partial(session_of, url), given)(module, examples)
     return made
 
 
 def session_of(url: str | None) -> hg.Session:
     """Return the session of this process with a server, which is closed when the process ends.
 
-    None: the server that HELIOGRAPH_SERVER names.
+    None: the server that HELIOGRAPH_SERVER names. A session that is lost is opened again. Raises
+    the errors of `hg.connect`.
     """
     with _lock:
-        if url not in _sessions:
-            if not _sessions:
-                atexit.register(_close)
-            _sessions[url] = hg.connect() if url is None else hg.connect(url)
+        kept = _sessions.get(url)
+        if kept is not None and _is_alive(kept):
+            return kept
+        if kept is not None:
+            with suppress(hg.HeliographError):
+                kept.close()
+        elif not _sessions:
+            atexit.register(_close)
+        _sessions[url] = hg.connect() if url is None else hg.connect(url)
         return _sessions[url]
+
+
+def _is_alive(session: hg.Session) -> bool:
+    try:
+        session.server_traffic()
+    except LOST:
+        return False
+    return True
 
 
 def _close() -> None:

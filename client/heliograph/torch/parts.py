@@ -9,9 +9,9 @@ pass stay on the server, each as a `SavedTensor`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.fx
@@ -22,6 +22,11 @@ from heliograph.torch.elements import as_tensor, dtype_name, feed_of, new_seed
 from heliograph.torch.errors import refusal
 from heliograph.torch.lowering import SEED, Lowering, missing_of
 from heliograph.torch.saved import SavedTensor
+
+#: Returns the session of a graph: another one after it was lost, where it can be opened again.
+Open: TypeAlias = Callable[[], hg.Session]
+#: Errors after which a session cannot be used again.
+LOST = (hg.DrainingError, hg.SessionClosedError, hg.UnavailableError)
 
 
 @dataclass(slots=True)
@@ -45,8 +50,9 @@ class Shared:
     A parameter has the same name in the forward and in the backward graph. Thread-safe.
     """
 
-    def __init__(self, session: hg.Session, options: Mapping[str, Any]) -> None:
-        self.session = session
+    def __init__(self, open_session: Open, options: Mapping[str, Any]) -> None:
+        self._open_session = open_session
+        self.session = open_session()
         self.options = options
         self.lock = threading.RLock()
         #: False once torch computes the gradients here, where tensors that are saved then belong.
@@ -58,6 +64,18 @@ class Shared:
     def keep_here(self) -> None:
         """Let forward parts return the elements of tensors that they save."""
         self.saves = False
+
+    def reopen(self, lost: hg.Session) -> bool:
+        """Take another session in the place of one that is lost; False if there is none.
+
+        Raises the errors of `hg.connect`.
+        """
+        with self.lock:
+            if self.session is lost:
+                self.session = self._open_session()
+                self._kept.clear()
+                self._device = None
+            return self.session is not lost
 
     def compile(self, graph: hg.Graph) -> hg.Plan:
         """Compile a graph with the options."""
@@ -133,14 +151,29 @@ class Part:
         self._names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
         self._stay = stay
         self._saved = saved
+        #: The session of the plans.
+        self._session = shared.session
         self._plans: KeptPlans[_Made] = KeptPlans(MOST_PLANS)
         #: The inputs that are weights of the last plan.
         self._weights: frozenset[int] = frozenset()
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run the part."""
+        """Run the part. One that reads no saved tensors runs again if the session was lost."""
+        session = self._shared.session
+        try:
+            return self._call(inputs)
+        except LOST:
+            has_saved = any(isinstance(one, SavedTensor) for one in inputs)
+            if has_saved or not self._shared.reopen(session):
+                raise
+        return self._call(inputs)
+
+    def _call(self, inputs: Sequence[Any]) -> list[Any]:
         shared = self._shared
         with shared.lock:
+            if self._session is not shared.session:
+                self._session, self._weights = shared.session, frozenset()
+                self._plans.clear()
             remotes, weights = self._known(inputs)
             if not weights >= self._weights:
                 # A weight has changed: the plans so far have its old elements.
