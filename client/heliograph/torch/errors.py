@@ -77,6 +77,8 @@ _NOISE = (
     "The following call raised this error",
     "consider using data-dependent friendly APIs",
 )
+#: How the names of torch's errors begin that control flow by data raises.
+_OF_DATA = ("DataDependentOutput", "DynamicOutputShape", "GuardOnDataDependent")
 _INLINE = re.compile(r"For more information, run with \S+")
 _UNKNOWN_TYPE = re.compile(r"<class '(?P<type>[^']+)'> in output, which is not a known type")
 
@@ -93,7 +95,7 @@ def refusal_of(error: Exception) -> hg.HeliographError:
             advice="return tensors, tuples and dictionaries, or register the class: "
             "torch.export.register_dataclass",
         )
-    is_data = any(one.__name__.startswith("GuardOnDataDependent") for one in type(error).__mro__)
+    is_data = any(one.__name__.startswith(_OF_DATA) for one in type(error).__mro__)
     if is_data or "data-dependent" in text:
         return hg.UnsupportedError(
             f"control flow depends on data{where}: {_reason(text)}",

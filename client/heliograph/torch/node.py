@@ -170,3 +170,8 @@ def axes_of(axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
         return tuple(range(ndim))
     listed = [axes] if isinstance(axes, int) else axes
     return tuple(one % ndim for one in listed) if ndim else ()
+
+
+def shape_of(like: hg.Value | Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a value, or the given one."""
+    return like.shape if isinstance(like, hg.Value) else tuple(int(one) for one in like)

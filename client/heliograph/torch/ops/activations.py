@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast
@@ -20,19 +21,16 @@ def _gelu(node: Node, x: hg.Value, approximate: str) -> hg.Value:
     return hg.gelu(in_f32(x), "tanh" if approximate == "tanh" else "none")
 
 
-@rule("silu")
-def _silu(node: Node, x: hg.Value) -> hg.Value:
-    return hg.silu(in_f32(x))
+def _in_f32(function: Callable[[hg.Value], hg.Value]) -> Callable[..., hg.Value]:
+    return lambda node, x: function(in_f32(x))
 
 
-@rule("hardswish")
-def _hardswish(node: Node, x: hg.Value) -> hg.Value:
-    return hg.ops.hardswish(in_f32(x))
-
-
-@rule("hardsigmoid")
-def _hardsigmoid(node: Node, x: hg.Value) -> hg.Value:
-    return hg.ops.hardsigmoid(in_f32(x))
+for _op, _function in {
+    "silu": hg.silu,
+    "hardswish": hg.ops.hardswish,
+    "hardsigmoid": hg.ops.hardsigmoid,
+}.items():
+    rule(_op)(_in_f32(_function))
 
 
 @rule("softplus")
@@ -67,18 +65,14 @@ def _leaky_relu(node: Node, x: hg.Value, slope: Number) -> hg.Value:
 def _softmax(node: Node, x: hg.Value, axis: int, half_to_float: bool) -> hg.Value:
     if not x.ndim:
         return node.full((), 1, x.dtype)
-    if not x.size:
-        return x
-    return hg.softmax(in_f32(x), axis=axis_of(axis, x.ndim))
+    return hg.softmax(in_f32(x), axis=axis_of(axis, x.ndim)) if x.size else x
 
 
 @rule("_log_softmax")
 def _log_softmax(node: Node, x: hg.Value, axis: int, half_to_float: bool) -> hg.Value:
     if not x.ndim:
         return node.full((), 0, x.dtype)
-    if not x.size:
-        return x
-    return hg.log_softmax(in_f32(x), axis=axis_of(axis, x.ndim))
+    return hg.log_softmax(in_f32(x), axis=axis_of(axis, x.ndim)) if x.size else x
 
 
 @rule("scaled_dot_product_attention")

@@ -42,6 +42,7 @@ _OF_FLOATS: dict[str, Unary] = {
 }
 #: These keep their data type.
 _OF_NUMBERS: dict[str, Unary] = {
+    "bitwise_not": hg.bitwise_invert,
     "ceil": hg.ceil,
     "floor": hg.floor,
     "neg": hg.negative,
@@ -59,6 +60,12 @@ _COMPARISONS: dict[str, Binary] = {
     "le": hg.less_equal,
     "lt": hg.less,
     "ne": hg.not_equal,
+}
+_OF_TWO_FLOATS: dict[str, Binary] = {
+    "atan2": hg.atan2,
+    "copysign": hg.copysign,
+    "hypot": hg.hypot,
+    "nextafter": hg.nextafter,
 }
 _LOGICAL: dict[str, Binary] = {
     "logical_and": hg.logical_and,
@@ -83,13 +90,17 @@ def _of_numbers(function: Unary) -> Callable[..., hg.Value]:
 
 
 def _arithmetic(function: Binary) -> Callable[..., hg.Value]:
-    return lambda node, a, b: _without_bool(node, function, a, b)
+    return lambda node, a, b: function(*_numbers(node, a, b))
 
 
-def _without_bool(node: Node, function: Binary, a: Any, b: Any) -> hg.Value:
-    """Compute with bool as numbers, which ops of arithmetic do not take."""
-    common = common_dtype(a, b)
-    return function(*in_dtype(node, "i32" if common == "bool" else common, a, b))
+def _number_dtype(*operands: Any) -> str:
+    """The data type that torch computes in, i32 for bool."""
+    common = common_dtype(*operands)
+    return "i32" if common == "bool" else common
+
+
+def _numbers(node: Node, *operands: Any) -> list[hg.Value]:
+    return in_dtype(node, _number_dtype(*operands), *operands)
 
 
 def _comparison(function: Binary) -> Callable[..., hg.Value]:
@@ -110,28 +121,50 @@ def _bitwise(function: Binary) -> Callable[..., hg.Value]:
     return lambda node, a, b: function(*promoted(node, a, b))
 
 
-for _op, _one in _OF_FLOATS.items():
-    rule(_op)(_of_floats(_one))
-for _op, _one in _OF_NUMBERS.items():
-    rule(_op)(_of_numbers(_one))
-for _op, _two in _ARITHMETIC.items():
-    rule(_op)(_arithmetic(_two))
-for _op, _two in _COMPARISONS.items():
-    rule(_op)(_comparison(_two))
-for _op, _two in _LOGICAL.items():
-    rule(_op)(_logical(_two))
-for _op, _two in _BITWISE.items():
-    rule(_op)(_bitwise(_two))
+def _of_two_floats(function: Binary) -> Callable[..., hg.Value]:
+    return lambda node, a, b, *_: function(*map(as_float, promoted(node, a, b)))
+
+
+def _first_number(function: Binary) -> Callable[..., hg.Value]:
+    """The larger or smaller one; NaN only where both are."""
+
+    def choose(node: Node, a: hg.Value, b: hg.Value) -> hg.Value:
+        a, b = _numbers(node, a, b)
+        if not a.dtype.is_float:
+            return function(a, b)
+        return function(hg.where(hg.isnan(a), b, a), hg.where(hg.isnan(b), a, b))
+
+    return choose
+
+
+def _question(function: Unary) -> Callable[..., hg.Value]:
+    return lambda node, x: function(x) if x.dtype.is_float else node.full(x.shape, False, "bool")
+
+
+_TABLES: tuple[tuple[Callable[[Any], Callable[..., hg.Value]], dict[str, Any]], ...] = (
+    (_of_floats, _OF_FLOATS),
+    (_of_numbers, _OF_NUMBERS),
+    (_arithmetic, _ARITHMETIC),
+    (_comparison, _COMPARISONS),
+    (_logical, _LOGICAL),
+    (_bitwise, _BITWISE),
+    (_of_two_floats, _OF_TWO_FLOATS),
+    (_first_number, {"fmax": hg.maximum, "fmin": hg.minimum}),
+    (_question, {"isinf": hg.isinf, "isnan": hg.isnan}),
+)
+for _make, _table in _TABLES:
+    for _op, _function in _table.items():
+        rule(_op)(_make(_function))
 
 
 @rule("add")
 def _add(node: Node, a: hg.Value, b: hg.Value | Number, alpha: Number) -> hg.Value:
-    return _without_bool(node, hg.add, a, _times(node, b, alpha, a))
+    return hg.add(*_numbers(node, a, _times(node, b, alpha, a)))
 
 
 @rule("sub")
 def _subtract(node: Node, a: hg.Value, b: hg.Value | Number, alpha: Number) -> hg.Value:
-    return _without_bool(node, hg.subtract, a, _times(node, b, alpha, a))
+    return hg.subtract(*_numbers(node, a, _times(node, b, alpha, a)))
 
 
 def _times(node: Node, b: hg.Value | Number, alpha: Number, a: hg.Value) -> hg.Value | Number:
@@ -140,29 +173,18 @@ def _times(node: Node, b: hg.Value | Number, alpha: Number, a: hg.Value) -> hg.V
         return b
     if not isinstance(b, hg.Value):
         return b * alpha
-    dtype = common_dtype(a, b)
-    return hg.multiply(*in_dtype(node, "i32" if dtype == "bool" else dtype, b, alpha))
-
-
-@rule("rsub")
-def _subtract_from(node: Node, a: hg.Value, b: hg.Value | Number, alpha: Number) -> hg.Value:
-    return _without_bool(node, hg.subtract, b, _times(node, a, alpha, a))
+    return hg.multiply(*in_dtype(node, _number_dtype(a, b), b, alpha))
 
 
 @rule("div")
 def _divide(node: Node, a: hg.Value, b: hg.Value | Number, mode: str | None = None) -> hg.Value:
-    common = common_dtype(a, b)
-    if common[0] not in "fb" or common == "bool":
-        if mode is not None:
-            left, right = in_dtype(node, "i32" if common == "bool" else common, a, b)
-            return _divide_integers(left, right, mode)
-        common = "f32"
-    left, right = in_dtype(node, common, a, b)
-    if mode == "floor":
-        wide = [in_f32(one) for one in (left, right)]
-        return hg.floor_divide(*wide)
-    found = hg.divide(left, right)
-    return hg.trunc(hg.divide(in_f32(left), in_f32(right))) if mode == "trunc" else found
+    left, right = _numbers(node, a, b)
+    if mode is None:
+        return hg.divide(as_float(left), as_float(right))
+    if is_integer(left):
+        return _divide_integers(left, right, mode)
+    left, right = in_f32(left), in_f32(right)
+    return hg.floor_divide(left, right) if mode == "floor" else hg.trunc(hg.divide(left, right))
 
 
 def _divide_integers(a: hg.Value, b: hg.Value, mode: str) -> hg.Value:
@@ -171,11 +193,6 @@ def _divide_integers(a: hg.Value, b: hg.Value, mode: str) -> hg.Value:
         return found
     rest = a - found * b
     return hg.where((rest != 0) & ((a < 0) != (b < 0)), found + 1, found)
-
-
-@rule("floor_divide")
-def _floor_divide(node: Node, a: hg.Value, b: hg.Value | Number) -> hg.Value:
-    return _divide(node, a, b, "floor")
 
 
 @rule("remainder")
@@ -195,19 +212,13 @@ def _fmod(node: Node, a: hg.Value, b: hg.Value | Number) -> hg.Value:
     return hg.copysign(hg.abs(left) % hg.abs(right), left)
 
 
-def _numbers(node: Node, a: Any, b: Any) -> list[hg.Value]:
-    common = common_dtype(a, b)
-    return in_dtype(node, "i32" if common == "bool" else common, a, b)
-
-
 @rule("pow")
 def _power(node: Node, a: hg.Value | Number, b: hg.Value | Number) -> hg.Value:
-    common = common_dtype(a, b)
-    if isinstance(a, hg.Value) and not isinstance(b, hg.Value):
-        (base,) = in_dtype(node, "i32" if common == "bool" else common, a)
-        return _power_of(node, base, b)
-    left, right = in_dtype(node, "i32" if common == "bool" else common, a, b)
-    return hg.pow(left, right)
+    common = _number_dtype(a, b)
+    if isinstance(b, hg.Value):
+        return hg.pow(*in_dtype(node, common, a, b))
+    (base,) = in_dtype(node, common, a)
+    return _power_of(node, base, b)
 
 
 def _power_of(node: Node, x: hg.Value, exponent: Number) -> hg.Value:
@@ -224,37 +235,6 @@ def _power_of(node: Node, x: hg.Value, exponent: Number) -> hg.Value:
     if exponent == 1:
         return x
     return hg.pow(x, node.full((), exponent, x.dtype))
-
-
-def _of_two_floats(function: Binary) -> Callable[..., hg.Value]:
-    return lambda node, a, b, *_: function(*map(as_float, promoted(node, a, b)))
-
-
-for _op, _two in {
-    "atan2": hg.atan2,
-    "copysign": hg.copysign,
-    "hypot": hg.hypot,
-    "logaddexp": hg.logaddexp,
-    "nextafter": hg.nextafter,
-}.items():
-    rule(_op)(_of_two_floats(_two))
-
-
-@rule("fmax")
-def _fmax(node: Node, a: hg.Value, b: hg.Value) -> hg.Value:
-    return _of_numbers_first(hg.maximum, *_numbers(node, a, b))
-
-
-@rule("fmin")
-def _fmin(node: Node, a: hg.Value, b: hg.Value) -> hg.Value:
-    return _of_numbers_first(hg.minimum, *_numbers(node, a, b))
-
-
-def _of_numbers_first(function: Binary, a: hg.Value, b: hg.Value) -> hg.Value:
-    """The larger or smaller one; NaN only where both are."""
-    if not a.dtype.is_float:
-        return function(a, b)
-    return function(hg.where(hg.isnan(a), b, a), hg.where(hg.isnan(b), a, b))
 
 
 @rule("exp2")
@@ -295,21 +275,6 @@ def _not(node: Node, x: hg.Value) -> hg.Value:
     return hg.logical_not(cast(x, "bool"))
 
 
-@rule("bitwise_not")
-def _invert(node: Node, x: hg.Value) -> hg.Value:
-    return hg.bitwise_invert(x)
-
-
-@rule("isnan")
-def _is_nan(node: Node, x: hg.Value) -> hg.Value:
-    return hg.isnan(x) if x.dtype.is_float else node.full(x.shape, False, "bool")
-
-
-@rule("isinf")
-def _is_infinite(node: Node, x: hg.Value) -> hg.Value:
-    return hg.isinf(x) if x.dtype.is_float else node.full(x.shape, False, "bool")
-
-
 @rule("where")
 def _where(node: Node, condition: hg.Value, a: hg.Value, b: hg.Value) -> hg.Value:
     left, right = promoted(node, a, b)
@@ -321,8 +286,7 @@ def _clamp(
     node: Node, x: hg.Value, low: hg.Value | Number | None, high: hg.Value | Number | None
 ) -> hg.Value:
     given = [one for one in (low, high) if one is not None]
-    common = common_dtype(x, *given) if given else str(x.dtype)
-    common = "i32" if common == "bool" else common
+    common = _number_dtype(x, *given)
     plain = not any(isinstance(one, hg.Value) for one in given)
     (found,) = in_dtype(node, common, x)
     if plain and found.dtype.is_float and not any(math.isnan(float(one)) for one in given):
@@ -341,7 +305,7 @@ def _to_copy(node: Node, x: hg.Value, *_: Any) -> hg.Value:
     return cast(x, node.dtype())
 
 
-@rule("alias", "clone", "detach", "lift_fresh_copy", "contiguous", "_conj", "view_as_real_copy")
+@rule("alias", "clone", "lift_fresh_copy", "_conj", "view_as_real_copy")
 def _same(node: Node, x: hg.Value, *_: Any) -> hg.Value:
     return x
 
@@ -351,7 +315,7 @@ def _copy(node: Node, x: hg.Value, source: hg.Value, *_: Any) -> hg.Value:
     return hg.broadcast_to(cast(source, x.dtype), x.shape)
 
 
-@rule("_local_scalar_dense", "item")
+@rule("_local_scalar_dense")
 def _item(node: Node, x: hg.Value) -> hg.Value:
     """The only element, which stays a value: other ops compute with it, but no size can be it."""
     return hg.reshape(x, ())

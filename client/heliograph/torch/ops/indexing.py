@@ -82,7 +82,7 @@ def _gather(node: Node, x: hg.Value, axis: int, places: hg.Value, *_: Any) -> hg
     return hg.reshape(hg.take(hg.flatten(x), flat, axis=0), places.shape)
 
 
-@rule("index", "_unsafe_index", host=True)
+@rule("index", host=True)
 def _index(node: Node, x: hg.Value | torch.Tensor, given: Sequence[Index]) -> hg.Value:
     x = node.lift(x)
     indices = _Indices(node, x.shape, given)
@@ -167,7 +167,7 @@ def _expanded(node: Node, given: Sequence[Index]) -> list[Index]:
     return found
 
 
-@rule("index_put", "_unsafe_index_put", host=True)
+@rule("index_put", host=True)
 def _index_put(
     node: Node, x: hg.Value, given: Sequence[Index], values: hg.Value, accumulate: bool, *_: Any
 ) -> hg.Value:
@@ -346,13 +346,6 @@ def _diagonal_scatter(
     places = np.diagonal(np.arange(x.size).reshape(x.shape), offset, first, second).reshape(-1)
     line = scattered(hg.flatten(x), 0, node.graph.constant(places), hg.flatten(source))
     return hg.reshape(line, x.shape)
-
-
-@rule("select_scatter")
-def _select_scatter(node: Node, x: hg.Value, source: hg.Value, axis: int, index: int) -> hg.Value:
-    place = axis_of(axis, x.ndim)
-    start = int(index) % x.shape[place]
-    return _set(x, hg.expand_dims(source, axis=place), place, start, 1)
 
 
 @rule("slice_scatter")

@@ -61,34 +61,6 @@ def _group_norm(
     return [_scaled(found, scale, shift), *(hg.squeeze(one, axis=2) for one in (mean, inverse))]
 
 
-@rule("native_group_norm_backward")
-def _group_norm_gradients(
-    node: Node,
-    gradient: hg.Value,
-    given: hg.Value,
-    mean: hg.Value,
-    inverse: hg.Value,
-    weight: hg.Value | None,
-    batch: int,
-    depth: int,
-    area: int,
-    groups: int,
-    wanted: Sequence[bool],
-) -> list[hg.Value | None]:
-    shape = (int(batch), groups, int(depth) // groups, int(area))
-    upper, x = (hg.reshape(in_f32(one), shape) for one in (gradient, given))
-    centre, factor = (hg.reshape(cast(one, x.dtype), (*shape[:2], 1, 1)) for one in (mean, inverse))
-    normal = (x - centre) * factor
-    sums = hg.sum(upper * normal, axis=(0, 3)), hg.sum(upper, axis=(0, 3))
-    if weight is not None:
-        upper = upper * hg.reshape(cast(weight, x.dtype), (1, groups, shape[2], 1))
-    first = hg.mean(upper, axis=(2, 3), keepdims=True)
-    second = hg.mean(upper * normal, axis=(2, 3), keepdims=True)
-    found = hg.reshape((upper - first - normal * second) * factor, given.shape)
-    scale, shift = (hg.reshape(one, (int(depth),)) for one in sums)
-    return [one if want else None for one, want in zip((found, scale, shift), wanted, strict=True)]
-
-
 @rule("_native_batch_norm_legit_no_training")
 def _batch_norm(
     node: Node,

@@ -9,7 +9,6 @@ import numpy as np
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast
-from heliograph.lowerings.columns import columns_to_image
 from heliograph.lowerings.resampling import Resampling, resample
 from heliograph.lowerings.sampling import Border, sample
 from heliograph.lowerings.windows import Window, max_pool, max_pool_places, sum_pool
@@ -84,7 +83,7 @@ def _max_pool(
     return [hg.reshape(found, shape), hg.reshape(places - planes, shape)]
 
 
-@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+@rule("avg_pool2d", "avg_pool3d")
 def _average(
     node: Node,
     given: hg.Value,
@@ -123,7 +122,7 @@ def average_counts(
     return counts
 
 
-@rule("adaptive_avg_pool1d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool2d")
+@rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def _adaptive(node: Node, x: hg.Value, sizes: Sequence[int]) -> hg.Value:
     wide = in_f32(x)
     outputs = spread(sizes, len(sizes))
@@ -169,91 +168,47 @@ def _bilinear(
     align_corners: bool,
     factors: Sequence[float] | None,
 ) -> hg.Value:
-    coordinates = "align_corners" if align_corners else "half_pixel"
-    return _resized(node, x, sizes, factors, Resampling("linear", coordinates))
-
-
-@rule("upsample_bilinear2d.default", "upsample_linear1d.default")
-def _bilinear_to(
-    node: Node, x: hg.Value, sizes: Sequence[int], align_corners: bool, *factors: float | None
-) -> hg.Value:
-    return _bilinear(node, x, sizes, align_corners, _given(factors))
-
-
-@rule("upsample_bicubic2d.default")
-def _bicubic(
-    node: Node, x: hg.Value, sizes: Sequence[int], align_corners: bool, *factors: float | None
-) -> hg.Value:
-    coordinates = "align_corners" if align_corners else "half_pixel"
-    return _resized(node, x, sizes, _given(factors), Resampling("cubic", coordinates))
-
-
-@rule("_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default")
-def _smoothed(
-    node: Node, x: hg.Value, sizes: Sequence[int], align_corners: bool, *factors: float | None
-) -> hg.Value:
-    if align_corners:
-        raise node.refuse("aligned corners with antialiasing", "use align_corners=False")
-    mode = "cubic" if "cubic" in node.op else "linear"
-    how = Resampling(mode, cubic=-0.5, exclude_outside=True, antialias=True)
-    return _resized(node, x, sizes, _given(factors), how)
-
-
-@rule("upsample_nearest2d.default", "upsample_nearest1d.default", "upsample_nearest3d.default")
-def _nearest_to(node: Node, x: hg.Value, sizes: Sequence[int], *factors: float | None) -> hg.Value:
-    return _nearest(node, x, sizes, _given(factors))
-
-
-def _given(factors: Sequence[float | None]) -> list[float] | None:
-    found = [one for one in factors if one is not None]
-    return found if len(found) == len(factors) else None
+    return _interpolated(node, x, sizes, align_corners, *(factors or (None, None)))
 
 
 @rule("upsample_nearest2d.vec")
 def _nearest(
     node: Node, x: hg.Value, sizes: Sequence[int] | None, factors: Sequence[float] | None
 ) -> hg.Value:
-    return _resized(node, x, sizes, factors, Resampling("nearest", "asymmetric", "floor"))
+    return _resized(x, sizes, factors or (None, None), Resampling("nearest", "asymmetric", "floor"))
+
+
+@rule(
+    "upsample_bilinear2d.default",
+    "upsample_bicubic2d.default",
+    "_upsample_bilinear2d_aa.default",
+    "_upsample_bicubic2d_aa.default",
+)
+def _interpolated(
+    node: Node, x: hg.Value, sizes: Sequence[int] | None, align_corners: bool, *factors: float | None
+) -> hg.Value:
+    mode, is_smooth = "cubic" if "cubic" in node.op else "linear", node.op.endswith("_aa")
+    if is_smooth and align_corners:
+        raise node.refuse("aligned corners with antialiasing", "use align_corners=False")
+    if not x.dtype.is_float:
+        raise node.refuse("integers between those that there are", "convert the image to floats first")
+    how = Resampling(mode, "align_corners" if align_corners else "half_pixel")
+    if is_smooth:
+        how = Resampling(mode, cubic=-0.5, exclude_outside=True, antialias=True)
+    return _resized(in_f32(x), sizes, factors, how)
 
 
 def _resized(
-    node: Node,
-    given: hg.Value,
-    sizes: Sequence[int] | None,
-    factors: Sequence[float] | None,
-    how: Resampling,
+    x: hg.Value, sizes: Sequence[int] | None, factors: Sequence[float | None], how: Resampling
 ) -> hg.Value:
-    if how.mode != "nearest" and not given.dtype.is_float:
-        raise node.refuse("integers between those that there are", "convert the image to floats first")
-    x = given if how.mode == "nearest" else in_f32(given)
-    for place, axis in enumerate(range(2, x.ndim)):
+    for place, (axis, factor) in enumerate(zip(range(2, x.ndim), factors, strict=True)):
         size = x.shape[axis]
-        count = int(sizes[place]) if sizes else math.floor(size * factors[place])  # type: ignore[index]
+        count = math.floor(size * (factor or 1)) if sizes is None else int(sizes[place])
         # With aligned corners only the sizes count.
-        by_size = not factors or how.coordinates == "align_corners"
-        scale = count / size if by_size else factors[place]  # type: ignore[index]
+        scale = count / size if factor is None or how.coordinates == "align_corners" else factor
         if count != size or scale != 1:
             x = resample(x, axis, how, scale, count)
     return x
-
-
-@rule("col2im")
-def _columns_to_image(
-    node: Node,
-    given: hg.Value,
-    image: Sequence[int],
-    kernel: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> hg.Value:
-    block = spread(kernel, 2)
-    node.parts(math.prod(block))
-    x = given if given.ndim == 3 else hg.expand_dims(given, axis=0)
-    pads = spread(padding, 2)
-    window = Window(block, spread(stride, 2), spread(dilation, 2), pads, pads)
-    found = columns_to_image(x, spread(image, 2), window)
-    return found if given.ndim == 3 else hg.squeeze(found, axis=0)
 
 
 _MODES = ("linear", "nearest", "cubic")

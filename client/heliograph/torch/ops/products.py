@@ -45,12 +45,12 @@ def _trilinear(
     return hg.sum(total, axis=tuple(summed))
 
 
-@rule("mm", "bmm", "matmul")
+@rule("mm", "bmm")
 def _product(node: Node, a: hg.Value, b: hg.Value, *_: object) -> hg.Value:
     return hg.matmul(a, b)
 
 
-@rule("addmm", "baddbmm")
+@rule("addmm")
 def _add_product(node: Node, c: hg.Value, a: hg.Value, b: hg.Value, beta: Number, alpha: Number) -> hg.Value:
     found = hg.matmul(a, b)
     if alpha != 1:
@@ -65,17 +65,6 @@ def _add_vector_product(
     node: Node, c: hg.Value, a: hg.Value, b: hg.Value, beta: Number, alpha: Number
 ) -> hg.Value:
     return _add_product(node, c, a, b, beta, alpha)
-
-
-@rule("mv", "dot")
-def _vector_product(node: Node, a: hg.Value, b: hg.Value) -> hg.Value:
-    return hg.matmul(a, b)
-
-
-@rule("linear")
-def _linear(node: Node, x: hg.Value, weight: hg.Value, bias: hg.Value | None) -> hg.Value:
-    found = hg.matmul(x, weight.mT)
-    return found if bias is None else found + bias
 
 
 @rule("_cdist_forward")

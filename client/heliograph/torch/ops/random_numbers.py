@@ -8,7 +8,7 @@ from typing import Any
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast
-from heliograph.torch.node import Node, Number, in_f32
+from heliograph.torch.node import Node, Number, in_f32, shape_of
 from heliograph.torch.rules import rule
 
 
@@ -27,24 +27,14 @@ def normal(node: Node, shape: Sequence[int], dtype: str = "f32") -> hg.Value:
     return radius * hg.cos(2 * math.pi * uniform(node, shape, dtype))
 
 
-@rule("rand")
-def _rand(node: Node, shape: Sequence[int], *_: Any) -> hg.Value:
-    return uniform(node, shape, node.dtype())
+@rule("rand", "rand_like")
+def _rand(node: Node, like: hg.Value | Sequence[int], *_: Any) -> hg.Value:
+    return uniform(node, shape_of(like), node.dtype())
 
 
-@rule("rand_like")
-def _rand_like(node: Node, x: hg.Value, *_: Any) -> hg.Value:
-    return uniform(node, x.shape, node.dtype())
-
-
-@rule("randn")
-def _randn(node: Node, shape: Sequence[int], *_: Any) -> hg.Value:
-    return normal(node, shape, node.dtype())
-
-
-@rule("randn_like")
-def _randn_like(node: Node, x: hg.Value, *_: Any) -> hg.Value:
-    return normal(node, x.shape, node.dtype())
+@rule("randn", "randn_like")
+def _randn(node: Node, like: hg.Value | Sequence[int], *_: Any) -> hg.Value:
+    return normal(node, shape_of(like), node.dtype())
 
 
 @rule("randint.default")
@@ -74,11 +64,6 @@ def _integers(node: Node, low: int, high: int, shape: Sequence[int]) -> hg.Value
 @rule("randperm")
 def _randperm(node: Node, count: int, *_: Any) -> hg.Value:
     return hg.argsort(node.random((int(count),), "u32"))
-
-
-@rule("bernoulli.default")
-def _bernoulli(node: Node, chances: hg.Value, *_: Any) -> hg.Value:
-    return uniform(node, chances.shape, str(chances.dtype)) < chances
 
 
 @rule("bernoulli.p")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import heliograph as hg
@@ -14,52 +15,55 @@ from heliograph.torch.rules import rule
 Axes = int | Sequence[int] | None
 
 
-@rule("sum")
-def _sum(node: Node, x: hg.Value, axes: Axes = None, keep: bool = False, dtype: Any = None) -> hg.Value:
-    wide = in_f32(cast(x, node.dtype()))
-    return hg.sum(wide, axis=axes_of(axes, x.ndim), keepdims=keep) if x.ndim else wide
+def _added_up(function: Any) -> Callable[..., hg.Value]:
+    """A reduction that computes in the data type of its result."""
+
+    def reduce(node: Node, x: hg.Value, axes: Axes = None, keep: bool = False, dtype: Any = None) -> hg.Value:
+        wide = in_f32(cast(x, node.dtype()))
+        found: hg.Value = function(wide, axis=axes_of(axes, x.ndim), keepdims=keep) if x.ndim else wide
+        return found
+
+    return reduce
 
 
-@rule("sum.default")
-def _sum_of_all(node: Node, x: hg.Value, dtype: Any = None) -> hg.Value:
-    return _sum(node, x)
+def _running_total(function: Any) -> Callable[..., hg.Value]:
+    def run(node: Node, x: hg.Value, axis: int, dtype: Any = None) -> hg.Value:
+        wide = in_f32(cast(x, node.dtype()))
+        found: hg.Value = function(wide, axis=axis_of(axis, x.ndim)) if x.ndim else wide
+        return found
+
+    return run
 
 
-@rule("mean")
-def _mean(node: Node, x: hg.Value, axes: Axes = None, keep: bool = False, dtype: Any = None) -> hg.Value:
-    wide = in_f32(cast(x, node.dtype()))
-    return hg.mean(wide, axis=axes_of(axes, x.ndim), keepdims=keep) if x.ndim else wide
+def _extreme(function: Any) -> Callable[..., hg.Value]:
+    def reduce(node: Node, x: hg.Value, axes: Axes = None, keep: bool = False) -> hg.Value:
+        found: hg.Value = function(_as_number(x), axis=axes_of(axes, x.ndim), keepdims=keep) if x.ndim else x
+        return found
+
+    return reduce
 
 
-@rule("mean.default")
-def _mean_of_all(node: Node, x: hg.Value, dtype: Any = None) -> hg.Value:
-    return _mean(node, x)
+def _place(function: Any) -> Callable[..., hg.Value]:
+    def reduce(node: Node, x: hg.Value, axis: int | None, keep: bool) -> hg.Value:
+        if not x.ndim:
+            return node.full((), 0, "i64")
+        found: hg.Value = function(_as_number(x), axis=axis, keepdims=keep)
+        return found
 
-
-@rule("prod.default")
-def _product_of_all(node: Node, x: hg.Value, dtype: Any = None) -> hg.Value:
-    wide = in_f32(cast(x, node.dtype()))
-    return hg.prod(wide, axis=axes_of(None, x.ndim)) if x.ndim else wide
-
-
-@rule("prod.dim_int")
-def _product(node: Node, x: hg.Value, axis: int, keep: bool, dtype: Any = None) -> hg.Value:
-    wide = in_f32(cast(x, node.dtype()))
-    return hg.prod(wide, axis=axis_of(axis, x.ndim), keepdims=keep) if x.ndim else wide
+    return reduce
 
 
 def _as_number(x: hg.Value) -> hg.Value:
     return cast(x, "i32") if x.dtype.kind == "bool" else x
 
 
-@rule("amax")
-def _largest(node: Node, x: hg.Value, axes: Axes, keep: bool) -> hg.Value:
-    return hg.max(_as_number(x), axis=axes_of(axes, x.ndim), keepdims=keep) if x.ndim else x
+def _of_all(reduce: Any, node: Node, x: hg.Value, dtype: Any = None) -> hg.Value:
+    found: hg.Value = reduce(node, x)
+    return found
 
 
-@rule("amin")
-def _smallest(node: Node, x: hg.Value, axes: Axes, keep: bool) -> hg.Value:
-    return hg.min(_as_number(x), axis=axes_of(axes, x.ndim), keepdims=keep) if x.ndim else x
+def _with_place(value: Any, place: Any, node: Node, x: hg.Value, axis: int, keep: bool) -> list[hg.Value]:
+    return [value(node, x, axis, keep), place(node, x, axis, keep)]
 
 
 @rule("any")
@@ -70,59 +74,10 @@ def _any(node: Node, x: hg.Value, axes: Axes = None, keep: bool = False) -> hg.V
     return hg.any(x, axis=axes_of(axes, x.ndim), keepdims=keep)
 
 
-@rule("argmax")
-def _place_of_largest(node: Node, x: hg.Value, axis: int | None, keep: bool) -> hg.Value:
-    return _place(hg.argmax, node, x, axis, keep)
-
-
-@rule("argmin")
-def _place_of_smallest(node: Node, x: hg.Value, axis: int | None, keep: bool) -> hg.Value:
-    return _place(hg.argmin, node, x, axis, keep)
-
-
-def _place(function: Any, node: Node, x: hg.Value, axis: int | None, keep: bool) -> hg.Value:
-    if not x.ndim:
-        return node.full((), 0, "i64")
-    found: hg.Value = function(_as_number(x), axis=axis, keepdims=keep)
-    return found
-
-
-@rule("max.dim")
-def _largest_and_place(node: Node, x: hg.Value, axis: int, keep: bool) -> list[hg.Value]:
-    return _with_place(hg.max, hg.argmax, node, x, axis, keep)
-
-
-@rule("min.dim")
-def _smallest_and_place(node: Node, x: hg.Value, axis: int, keep: bool) -> list[hg.Value]:
-    return _with_place(hg.min, hg.argmin, node, x, axis, keep)
-
-
-def _with_place(function: Any, place: Any, node: Node, x: hg.Value, axis: int, keep: bool) -> list[hg.Value]:
-    if not x.ndim:
-        return [x, node.full((), 0, "i64")]
-    number = _as_number(x)
-    return [function(number, axis=axis, keepdims=keep), place(number, axis=axis, keepdims=keep)]
-
-
-@rule("max.default")
-def _largest_of_all(node: Node, x: hg.Value) -> hg.Value:
-    return hg.max(_as_number(x)) if x.ndim else x
-
-
-@rule("min.default")
-def _smallest_of_all(node: Node, x: hg.Value) -> hg.Value:
-    return hg.min(_as_number(x)) if x.ndim else x
-
-
 @rule("var.correction")
 def _variance(node: Node, x: hg.Value, axes: Axes, correction: Number | None, keep: bool) -> hg.Value:
     by = 1.0 if correction is None else float(correction)
     return hg.var(in_f32(x), axis=axes_of(axes, x.ndim), correction=by, keepdims=keep)
-
-
-@rule("var.dim")
-def _variance_by_axes(node: Node, x: hg.Value, axes: Axes, unbiased: bool, keep: bool) -> hg.Value:
-    return _variance(node, x, axes, 1 if unbiased else 0, keep)
 
 
 @rule("var_mean.correction")
@@ -135,29 +90,7 @@ def _variance_and_mean(
     ]
 
 
-@rule("cumsum")
-def _running_sum(node: Node, x: hg.Value, axis: int, dtype: Any = None) -> hg.Value:
-    wide = in_f32(cast(x, node.dtype()))
-    return hg.cumulative_sum(wide, axis=axis_of(axis, x.ndim)) if x.ndim else wide
-
-
-@rule("cumprod")
-def _running_product(node: Node, x: hg.Value, axis: int, dtype: Any = None) -> hg.Value:
-    wide = in_f32(cast(x, node.dtype()))
-    return hg.cumulative_prod(wide, axis=axis_of(axis, x.ndim)) if x.ndim else wide
-
-
-@rule("cummax")
-def _running_largest(node: Node, x: hg.Value, axis: int) -> list[hg.Value]:
-    return _running(node, x, axis, hg.greater_equal)
-
-
-@rule("cummin")
-def _running_smallest(node: Node, x: hg.Value, axis: int) -> list[hg.Value]:
-    return _running(node, x, axis, hg.less_equal)
-
-
-def _running(node: Node, given: hg.Value, axis: int, is_next: Any) -> list[hg.Value]:
+def _running(is_next: Any, node: Node, given: hg.Value, axis: int) -> list[hg.Value]:
     """The extreme of the elements so far, the last of equal ones, with its place; NaN stays."""
     if not given.ndim:
         return [given, node.full((), 0, "i64")]
@@ -216,3 +149,19 @@ def norm(x: hg.Value, p: float, axis: Axes, keep: bool = False) -> hg.Value:
     if p == 2:
         return hg.sqrt(hg.sum(hg.square(x), axis=axis, keepdims=keep))
     return hg.pow(hg.sum(hg.pow(size, p), axis=axis, keepdims=keep), 1 / p)
+
+
+for _op, _function in {"sum": hg.sum, "mean": hg.mean, "prod": hg.prod}.items():
+    rule(_op)(_added_up(_function))
+for _op, _function in {"mean": hg.mean, "prod": hg.prod}.items():
+    rule(f"{_op}.default")(partial(_of_all, _added_up(_function)))
+for _op, _total in {"cumsum": hg.cumulative_sum, "cumprod": hg.cumulative_prod}.items():
+    rule(_op)(_running_total(_total))
+for _op, _value, _at, _order in (
+    ("max", hg.max, hg.argmax, hg.greater_equal),
+    ("min", hg.min, hg.argmin, hg.less_equal),
+):
+    rule(f"a{_op}", f"{_op}.default")(_extreme(_value))
+    rule(f"arg{_op}")(_place(_at))
+    rule(f"{_op}.dim")(partial(_with_place, _extreme(_value), _place(_at)))
+    rule(f"cum{_op}")(partial(_running, _order))

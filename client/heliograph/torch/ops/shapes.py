@@ -14,7 +14,7 @@ from heliograph.torch.node import Node, Number, axis_of, number_of
 from heliograph.torch.rules import rule
 
 
-@rule("view", "reshape", "_unsafe_view", "view_copy", "_reshape_copy")
+@rule("view", "view_copy", "_reshape_copy")
 def _view(node: Node, x: hg.Value, shape: Sequence[int]) -> hg.Value:
     sizes = [int(one) for one in shape]
     if -1 in sizes:
@@ -34,24 +34,6 @@ def _view_as(node: Node, x: hg.Value, dtype: object) -> hg.Value:
 @rule("permute")
 def _permute(node: Node, x: hg.Value, axes: Sequence[int]) -> hg.Value:
     return hg.permute_dims(x, [axis_of(one, x.ndim) for one in axes])
-
-
-@rule("t")
-def _t(node: Node, x: hg.Value) -> hg.Value:
-    return x.T if x.ndim == 2 else x
-
-
-@rule("transpose")
-def _transpose(node: Node, x: hg.Value, first: int, second: int) -> hg.Value:
-    return swapped(x, first, second)
-
-
-def swapped(x: hg.Value, first: int, second: int) -> hg.Value:
-    """Return x with two dimensions exchanged."""
-    order = list(range(x.ndim))
-    if order:
-        order[first], order[second] = order[second], order[first]
-    return hg.permute_dims(x, order)
 
 
 @rule("expand")
@@ -100,11 +82,6 @@ def _select(node: Node, x: hg.Value, axis: int, index: int) -> hg.Value:
     return x[tuple(key)]
 
 
-@rule("narrow")
-def _narrow(node: Node, x: hg.Value, axis: int, start: int, length: int) -> hg.Value:
-    return part(x, axis_of(axis, x.ndim), int(start), int(start) + int(length))
-
-
 @rule("split_with_sizes")
 def _split_with_sizes(node: Node, x: hg.Value, sizes: Sequence[int], axis: int) -> list[hg.Value]:
     place = axis_of(axis, x.ndim)
@@ -112,31 +89,11 @@ def _split_with_sizes(node: Node, x: hg.Value, sizes: Sequence[int], axis: int) 
     return [part(x, place, int(edges[at]), int(edges[at + 1])) for at in range(len(sizes))]
 
 
-@rule("split")
-def _split(node: Node, x: hg.Value, size: int, axis: int) -> list[hg.Value]:
-    total = x.shape[axis_of(axis, x.ndim)]
-    starts = range(0, total, size) if total else [0]
-    node.parts(len(starts))
-    return _split_with_sizes(node, x, [min(size, total - start) for start in starts], axis)
-
-
-@rule("unbind")
-def _unbind(node: Node, x: hg.Value, axis: int) -> list[hg.Value]:
-    node.parts(x.shape[axis])
-    return list(hg.unstack(x, axis=axis))
-
-
 @rule("cat")
 def _cat(node: Node, given: Sequence[hg.Value], axis: int) -> hg.Value:
     # Vectors of nothing count as nothing, whatever the others' shapes.
     tensors = [cast(one, node.dtype()) for one in given if one.shape != (0,)] or [given[0]]
     return hg.concat(tensors, axis=axis_of(axis, tensors[0].ndim))
-
-
-@rule("stack")
-def _stack(node: Node, given: Sequence[hg.Value], axis: int) -> hg.Value:
-    tensors = [cast(one, node.dtype()) for one in given]
-    return hg.stack(tensors, axis=axis % (tensors[0].ndim + 1))
 
 
 @rule("repeat")
@@ -147,11 +104,6 @@ def _repeat(node: Node, x: hg.Value, times: Sequence[int]) -> hg.Value:
 @rule("flip")
 def _flip(node: Node, x: hg.Value, axes: Sequence[int]) -> hg.Value:
     return hg.flip(x, axis=tuple(axis_of(one, x.ndim) for one in axes)) if x.ndim and axes else x
-
-
-@rule("roll")
-def _roll(node: Node, x: hg.Value, shifts: Sequence[int], axes: Sequence[int]) -> hg.Value:
-    return hg.roll(x, list(shifts), axis=list(axes) or None)
 
 
 @rule("constant_pad_nd")
@@ -171,29 +123,6 @@ def sides(ndim: int, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
             int(sizes[2 * number + 1]),
         )
     return low, high
-
-
-@rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def _reflect(node: Node, x: hg.Value, sizes: Sequence[int]) -> hg.Value:
-    return _by_places(x, sizes, "reflect")
-
-
-@rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def _replicate(node: Node, x: hg.Value, sizes: Sequence[int]) -> hg.Value:
-    return _by_places(x, sizes, "edge")
-
-
-def _by_places(x: hg.Value, sizes: Sequence[int], mode: str) -> hg.Value:
-    """Pad by taking elements from inside; negative padding cuts."""
-    low, high = sides(x.ndim, sizes)
-    for axis, size in enumerate(x.shape):
-        before, after = low[axis], high[axis]
-        if not before and not after:
-            continue
-        wide = np.pad(np.arange(size), (max(0, before), max(0, after)), mode=mode)  # type: ignore[call-overload]
-        places = wide[max(0, -before) : len(wide) - max(0, -after)]
-        x = hg.take(x, places, axis=axis)
-    return x
 
 
 @rule("diagonal")

@@ -143,7 +143,7 @@ def _spread(x: hg.Value, window: Window, sizes: Sequence[int]) -> hg.Value:
     return x
 
 
-@rule("avg_pool1d_backward", "avg_pool2d_backward", "avg_pool3d_backward")
+@rule("avg_pool2d_backward", "avg_pool3d_backward")
 def _average(
     node: Node,
     gradient: hg.Value,
