@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph_backends.contract import LeafBindings, Tensor, access
 from heliograph_backends.contract.plan_blocks import PlanBlocks
-from heliograph_backends.cuda.lowering.lowering import FAILURE_TYPE
-from heliograph_backends.cuda.lowering.target import OwnSlots
+from heliograph_backends.cuda.lowering.target import FAILURE_TYPE, OwnSlots
 from heliograph_backends.cuda.memory import address_of, can_reach, owner_of
 from heliograph_backends.planning.storage import StorageLayout
 from heliograph_proto.errors import InvalidInputError

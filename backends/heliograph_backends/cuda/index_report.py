@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from heliograph_backends.cuda.driver.driver import Queue
-from heliograph_backends.cuda.lowering.lowering import FAILURE_TYPE
 from heliograph_backends.cuda.lowering.moves import SCATTERS
+from heliograph_backends.cuda.lowering.target import FAILURE_TYPE
 from heliograph_backends.reference.base import index_error
 from heliograph_proto.graph import Graph
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from heliograph_backends.cuda.binding import CudaPlanMemory
 
 #: Ops whose kernels report failures.
-REPORTING = ("get_rows", *SCATTERS, "mul_mat_id")
+REPORTING = ("get_rows", "get_rows_back", *SCATTERS, "mul_mat_id")
 
 
 class IndexReport:

@@ -33,7 +33,8 @@ from heliograph_backends.cuda.index_report import REPORTING, IndexReport
 from heliograph_backends.cuda.lowering import moves
 from heliograph_backends.cuda.lowering.fusion import joined
 from heliograph_backends.cuda.lowering.launch import Launch, Located
-from heliograph_backends.cuda.lowering.lowering import FAILURE_TYPE, CudaLowering, Work
+from heliograph_backends.cuda.lowering.lowering import CudaLowering, Work
+from heliograph_backends.cuda.lowering.target import FAILURE_TYPE
 from heliograph_backends.cuda.memory import address_of, can_reach
 from heliograph_backends.cuda.plan_kernels import PlanKernels
 from heliograph_backends.cuda.steps import ArrayCopy, DefinitionStep, KernelStep, Step

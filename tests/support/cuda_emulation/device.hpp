@@ -196,6 +196,9 @@ static inline float __int_as_float(int bits) { float f; std::memcpy(&f, &bits, 4
 static inline int __float_as_int(float value) { int i; std::memcpy(&i, &value, 4); return i; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+using std::min;
 static inline unsigned long long atomicCAS(unsigned long long* place, unsigned long long old, unsigned long long made) {
   unsigned long long found = *place;
   if (found == old) *place = made;

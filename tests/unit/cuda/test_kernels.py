@@ -1,5 +1,5 @@
-"""The kernels of the CUDA backend: they compile for the GPUs that matter, and compute what the definition
-does."""
+"""The kernels of the CUDA backend: they compile for the GPUs that matter, and compute what the
+definition does."""
 
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ from heliograph_backends.cuda import CudaDevice
 from heliograph_backends.cuda.driver.operations import CudaOperation
 from heliograph_backends.cuda.driver.parameters import (
     ATTENTION,
+    COLUMNS,
+    CONVOLUTION,
     COPY,
     ELEMENTWISE,
     ELEMENTWISE_FEW,
     GATHER,
+    GATHER_BACK,
+    LARGEST,
+    PLACE,
+    POOL,
     PRODUCT,
     RANDOM,
     REDUCE,
     ROPE,
     ROWS,
+    RUNNING,
+    SORT,
     TRANSPOSE,
     TYPES,
+    UPSCALE,
 )
 from heliograph_backends.cuda.driver.sources import MODULES, kernels_of, module_of, options_of, text_of
 from heliograph_backends.cuda.lowering import rows
@@ -38,14 +47,20 @@ from heliograph_proto.quantization import blocks
 from heliograph_proto.types import DTYPES, TensorType
 
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
-#: What the name of an op's kernel goes on with.
-ENDINGS = "one|few|many|merge|long|plain|narrow|four|eight|tiles|large|b?f16|f32|q?[0-9]"
+#: The endings of the names of an op's kernels.
+ENDINGS = (
+    "one|few|many|merge|long|plain|narrow|four|eight|tiles|large|direct|below|floats|i32|i64"
+    "|b?f16|f32|q?[0-9]"
+)
 PARAMETERS = {
     "elementwise": ELEMENTWISE, "elementwise_few": ELEMENTWISE_FEW, "soft_max": ROWS, "norm": ROWS,
     "reduce": REDUCE, "copy_elements": COPY, "copy_transposed": TRANSPOSE,
     "get_rows": GATHER, "set_rows": GATHER,
     **dict.fromkeys(("add_rows", "mul_rows", "max_rows", "min_rows"), GATHER),
     "rope": ROPE, "philox": RANDOM, "product": PRODUCT, "attention": ATTENTION,
+    "convolution": CONVOLUTION, "pool": POOL, "pool_back": POOL, "columns": COLUMNS, "columns_back": COLUMNS,
+    "place_elements": PLACE, "upscale": UPSCALE, "sort_rows": SORT, "argmax": LARGEST, "running": RUNNING,
+    "get_rows_back": GATHER_BACK,
 }  # fmt: skip
 
 
@@ -96,16 +111,7 @@ def test_kernels_know_the_size_of_blocks(name: str) -> None:
 @pytest.mark.parametrize("kernel", sorted(module_of()))
 def test_parameters_have_the_size_that_the_kernel_reads(kernel: str) -> None:
     """And at most the 4 KiB that every GPU takes."""
-    type = (
-        PARAMETERS.get(kernel)
-        or PARAMETERS[
-            re.sub(
-                "_(one|few|many|merge|long|plain|narrow|four|eight|tiles|large|b?f16|f32|q?[0-9]).*",
-                "",
-                kernel,
-            )
-        ]
-    )
+    type = PARAMETERS.get(kernel) or PARAMETERS[re.sub(f"_({ENDINGS}).*", "", kernel)]
     assert parameter_bytes(kernel) == type.itemsize <= 4096
 
 

@@ -133,6 +133,65 @@ ATTENTION = _struct(
     *((name, "f4") for name in ("scale", "cap", "max_bias", "slope_power")),
 )  # fmt: skip
 
+CONVOLUTION = _struct(
+    *((name, "u8") for name in ("kernel", "data", "result", "partial", "bias", "addend")),
+    *((f"{name}_strides", "i8", (5,)) for name in ("kernel", "data", "result", "addend")),
+    ("bias_stride", "i8"), ("outputs", DIVISOR, (3,)), ("taps", DIVISOR, (3,)), ("channels", DIVISOR, (1,)),
+    ("row_tiles", DIVISOR, (1,)), *((name, "i4", (3,)) for name in ("sizes", "step", "padding", "spread")),
+    *((name, "i4") for name in ("rows", "data_channels", "depth", "splits", "steps_of_split")),
+    *((name, "i4") for name in ("kernel_type", "data_type", "packed", "has_bias", "has_addend")),
+    ("activation", "i4"), ("low", "f4"), ("high", "f4"),
+    *((name, "u4") for name in ("columns", "results", "images")),
+)  # fmt: skip
+PLANES = _struct(
+    ("divisors", DIVISOR, (MOST_DIMENSIONS,)), ("strides", "i8", (3, MOST_DIMENSIONS)),
+    ("dimensions", "i4"), ("reserved", "i4"),
+)  # fmt: skip
+POOL = _struct(
+    ("planes", PLANES), *((name, "u8") for name in ("x", "result", "gradient")),
+    *((f"{name}_strides", "i8", (2,)) for name in ("x", "result", "gradient")),
+    ("results_along", DIVISOR, (2,)),
+    *((name, "i4", (2,)) for name in ("sizes", "windows", "kernel", "step", "padding")),
+    *((name, "i4") for name in ("x_type", "gradient_type", "is_mean", "leaves_padding_out", "lanes")),
+    ("reserved", "i4"), ("results", "u4"), ("area", "f4"),
+)  # fmt: skip
+COLUMNS = _struct(
+    ("from", "u8"), ("to", "u8"), ("strides", "i8", (5,)),
+    *((name, DIVISOR, (3,)) for name in ("taps", "windows", "places")), ("channels", DIVISOR, (1,)),
+    *((name, "i4", (3,)) for name in ("step", "padding", "spread")), ("from_type", "i4"), ("to_type", "i4"),
+    ("count", "u4"),
+)  # fmt: skip
+PLACE = _struct(
+    ("sizes", DIVISOR, (MOST_DIMENSIONS,)), ("from_strides", "i8", (MOST_DIMENSIONS,)),
+    ("to_strides", "i8", (MOST_DIMENSIONS,)), ("from", "u8"), ("to", "u8"),
+    ("left", "i4", (MOST_DIMENSIONS,)), ("have", "i4", (MOST_DIMENSIONS,)),
+    ("count", "u4"), *((name, "i4") for name in ("dimensions", "item_bytes", "outside")),
+)  # fmt: skip
+UPSCALE = _struct(
+    ("sizes", DIVISOR, (MOST_DIMENSIONS,)), ("x_strides", "i8", (MOST_DIMENSIONS,)),
+    ("result_strides", "i8", (MOST_DIMENSIONS,)), ("x", "u8"), ("result", "u8"), ("scale", "f8", (2,)),
+    ("support", "f8", (2,)), ("offset", "f8"), ("have", "i4", (MOST_DIMENSIONS,)), ("corners", "i4", (2,)),
+    ("count", "u4"), ("dimensions", "i4"), ("mode", "i4"), ("type", "i4"),
+)  # fmt: skip
+SORT = _struct(
+    ("walk", WALK), ("x", OPERAND), ("step", "i8"), ("keys", "u8"), ("found", "u8"), ("result", "u8"),
+    ("blocks", "i8"), *((name, "i4") for name in ("columns", "chunks", "chunk", "padded", "kept")),
+    *((name, "i4") for name in ("descending", "reads_keys", "keeps_keys")),
+)  # fmt: skip
+LARGEST = _struct(
+    ("walk", WALK), ("x", OPERAND), ("step", "i8"), ("result", "u8"), ("rows", "i8"), ("columns", "i8"),
+)  # fmt: skip
+RUNNING = _struct(
+    ("walk", WALK), ("x", OPERAND), ("result", OPERAND), ("steps", "i8", (2,)), ("rows", "i8"),
+    ("columns", "i8"), ("is_product", "i4"), ("reserved", "i4"),
+)  # fmt: skip
+GATHER_BACK = _struct(
+    ("walk", WALK), *((name, "i8") for name in ("count", "columns", "there", "given")),
+    *((name, OPERAND) for name in ("result", "gradient", "indices")), ("result_steps", "i8", (2,)),
+    ("gradient_steps", "i8", (2,)), ("index_step", "i8"), ("failure", "u8"), ("node", "i4"),
+    ("wide_indices", "i4"),
+)  # fmt: skip
+
 
 def empty(type: np.dtype[np.void]) -> Parameters:
     """Return zeroed parameters of a type, in an array of one element."""

@@ -28,7 +28,7 @@ _ATTENTION = (
 MODULES = {
     "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
     "rows": ("common.cuh", "instructions.cuh", "tiles.cuh", "rows.cuh", "rows.cu", "reduce.cu"),
-    "gather": ("common.cuh", "blocks.cuh", "gather.cu", "random.cu"),
+    "gather": ("common.cuh", "blocks.cuh", "gather.cu", "gather_back.cu", "random.cu"),
     "rope": ("common.cuh", "instructions.cuh", "tiles.cuh", "rope.cu"),
     "products": (*_STORED, "fixed_point.cuh", "products.cu"),
     "products_many": (*_STORED, "stored_tiles.cuh", "products_many.cu"),
@@ -36,6 +36,16 @@ MODULES = {
     "attention_f16": (*_ATTENTION, "attention_f16.cu"),
     "attention_bf16": (*_ATTENTION, "attention_bf16.cu"),
     "attention_f32": (*_ATTENTION, "attention_f32.cu"),
+    "windows": ("common.cuh", "windows.cu", "places.cu"),
+    "ordering": ("common.cuh", "ordering.cu"),
+    "convolution": (
+        "common.cuh",
+        "instructions.cuh",
+        "tiles.cuh",
+        "convolution.cuh",
+        "convolution.cu",
+        "convolution_direct.cu",
+    ),
 }
 
 #: Compiler options, beside the target processor. With the second one, functions without a
@@ -92,4 +102,9 @@ def kernels_of(module: str) -> tuple[str, ...]:
     names += [f"{op}_{n}" for op in re.findall(r"^ROWS\((\w+), \w+\)", text, re.M) for n in (*HELD, "long")]
     for form, width in re.findall(r"^ATTENTION\(\w+, (\w+), (\d+)\)", text, re.M):
         names += [f"attention_{form}_{width}", f"attention_{form}_{width}_split"]
+    for type in re.findall(r"^CONVOLUTION\(\w+, (\w+)\)", text, re.M):
+        names += [f"convolution_{type}_{tile}" for tile in ("tiles", "large")]
+    names += [
+        f"convolution_below_{t}_{s}" for t, s in re.findall(r"^CONVOLUTION_BELOW\((\d), (\d)\)", text, re.M)
+    ]
     return tuple(names)

@@ -76,8 +76,7 @@ class Filling:
     def divisors(self, sizes: Sequence[int], name: str = "divisors") -> None:
         """Set sizes that indices are divided by, each from 1 to 2^31 - 1."""
         for place, size in enumerate(sizes):
-            shift = 31 + (size - 1).bit_length()
-            self.parameters[name][0][place] = (size, -(-(2**shift) // size), shift, 0)
+            self.parameters[name][0][place] = divisor(size)
 
     def operand(
         self, name: str, value: Located, strides: Strides = (), *, kind: int = 0, place: int | None = None
@@ -112,6 +111,12 @@ class Filling:
     def launch(self, kernel: str, grid: tuple[int, int, int], threads: int, shared_bytes: int = 0) -> Launch:
         """Return the launch after all fields are set."""
         return Launch(kernel, grid, threads, self.parameters, tuple(self._patches), shared_bytes)
+
+
+def divisor(size: int) -> tuple[int, int, int, int]:
+    """Return the fields of a divisor: see `Divisor` of `common.cuh`."""
+    shift = 31 + (size - 1).bit_length()
+    return size, -(-(2**shift) // size), shift, 0
 
 
 def aligned(shape: Sequence[int], strides: Strides, sizes: Sequence[int]) -> Strides:

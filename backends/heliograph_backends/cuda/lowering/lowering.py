@@ -6,7 +6,7 @@ definition, with CuPy in place of NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from heliograph_backends.cuda.lowering import (
@@ -14,27 +14,39 @@ from heliograph_backends.cuda.lowering import (
     chains,
     fusion,
     moves,
+    ordering,
     products,
     randomness,
     rope,
     rows,
     stored,
 )
+from heliograph_backends.cuda.lowering.images import convolution, places, windows
 from heliograph_backends.cuda.lowering.launch import Launch, Located
-from heliograph_backends.cuda.lowering.target import CudaTarget, OwnSlots
+from heliograph_backends.cuda.lowering.target import FAILURE_TYPE, Asked, CudaTarget, OwnSlots
 from heliograph_backends.planning.fusion import other_operand
 from heliograph_backends.planning.groups import Group, Role
 from heliograph_backends.planning.layout import ValuePlace, value_types, view
 from heliograph_backends.planning.storage import StorageLayout
 from heliograph_proto.graph import Graph, Node
 from heliograph_proto.ops.table import OPS
-from heliograph_proto.types import DTYPES, TensorType
+from heliograph_proto.types import TensorType
 
 #: The work that a step puts on a queue.
 Work: TypeAlias = Launch | products.Call
 
-#: The report of a failure: the node's number and the bad index.
-FAILURE_TYPE = TensorType(DTYPES["u64"], (2,))
+#: Ops that their own kernels or none compute, each as a step by itself.
+KERNELS: Mapping[str, Callable[[Asked], Sequence[Work] | None]] = {
+    **dict.fromkeys(convolution.OPS, convolution.convolution),
+    **dict.fromkeys(("pool_1d", "pool_2d"), windows.pool), "pool_2d_back": windows.pool_back,
+    **dict.fromkeys(("im2col", "im2col_3d"), windows.columns),
+    **dict.fromkeys(("im2col_back", "col2im_1d"), windows.columns_back),
+    "pad": places.pad, "pad_reflect_1d": places.pad_reflect_1d, "roll": places.roll,
+    "repeat": places.repeat, "set": places.set_block, "upscale": places.upscale,
+    **dict.fromkeys(("argsort", "top_k"), ordering.sort), "argmax": ordering.argmax,
+    **dict.fromkeys(("cumsum", "cumprod"), ordering.running),
+    "get_rows_back": moves.get_rows_back, "group_norm": rows.group_norm,
+}  # fmt: skip
 
 
 class CudaLowering:
@@ -116,8 +128,11 @@ class CudaLowering:
 
     def workspace_bytes(self, groups: Sequence[Group]) -> int:
         """Return the most workspace that any of the groups needs while it runs."""
-        nodes = (self._node(number) for group in groups for number in group.nodes)
-        return max((attention.workspace_bytes(*one, self.target.multiprocessors) for one in nodes), default=0)
+        nodes = [self._node(number) for group in groups for number in group.nodes]
+        found = [attention.workspace_bytes(*one, self.target.multiprocessors) for one in nodes]
+        for own in (convolution.workspace_bytes, ordering.workspace_bytes):
+            found += [own(*one, self.target) for one in nodes]
+        return max(found, default=0)
 
     def work(self, group: Group, storage: StorageLayout, own: OwnSlots) -> tuple[Work, ...] | None:
         """Return the work of a group; None if it runs on its definition."""
@@ -220,7 +235,11 @@ class CudaLowering:
         node, types = self._node(number)
         result = self._at(storage, self.leaves + number)
         values = self._operands(storage, node)
-        report = Located(FAILURE_TYPE, own.report, 0, (8,))
+        asked = Asked(number, node, values, result, own, self.target)
+        if node.op in KERNELS:
+            work = KERNELS[node.op](asked)
+            return None if work is None else tuple(work)
+        report = asked.report
         if rows.is_row_op(node, types):
             if node.op == "soft_max":
                 return (rows.soft_max(node, values[0], result, values[1:]),)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from heliograph_backends.cuda.driver.parameters import COPY, GATHER, TRANSPOSE
+from heliograph_backends.cuda.driver.parameters import COPY, GATHER, GATHER_BACK, TRANSPOSE
 from heliograph_backends.cuda.lowering.chains import FLOATS
 from heliograph_backends.cuda.lowering.launch import (
     Filling,
@@ -19,6 +19,7 @@ from heliograph_backends.cuda.lowering.launch import (
     fits,
 )
 from heliograph_backends.cuda.lowering.programs import ChainPiece, pieces
+from heliograph_backends.cuda.lowering.target import Asked
 from heliograph_proto.graph import Node
 from heliograph_proto.types import DTYPES, TensorType
 
@@ -205,5 +206,33 @@ def _gather(number: int, table: Located, indices: Located, rows: Located, failur
 def _gathered(filling: Filling, kernel: str, indices: Located) -> Launch:
     columns = int(filling.parameters["columns"][0])
     work = columns // 32 if kernel not in ("get_rows_plain", "get_rows_narrow", *SCATTERS) else columns
-    threads = 32 if work <= 64 else 128 if work <= 512 else 256
-    return filling.launch(kernel, (blocks_for(indices.type.size, 1, MOST_BLOCKS), 1, 1), threads)
+    blocks = blocks_for(indices.type.size, 1, MOST_BLOCKS)
+    return filling.launch(kernel, (blocks, 1, 1), _threads(work))
+
+
+def _threads(items: int) -> int:
+    """Return the threads of a block that moves this many items of a row."""
+    return 32 if items <= 64 else 128 if items <= 512 else 256
+
+
+def get_rows_back(asked: Asked) -> tuple[Launch, ...] | None:
+    """Return the launch of the gradient of gathered rows, with a block for each row of the result;
+    None if no kernel computes it."""
+    (gradient, indices), result = asked.values, asked.result
+    *lead, given, columns = gradient.type.shape
+    if gradient.type.dtype.name not in FLOATS or given > MOST_SCATTERED or not few(lead):
+        return None
+    filling = Filling(GATHER_BACK)
+    filling.walk(lead)
+    for name, value, inner in (("result", result, 2), ("gradient", gradient, 2), ("indices", indices, 1)):
+        filling.operand(name, value, value.strides[:-inner])
+    filling.address("failure", asked.report)
+    for name, value in (("result_steps", result), ("gradient_steps", gradient)):
+        filling.parameters[name][0][:] = value.strides[-2:]
+    there = result.type.shape[-2]
+    filling.set(
+        count=math.prod(lead) * there, columns=columns, there=there, given=given,
+        index_step=indices.strides[-1], node=asked.number, wide_indices=indices.type.dtype.name == "i64",
+    )  # fmt: skip
+    blocks = blocks_for(math.prod(lead) * there, 1, MOST_BLOCKS)
+    return (filling.launch("get_rows_back", (blocks, 1, 1), _threads(columns)),)

@@ -10,6 +10,7 @@ from heliograph_backends.cuda.driver.parameters import REDUCE, ROWS, TYPES
 from heliograph_backends.cuda.driver.sources import HELD
 from heliograph_backends.cuda.lowering.chains import FLOATS
 from heliograph_backends.cuda.lowering.launch import Filling, Launch, Located, aligned, collapsed, few, fits
+from heliograph_backends.cuda.lowering.target import Asked
 from heliograph_proto.graph import Node
 from heliograph_proto.types import TensorType
 
@@ -74,6 +75,22 @@ def norm(
     filling = _rows(node, result, {"x": x, **dict(walked)}, added)
     filling.set(scale=float(node.attributes["eps"]), heads=1, matrix_rows=1, norm=NORMS[node.op])
     return _launched(filling, "norm", result.type)
+
+
+def group_norm(asked: Asked) -> tuple[Launch, ...] | None:
+    """Return a norm of groups of channels as rows; None if they are no rows of equal length."""
+    node, (x,), result = asked.node, asked.values, asked.result
+    *lead, channels, height, width = x.type.shape
+    size = max(1, -(-channels // node.attributes["groups"]))
+    plain = x.strides == x.type.strides and result.strides == result.type.strides
+    if channels % size or not plain:
+        return None
+    type = TensorType(x.type.dtype, (math.prod(lead) * (channels // size), size * height * width))
+    one = Node("norm", node.operands, type, {"eps": node.attributes["eps"]})
+    if not is_row_op(one, [type]):
+        return None
+    lines = [Located(type, value.slot, value.offset, type.strides) for value in (x, result)]
+    return (norm(one, lines[0], lines[1], ()),)
 
 
 def soft_max(node: Node, x: Located, result: Located, rest: Sequence[Located]) -> Launch:

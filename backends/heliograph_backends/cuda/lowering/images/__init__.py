@@ -1,0 +1,2 @@
+"""Ops of images, volumes and signals as launches: convolutions, windows, and elements that change
+places."""
