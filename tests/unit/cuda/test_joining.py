@@ -1,6 +1,8 @@
-"""Neighbouring steps that the CUDA backend's kernels run as one: which do, with the bits that they had."""
+"""Neighbouring steps that the CUDA backend's kernels run as one, with the bits that they had."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import cuda_fixtures
 import numpy as np
@@ -172,3 +174,66 @@ def test_what_is_joined_takes_no_more_memory(device: CudaDevice) -> None:
         return found
 
     assert taken(True) <= taken(False)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "data", "attributes", "kernels"),
+    [
+        ((20, 3, 3, 3), (2, 3, 9, 7), {"padding": (1, 1)}, ["convolution_f32_tiles"]),
+        ((20, 61, 3, 3), (2, 61, 5, 6), {}, ["convolution_f32_tiles", "convolution_merge"]),
+        ((6, 1, 3, 3), (2, 6, 9, 7), {"groups": 6}, ["convolution_direct"]),
+        ((6, 1, 3, 3), (2, 6, 30, 31), {"groups": 6}, ["convolution_below_3_1"]),
+    ],
+)
+@pytest.mark.parametrize("ending", ["bias", "relu", "bias addend relu", "addend clamp"])
+def test_a_convolution_adds_its_bias_and_an_addend_and_bounds_the_sums(
+    ending: str,
+    kernel: tuple[int, ...],
+    data: tuple[int, ...],
+    attributes: dict[str, Any],
+    kernels: list[str],
+    device: CudaDevice,
+) -> None:
+    case = Case("f32")
+    made = case.made
+    value = made.node("conv_2d", case.put(*kernel), case.put(*data), **attributes)
+    shape = made.type(value).shape
+    for step in ending.split():
+        if step == "relu":
+            value = made.node("relu", value)
+        elif step == "clamp":
+            value = made.node("clamp", value, min=-0.5, max=0.75)
+        else:
+            other = {"bias": (shape[1], 1, 1), "addend": shape, "row": shape[-1:]}[step]
+            value = made.node("add", case.put(*other), value)
+    made.output(value)
+    case.check(device)
+    assert device.driver.launched == kernels
+
+
+def test_other_ops_after_a_convolution_are_a_chain_in_its_memory(device: CudaDevice) -> None:
+    """Those that its kernels do not know, in another order, and those after a product for cuBLAS."""
+    case = Case("f32")
+    made = case.made
+    sums = made.node("conv_2d", case.put(5, 3, 3, 3), case.put(1, 3, 8, 8))
+    made.output(made.node("silu", made.node("add", sums, case.put(5, 1, 1))))
+    sums = made.node("conv_2d", case.put(5, 3, 3, 3), case.put(1, 3, 8, 8))
+    made.output(made.node("add", made.node("relu", sums), case.put(5, 1, 1)))
+    product = made.node("conv_2d", case.put(5, 3, 1, 1), case.put(1, 3, 8, 8))
+    made.output(made.node("relu", made.node("add", product, case.put(5, 1, 1))))
+    assert case.check(device) == ["convolution", "elementwise", "convolution", "elementwise", "elementwise"]
+
+
+def test_a_convolution_of_volumes_has_an_ending_too(device: CudaDevice) -> None:
+    case = Case("f32")
+    made = case.made
+    sums = made.node("conv_3d", case.put(8, 2, 3, 2), case.put(4, 4, 5, 6), channels=2, padding=(1, 0, 1))
+    shape = made.type(sums).shape
+    made.output(
+        made.node("relu", made.node("add", made.node("add", sums, case.put(shape[0], 1, 1, 1)), sums))
+    )
+    made.output(made.node("relu", made.node("add", sums, case.put(*shape))))
+    other = made.node("conv_3d", case.put(8, 2, 3, 2), case.put(4, 4, 5, 6), channels=2)
+    shape = made.type(other).shape
+    made.output(made.node("relu", made.node("add", other, case.put(shape[0], 1, 1, 1))))
+    assert case.check(device)[-1] == "convolution"

@@ -7,6 +7,7 @@ definition, with CuPy in place of NumPy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from heliograph_backends.cuda.lowering import (
@@ -21,7 +22,7 @@ from heliograph_backends.cuda.lowering import (
     rows,
     stored,
 )
-from heliograph_backends.cuda.lowering.images import convolution, places, windows
+from heliograph_backends.cuda.lowering.images import convolution, endings, places, windows
 from heliograph_backends.cuda.lowering.launch import Launch, Located
 from heliograph_backends.cuda.lowering.target import FAILURE_TYPE, Asked, CudaTarget, OwnSlots
 from heliograph_backends.planning.fusion import other_operand
@@ -68,6 +69,8 @@ class CudaLowering:
             return "elementwise"
         if node.op in ("norm", "rms_norm") and rows.is_row_op(node, operands):
             return "norm"
+        if convolution.takes_ending(node, operands):
+            return "windows"
         return "matmul" if self._has_product(number) else "other"
 
     def _turns_rows(self, node: Node) -> bool:
@@ -144,6 +147,8 @@ class CudaLowering:
             return self._product(group, storage)
         if group.role == "norm":
             return (self._norm(group, storage),)
+        if group.role == "windows":
+            return self._convolution(group, storage, own)
         ops = {self.graph.nodes[number].op: number for number in group.nodes}
         if "flash_attn_ext" in ops:
             return self._attention(ops["flash_attn_ext"], group, storage, own)
@@ -181,6 +186,21 @@ class CudaLowering:
         found = self._multiplied(node, types, operands, result)
         assert found is not None, "its role implies a kernel"
         return (*found, *(self._chain(rest, storage, self.leaves + number) if rest else ()))
+
+    def _convolution(self, group: Group, storage: StorageLayout, own: OwnSlots) -> tuple[Work, ...] | None:
+        """Return the work of a convolution with the elementwise ops after it: by the same kernel if
+        it can, else as a chain in the result's memory."""
+        number = next(n for n in group.nodes if self.graph.nodes[n].op in convolution.OPS)
+        node, rest = self.graph.nodes[number], [one for one in group.nodes if one != number]
+        result = self._at(storage, self.leaves + group.last)
+        asked = Asked(number, node, self._operands(storage, node), result, own, self.target)
+        ending = endings.ending_of(self.graph, number, rest, partial(self._at, storage)) if rest else None
+        found = convolution.ended(asked, ending) if ending else None
+        if found is not None:
+            return found
+        work = convolution.convolution(asked)
+        assert work is not None, "its role implies a kernel"
+        return (*work, *(self._chain(rest, storage, self.leaves + number) if rest else ()))
 
     def _norm(self, group: Group, storage: StorageLayout) -> Launch:
         """Return the launch of a norm with the sums before it and the ops after it."""

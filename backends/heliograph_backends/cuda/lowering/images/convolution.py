@@ -16,6 +16,7 @@ from typing import NamedTuple
 from heliograph_backends.cuda.driver.parameters import CONVOLUTION, TYPES
 from heliograph_backends.cuda.lowering import products
 from heliograph_backends.cuda.lowering.chains import FLOATS
+from heliograph_backends.cuda.lowering.images.endings import Ending
 from heliograph_backends.cuda.lowering.launch import Filling, Launch, Located, Strides, blocks_for
 from heliograph_backends.cuda.lowering.products import MOST_GRID
 from heliograph_backends.cuda.lowering.target import Asked, CudaTarget, OwnSlots
@@ -58,6 +59,7 @@ class Convolution(NamedTuple):
     step: Strides
     padding: Strides
     spread: Strides
+    ending: Ending = Ending()
 
     @property
     def depth(self) -> int:
@@ -117,6 +119,24 @@ def _is_counted(one: Convolution) -> bool:
     return max(counts) <= MOST_COUNT and (one.groups <= MOST_GRID or is_direct(one))
 
 
+def takes_ending(node: Node, operands: Sequence[TensorType]) -> bool:
+    """True if a convolution can be the first node of a step with elementwise ones behind it."""
+    plain = not node.op.startswith("conv_transpose") and node.type.size > 0
+    return plain and is_convolution(node, operands)
+
+
+def ended(asked: Asked, ending: Ending) -> tuple[Launch, ...] | None:
+    """Return the launches of a convolution with an ending; None if it is a product for cuBLAS."""
+    (one,) = _parts(asked.node, asked.values, asked.result)
+    if _as_product(one):
+        return None
+    if ending.addend:
+        whole = Located(asked.result.type, *ending.addend[1:])
+        is_volume = asked.node.op == "conv_3d"
+        ending = ending._replace(addend=_split(whole, one.rows) if is_volume else _with(whole, 2))
+    return _launches(one._replace(ending=ending), asked.own, asked.target)
+
+
 def convolution(asked: Asked) -> tuple[Launch | products.Call, ...] | None:
     """Return the work of a convolution; None if no kernel computes it."""
     if not is_convolution(asked.node, [one.type for one in asked.values]):
@@ -163,10 +183,11 @@ def _plane(node: Node, kernel: Located, data: Located, result: Located) -> Convo
 def _volume(node: Node, kernel: Located, data: Located, result: Located) -> Convolution:
     """Channels and images, or channels of the result, are one dimension each."""
     channels = node.attributes["channels"]
+    step, padding, spread = _steps(node, 3)
     rows, images = kernel.type.shape[0] // channels, data.type.shape[0] // channels
     return Convolution(
         _split(kernel, channels), _split(data, channels), _split(result, max(1, rows)), images, 1, rows,
-        channels, result.type.shape[1:], kernel.type.shape[1:], data.type.shape[1:], *_steps(node, 3),
+        channels, result.type.shape[1:], kernel.type.shape[1:], data.type.shape[1:], step, padding, spread,
     )  # fmt: skip
 
 
@@ -313,6 +334,7 @@ def _filled(one: Convolution) -> Filling:
     for name, value in (("kernel", one.kernel), ("data", one.data), ("result", one.result)):
         filling.address(name, value)
         filling.parameters[f"{name}_strides"][0][:] = value.strides
+    _end(filling, one.ending)
     for name in ("outputs", "taps"):
         filling.divisors(getattr(one, name), name)
     filling.divisors([one.rows * one.groups], "channels")
@@ -324,6 +346,18 @@ def _filled(one: Convolution) -> Filling:
         columns=one.columns, results=one.results, images=one.images,
     )  # fmt: skip
     return filling
+
+
+def _end(filling: Filling, ending: Ending) -> None:
+    """Fill in what a kernel does with results."""
+    if ending.bias:
+        filling.address("bias", ending.bias)
+        filling.set(has_bias=1, bias_stride=ending.bias.strides[1])
+    if ending.addend:
+        filling.address("addend", ending.addend)
+        filling.parameters["addend_strides"][0][:] = ending.addend.strides
+        filling.set(has_addend=1)
+    filling.set(activation=ending.activation, low=ending.low, high=ending.high)
 
 
 def _is_packed(kernel: Located) -> bool:
