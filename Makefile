@@ -57,7 +57,7 @@ help:
 	@echo "make bench-training  a step of training PyTorch modules beside eager torch (ONLY='resnet gpt' for some)"
 	@echo "make bench-pool    figures of pools of hosts, in network namespaces (ONLY='pool-...' for some)"
 	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
-	@echo "make test-gpu      conformance on a GPU and beside the CPU (GPU_PYTHON=python3, OUT=dist/gpu)"
+	@echo "make test-gpu      conformance on a GPU, beside the CPU and under compute-sanitizer (GPU_PYTHON=python3, OUT=dist/gpu)"
 	@echo "make bench-gpu     figures on a GPU beside PyTorch and copies (ONLY=name for some)"
 	@echo "make docs          the documentation as a site, in dist/docs; a warning is an error"
 	@echo "make proto         generate the protobuf code again"

@@ -29,6 +29,8 @@ BENCHMARKS = {
     "gpu-products": ("gpu_products", "figures"),
     "gpu-stored": ("gpu_products", "stored"),
     "gpu-attention": ("gpu_attention", "figures"),
+    "gpu-convolutions": ("gpu_images", "figures"),
+    "gpu-rows": ("gpu_images", "rows"),
     "gpu-chain": ("gpu_memory", "chain"),
     "gpu-nodes": ("gpu_plans", "nodes"),
     "gpu-model": ("gpu_plans", "model"),

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import shutil
+import subprocess
 import sys
 import time
 import traceback
@@ -23,7 +26,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import checkout
 
-checkout.use("tests/support")
+checkout.use("tests/support", "tests/bench")
+
+#: The ops that a checker of CUDA's runs: kernels that share memory in a block, or compute places.
+CHECKED = (
+    "conv_2d", "conv_2d_dw", "conv_3d", "conv_transpose_1d", "conv_transpose_2d", "pool_1d", "pool_2d",
+    "pool_2d_back", "im2col", "im2col_back", "col2im_1d", "pad", "pad_reflect_1d", "roll", "upscale",
+    "argsort", "top_k", "argmax", "cumsum", "cumprod", "get_rows", "get_rows_back", "set_rows", "add_rows",
+    "soft_max", "norm", "group_norm", "reduce_sum", "cont", "rope", "mul_mat",
+)  # fmt: skip
+#: The checkers of compute-sanitizer, and how long one may take.
+CHECKERS, MOST_SECONDS = ("memcheck", "racecheck", "synccheck"), 1800
+#: The environment variable with which this file runs under one of them.
+UNDER_CHECKER = "HELIOGRAPH_UNDER_CHECKER"
+#: The most normalised error of layers beside the definition.
+MOST_ERROR = {"f32": 1e-9, "f16": 1e-6}
 
 #: Of what one part found: whether it is well, a line for people, and all of it.
 Found = tuple[bool, str, Any]
@@ -155,6 +172,85 @@ def _ran(device: Any, made: Any) -> tuple[bytes, str]:
     return bytes(found), note
 
 
+def layers(quick: bool) -> Found:
+    """Layers of models of images beside the definition on the same GPU, and their bits run for run."""
+    from image_layers import convolutions, others
+
+    from heliograph_backends.cuda import CudaBackend
+
+    device, worst, wrong = CudaBackend().devices()[0], {}, []
+    try:
+        for name in ("f32", "f16"):
+            for layer in (*convolutions(1 if quick else 3), *others(2)):
+                error, same = layer_error(device, layer, name)
+                worst[f"{layer.name} {name}"] = error
+                if not error <= MOST_ERROR[name] or not same:
+                    wrong.append(f"{layer.name} {name}: {error:.1e}{'' if same else ', other bits'}")
+    finally:
+        device.close()
+    words = "; ".join(wrong) or f"{len(worst)} layers, error at most {max(worst.values()):.1e}"
+    return not wrong, words, worst
+
+
+def layer_error(device: Any, layer: Any, name: str) -> tuple[float, bool]:
+    """The normalised error of a layer beside the definition, and whether two runs have the same bits."""
+    import numpy as np
+    from gpu_common import planned
+
+    from heliograph_backends.reference import define
+    from heliograph_proto.graph import LeafKind
+
+    leaves = [(LeafKind.INPUT, type) for type in layer.types(name)]
+    nodes = [(layer.op, tuple(range(len(leaves))), layer.attributes)]
+    with planned(device, leaves, nodes) as ours:
+        node, found = ours.plan.graph.nodes[0], []
+        for _ in range(2):
+            ours.run()
+            found.append(bytearray(ours.output.type.nbytes))
+            ours.output.buffer.get(0, memoryview(found[-1]))
+        types = [one.type.dtype for one in ours.tensors]
+        kernel = define(node.op, node.attributes, device.driver.xp, operands=types, result=node.type.dtype)
+        with device.queue():
+            kernel(*(one.array for one in ours.tensors), ours.output.array)
+        wanted = bytearray(ours.output.type.nbytes)
+        ours.output.buffer.get(0, memoryview(wanted))
+    one, other = (
+        np.frombuffer(bits, node.type.dtype.numpy).astype(np.float64) for bits in (found[0], wanted)
+    )
+    error = float(((one - other) ** 2).sum() / max((other**2).sum(), 1e-30))
+    return error, found[0] == found[1]
+
+
+def checked(quick: bool) -> Found:
+    """Conformance under compute-sanitizer, which sees races and accesses outside of memory."""
+    program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if program is None:
+        return False, "compute-sanitizer is not in PATH: it is part of CUDA's toolkit", {}
+    found = {}
+    for checker in CHECKERS[: 1 if quick else None]:
+        command = [program, "--tool", checker, "--error-exitcode", "86", sys.executable, __file__]
+        done = subprocess.run(
+            [*command, "--out", os.devnull], env={**os.environ, UNDER_CHECKER: "1"}, capture_output=True,
+            text=True, timeout=MOST_SECONDS, check=False,
+        )  # fmt: skip
+        found[checker] = {"status": done.returncode, "end": (done.stdout + done.stderr)[-4000:]}
+    wrong = [name for name, one in found.items() if one["status"]]
+    words = f"{', '.join(wrong)}: see report.json" if wrong else f"{', '.join(found)} found nothing"
+    return not wrong, words, found
+
+
+def under_checker() -> int:
+    """The quick conformance of the kernels that a checker looks at; the status of the process."""
+    from heliograph_backends.conformance.runner import run
+    from heliograph_backends.cuda import CudaBackend
+
+    device = CudaBackend().devices()[0]
+    reports = [run(device, op=op, quick=True) for op in CHECKED]
+    device.close()
+    print("\n".join(map(_words, reports)))
+    return 0 if all(one.ok for one in reports) else 1
+
+
 def machine_code(_quick: bool) -> Found:
     """The kernels as machine code of sm_80 and sm_90, with CUDA's compiler."""
     from cupy.cuda import nvrtc
@@ -176,6 +272,8 @@ PARTS: dict[str, Callable[[bool], Found]] = {
     "machine code": machine_code,
     "chains": chains,
     "conformance": conformance,
+    "layers": layers,
+    "checked": checked,
     "cuda beside cpu": beside_the_cpu,
     "through a daemon": through_a_daemon,
 }
@@ -191,6 +289,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--quick", action="store_true", help="only the first case of every kind")
     arguments = parser.parse_args()
+    if os.environ.get(UNDER_CHECKER):
+        return under_checker()
     arguments.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = {}
     for name, part in PARTS.items():

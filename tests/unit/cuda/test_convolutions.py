@@ -11,15 +11,21 @@ import numpy as np
 import pytest
 from backend_graphs import Maker, normalised_error, run
 from cuda_emulation import EmulatedDriver, why_not
+from image_layers import Layer, convolutions, others
 
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cuda import CudaDevice
 from heliograph_backends.cuda.lowering.images import convolution
 from heliograph_backends.cuda.lowering.launch import Launch, Located
+from heliograph_backends.cuda.lowering.lowering import CudaLowering
 from heliograph_backends.cuda.lowering.target import Asked, CudaTarget, OwnSlots
-from heliograph_proto.graph import Node
+from heliograph_backends.planning.fusion import group_nodes
+from heliograph_backends.planning.layout import place_values
+from heliograph_backends.planning.storage import plan_storage
+from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output, validate
 from heliograph_proto.ops.table import infer
 from heliograph_proto.quantization import blocks
+from heliograph_proto.sessions import Limits
 from heliograph_proto.types import DTYPES, TensorType
 
 if why_not():
@@ -237,3 +243,24 @@ def test_channels_and_images_beyond_a_grids_second_dimension_are_walked(images: 
 def test_results_that_are_not_counted_in_32_bits_are_the_definitions() -> None:
     assert launches("conv_2d", (2**12, 8, 3, 3), (1, 8, 1000, 1000)) == []
     assert launches("conv_2d", (16, 1, 3, 3), (1, 1, 5, 5), padding=(2**30, 0)) == []
+
+
+@pytest.mark.parametrize("name", ["f32", "f16"])
+@pytest.mark.parametrize("layer", [*convolutions(32), *others(32)], ids=lambda layer: layer.name)
+def test_layers_of_models_have_kernels_whose_grids_a_gpu_takes(layer: Layer, name: str) -> None:
+    """The layers that `make test-gpu` and `make bench-gpu` run."""
+    types = layer.types(name)
+    result, complete = infer(layer.op, types, layer.attributes)
+    leaves = tuple(Leaf(LeafKind.INPUT, f"x{number}", type, b"") for number, type in enumerate(types))
+    node = Node(layer.op, tuple(range(len(types))), result, complete)
+    graph = validate(Graph(leaves, (node,), (Output("y", len(types)),)), Limits())
+    places = place_values(graph)
+    lowering = CudaLowering(graph, places, TARGET)
+    groups = group_nodes(graph, places, lowering, fusion=True)
+    storage = plan_storage(graph, places, groups, 2**40, alignment=256)
+    work = lowering.work(groups[0], storage, OwnSlots(90, 91))
+    assert work
+    for one in work:
+        if isinstance(one, Launch):
+            assert all(0 < size <= most for size, most in zip(one.grid, MOST_GRID, strict=True))
+            assert one.threads <= 1024 and one.shared_bytes <= TARGET.shared_bytes
