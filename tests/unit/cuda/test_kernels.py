@@ -36,11 +36,13 @@ from heliograph_backends.cuda.driver.parameters import (
     RUNNING,
     SORT,
     TRANSPOSE,
+    TYPED,
     TYPES,
     UPSCALE,
 )
 from heliograph_backends.cuda.driver.sources import MODULES, kernels_of, module_of, options_of, text_of
-from heliograph_backends.cuda.lowering import rows
+from heliograph_backends.cuda.lowering import rows, typed
+from heliograph_backends.cuda.lowering.chains import FLOATS
 from heliograph_backends.cuda.lowering.launch import Located
 from heliograph_proto.graph import Node
 from heliograph_proto.quantization import blocks
@@ -60,7 +62,7 @@ PARAMETERS = {
     "rope": ROPE, "philox": RANDOM, "product": PRODUCT, "attention": ATTENTION,
     "convolution": CONVOLUTION, "pool": POOL, "pool_back": POOL, "columns": COLUMNS, "columns_back": COLUMNS,
     "place_elements": PLACE, "upscale": UPSCALE, "sort_rows": SORT, "argmax": LARGEST, "running": RUNNING,
-    "get_rows_back": GATHER_BACK,
+    "get_rows_back": GATHER_BACK, "typed": TYPED,
 }  # fmt: skip
 
 
@@ -98,6 +100,16 @@ def test_numbers_of_data_types_are_those_of_the_kernels(name: str) -> None:
     listed = re.search(r"enum Type \{ F32 = 0, F16 = 1, BF16 = 2, (.*?) \}", text_of("products"))
     assert listed is not None
     assert ["F32", "F16", "BF16", *listed[1].split(", ")][TYPES[name]] == name.upper()
+
+
+def test_ops_between_types_have_the_numbers_of_the_kernel() -> None:
+    listed = re.search(r"enum Typed \{(.*?)\};", text_of("typed"), re.S)
+    assert listed is not None
+    assert re.findall(r"T_(\w+)", listed[1]) == [op.upper() for op in typed.OPS]
+    numbers = re.search(r"enum Number \{(.*?), N_OTHER", text_of("typed"))
+    assert numbers is not None
+    found = [name.lower() for name in re.findall(r"N_(\w+)", numbers[1])]
+    assert [*FLOATS, *found] == list(typed.NUMBERS)
 
 
 @pytest.mark.parametrize("name", [one for one in DTYPES if DTYPES[one].kind == "quantized"])

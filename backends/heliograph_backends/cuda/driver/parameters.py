@@ -191,6 +191,12 @@ GATHER_BACK = _struct(
     ("gradient_steps", "i8", (2,)), ("index_step", "i8"), ("failure", "u8"), ("node", "i4"),
     ("wide_indices", "i4"),
 )  # fmt: skip
+TYPED = _struct(
+    ("divisors", DIVISOR, (MOST_DIMENSIONS,)), ("strides", "i8", (4, MOST_DIMENSIONS)),
+    ("addresses", "u8", (4,)), ("count", "u4"),
+    *((name, "i4") for name in ("dimensions", "operation", "operands", "result_type", "type", "item_bytes")),
+    ("reserved", "i4"),
+)  # fmt: skip
 
 
 def empty(type: np.dtype[np.void]) -> Parameters:

@@ -37,6 +37,7 @@ MODULES = {
     "attention_bf16": (*_ATTENTION, "attention_bf16.cu"),
     "attention_f32": (*_ATTENTION, "attention_f32.cu"),
     "windows": ("common.cuh", "windows.cu", "places.cu"),
+    "typed": ("common.cuh", "typed.cu"),
     "ordering": ("common.cuh", "ordering.cu"),
     "convolution": (
         "common.cuh",

@@ -21,6 +21,7 @@ from heliograph_backends.cuda.lowering import (
     rope,
     rows,
     stored,
+    typed,
 )
 from heliograph_backends.cuda.lowering.images import convolution, endings, places, windows
 from heliograph_backends.cuda.lowering.launch import Launch, Located
@@ -277,7 +278,8 @@ class CudaLowering:
             )
         if stored.is_expert_product(node, types) and stored.reads_rows(values[:2], result):
             return (stored.expert_product(number, values, result, report, self.target),)
-        return self._move(node, types, values, result, storage)
+        moved = self._move(node, types, values, result, storage)
+        return typed.elements(asked) if moved is None else moved
 
     def _move(
         self,
