@@ -36,6 +36,7 @@ from heliograph_backends.cuda.driver.parameters import (
     RUNNING,
     SORT,
     TRANSPOSE,
+    TRIANGLE,
     TYPED,
     TYPES,
     UPSCALE,
@@ -62,7 +63,7 @@ PARAMETERS = {
     "rope": ROPE, "philox": RANDOM, "product": PRODUCT, "attention": ATTENTION,
     "convolution": CONVOLUTION, "pool": POOL, "pool_back": POOL, "columns": COLUMNS, "columns_back": COLUMNS,
     "place_elements": PLACE, "upscale": UPSCALE, "sort_rows": SORT, "argmax": LARGEST, "running": RUNNING,
-    "get_rows_back": GATHER_BACK, "typed": TYPED,
+    "get_rows_back": GATHER_BACK, "typed": TYPED, "triangle": TRIANGLE,
 }  # fmt: skip
 
 

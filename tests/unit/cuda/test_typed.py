@@ -107,3 +107,21 @@ def test_a_plan_with_a_mask_is_captured_as_a_whole(device: CudaDevice, rng: np.r
         assert np.array_equal(found, kept.argmax(-1))
     assert "4 of 4 steps replayed as 1 CUDA graph(s)" in it.plan.note
     it.free()
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16"])
+def test_rarer_ops_of_floats_are_within_a_rounding_of_the_definition(
+    name: str, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+) -> None:
+    made = Maker()
+    a, b = some(made, rng, name, 3, 1, 7), some(made, rng, name, 5, 1)
+    for op in typed.FLOATING:
+        made.output(made.node(op, a, b) if op in ("pow", "atan2", "hypot", "copysign") else made.node(op, a))
+    for found, wanted in zip(run(device, made), run(definition, made), strict=True):
+        one, other = (widened(np.asarray(values), name) for values in (found, wanted))
+        assert np.allclose(one, other, rtol={"f32": 1e-6, "f16": 1e-3, "bf16": 1e-2}[name], equal_nan=True)
+    assert set(device.driver.launched) == {"typed"}
+
+
+def widened(array: np.ndarray, name: str) -> np.ndarray:
+    return blocks.from_bits(array) if name == "bf16" else array.astype(np.float32)

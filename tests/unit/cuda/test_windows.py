@@ -230,3 +230,32 @@ def test_an_index_outside_of_a_gradients_rows_is_an_error(
     made.output(made.node("get_rows_back", gradient, made.input(np.array([1, 5, 0], np.int32)), rows=5))
     with pytest.raises(OutOfRangeError, match="index 5 is not one of 5 rows"):
         run(device, made)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64"])
+def test_triangles_keep_elements_as_they_are(
+    dtype: str, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+) -> None:
+    made = Maker()
+    x = made.input(rng.integers(-100, 100, (3, 5, 7, 7)).astype(dtype))
+    for one in (x, made.node("permute", x, axes=(1, 0, 3, 2))):
+        made.output(*(made.node("tri", one, type=kind) for kind in range(4)))
+        if dtype.startswith("float"):
+            made.output(made.node("diag_mask_inf", one, n_past=2), made.node("diag_mask_zero", one, n_past=0))
+    assert same_bits(device, definition, made)
+    assert set(device.driver.launched) == {"triangle"}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_blocks_are_set_and_added_where_they_lie(
+    dtype: type, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+) -> None:
+    made = Maker()
+    x = made.input(rng.standard_normal((6, 9)).astype(dtype))
+    block, one = (made.input(rng.standard_normal(shape).astype(dtype)) for shape in ((3, 4), (1,)))
+    for op in ("set", "acc"):
+        made.output(made.node(op, x, block, start=(1, 0), step=(2, 2)))
+        made.output(made.node(op, made.node("permute", x, axes=(1, 0)), block, start=(5, 2)))
+    made.output(made.node("add1", x, one))
+    assert same_bits(device, definition, made)
+    assert {"copy_elements", "elementwise_few"} == set(device.driver.launched)

@@ -173,6 +173,12 @@ UPSCALE = _struct(
     ("support", "f8", (2,)), ("offset", "f8"), ("have", "i4", (MOST_DIMENSIONS,)), ("corners", "i4", (2,)),
     ("count", "u4"), ("dimensions", "i4"), ("mode", "i4"), ("type", "i4"),
 )  # fmt: skip
+TRIANGLE = _struct(
+    ("sizes", DIVISOR, (MOST_DIMENSIONS,)), ("from_strides", "i8", (MOST_DIMENSIONS,)),
+    ("to_strides", "i8", (MOST_DIMENSIONS,)), ("from", "u8"), ("to", "u8"), ("offset", "i8"),
+    ("outside", "u8"), ("count", "u4"),
+    *((name, "i4") for name in ("dimensions", "item_bytes", "keeps_beyond")),
+)  # fmt: skip
 SORT = _struct(
     ("walk", WALK), ("x", OPERAND), ("step", "i8"), ("keys", "u8"), ("found", "u8"), ("result", "u8"),
     ("blocks", "i8"), *((name, "i4") for name in ("columns", "chunks", "chunk", "padded", "kept")),

@@ -161,3 +161,46 @@ KERNEL(upscale, UpscaleParameters, 256) {
     store(result, p.type, sum);
   }
 }
+
+struct TriangleParameters {
+  Divisor sizes[MOST_DIMENSIONS];  // the last two are rows and columns
+  i64 from_strides[MOST_DIMENSIONS];
+  i64 to_strides[MOST_DIMENSIONS];
+  u64 from;
+  u64 to;
+  i64 offset;   // of the diagonal, to the right
+  u64 outside;  // the bits of what is not kept
+  u32 count;
+  int dimensions;
+  int item_bytes;
+  int keeps_beyond;  // what is after the diagonal; else what is not
+};
+
+template <typename Item>
+static __device__ __forceinline__ void keep_triangle(const TriangleParameters& p) {
+  u64 step = (u64)gridDim.x * 256;
+  for (u64 index = (u64)blockIdx.x * 256 + threadIdx.x; index < p.count; index += step) {
+    const u8* from = reinterpret_cast<const u8*>(p.from);
+    u8* to = reinterpret_cast<u8*>(p.to);
+    u32 number = (u32)index;
+    i64 beyond = -p.offset;  // columns after the diagonal's
+#pragma unroll 1
+    for (int axis = p.dimensions - 1; axis >= 0; axis--) {
+      u32 above = divided(number, p.sizes[axis]), at = number - above * p.sizes[axis].size;
+      from += at * p.from_strides[axis], to += at * p.to_strides[axis], number = above;
+      if (axis == p.dimensions - 1) beyond += at;
+      if (axis == p.dimensions - 2) beyond -= at;
+    }
+    bool kept = (beyond > 0) == (p.keeps_beyond != 0);
+    *reinterpret_cast<Item*>(to) = kept ? *reinterpret_cast<const Item*>(from) : (Item)p.outside;
+  }
+}
+
+KERNEL(triangle, TriangleParameters, 256) {
+  switch (p.item_bytes) {
+    case 1: keep_triangle<u8>(p); break;
+    case 2: keep_triangle<u16>(p); break;
+    case 4: keep_triangle<u32>(p); break;
+    default: keep_triangle<u64>(p);
+  }
+}

@@ -1,5 +1,6 @@
 // Elementwise operations between types: choices, comparisons, conversions, and those of whole
-// numbers. One operation at a time, since results of one type seldom are operands of another.
+// numbers; and of floats those that chains seldom have, since each takes registers from all others
+// of the interpreter. One operation at a time.
 
 // The numbers of `typed.py`. Floats have those of `Type`.
 enum Number { N_I8 = 3, N_U8, N_BOOL, N_I16, N_U16, N_I32, N_U32, N_I64, N_U64, N_OTHER };
@@ -8,7 +9,7 @@ enum Typed {
   T_WHERE, T_CAST, T_EQUAL, T_NOT_EQUAL, T_LESS, T_LESS_EQUAL, T_GREATER, T_GREATER_EQUAL, T_LOGICAL_AND,
   T_LOGICAL_OR, T_LOGICAL_XOR, T_LOGICAL_NOT, T_ISNAN, T_ISINF, T_ISFINITE, T_SIGNBIT, T_ADD, T_SUB, T_MUL,
   T_MAXIMUM, T_MINIMUM, T_NEG, T_ABS, T_SGN, T_SQR, T_BITWISE_AND, T_BITWISE_OR, T_BITWISE_XOR,
-  T_BITWISE_INVERT
+  T_BITWISE_INVERT, T_POW, T_ATAN2, T_HYPOT, T_COPYSIGN, T_ACOS, T_ACOSH, T_ASIN, T_ASINH, T_ATAN, T_ATANH
 };
 
 #define MOST_TYPED 4  // the result, and up to three operands
@@ -50,6 +51,21 @@ static __device__ __forceinline__ void put_whole(u8* place, int type, i64 value)
     case N_I32:
     case N_U32: *reinterpret_cast<u32*>(place) = (u32)value; break;
     default: *reinterpret_cast<i64*>(place) = value;
+  }
+}
+
+static __device__ __forceinline__ float computed(int operation, float a, float b) {
+  switch (operation) {
+    case T_POW: return powf(a, b);
+    case T_ATAN2: return atan2f(a, b);
+    case T_HYPOT: return hypotf(a, b);
+    case T_COPYSIGN: return copysignf(a, b);
+    case T_ACOS: return acosf(a);
+    case T_ACOSH: return acoshf(a);
+    case T_ASIN: return asinf(a);
+    case T_ASINH: return asinhf(a);
+    case T_ATAN: return atanf(a);
+    default: return atanhf(a);
   }
 }
 
@@ -149,6 +165,9 @@ static __device__ __forceinline__ void compute_typed(
           i64 left = (i64)((u64)whole_at(a, p.type) ^ turned), right = (i64)((u64)whole_at(b, p.type) ^ turned);
           *to = compared(p.operation, left, right);
         }
+      } else if (p.operation >= T_POW) {
+        float right = p.operands > 2 ? load(b, p.type) : 0.0f;
+        store(to, p.type, computed(p.operation, load(a, p.type), right));
       } else {
         u64 left = (u64)whole_at(a, p.type), right = p.operands > 2 ? (u64)whole_at(b, p.type) : 0ull;
         put_whole(to, p.type, (i64)computed(p.operation, p.type, left, right));

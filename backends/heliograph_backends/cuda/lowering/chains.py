@@ -51,6 +51,12 @@ def chain(
     return _launches(_Chain(graph, nodes, locate, result).program(), target)
 
 
+def added(a: Located, b: Located, result: Located, target: CudaTarget) -> tuple[Launch, ...]:
+    """Return the launches of a sum of two of one of FLOATS, which broadcast to the result."""
+    instruction = ChainInstruction(CudaOperation.ADD, (1, 2), (), True)
+    return _launches(ChainProgram((result, a, b), (instruction,)), target)
+
+
 def converted(source: Located, result: Located, target: CudaTarget) -> tuple[Launch, ...]:
     """Return the launches of a conversion between two of FLOATS."""
     return _launches(

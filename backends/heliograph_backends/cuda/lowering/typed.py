@@ -1,5 +1,5 @@
-"""Elementwise ops between types as launches: choices, comparisons, conversions, whole numbers.
-Pure."""
+"""Elementwise ops between types as launches: choices, comparisons, conversions, whole numbers; and
+rarer ones of floats. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ WHOLE = (
     "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "sgn", "sqr", "bitwise_and", "bitwise_or",
     "bitwise_xor", "bitwise_invert",
 )  # fmt: skip
-OPS = ("where", "cast", *COMPARISONS, *LOGICAL, *QUESTIONS, *WHOLE)
+FLOATING = (
+    "pow", "atan2", "hypot", "copysign", "acos", "acosh", "asin", "asinh", "atan", "atanh",
+)  # fmt: skip
+OPS = ("where", "cast", *COMPARISONS, *LOGICAL, *QUESTIONS, *WHOLE, *FLOATING)
 
 
 def is_typed(op: str, operands: Sequence[TensorType], result: TensorType) -> bool:
@@ -33,6 +36,8 @@ def is_typed(op: str, operands: Sequence[TensorType], result: TensorType) -> boo
         return result.dtype.block_size == 1
     if op in WHOLE:
         return name in NUMBERS and name not in (*FLOATS, "bool") and made == name
+    if op in FLOATING:
+        return name in FLOATS and made == name
     return name in (FLOATS if op in QUESTIONS else NUMBERS) and made in NUMBERS
 
 

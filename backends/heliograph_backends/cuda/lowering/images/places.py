@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from heliograph_backends.cuda.driver.parameters import MOST_DIMENSIONS, PLACE, TYPES, UPSCALE
-from heliograph_backends.cuda.lowering import moves
+from heliograph_backends.cuda.driver.parameters import MOST_DIMENSIONS, PLACE, TRIANGLE, TYPES, UPSCALE
+from heliograph_backends.cuda.lowering import chains, moves
 from heliograph_backends.cuda.lowering.chains import FLOATS
-from heliograph_backends.cuda.lowering.launch import Filling, Launch, Located, Strides, blocks_for, fits
+from heliograph_backends.cuda.lowering.launch import Filling, Launch, Located, blocks_for, collapsed, fits
 from heliograph_backends.cuda.lowering.target import Asked
 from heliograph_proto.types import TensorType
 
@@ -18,6 +18,9 @@ MOST_COUNT = 2**31 - 1
 ZERO, AROUND, MIRRORED = range(3)
 #: The kernel's number of a linear mode with triangles.
 TRIANGLES = 3
+
+#: The bits of minus infinity.
+LOWEST_BITS = {"f32": 0xFF800000, "f16": 0xFC00, "bf16": 0xFF80}
 
 
 class Axis(NamedTuple):
@@ -113,16 +116,80 @@ def repeat(asked: Asked) -> tuple[Launch, ...] | None:
 def set_block(asked: Asked) -> tuple[Launch, ...] | None:
     """Return the copies of a tensor and of the block that is set in it; None if no kernel makes
     them."""
-    (whole, block), result, attributes = asked.values, asked.result, asked.node.attributes
+    (whole, block), result = asked.values, asked.result
     if not moves.can_copy(result.type) or result.type.dtype.block_size > 1:
         return None
-    start, step = attributes["start"], attributes["step"] or (1,) * block.type.ndim
-    offset = result.offset + sum(at * by for at, by in zip(start, result.strides, strict=True))
-    strides: Strides = tuple(by * one for by, one in zip(step, result.strides, strict=True))
     found = () if whole[1:] == result[1:] else moves.copy(whole, result)
     if block.type.size:
-        found = (*found, *moves.copy(block, Located(block.type, result.slot, offset, strides)))
+        found = (*found, *moves.copy(block, _block_at(asked, block, result)))
     return found
+
+
+def acc(asked: Asked) -> tuple[Launch, ...] | None:
+    """Return the copy of a tensor and the sum of its block with another; None if no kernel makes
+    them."""
+    (whole, block), result = asked.values, asked.result
+    names = {one.type.dtype.name for one in (whole, block, result)}
+    if not moves.can_copy(result.type) or len(names) > 1 or names.isdisjoint(chains.FLOATS):
+        return None
+    found = () if whole[1:] == result[1:] else moves.copy(whole, result)
+    if not block.type.size:
+        return found
+    at = _block_at(asked, block, result)
+    return (*found, *chains.added(at, block, at, asked.target))
+
+
+def add1(asked: Asked) -> tuple[Launch, ...] | None:
+    """Return the launches that add one number; None if no kernel does."""
+    (x, one), result = asked.values, asked.result
+    names = {value.type.dtype.name for value in (x, one, result)}
+    if not fits(result.type.shape) or len(names) > 1 or names.isdisjoint(chains.FLOATS):
+        return None
+    number = Located(TensorType(one.type.dtype, ()), one.slot, one.offset, ())
+    return chains.added(x, number, result, asked.target)
+
+
+def _block_at(asked: Asked, block: Located, result: Located) -> Located:
+    """Return the place of a block in a result."""
+    start, step = asked.node.attributes["start"], asked.node.attributes["step"] or (1,) * block.type.ndim
+    offset = result.offset + sum(at * by for at, by in zip(start, result.strides, strict=True))
+    strides = tuple(by * one for by, one in zip(step, result.strides, strict=True))
+    return Located(block.type, result.slot, offset, strides)
+
+
+# Triangles
+
+
+def triangle(asked: Asked) -> tuple[Launch, ...] | None:
+    """Return the launch of a triangle of matrices; None if no kernel computes it."""
+    node, (x,), result = asked.node, asked.values, asked.result
+    name, item = x.type.dtype.name, x.type.dtype.block_bytes
+    if result.type.size > MOST_COUNT or (node.op == "diag_mask_inf" and name not in LOWEST_BITS):
+        return None
+    if node.op == "tri":
+        kind = node.attributes["type"]
+        keeps_beyond, offset, outside = kind < 2, -1 if kind in (0, 3) else 0, 0
+    else:
+        keeps_beyond, offset = False, node.attributes["n_past"]
+        outside = LOWEST_BITS[name] if node.op == "diag_mask_inf" else 0
+    lead, (given, made) = collapsed(x.type.shape[:-2], [x.strides[:-2], result.strides[:-2]])
+    sizes = (*lead, *x.type.shape[-2:])
+    if len(sizes) > MOST_DIMENSIONS:
+        return None
+    filling = Filling(TRIANGLE)
+    filling.divisors(sizes, "sizes")
+    filling.address("from", x)
+    filling.address("to", result)
+    for field, steps in (
+        ("from_strides", (*given, *x.strides[-2:])),
+        ("to_strides", (*made, *result.strides[-2:])),
+    ):
+        filling.parameters[field][0][: len(sizes)] = steps
+    filling.set(
+        offset=offset, outside=outside, count=result.type.size, dimensions=len(sizes), item_bytes=item,
+        keeps_beyond=keeps_beyond,
+    )  # fmt: skip
+    return (filling.launch("triangle", (blocks_for(result.type.size, 256), 1, 1), 256),)
 
 
 # Resampling
