@@ -232,6 +232,16 @@ def test_tiles_fill_the_device_and_no_grid_overflows(
     assert all(size <= most for size, most in zip(launch.grid, MOST_GRID, strict=True))
 
 
+@pytest.mark.parametrize("side", [7, 14, 28, 56])
+@pytest.mark.parametrize("images", [1, 2, 9, 64])
+@pytest.mark.parametrize("channels", [20, 64, 130, 512, 2048])
+def test_parts_of_sums_take_little_memory(channels: int, images: int, side: int) -> None:
+    types = [TensorType(DTYPES["f32"], shape) for shape in ((channels, 512, 3, 3), (images, 512, side, side))]
+    result, complete = infer("conv_2d", types, {"padding": (1, 1)})
+    found = convolution.workspace_bytes(Node("conv_2d", (0, 1), result, complete), types, TARGET)
+    assert found <= TARGET.multiprocessors * 128 * 2**10
+
+
 @pytest.mark.parametrize("images", [1, 2**16])
 def test_channels_and_images_beyond_a_grids_second_dimension_are_walked(images: int) -> None:
     (launch,) = launches("conv_2d_dw", (70, 1, 3, 3), (images, 70, 16, 16), padding=(1, 1))

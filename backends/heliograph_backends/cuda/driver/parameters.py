@@ -181,7 +181,7 @@ TRIANGLE = _struct(
 )  # fmt: skip
 SORT = _struct(
     ("walk", WALK), ("x", OPERAND), ("step", "i8"), ("keys", "u8"), ("found", "u8"), ("result", "u8"),
-    ("blocks", "i8"), *((name, "i4") for name in ("columns", "chunks", "chunk", "padded", "kept")),
+    *((name, "i4") for name in ("columns", "chunks", "chunk", "padded", "kept")),
     *((name, "i4") for name in ("descending", "reads_keys", "keeps_keys")),
 )  # fmt: skip
 LARGEST = _struct(

@@ -19,7 +19,6 @@ struct alignas(16) DepthElement {
   int at[3], is_there;
 };
 
-template <int T>
 static __device__ __forceinline__ DepthElement depth_element(const ConvolutionParameters& p, u32 number) {
   DepthElement found;
   found.is_there = number < (u32)p.depth;
@@ -102,7 +101,7 @@ struct ConvolvedTile {
 
   __device__ __forceinline__ void find_depth(int step) {
     if (threadIdx.x < E::OF_STEP)
-      shared.depth[step % 2][threadIdx.x] = depth_element<T>(p, (u32)step * E::OF_STEP + threadIdx.x);
+      shared.depth[step % 2][threadIdx.x] = depth_element(p, (u32)step * E::OF_STEP + threadIdx.x);
   }
 
   // Neighbours have neighbouring chunks of a line of the kernel.

@@ -21,7 +21,6 @@ struct SortParameters {
   u64 keys;    // of chunks that were sorted before, instead of x
   u64 found;   // what is kept of each chunk: keys
   u64 result;  // or places
-  i64 blocks;  // chunks of all rows
   int columns;
   int chunks;  // of a row
   int chunk;   // elements of a chunk

@@ -106,7 +106,7 @@ def sort(asked: Asked) -> tuple[Launch, ...] | None:
         else:
             filling.address("result", result)
         filling.set(
-            step=x.strides[-1], blocks=rows * one.chunks, columns=one.columns, chunks=one.chunks,
+            step=x.strides[-1], columns=one.columns, chunks=one.chunks,
             chunk=one.chunk, padded=one.padded, kept=one.kept, descending=descending, reads_keys=number > 0,
             keeps_keys=number + 1 < len(found),
         )  # fmt: skip
