@@ -233,6 +233,18 @@ def upscale(xp: Any, attributes: Attributes, x: Array) -> Array:
     return result
 
 
+def resampling(xp: Any, attributes: Attributes, have: int, size: int) -> tuple[Array, Array]:
+    """Return the elements of one dimension of an image that become each of the new ones, [size,
+    taps], and their weights; without antialias."""
+    corners = attributes["align_corners"]
+    if attributes["mode"] == 0:
+        place = _nearest(xp, have, size, corners)[:, None]
+        return place, xp.ones(place.shape)
+    between = _between if attributes["mode"] == 1 else _among_four
+    places, weights = zip(*between(xp, have, size, corners), strict=True)
+    return xp.stack(places, -1), xp.stack(weights, -1)
+
+
 def _nearest(xp: Any, have: int, size: int, corners: bool) -> Array:
     """Return the element at or before each of the new places."""
     if corners and have > 1 and size > 1:

@@ -14,6 +14,7 @@ from narrow_views import FLOATS, LENGTHS, NARROW, SPECIAL, WAYS, Devices, Operan
 from heliograph_backends.cpu.kernels import available
 from heliograph_backends.cpu.kernels.program.tiles import STREAM_BYTES
 from heliograph_backends.cpu.kernels.program.words import MAXIMUM_NARROW
+from heliograph_backends.cpu.lowering.rows import MOST_NARROW
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.devices import OpPath
 from heliograph_proto.ops.rope import IMROPE, MROPE, NEOX, NORMAL, SECTIONED, VISION, pairs
@@ -220,3 +221,75 @@ def test_threads_norm_views_without_changing_bits(
     for shape in ((3, 5, 37, 129), (40, 1031), (7001, 9)):
         made.output(*(made.node(op, operands.view(way, "f32", *shape)) for way in ("sliced", "behind")))
     devices.check_closely(made, shared=True)
+
+
+# Rows of f16 and bf16
+
+
+NORMS = ["norm", "rms_norm", "l2_norm", "soft_max"]
+SUMS = ["sum_rows", "reduce_max", "reduce_sum", "reduce_mean", "sum"]
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("op", [*NORMS, *SUMS])
+def test_narrow_rows_are_computed_in_float32_and_rounded_once(
+    op: str, name: str, devices: Devices, random: np.random.Generator
+) -> None:
+    made = Maker()
+    operands = Operands(made, random)
+    more = {"axes": (-1,)} if op.startswith("reduce_") else {}
+    for columns in (*LENGTHS, 257, 5000):
+        for way in ("whole", "behind"):
+            made.output(made.node(op, operands.view(way, name, *operands.shape(3, columns)), **more))
+    devices.check_closely(made)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_scores_have_masks_slopes_and_sinks(
+    name: str, devices: Devices, random: np.random.Generator
+) -> None:
+    made = Maker()
+    operands = Operands(made, random)
+    for mask in ("f32", name):
+        for columns in (1, 17, 100, 1000):
+            x = operands.view("behind", name, 2, 3, 5, columns)
+            bias = operands.view("repeated", mask, 5, columns)
+            sinks = operands.leaf("f32", 3)
+            made.output(made.node("soft_max", x, bias, sinks, scale=0.3, max_bias=8.0))
+            made.output(made.node("soft_max", x, bias), made.node("soft_max", x, scale=0.5))
+    devices.check_closely(made)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_groups_of_channels_are_normed(
+    name: str, devices: Devices, random: np.random.Generator
+) -> None:
+    made = Maker()
+    operands = Operands(made, random)
+    for side in (1, 4, 61):
+        x = operands.view("behind", name, 2, 3, 6, side, 11)
+        made.output(*(made.node("group_norm", x, groups=groups) for groups in (1, 2, 6)))
+    devices.check_closely(made)
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("op", NORMS)
+def test_threads_share_narrow_rows_and_change_no_bits(
+    op: str, name: str, devices: Devices, random: np.random.Generator
+) -> None:
+    made = Maker()
+    operands = Operands(made, random)
+    for shape in ((40, 1031), (7001, 9), (3, 40_000)):
+        made.output(made.node(op, operands.view("behind", name, *shape)))
+    devices.check_closely(made, shared=True)
+
+
+@pytest.mark.parametrize("op", [*NORMS, "sum_rows"])
+def test_the_longest_narrow_row_and_one_that_is_too_long(op: str, devices: Devices) -> None:
+    """A worker's scratch has room for a row of so many float32."""
+    for columns, found in ((MOST_NARROW, OpPath.KERNEL), (MOST_NARROW + 1, OpPath.DEFINITION)):
+        made = Maker()
+        made.output(made.node(op, made.input(np.ones((1, columns), np.float16))))
+        assert op_path(devices.with_kernels[0], made) is found
+        if found is OpPath.KERNEL:
+            devices.check_closely(made)

@@ -6,16 +6,25 @@ definition.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Hashable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from heliograph_backends.cpu import kernels as k
-from heliograph_backends.cpu.kernels import Operation
 from heliograph_backends.cpu.kernels.program.builder import Step
 from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
-from heliograph_backends.cpu.lowering import attention, copies, experts, moves, reductions, rope, windows
+from heliograph_backends.cpu.lowering import (
+    attention,
+    copies,
+    experts,
+    images,
+    moves,
+    reductions,
+    rope,
+    searches,
+    windows,
+)
 from heliograph_backends.cpu.lowering import rows as row_ops
+from heliograph_backends.cpu.lowering.copies import copy
 from heliograph_backends.cpu.lowering.elementwise import (
     ELEMENTWISE,
     GATED,
@@ -40,7 +49,7 @@ from heliograph_backends.planning.layout import ValuePlace, value_types, view
 from heliograph_backends.planning.storage import StorageLayout
 from heliograph_proto.graph import Graph, LeafKind, Node
 from heliograph_proto.ops.table import OPS
-from heliograph_proto.types import F32, DType, TensorType
+from heliograph_proto.types import F32, TensorType
 
 #: Rotary embedding and its gradient.
 ROTATIONS = ("rope", "rope_back")
@@ -50,9 +59,24 @@ APPENDED = {
     **dict.fromkeys(ROTATIONS, rope.append),
     **dict.fromkeys(row_ops.OPS, row_ops.append),
     **dict.fromkeys(reductions.OPS, reductions.append),
-    **dict.fromkeys(copies.OPS, copies.append),
+    **dict.fromkeys(searches.OPS, searches.append),
+    **dict.fromkeys(images.OPS, images.append),
+    **dict.fromkeys(copies.PARTS, copies.append),
     **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
     "philox": moves.append_random,
+}
+
+#: Ops whose modules decide by themselves whether a kernel runs a node.
+DECIDED = {
+    "flash_attn_ext": attention.has_kernel,
+    "upscale": images.has_kernel,
+    **dict.fromkeys(ROTATIONS, rope.has_kernel),
+    **dict.fromkeys(row_ops.OPS, row_ops.has_kernel),
+    **dict.fromkeys(reductions.OPS, reductions.has_kernel),
+    **dict.fromkeys(windows.OPS, windows.has_kernel),
+    **dict.fromkeys(searches.OPS, searches.has_kernel),
+    **dict.fromkeys(images.OPS, images.has_kernel),
+    **dict.fromkeys(copies.PARTS, copies.has_kernel),
 }
 
 #: Floats of 16 bits, which elementwise kernels stage as f32, and all data types that they accept.
@@ -166,14 +190,8 @@ class CpuLowering:
 
     def _find_kernel(self, number: int) -> bool:
         node = self.graph.nodes[number]
-        if node.op == "flash_attn_ext":
-            return attention.has_kernel(node, *self._around(number))
-        if node.op in row_ops.OPS:
-            return row_ops.has_kernel(node, *self._around(number))
-        if node.op in windows.OPS:
-            return windows.has_kernel(node, *self._around(number))
-        if node.op in ROTATIONS:
-            return rope.has_kernel(node, *self._around(number))
+        if node.op in DECIDED:
+            return DECIDED[node.op](node, *self._around(number))
         if node.op == "philox":
             return self.places[self.leaves + number].strides == node.type.strides
         plain = self._is_f32[self.leaves + number]
@@ -191,10 +209,6 @@ class CpuLowering:
             return True
         if node.op == "mul_mat":
             return can_cut(*(self.types[value] for value in node.operands))
-        if node.op in reductions.OPS:
-            return reductions.has_kernel(node, *self._around(number))
-        if node.op in copies.OPS:
-            return copies.has_kernel(node, *self._around(number))
         if node.op == "assign":
             return self.places[node.operands[1]].root != self.places[node.operands[0]].root
         return OPS[node.op].is_view
@@ -484,20 +498,6 @@ class CpuLowering:
             target = k.Operand(slot, offset, strides)
             copy(builder, found.shape, self.operand(storage, value), target, found.dtype)
             offset += found.shape[axis] * strides[axis]
-
-
-#: A single object, so that equal copies are encoded once.
-_COPY = (k.Instruction(Operation.COPY, k.Input(0), (k.Input(1),)),)
-
-
-def copy(
-    builder: k.ProgramBuilder, shape: tuple[int, ...], source: k.Operand, target: k.Operand, dtype: DType
-) -> None:
-    """Append a copy of elements that are not blocks."""
-    if dtype is not F32:
-        builder.convert(shape, source, target, k.BYTES[dtype.block_bytes])
-    elif math.prod(shape):
-        builder.elementwise(shape, k.Elementwise((target, source), _COPY))
 
 
 def repeating(sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from heliograph_backends.cpu import kernels as k
+from heliograph_backends.cpu.lowering.rows import FORMS, fits
 from heliograph_proto.graph import Node
-from heliograph_proto.types import F32, TensorType, contiguous_strides
+from heliograph_proto.types import TensorType, contiguous_strides
 
 #: The builder's method of each op.
 METHODS = {
@@ -22,7 +23,11 @@ Strides = tuple[int, ...]
 def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
     """True if a node reduces its last dimensions, which have no gaps."""
     shape, count = types[0].shape, _reduced(node, types[0].ndim)
-    expected = 4
+    if types[0].dtype.name not in FORMS or node.type.dtype is not types[0].dtype:
+        return False
+    if not fits(types[0], math.prod(shape[len(shape) - count :])):
+        return False
+    expected = types[0].dtype.block_bytes
     for size, step in zip(reversed(shape[-count:]), reversed(strides[0][-count:]), strict=True):
         if size != 1 and step != expected:
             return False
@@ -47,6 +52,8 @@ def append(
     source, target = places
     shape, count = types[0].shape, _reduced(node, types[0].ndim)
     leading = shape[: len(shape) - count]
-    source = source._replace(strides=(*source.strides[: len(leading)], 4))
-    target = target._replace(strides=contiguous_strides(leading, F32))
-    getattr(builder, METHODS[node.op])((*leading, math.prod(shape[-count:])), source, target)
+    dtype = types[0].dtype
+    source = source._replace(strides=(*source.strides[: len(leading)], dtype.block_bytes))
+    target = target._replace(strides=contiguous_strides(leading, dtype))
+    rows = (*leading, math.prod(shape[-count:]))
+    getattr(builder, METHODS[node.op])(rows, source, target, FORMS[dtype.name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy
@@ -18,6 +19,10 @@ NORMS = {"norm": "layer_norm", "rms_norm": "rms_norm", "l2_norm": "l2_norm"}
 OPS = (*NORMS, "soft_max", "group_norm")
 #: The number of a mask's data type.
 MASKS = {"f32": 0, "f16": HALF, "bf16": BRAIN}
+#: The same for rows.
+FORMS = MASKS
+#: The most elements of a row of f16 or bf16, which a worker's scratch has in f32.
+MOST_NARROW = 2**18
 #: The most heads with slopes: each has a word in the step.
 MOST_SLOPES = 4096
 
@@ -27,15 +32,23 @@ Strides = tuple[int, ...]
 def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
     """True if a kernel runs a node of operands with these types and strides; the result's are the
     last."""
-    if types[0].dtype is not F32:
+    if types[0].dtype.name not in FORMS or node.type.dtype is not types[0].dtype:
         return False
     if node.op == "group_norm":
-        return _has_equal_groups(node) and all(
-            _are_dense(node.type, steps) for steps in (strides[0], strides[-1])
+        return (
+            _has_equal_groups(node)
+            and all(_are_dense(node.type, steps) for steps in (strides[0], strides[-1]))
+            and fits(node.type, _channels(node) * math.prod(node.type.shape[-2:]))
         )
     if node.op == "soft_max" and not _takes(node, types, strides):
         return False
-    return _has_dense_rows(types[0], strides[0])
+    dense = all(_has_dense_rows(node.type, steps) for steps in (strides[0], strides[-1]))
+    return dense and fits(types[0], types[0].shape[-1])
+
+
+def fits(type: TensorType, columns: int) -> bool:
+    """True if a worker's scratch has room for a row of so many elements."""
+    return type.dtype is F32 or columns <= MOST_NARROW
 
 
 def _has_dense_rows(type: TensorType, strides: Strides) -> bool:
@@ -90,7 +103,11 @@ def append(
         _group_norm(builder, node, source, target)
     else:
         getattr(builder, NORMS[node.op])(
-            node.type.shape, source, target, epsilon=float(node.attributes["eps"])
+            node.type.shape,
+            source,
+            target,
+            epsilon=float(node.attributes["eps"]),
+            form=FORMS[node.type.dtype.name],
         )
 
 
@@ -118,14 +135,16 @@ def _soft_max(
         narrow=MASKS[types[1].dtype.name] if mask else 0,
         sinks=sinks,
         slopes=slopes,
+        form=FORMS[node.type.dtype.name],
     )
 
 
 def _group_norm(builder: k.ProgramBuilder, node: Node, source: k.Operand, target: k.Operand) -> None:
     """Append a norm over groups as rows: the images of a group's channels are consecutive."""
     *leading, channels, height, width = node.type.shape
-    each = _channels(node) * height * width
+    each, size = _channels(node) * height * width, node.type.dtype.block_bytes
     shape = (*leading, channels // _channels(node), each)
-    steps = [(*one.strides[:-3], 4 * each, 4) for one in (source, target)]
+    steps = [(*one.strides[:-3], size * each, size) for one in (source, target)]
     source, target = (one._replace(strides=own) for one, own in zip((source, target), steps, strict=True))
-    builder.layer_norm(shape, source, target, epsilon=float(node.attributes["eps"]))
+    form = FORMS[node.type.dtype.name]
+    builder.layer_norm(shape, source, target, epsilon=float(node.attributes["eps"]), form=form)

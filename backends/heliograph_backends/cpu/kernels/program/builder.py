@@ -27,6 +27,13 @@ from heliograph_backends.cpu.kernels.program.encoding import (
     encode_soft_max,
 )
 from heliograph_backends.cpu.kernels.program.encoding_experts import encode_experts
+from heliograph_backends.cpu.kernels.program.encoding_images import (
+    Taps,
+    encode_fold,
+    encode_pool_back,
+    encode_resample,
+    encode_unfold,
+)
 from heliograph_backends.cpu.kernels.program.encoding_rows import (
     encode_attention,
     encode_convert,
@@ -34,6 +41,7 @@ from heliograph_backends.cpu.kernels.program.encoding_rows import (
     encode_random,
     encode_scatter,
 )
+from heliograph_backends.cpu.kernels.program.encoding_searches import encode_running, encode_sort
 from heliograph_backends.cpu.kernels.program.encoding_windows import encode_convolution, encode_windows
 from heliograph_backends.cpu.kernels.program.program import (
     AnyOperand,
@@ -209,9 +217,13 @@ class ProgramBuilder:
         weight: Operand | None = None,
         bias: Operand | None = None,
         epsilon: float = 1e-5,
+        form: int = 0,
     ) -> None:
-        """Write (x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis."""
-        self._rows(Kind.LAYER_NORM, shape, source, target, weight, bias, epsilon)
+        """Write (x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis.
+
+        `form`: `elements.HALF` or `BRAIN` for rows of f16 or bf16, as in the other norms.
+        """
+        self._rows(Kind.LAYER_NORM, shape, source, target, weight, bias, epsilon, form)
 
     def rms_norm(
         self,
@@ -220,9 +232,10 @@ class ProgramBuilder:
         target: Operand,
         weight: Operand | None = None,
         epsilon: float = 1e-5,
+        form: int = 0,
     ) -> None:
         """Write x / sqrt(mean(x**2) + epsilon) * weight over the last axis."""
-        self._rows(Kind.RMS_NORM, shape, source, target, weight, None, epsilon)
+        self._rows(Kind.RMS_NORM, shape, source, target, weight, None, epsilon, form)
 
     def soft_max(
         self,
@@ -235,40 +248,142 @@ class ProgramBuilder:
         narrow: int = 0,
         sinks: Operand | None = None,
         slopes: tuple[float, ...] = (),
+        form: int = 0,
     ) -> None:
         """Write the soft maximum of x * scale + slope * mask over the last axis.
 
-        `narrow`: `elements.HALF` or `BRAIN` for a mask of f16 or bf16. A sink, of stride 0 along
-        the last axis, is one more score of each row. `slopes`, one for each index of axis -3; none:
-        1.
+        `narrow` and `form`: `elements.HALF` or `BRAIN` for a mask, and for rows, of f16 or bf16. A
+        sink, of stride 0 along the last axis, is one more score of each row. `slopes`, one for each
+        index of axis -3; none: 1.
         """
         operands, shape = (source, mask, sinks, target), tuple(shape)
         strides = [None if operand is None else operand.strides for operand in operands]
-        key = (Kind.SOFT_MAX, shape, struct.pack("d", scale), narrow, slopes, *strides)
+        key = (Kind.SOFT_MAX, shape, struct.pack("d", scale), narrow, slopes, form, *strides)
         encoding = self._encodings.find(
-            key, None, lambda: encode_soft_max(shape, operands, scale, narrow, slopes)
+            key, None, lambda: encode_soft_max(shape, operands, scale, narrow, slopes, form)
         )
         self._append(encoding, [operand for operand in operands if operand is not None])
 
-    def l2_norm(self, shape: Sequence[int], source: Operand, target: Operand, epsilon: float = 1e-12) -> None:
+    def l2_norm(
+        self, shape: Sequence[int], source: Operand, target: Operand, epsilon: float = 1e-12, form: int = 0
+    ) -> None:
         """Write x / max(sqrt(sum(x**2)), epsilon) over the last axis."""
-        self._rows(Kind.L2_NORM, shape, source, target, None, None, epsilon)
+        self._rows(Kind.L2_NORM, shape, source, target, None, None, epsilon, form)
 
-    def sum_rows(self, shape: Sequence[int], source: Operand, target: Operand) -> None:
-        """Write the sum over the last axis; `target` has the shape shape[:-1]."""
-        self._reduce(Kind.SUM, shape, source, target)
+    def sum_rows(self, shape: Sequence[int], source: Operand, target: Operand, form: int = 0) -> None:
+        """Write the sum over the last axis; `target` has the shape shape[:-1]. `form` as in norms."""
+        self._reduce(Kind.SUM, shape, source, target, form)
 
-    def mean_rows(self, shape: Sequence[int], source: Operand, target: Operand) -> None:
+    def mean_rows(self, shape: Sequence[int], source: Operand, target: Operand, form: int = 0) -> None:
         """Write the mean over the last axis; `target` has the shape shape[:-1]."""
-        self._reduce(Kind.MEAN, shape, source, target)
+        self._reduce(Kind.MEAN, shape, source, target, form)
 
-    def max_rows(self, shape: Sequence[int], source: Operand, target: Operand) -> None:
+    def max_rows(self, shape: Sequence[int], source: Operand, target: Operand, form: int = 0) -> None:
         """Write the largest element over the last axis, or NaN if there is one; `target` has the
         shape shape[:-1].
         """
         if shape[-1] == 0 and 0 not in shape[:-1]:
             raise ValueError("the maximum of an empty row has no value")
-        self._reduce(Kind.MAX, shape, source, target)
+        self._reduce(Kind.MAX, shape, source, target, form)
+
+    def sort(
+        self,
+        shape: Sequence[int],
+        source: Operand,
+        target: Operand,
+        form: int,
+        kept: int,
+        *,
+        falling: bool,
+    ) -> None:
+        """Write the places (int32) of the first `kept` elements of each row in its stable order, or
+        with 0 that of the first one alone, as a target of the shape shape[:-1].
+
+        NaN is larger than any number. `falling`: the largest element is the first. `form`: that of
+        the words of a sort, see `words`.
+        """
+        if kept == 0:
+            target = target._replace(strides=(*target.strides, 0))
+        key = (Kind.SORT, shape := tuple(shape), form, kept, falling, source.strides, target.strides)
+        encoding = self._encodings.find(
+            key, None, lambda: encode_sort(shape, source, target, form, kept, falling=falling)
+        )
+        self._append(encoding, (source, target))
+
+    def running(
+        self, shape: Sequence[int], source: Operand, target: Operand, form: int, *, product: bool
+    ) -> None:
+        """Write the sum, or the product, of each row up to each element. `form`: see `words`."""
+        key = (Kind.RUNNING, shape := tuple(shape), form, product, source.strides, target.strides)
+        encoding = self._encodings.find(
+            key, None, lambda: encode_running(shape, source, target, form, product=product)
+        )
+        self._append(encoding, (source, target))
+
+    def resample(
+        self,
+        outer: Sequence[int],
+        source: Operand,
+        target: Operand,
+        down: Taps,
+        across: Taps,
+        *,
+        copied: bool,
+    ) -> None:
+        """Write images [*outer, height, width] as weighted sums of the source's elements at the
+        taps of each line and column, or with `copied` the elements at the first ones."""
+        tables = [each.tobytes() for side in (down, across) for each in side]
+        key = (Kind.RESAMPLE, *tables, copied, outer := tuple(outer), source.strides, target.strides)
+        encoding = self._encodings.find(
+            key, None, lambda: encode_resample(outer, source, target, down, across, copied=copied)
+        )
+        self._append(encoding, (source, target))
+
+    def unfold(
+        self,
+        sizes: tuple[int, int],
+        geometry: Geometry,
+        data: Operand,
+        rows: Operand,
+        size: int,
+        rounded: int = 0,
+    ) -> None:
+        """Write the windows of data [images, channels, h, w] as rows [images, windows, channels *
+        taps]; `sizes` are images and channels.
+
+        Elements have `size` bytes. `rounded`: `elements.HALF` or `BRAIN` for rows of f16 or bf16.
+        """
+        key = ("unfold", sizes, geometry, size, rounded, data.strides, rows.strides)
+        encoding = self._encodings.find(
+            key, None, lambda: encode_unfold(*sizes, geometry, data, rows, size, rounded)
+        )
+        self._append(encoding, (data, rows))
+
+    def fold(self, sizes: tuple[int, int], geometry: Geometry, rows: Operand, data: Operand) -> None:
+        """Write the sums of the elements of rows at the places of the data that `unfold` reads."""
+        key = ("fold", sizes, geometry, rows.strides, data.strides)
+        encoding = self._encodings.find(key, None, lambda: encode_fold(*sizes, geometry, rows, data))
+        self._append(encoding, (rows, data))
+
+    def pool_back(
+        self,
+        planes: Sequence[int],
+        geometry: Geometry,
+        operands: tuple[Operand, Operand, Operand],
+        *,
+        average: bool,
+    ) -> None:
+        """Write the gradient of a pool over images [*planes, h, w]; `operands` are the gradients of
+        windows, the images, and the result."""
+        gradients, images, result = operands
+        strides = [each.strides for each in operands]
+        key = ("pool_back", planes := tuple(planes), geometry, average, *strides)
+        encoding = self._encodings.find(
+            key,
+            None,
+            lambda: encode_pool_back(planes, geometry, gradients, images, result, average=average),
+        )
+        self._append(encoding, (gradients, result, images))
 
     def rotary(
         self,
@@ -434,9 +549,9 @@ class ProgramBuilder:
         )
         self._append(encoding, (source, target, indices))
 
-    def _reduce(self, kind: Kind, shape: Sequence[int], source: Operand, target: Operand) -> None:
-        leading = broadcast(target, len(shape) - 1)
-        self._rows(kind, shape, source, Operand(target.slot, target.offset, (*leading, 4)), None, None, 0.0)
+    def _reduce(self, kind: Kind, shape: Sequence[int], source: Operand, target: Operand, form: int) -> None:
+        steps = (*broadcast(target, len(shape) - 1), 2 if form else 4)
+        self._rows(kind, shape, source, target._replace(strides=steps), None, None, 0.0, form)
 
     def _rows(
         self,
@@ -447,11 +562,14 @@ class ProgramBuilder:
         weight: Operand | None,
         bias: Operand | None,
         parameter: float,
+        form: int,
     ) -> None:
         operands, shape = (source, weight, bias, target), tuple(shape)
         strides = [None if operand is None else operand.strides for operand in operands]
-        key = (kind, shape, struct.pack("d", parameter), *strides)
-        encoding = self._encodings.find(key, None, lambda: encode_rows(kind, shape, operands, parameter))
+        key = (kind, shape, struct.pack("d", parameter), form, *strides)
+        encoding = self._encodings.find(
+            key, None, lambda: encode_rows(kind, shape, operands, parameter, form=form)
+        )
         self._append(encoding, [operand for operand in operands if operand is not None])
 
     def _append(self, encoding: Encoding, operands: Sequence[AnyOperand]) -> None:

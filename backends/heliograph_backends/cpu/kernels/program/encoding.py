@@ -163,12 +163,14 @@ def encode_rows(
     more: Sequence[int] = (),
     size: int = 4,
     heads: Strides | None = None,
+    form: int = 0,
 ) -> Encoding:
     """Encode a row kernel over source, weight, bias and target, of elements of `size` bytes.
 
-    The parameter is followed by an operand that only has the strides `heads`, if given, and by
-    `more`.
+    The parameter and `form` are followed by an operand that only has the strides `heads`, if given,
+    and by `more`. `form`: `elements.HALF` or `BRAIN` if a worker stages rows of f16 or bf16.
     """
+    size = 2 if form else size
     strides = [broadcast(each, len(shape)) if each else (0,) * len(shape) for each in operands]
     _check_rows(kind, shape, operands, strides, size)
     strides += [heads] if heads is not None else []
@@ -183,15 +185,16 @@ def encode_rows(
         words += [-1, *[0] * (OPERAND_WORDS - 1)] if operand is None else operand_words(steps)
         if operand is not None:
             places.append(layout.SOURCE + place * OPERAND_WORDS)
-    words += [float_bits(parameter)]
+    words += [float_bits(parameter), form]
     words += operand_words((*steps_before[-1], 0)) if heads is not None else []
     words += more
     nanoseconds = prod(shape) * TRANSCENDENTAL_NS
     # A soft_max stages its row in the scratch.
-    fits = kind is not Kind.SOFT_MAX or 4 * shape[-1] <= layout.BUFFER_AREA_BYTES
+    fits = not form and (kind is not Kind.SOFT_MAX or 4 * shape[-1] <= layout.BUFFER_AREA_BYTES)
     large = kind in _MAPPING_ROWS and prod(shape) * 4 >= STREAM_BYTES and fits
+    staged = 4 * (shape[-1] + layout.CACHE_LINE_BYTES) if form else 0
     codes = [step_words(kind, space, words, nanoseconds, streams) for streams in _choices(large, False)]
-    return encoding_of(codes, tuple(places), space, nanoseconds)
+    return encoding_of(codes, tuple(places), space, nanoseconds, staged)
 
 
 def encode_soft_max(
@@ -200,6 +203,7 @@ def encode_soft_max(
     scale: float,
     narrow: int,
     slopes: tuple[float, ...],
+    form: int = 0,
 ) -> Encoding:
     """Encode a soft maximum over source, mask, sinks and target, see `ProgramBuilder.soft_max`."""
     if narrow and shape[-1] > layout.MAXIMUM_NARROW:
@@ -210,7 +214,7 @@ def encode_soft_max(
     if slopes and len(shape) > 2:
         heads = (*heads[:-3], layout.WORD_BYTES, 0, 0)
     words = [narrow, len(slopes), *map(float_bits, slopes)]
-    return encode_rows(Kind.SOFT_MAX, shape, operands, scale, words, heads=heads)
+    return encode_rows(Kind.SOFT_MAX, shape, operands, scale, words, heads=heads, form=form)
 
 
 def encode_rotary(shape: tuple[int, ...], operands: Sequence[Operand | None], rotation: Rotation) -> Encoding:
@@ -251,7 +255,7 @@ def _check_rows(
         if (kind, place) in ((Kind.ROTARY, 1), (Kind.SOFT_MAX, 2)):
             continue  # one position, or one sink, for a whole row
         own = 4 if kind is Kind.ROTARY and place == 2 else size
-        if kind is Kind.SOFT_MAX and place == 1 and operand is not None and steps[-1] == 2:
+        if kind is Kind.SOFT_MAX and place == 1 and operand is not None and steps[-1] in (2, 4):
             continue
         if operand is not None and shape[-1] > 1 and steps[-1] != own:
             raise ValueError(f"{kind.name.lower()} needs contiguous rows, not a stride of {steps[-1]} bytes")

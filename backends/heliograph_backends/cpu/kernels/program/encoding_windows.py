@@ -98,7 +98,7 @@ def encode_convolution(
     form = 1 if is_plain else layout.PATCHES
     has, body, more = _encode_epilogue(epilogue, strides[1:])
     words += [depth, depth_block, 0, form, 1, has]
-    words += [layout.EPILOGUE + len(body), *body, *_geometry_words(geometry, (plane, line, pixel))]
+    words += [layout.EPILOGUE + len(body), *body, *geometry_words(geometry, (plane, line, pixel))]
     nanoseconds = matmul_ns(prod(sizes), rows, columns, depth)
     if not is_plain:
         packed = prod(sizes) * space.row_blocks * depth * -(-columns // PANEL_COLUMNS) * 2
@@ -146,7 +146,7 @@ def encode_windows(
     words += operand_words(strides[0])
     has, body, more = _encode_epilogue(epilogue, strides[1:])
     words += [kind, pitch, line_at if long else 0, planes_at, has]
-    words += _geometry_words(geometry, (plane, line, pixel))
+    words += geometry_words(geometry, (plane, line, pixel))
     words += body
     space = cut_planes(sizes, channels, geometry.result, lines, staged)
     each_ns = 8 / MEMORY_BYTES_PER_NS if _is_by_lanes(geometry, pixel) else SCATTERED_NS
@@ -279,7 +279,8 @@ def _check_result(strides: Strides, columns: int) -> None:
         raise ValueError("the result of windows needs contiguous planes")
 
 
-def _geometry_words(geometry: Geometry, strides: tuple[int, int, int]) -> list[int]:
+def geometry_words(geometry: Geometry, strides: tuple[int, int, int]) -> list[int]:
+    """Return the words of windows over images with these strides of planes, lines and elements."""
     image, window, step, spread, padding, result = geometry
     return [*strides, *image, result[1], *window, *step, *spread, *padding]
 

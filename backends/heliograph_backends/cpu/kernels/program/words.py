@@ -89,17 +89,18 @@ PADDING_ABOVE: Final = 12
 PADDING_LEFT: Final = 13
 GEOMETRY_WORDS: Final = 14
 
-# Row kernels, after the step header: four operands (SLOT -1 where absent), then two float32
-# parameters.
+# Row kernels, after the step header: four operands (SLOT -1 where absent), then a float32 parameter
+# and the data type of the rows.
 SOURCE: Final = STEP_HEADER_WORDS
 WEIGHT: Final = SOURCE + OPERAND_WORDS
 BIAS: Final = WEIGHT + OPERAND_WORDS
 TARGET: Final = BIAS + OPERAND_WORDS
 PARAMETER: Final = TARGET + OPERAND_WORDS
+ROWS_AS: Final = PARAMETER + 1  # 0: float32; else `elements.HALF` or `BRAIN`
 
 # Softmax (the weight is the mask, the bias the sinks), after the parameter: strides from a row to
 # the word of its head's slope, then these words.
-SLOPES_OF: Final = PARAMETER + 1
+SLOPES_OF: Final = PARAMETER + 2
 MASKED_AS: Final = SLOPES_OF + OPERAND_WORDS  # 0: float32; else `elements.HALF` or `BRAIN`
 ROW_SLOPES: Final = MASKED_AS + 1  # the number of slopes; 0: all are 1
 ROW_SLOPES_AT: Final = MASKED_AS + 2
@@ -107,13 +108,13 @@ ROW_SLOPES_AT: Final = MASKED_AS + 2
 # Rotary embedding, after the parameter of a row kernel whose weight is the positions (int32; a row
 # has one or several) and whose bias is the factors. For each pair of a head: two float64, the angle
 # of one position before factors and the scale after them, and the place of its position.
-WIDTH: Final = PARAMETER + 1  # elements of a head
-START: Final = PARAMETER + 2  # first rotated element of a head
-ADJACENT: Final = PARAMETER + 3  # 1: a pair is adjacent elements; 0: one of each half
-SIZE: Final = PARAMETER + 4  # factor of a pair's length, float64
-TURNED_AS: Final = PARAMETER + 5  # 0: float32; else `elements.HALF` or `BRAIN`
-PAIRS: Final = PARAMETER + 6
-ROTATIONS: Final = PARAMETER + 7
+WIDTH: Final = PARAMETER + 2  # elements of a head
+START: Final = PARAMETER + 3  # first rotated element of a head
+ADJACENT: Final = PARAMETER + 4  # 1: a pair is adjacent elements; 0: one of each half
+SIZE: Final = PARAMETER + 5  # factor of a pair's length, float64
+TURNED_AS: Final = PARAMETER + 6  # 0: float32; else `elements.HALF` or `BRAIN`
+PAIRS: Final = PARAMETER + 7
+ROTATIONS: Final = PARAMETER + 8
 PAIR_WORDS: Final = 3
 
 # Moves with conversion: two operands, the indices (int32 or int64; absent if all rows are moved in
@@ -200,6 +201,49 @@ WINDOWS_PLANES_AT: Final = WINDOWS_AS + 3
 WINDOWS_HAS_EPILOGUE: Final = WINDOWS_AS + 4
 WINDOWS_GEOMETRY: Final = WINDOWS_AS + 5
 WINDOWS_EPILOGUE: Final = WINDOWS_GEOMETRY + GEOMETRY_WORDS
+
+# Sorts and searches along rows: source and target, then these words.
+SORTED: Final = STEP_HEADER_WORDS
+SORTED_TO: Final = SORTED + OPERAND_WORDS
+SORTED_AS: Final = SORTED_TO + OPERAND_WORDS  # 0: float32; INTEGERS: int32; else HALF or BRAIN
+SORT_KEPT: Final = SORTED_AS + 1  # the places that are written; 0: the first one alone, of all
+SORT_FALLING: Final = SORTED_AS + 2  # 1: the largest element is the first
+SORT_ROOM: Final = SORTED_AS + 3  # elements that are held at once; 0: a whole row, twice
+#: In place of a float type: int32.
+INTEGERS: Final = 1
+#: The rows of which all places are sorted have at most so many elements, of 16 bytes of scratch.
+MOST_SORTED: Final = 2**19
+#: Elements of a row whose keys are made at once.
+KEYS_AT_ONCE: Final = 4096
+
+# Running sums and products along rows: source and target, then these words.
+RUNNING: Final = STEP_HEADER_WORDS
+RUNNING_TO: Final = RUNNING + OPERAND_WORDS
+RUNNING_AS: Final = RUNNING_TO + OPERAND_WORDS  # as SORTED_AS, or WIDE_INTEGERS or DOUBLES
+RUNNING_PRODUCT: Final = RUNNING_AS + 1
+WIDE_INTEGERS: Final = 2
+DOUBLES: Final = 3
+
+# Images that are resampled: source and target, whose rows are lines, then these words. They are
+# followed by the tables: for each line its taps, each an offset in bytes and a float64 weight; for
+# each tap across the offsets of all columns, then their weights, as whole vectors.
+RESAMPLED: Final = STEP_HEADER_WORDS
+RESAMPLED_TO: Final = RESAMPLED + OPERAND_WORDS
+RESAMPLED_TAPS: Final = RESAMPLED_TO + OPERAND_WORDS  # in each dimension; 0: elements are copied
+RESAMPLED_PITCH: Final = RESAMPLED_TAPS + 1  # columns, as whole vectors
+RESAMPLED_TABLE: Final = RESAMPLED_TAPS + 2
+
+# Windows as rows: image, rows, and the data types, then the geometry. The same words serve the
+# gradients: of rows (image is the gradient's result), and of a pool, which has the image too.
+UNFOLDED: Final = STEP_HEADER_WORDS
+UNFOLDED_TO: Final = UNFOLDED + OPERAND_WORDS
+UNFOLDED_OF: Final = UNFOLDED_TO + OPERAND_WORDS  # a pool's image (SLOT -1 where absent)
+UNFOLDED_AS: Final = UNFOLDED_OF + OPERAND_WORDS  # see `Unfolding`
+UNFOLDED_BYTES: Final = UNFOLDED_AS + 1  # of an element that is moved
+UNFOLDED_ROUNDED: Final = UNFOLDED_AS + 2  # HALF or BRAIN for rows of f16 or bf16 of float32; else 0
+UNFOLDED_CHANNELS: Final = UNFOLDED_AS + 3
+UNFOLDED_LINES: Final = UNFOLDED_AS + 4  # rows of windows; RESULT_WIDTH is the windows of each
+UNFOLDED_GEOMETRY: Final = UNFOLDED_AS + 5
 
 # Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product. It
 # is followed by the operands (each with an ACCESS word after it), the constants (one word each) and
@@ -328,6 +372,10 @@ class Kind(IntEnum):
     ATTENTION = 13
     EXPERTS = 14
     WINDOWS = 15
+    SORT = 16
+    RUNNING = 17
+    RESAMPLE = 18
+    UNFOLD = 19
 
 
 class Windowing(IntEnum):
@@ -336,6 +384,15 @@ class Windowing(IntEnum):
     PRODUCT = 0  # the sum of its products with weights
     LARGEST = 1
     MEAN = 2
+
+
+class Unfolding(IntEnum):
+    """What becomes of windows and images."""
+
+    ROWS = 0  # windows become rows
+    ROWS_BACK = 1  # rows are added up at the places of their elements
+    MEAN_BACK = 2  # the gradients of a pool are added up
+    LARGEST_BACK = 3
 
 
 class ChainForm(IntEnum):
@@ -375,6 +432,8 @@ TABLE: Final[dict[int, str]] = {
     Place.UNPACK_PANELS: "unpack_panels",
     Place.PACK_ROW: "pack_row",
     Kind.WINDOWS: "windows_block",
+    **dict.fromkeys((Kind.SORT, Kind.RUNNING), "searches_block"),
+    **dict.fromkeys((Kind.RESAMPLE, Kind.UNFOLD), "images_block"),
     Place.PACK_PATCHES: "pack_patches",
     Place.FINISH_ROWS: "finish_rows",
 }

@@ -32,10 +32,13 @@ from heliograph_backends.cpu.kernels.program.words import (
     MASKED_AS,
     OUTER_DIMENSIONS,
     OUTER_STRIDES,
+    PACK_AT,
     PARAMETER,
+    ROUNDING,
     ROW_SLOPES,
     ROW_SLOPES_AT,
     ROW_STRIDE,
+    ROWS_AS,
     SLOPES_OF,
     SLOT,
     SOURCE,
@@ -78,6 +81,8 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
 from heliograph_backends.cpu.kernels.vector.space import convert_rows, locate, operand_address
 
 SOFT_MAX, ONE = int(Kind.SOFT_MAX), np.float32(1)
+#: From here on, a row becomes one element.
+FIRST_REDUCTION = int(Kind.SUM)
 
 
 def _square(builder: Any) -> Callable[[Any], Any]:
@@ -263,6 +268,27 @@ def slope_of(step: int, scratch: int, row: int) -> Any:
     return float_of_bits(word(place, 0))
 
 
+@jit
+def apply_narrow_row(
+    kind: int,
+    form: int,
+    target: int,
+    source: int,
+    mask: int,
+    bias: int,
+    columns: int,
+    parameter: Any,
+    slope: Any,
+    scratch: int,
+) -> None:
+    """Run a row kernel over one row of f16 or bf16, as float32 in the packing area."""
+    staged = scratch + PACK_AT
+    convert_rows(scratch, form >> WIDENING & KINDS, staged, source, 0, 2, 1, columns)
+    apply_row(kind, staged, staged, mask, bias, columns, parameter, slope, 0, staged)
+    written = 1 if kind >= FIRST_REDUCTION else columns
+    convert_rows(scratch, form >> ROUNDING & KINDS, staged, target, 0, 2, 1, written)
+
+
 @Entry
 def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of a row step."""
@@ -274,6 +300,7 @@ def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> No
     bias = first_row(step + 8 * BIAS, slots, scratch, row)
     streams, source_row = word(step, STREAMS), word(step + 8 * SOURCE, ROW_STRIDE)
     masked, slope = word(step, MASKED_AS) if kind == SOFT_MAX else 0, ONE
+    form = word(step, ROWS_AS)
     for number in range(row, row + rows):
         # A row that does not start at a cache line is written through the caches.
         staging = scratch + BUFFERS_AT if streams and target & 63 == 0 else 0
@@ -283,7 +310,10 @@ def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> No
         if masked:
             mask = scratch + STAGED_AT
             convert_rows(scratch, masked >> WIDENING & KINDS, mask, weight, 0, 2, 1, columns)
-        apply_row(kind, target, source, mask, bias, columns, parameter, slope, staging, ahead)
+        if form:
+            apply_narrow_row(kind, form, target, source, mask, bias, columns, parameter, slope, scratch)
+        else:
+            apply_row(kind, target, source, mask, bias, columns, parameter, slope, staging, ahead)
         target += word(step + 8 * TARGET, ROW_STRIDE)
         source = ahead
         weight += word(step + 8 * WEIGHT, ROW_STRIDE)

@@ -39,6 +39,8 @@ MODULES: Final = {
     "pack_patches": "windows.patches",
     "windows_block": "windows.planes",
     "finish_rows": "windows.chains",
+    "searches_block": "rows.searches",
+    "images_block": "windows.images",
 }
 #: Entries that Python calls, whatever a program has.
 CORE: Final = ("run_program", "open_program", "serve", "pack_columns", "transpose_rows")
