@@ -44,7 +44,7 @@ def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Stride
     if any(one.dtype is not F32 for one in (types[0], node.type)):
         return False
     if node.op == "im2col_back":
-        return strides[0] == types[0].strides
+        return strides[0] == types[0].strides and strides[-1][-1] == 4
     return types[1].dtype is F32 and strides[-1][-1] == 4 and node.type.ndim - 2 <= OUTER_DIMENSIONS
 
 

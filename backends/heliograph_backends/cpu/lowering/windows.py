@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heliograph_backends.cpu import kernels as k
-from heliograph_backends.cpu.kernels.program.encoding_windows import MOST_TAPS
-from heliograph_backends.cpu.kernels.program.words import OUTER_DIMENSIONS
+from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
+from heliograph_backends.cpu.kernels.program.encoding_windows import MOST_TAPS, staged_lines, wide_bytes
+from heliograph_backends.cpu.kernels.program.tiles import MOST_PANELS
+from heliograph_backends.cpu.kernels.program.words import OUTER_DIMENSIONS, PANEL_COLUMNS
 from heliograph_backends.planning.layout import in_one_piece
 from heliograph_proto.graph import Node
 from heliograph_proto.ops.windows import steps
@@ -19,6 +21,8 @@ from heliograph_proto.types import F32, TensorType
 CONVOLUTIONS = frozenset({"conv_2d", "conv_2d_dw"})
 POOLS = frozenset({"pool_1d", "pool_2d"})
 OPS = CONVOLUTIONS | POOLS
+#: The numbers of data types.
+FORMS = {"f32": 0, "f16": HALF, "bf16": BRAIN}
 #: The most elements that a row of windows reads, if a kernel runs them: a worker's scratch has
 #: them.
 MOST_LINE_ELEMENTS = 2**20
@@ -31,7 +35,9 @@ Strides = tuple[int, ...]
 def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
     """True if a kernel runs a node of operands with these types and strides; the result's are the
     last."""
-    if any(one.dtype is not F32 or not one.size for one in (*types, node.type)):
+    if node.type.dtype is not F32 or not all(one.size for one in (*types, node.type)):
+        return False
+    if any(one.dtype.name not in FORMS for one in types):
         return False
     if node.op in POOLS:
         lead = types[0].ndim - len(node.attributes["kernel"])
@@ -41,15 +47,19 @@ def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Stride
     kernel = types[0]
     pairs = zip(kernel.shape[1:], strides[0][1:], kernel.strides[1:], strict=True)
     dense = all(size == 1 or step == plain for size, step, plain in pairs)
-    return dense and _fits(_geometry_of(node, types), staged=node.op == "conv_2d_dw")
+    geometry = _geometry_of(node, types)
+    return dense and _fits(geometry, kernel.shape[1], staged=node.op == "conv_2d_dw")
 
 
-def _fits(geometry: k.Geometry, *, staged: bool) -> bool:
+def _fits(geometry: k.Geometry, channels: int = 1, *, staged: bool) -> bool:
     """True if kernels can run windows; `staged`: a row of them lies in the scratch."""
     sizes = (*geometry.image, *geometry.padding, *geometry.result)
     if geometry.taps > MOST_TAPS or max(sizes) > MOST_SIZE:
         return False
-    return not staged or geometry.line_elements <= MOST_LINE_ELEMENTS
+    if not staged:
+        return wide_bytes(geometry, channels, MOST_PANELS * PANEL_COLUMNS) <= 4 * MOST_LINE_ELEMENTS
+    wide = geometry.wide_bytes(staged_lines(geometry), 1)
+    return max(wide // 4, geometry.line_elements) <= MOST_LINE_ELEMENTS
 
 
 def append(
@@ -72,16 +82,16 @@ def append(
     geometry = _geometry_of(node, types)
     count, (outer, inner) = data.shape[0], kernel.shape[:2]
     if node.op == "conv_2d_dw":
-        taps = k.Operand(weights.slot, weights.offset, (weights.strides[0], 4))
+        taps = k.Operand(weights.slot, weights.offset, (weights.strides[0], kernel.dtype.block_bytes))
         builder.windows(k.Windowing.PRODUCT, (count,), outer, geometry, (source, taps, target), epilogue)
         return
     groups = node.attributes["groups"]
     if is_product(node, types, source.strides):
         _product(builder, types, places, epilogue, packed=packed)
         return
-    each = outer // groups
+    each, step = outer // groups, weights.strides[0]
     operands = (
-        k.Operand(weights.slot, weights.offset, (0, each * weights.strides[0], weights.strides[0], 4)),
+        k.Operand(weights.slot, weights.offset, (0, each * step, step, kernel.dtype.block_bytes)),
         _grouped(source, inner),
         _grouped(target, each),
     )
@@ -109,13 +119,16 @@ def _geometry_of(node: Node, types: Sequence[TensorType]) -> k.Geometry:
     )
     parts = ((image, 1), (window, 1), (stride, 1), (spread, 1), (padding, 0), (result, 1))
     pairs = [(fill,) * (2 - len(window)) + tuple(part) for part, fill in parts]
-    return k.Geometry(*pairs)
+    narrow = FORMS[types[-1].dtype.name], 0 if node.op in POOLS else FORMS[types[0].dtype.name]
+    return k.Geometry(*pairs)._replace(narrow=narrow)
 
 
 def is_product(node: Node, types: Sequence[TensorType], strides: Strides) -> bool:
     """True if a node is a product of images as rows and kernels as columns: the only window is the
     data of an image, which is contiguous. `strides`: those of the data."""
     if node.op != "conv_2d" or node.attributes["groups"] != 1 or node.type.shape[2:] != (1, 1):
+        return False
+    if any(one.dtype is not F32 for one in types):
         return False
     geometry, image = _geometry_of(node, types), TensorType(types[1].dtype, types[1].shape[1:])
     whole = geometry.image == geometry.window and geometry.padding == (0, 0)

@@ -4,11 +4,14 @@ epilogue while C is in the cache.
 
 from __future__ import annotations
 
+from heliograph_backends.cpu.kernels.elementwise.interpreter import KINDS
 from heliograph_backends.cpu.kernels.matmul.inner_loop import KERNEL_COLUMNS, KERNEL_ROWS, multiply_strip
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES, pack_panels
+from heliograph_backends.cpu.kernels.matmul.widening import widen_lines
 from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS
 from heliograph_backends.cpu.kernels.program.words import (
     BLOCKS,
+    BUFFERS_AT,
     COLUMN_BLOCK,
     COLUMN_BLOCKS,
     COLUMN_STRIDE,
@@ -19,16 +22,25 @@ from heliograph_backends.cpu.kernels.program.words import (
     GEOMETRY_AT,
     HAS_EPILOGUE,
     LEFT,
+    NARROW_IMAGE,
     PACK_AT,
     PACK_LEFT,
     PACK_RIGHT,
+    PADDING_ABOVE,
     PANEL_COLUMNS,
     PATCHES,
+    PLANE_STRIDE,
     PRODUCT,
+    RESULT_WIDTH,
     RIGHT,
     RIGHT_BLOCK,
     ROW_STRIDE,
+    SPREAD_DOWN,
+    STEP_DOWN,
     STRIP_GAP_BYTES,
+    WIDENING,
+    WINDOW_HEIGHT,
+    WINDOW_WIDTH,
 )
 from heliograph_backends.cpu.kernels.vector.atomics import (
     call_elementwise,
@@ -40,6 +52,7 @@ from heliograph_backends.cpu.kernels.vector.atomics import (
 )
 from heliograph_backends.cpu.kernels.vector.lanes import Entry, jit, jit_inline
 from heliograph_backends.cpu.kernels.vector.space import (
+    convert_rows,
     copy_block,
     locate,
     next_block,
@@ -90,6 +103,43 @@ def multiply_panels(
             )
 
 
+@jit
+def widen_rows(
+    step: int,
+    target: int,
+    target_row: int,
+    source: int,
+    source_row: int,
+    source_column: int,
+    rows: int,
+    columns: int,
+    scratch: int,
+) -> None:
+    """Convert rows of the left side, f16 or bf16, to float32."""
+    kind = word(step, PACK_LEFT) >> WIDENING & KINDS
+    for _ in range(rows):
+        convert_rows(scratch, kind, target, source, 0, source_column, 1, columns)
+        target += target_row
+        source += source_row
+
+
+@jit
+def widen_windows(
+    geometry: int, source: int, start: int, depth: int, column: int, columns: int, scratch: int
+) -> int:
+    """Convert what some windows read of the channels from element `start` of windows on to float32,
+    and return the address of element (0, 0) of the first of these channels, see `widen_lines`."""
+    height = word(geometry, WINDOW_HEIGHT)
+    taps, width = height * word(geometry, WINDOW_WIDTH), word(geometry, RESULT_WIDTH)
+    down, padding = word(geometry, STEP_DOWN), word(geometry, PADDING_ABOVE)
+    top = column // width * down - padding
+    last = (column + columns - 1) // width * down - padding
+    behind = last + (height - 1) * word(geometry, SPREAD_DOWN) + 1
+    source += start // taps * word(geometry, PLANE_STRIDE)
+    found: int = widen_lines(geometry, source, top, behind, depth // taps, scratch)
+    return found
+
+
 @jit_inline
 def multiply_slice(
     step: int,
@@ -109,7 +159,10 @@ def multiply_slice(
     left_row = word(step + 8 * LEFT, ROW_STRIDE)
     if word(step, PACK_LEFT):
         packed_row, left_column = 4 * depth + STRIP_GAP_BYTES, word(step + 8 * LEFT, COLUMN_STRIDE)
-        copy_block(packed, packed_row, 4, left, left_row, left_column, rows, depth)
+        if word(step, PACK_LEFT) == 1:
+            copy_block(packed, packed_row, 4, left, left_row, left_column, rows, depth)
+        else:
+            widen_rows(step, packed, packed_row, left, left_row, left_column, rows, depth, scratch)
         left, left_row = packed, packed_row
         packed += (rows * packed_row + 63) // 64 * 64
     product = operand_address(step + 8 * PRODUCT, slots, scratch, row, column)
@@ -122,8 +175,13 @@ def multiply_slice(
         if form == 1:
             pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
         elif form == PATCHES:
-            geometry = step + 8 * word(step, GEOMETRY_AT)
-            call_pack_patches(scratch, geometry, right, panel_bytes, source, start, depth, column, columns)
+            geometry, first_tap = step + 8 * word(step, GEOMETRY_AT), start
+            if word(geometry, NARROW_IMAGE):
+                source = widen_windows(geometry, source, start, depth, column, columns, scratch)
+                geometry, first_tap = scratch + BUFFERS_AT, 0
+            call_pack_patches(
+                scratch, geometry, right, panel_bytes, source, first_tap, depth, column, columns
+            )
         elif rows <= FEW_ROWS:
             call_multiply_few(
                 scratch,

@@ -115,6 +115,8 @@ def encode_fold(images: int, channels: int, geometry: Geometry, rows: Operand, d
     if 0 in (images, channels, height, width):
         return NOTHING
     image, row, column = broadcast(rows, 3)
+    if width > 1 and broadcast(data, 4)[-1] != 4:
+        raise ValueError("the gradient of windows needs contiguous lines")
     words = operand_words((image, geometry.taps * column, row, column))
     words += operand_words(broadcast(data, 4)) + _ABSENT
     words += [Unfolding.ROWS_BACK, 4, 0, channels, geometry.result[0], *geometry_words(geometry, (0, 0, 0))]

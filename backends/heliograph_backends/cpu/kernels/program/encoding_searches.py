@@ -24,6 +24,8 @@ from heliograph_backends.cpu.kernels.program.words import Kind
 #: The words that are held for each place that is written, and at least; and the most places that
 #: are found that way.
 HELD, LEAST_HELD, MOST_HELD = 4, 256, 1024
+#: Words behind a row of words that are written, too.
+_BEHIND = 8
 #: Estimates of one worker's time for an element: to look at it, to sort it, to add it.
 LOOK_NS, SORT_NS, ADD_NS = 0.15, 8.0, 1.0
 _LINE = 64
@@ -40,11 +42,11 @@ def encode_sort(
     if 0 in shape:
         return NOTHING
     room = 0
-    if 0 < kept <= MOST_HELD:
+    if 0 < kept <= MOST_HELD and kept < columns:
         room = max(LEAST_HELD, HELD * kept)
     elif kept and columns > layout.MOST_SORTED:
         raise ValueError(f"rows of {columns} elements: at most {layout.MOST_SORTED} are sorted")
-    area = 0 if kept == 0 else 8 * room if room else 16 * columns
+    area = 0 if kept == 0 else 8 * room if room else 16 * (columns + _BEHIND)
     space = cut_elements(leading[:-1], leading[-1], columns, whole_rows=True)
     words = [word for steps in strides for word in operand_words(steps)]
     words += [form, kept, int(falling), room]

@@ -88,7 +88,7 @@ def encode_convolution(
     if geometry.taps > MOST_TAPS:
         raise ValueError(f"a window of {geometry.taps} elements: at most {MOST_TAPS}")
     *outer, plane, line, pixel = broadcast(data, len(sizes) + 3)
-    is_plain = _is_plain(geometry, line, pixel)
+    is_plain = _is_plain(geometry, line, pixel) and not geometry.narrow[0]
     # The elements of a plain image are contiguous; a dimension of one element has no stride.
     right = (*outer, plane, 4) if is_plain else (*outer, 0, 0)
     space = cut_convolution(sizes, rows, columns, depth)
@@ -97,15 +97,18 @@ def encode_convolution(
     depth_block = UNPACKED_DEPTH_BLOCK // geometry.taps * geometry.taps
     form = 1 if is_plain else layout.PATCHES
     has, body, more = _encode_epilogue(epilogue, strides[1:])
-    words += [depth, depth_block, 0, form, 1, has]
-    words += [layout.EPILOGUE + len(body), *body, *geometry_words(geometry, (plane, line, pixel))]
+    left = geometry.narrow[1]
+    words += [depth, depth_block, left, form, 1, has]
+    packed_bytes = _rounded(packing_bytes(space, min(depth, depth_block), left > 0, True))
+    words += [layout.EPILOGUE + len(body), *body]
+    words += geometry_words(geometry, (plane, line, pixel), packed_bytes)
     nanoseconds = matmul_ns(prod(sizes), rows, columns, depth)
     if not is_plain:
         packed = prod(sizes) * space.row_blocks * depth * -(-columns // PANEL_COLUMNS) * 2
         nanoseconds = max(nanoseconds, packed * _packing_ns(geometry, pixel))
     places = (layout.LEFT, layout.RIGHT, layout.PRODUCT, *(layout.EPILOGUE + place for place in more))
     code = step_words(Kind.MATMUL, space, words, nanoseconds, False)
-    room = packing_bytes(space, min(depth, depth_block), False, True)
+    room = packed_bytes + wide_bytes(geometry, inner, space.column_block)
     needs = 0 if is_plain else layout.FOR_PATCHES
     return encoding_of([code], places, space, nanoseconds, room, more=needs | _NEEDS[has])
 
@@ -130,8 +133,7 @@ def encode_windows(
     if taps > MOST_TAPS:
         raise ValueError(f"a window of {taps} elements: at most {MOST_TAPS}")
     *outer, plane, line, pixel = broadcast(data, len(sizes) + 3)
-    pitch, phases, behind = geometry.pitch, geometry.phases, geometry.reach(0) // geometry.step[0]
-    lines = min(height, max(1, STAGED_ELEMENTS // (phases * pitch) - behind))
+    pitch, lines = geometry.pitch, staged_lines(geometry)
     long = lines * pitch if width < SHORT_LINE else 0
     line_at = _rounded(8 * taps)
     planes_at = line_at + _rounded(4 * (long + _BEHIND))
@@ -146,8 +148,9 @@ def encode_windows(
     words += operand_words(strides[0])
     has, body, more = _encode_epilogue(epilogue, strides[1:])
     words += [kind, pitch, line_at if long else 0, planes_at, has]
-    words += geometry_words(geometry, (plane, line, pixel))
+    words += geometry_words(geometry, (plane, line, pixel), end)
     words += body
+    end += geometry.wide_bytes(lines, 1)
     space = cut_planes(sizes, channels, geometry.result, lines, staged)
     each_ns = 8 / MEMORY_BYTES_PER_NS if _is_by_lanes(geometry, pixel) else SCATTERED_NS
     staging_ns = -(-height // lines) * staged * each_ns
@@ -279,10 +282,25 @@ def _check_result(strides: Strides, columns: int) -> None:
         raise ValueError("the result of windows needs contiguous planes")
 
 
-def geometry_words(geometry: Geometry, strides: tuple[int, int, int]) -> list[int]:
-    """Return the words of windows over images with these strides of planes, lines and elements."""
-    image, window, step, spread, padding, result = geometry
-    return [*strides, *image, result[1], *window, *step, *spread, *padding]
+def staged_lines(geometry: Geometry) -> int:
+    """Return the rows of windows of a channel that are computed at once."""
+    behind = geometry.reach(0) // geometry.step[0]
+    most = STAGED_ELEMENTS // (geometry.phases * geometry.pitch) - behind
+    return min(geometry.result[0], max(1, most))
+
+
+def wide_bytes(geometry: Geometry, channels: int, columns: int) -> int:
+    """Return the bytes of the float32 that a block of so many windows reads at once of an image of
+    f16 or bf16."""
+    lines = min(geometry.result[0], (columns - 2) // geometry.result[1] + 2)
+    return geometry.wide_bytes(lines, min(channels, UNPACKED_DEPTH_BLOCK // geometry.taps))
+
+
+def geometry_words(geometry: Geometry, strides: tuple[int, int, int], wide_at: int = 0) -> list[int]:
+    """Return the words of windows over images with these strides of planes, lines and elements.
+    `wide_at`: the place of lines of f16 or bf16 as float32 in the packing area."""
+    image, window, step, spread, padding, result, narrow = geometry
+    return [*strides, *image, result[1], *window, *step, *spread, *padding, *narrow, wide_at]
 
 
 def _rounded(size: int) -> int:

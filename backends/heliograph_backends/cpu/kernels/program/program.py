@@ -159,6 +159,8 @@ class Geometry(NamedTuple):
     """Before the first row and column; what windows reach behind the last ones follows."""
     result: tuple[int, int]
     """The number of windows."""
+    narrow: tuple[int, int] = (0, 0)
+    """For image and kernel `elements.HALF` or `BRAIN` if it is f16 or bf16, else 0."""
 
     @property
     def taps(self) -> int:
@@ -185,6 +187,11 @@ class Geometry(NamedTuple):
         """Return the elements that are staged for some rows of windows, with a gap for each phase."""
         staged = lines + self.reach(0) // self.step[0]
         return self.phases * (staged * self.pitch + PANEL_COLUMNS // 2)
+
+    def wide_bytes(self, lines: int, channels: int) -> int:
+        """Return the bytes of the float32 that some rows of windows read of channels of f16 or bf16."""
+        read = min(self.image[0], (lines - 1) * self.step[0] + self.reach(0) + 1)
+        return 4 * channels * read * self.image[1] if self.narrow[0] else 0
 
     def reach(self, axis: int) -> int:
         """Return the distance from the first element of a window to the last."""

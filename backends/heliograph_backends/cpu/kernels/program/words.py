@@ -63,7 +63,7 @@ RIGHT: Final = LEFT + OPERAND_WORDS
 PRODUCT: Final = RIGHT + OPERAND_WORDS
 DEPTH: Final = PRODUCT + OPERAND_WORDS
 DEPTH_BLOCK: Final = DEPTH + 1
-PACK_LEFT: Final = DEPTH + 2
+PACK_LEFT: Final = DEPTH + 2  # 1: gathered; `elements.HALF` or `BRAIN`: converted to float32
 PACK_RIGHT: Final = DEPTH + 3  # 0: packed; 1: float32; PATCHES; else a `Stored`, see `stored_types`
 RIGHT_BLOCK: Final = DEPTH + 4  # values of k in one row stride of the right side
 HAS_EPILOGUE: Final = DEPTH + 5  # 1: an elementwise body; 2: a chain
@@ -87,7 +87,12 @@ SPREAD_DOWN: Final = 10  # from an element of a window to the next
 SPREAD_ACROSS: Final = 11
 PADDING_ABOVE: Final = 12
 PADDING_LEFT: Final = 13
-GEOMETRY_WORDS: Final = 14
+# The data types of image and kernel, `elements.HALF` or `BRAIN` or 0 for float32, and the offset in
+# the packing area of the image's lines as float32.
+NARROW_IMAGE: Final = 14
+NARROW_KERNEL: Final = 15
+WIDE_LINES_AT: Final = 16
+GEOMETRY_WORDS: Final = 17
 
 # Row kernels, after the step header: four operands (SLOT -1 where absent), then a float32 parameter
 # and the data type of the rows.

@@ -79,8 +79,9 @@ SORT = int(Kind.SORT)
 LARGEST = 0x7FFFFFFF
 #: More than any key.
 ABOVE_ALL = 1 << 40
-#: Ranges of so many words are sorted by insertion, rows of more by digits.
-FEW, MANY = 16, 1024
+#: Ranges of fewer words are sorted by insertion; rows of at most so many by rank, of more by digits.
+FEW, SOME, MANY = 16, 256, 1024
+OCTET = 8
 DIGIT_BITS, DIGITS = 11, 3
 BUCKETS = 1 << DIGIT_BITS
 NEGATIVE_ZERO, ONE = np.float32(-0.0), np.float32(1)
@@ -187,9 +188,36 @@ def pivot_of(words: int, first: int, last: int, any_number: int) -> int:
     return middle
 
 
+@emitted(types.int64, types.int64, types.int64, types.int64)
+def count_below(builder: Any, words: Any, count: Any, limit: Any) -> Any:
+    """Return the number of words below a limit; `count` is a multiple of eight."""
+    kind = ir.VectorType(I64, OCTET)
+    cell, most = local(builder, kind), splat(builder, limit, kind)
+    builder.store(ir.Constant(kind, [0] * OCTET), cell)
+    with loop(builder, integer(0), count, OCTET) as index:
+        found = builder.load(pointer(builder, element(builder, words, index, I64), kind), align=8)
+        below = builder.zext(builder.icmp_signed("<", found, most), kind)
+        builder.store(builder.add(builder.load(cell), below), cell)
+    function = intrinsic_function(builder, "llvm.vector.reduce.add.v8i64", I64, kind)
+    return builder.call(function, [builder.load(cell)])
+
+
 @jit
-def sort_smallest(words: int, count: int, kept: int, stack: int) -> None:
-    """Sort so that the first `kept` words are the smallest, in order."""
+def sort_by_rank(words: int, other: int, count: int) -> None:
+    """Write words to another area in order: each at the number of those below it. There is room for
+    seven more behind the words."""
+    whole = (count + OCTET - 1) // OCTET * OCTET
+    for place in range(count, whole):
+        set_word(words, place, LARGEST << 32 | 0xFFFFFFFF)
+    for place in range(count):
+        value = word(words, place)
+        set_word(other, count_below(words, whole, value), value)
+
+
+@jit
+def sort_smallest(words: int, count: int, needed: int, kept: int, stack: int) -> None:
+    """Sort so that the words from `needed` to `kept` are where they are in order, with smaller ones
+    before them."""
     first, last, depth, number = 0, count - 1, 0, 1
     while True:
         while last - first >= FEW:
@@ -207,11 +235,11 @@ def sort_smallest(words: int, count: int, kept: int, stack: int) -> None:
                     set_word(words, right, other)
                     left += 1
                     right -= 1
-            if left < kept and left < last:
+            if left < kept and left < last and last >= needed:
                 set_word(stack, 2 * depth, left)
                 set_word(stack, 2 * depth + 1, last)
                 depth += 1
-            last = right
+            last = right if right >= needed else first - 1
         sort_few(words, first, last)
         if depth == 0:
             return
@@ -308,9 +336,9 @@ def first_places(
                     held = hold(words, held, keys, place, place + 1, start)
                 place += 1
             if held == room:
-                sort_smallest(words, held, kept, stack)
+                sort_smallest(words, held, kept - 1, kept, stack)
                 held, limit, is_full = kept, word(words, kept - 1) >> 32, True
-    sort_smallest(words, held, kept, stack)
+    sort_smallest(words, held, 0, kept, stack)
 
 
 @jit
@@ -322,8 +350,12 @@ def all_places(form: int, falling: int, source: int, apart: int, columns: int, s
         count = min(KEYS_AT_ONCE, columns - start)
         stage_keys(form, falling, keys, source + apart * start, apart, count, scratch)
         held = hold(words, held, keys, 0, count, start)
+    if columns <= SOME:
+        other = words + 8 * (columns + OCTET)
+        sort_by_rank(words, other, columns)
+        return other
     if columns <= MANY:
-        sort_smallest(words, columns, columns, stack)
+        sort_smallest(words, columns, 0, columns, stack)
         return words
     found: int = sort_digits(words, words + 8 * columns, columns, stack)
     return found

@@ -249,27 +249,19 @@ def windows_as_rows(step: int, block: int, slots: int, scratch: int) -> None:
 
 
 @jit
-def sum_of_taps(geometry: int, lines: int, rows: int, row: int, next_row: int, y: int, x: int) -> Any:
-    """Return the sum of the elements of rows that are the image's element (y, x).
-
-    `rows` is the channel's first element of the first row, `row` the bytes of a row, and `next_row`
-    those between two elements of it.
-    """
-    total, behind = ZERO, word(geometry, RESULT_WIDTH)
-    down, across = word(geometry, STEP_DOWN), word(geometry, STEP_ACROSS)
-    tap = rows
-    for above in range(word(geometry, WINDOW_HEIGHT)):
-        top = y + word(geometry, PADDING_ABOVE) - above * word(geometry, SPREAD_DOWN)
-        line = top // down
-        inside = top >= 0 and line * down == top and line < lines
-        for beside in range(word(geometry, WINDOW_WIDTH)):
-            if inside:
-                left = x + word(geometry, PADDING_LEFT) - beside * word(geometry, SPREAD_ACROSS)
-                column = left // across
-                if left >= 0 and column * across == left and column < behind:
-                    total = total + load_f32(tap + (line * behind + column) * row)
-            tap += next_row
-    return total
+def add_taps(geometry: int, target: int, tap: int, row: int, beside: int) -> None:
+    """Add the elements of a line of windows, `row` bytes apart, at one place of them, to a line of
+    the image."""
+    step = word(geometry, STEP_ACROSS)
+    left = beside * word(geometry, SPREAD_ACROSS) - word(geometry, PADDING_LEFT)
+    first = max(0, (step - 1 - left) // step)
+    behind = min(word(geometry, RESULT_WIDTH), (word(geometry, IMAGE_WIDTH) - 1 - left) // step + 1)
+    tap += first * row
+    target += 4 * (first * step + left)
+    for _ in range(first, behind):
+        store_f32(target, load_f32(target) + load_f32(tap))
+        tap += row
+        target += 4 * step
 
 
 @jit
@@ -279,11 +271,18 @@ def rows_as_image(step: int, block: int, slots: int, scratch: int) -> None:
     geometry, lines = step + 8 * UNFOLDED_GEOMETRY, word(step, UNFOLDED_LINES)
     source = operand_base(step + 8 * UNFOLDED, slots, scratch)
     each, apart = word(step + 8 * UNFOLDED, ROW_STRIDE), word(step + 8 * UNFOLDED, COLUMN_STRIDE)
+    down, taps = word(geometry, STEP_DOWN), word(geometry, WINDOW_WIDTH)
     for y in range(row, row + rows):
         target = operand_address(step + 8 * UNFOLDED_TO, slots, scratch, y, 0)
-        for x in range(columns):
-            store_f32(target, sum_of_taps(geometry, lines, source, each, apart, y, x))
-            target += word(step + 8 * UNFOLDED_TO, COLUMN_STRIDE)
+        fill_row(target, ZERO, columns)
+        for above in range(word(geometry, WINDOW_HEIGHT)):
+            top = y + word(geometry, PADDING_ABOVE) - above * word(geometry, SPREAD_DOWN)
+            line = top // down
+            if top >= 0 and line * down == top and line < lines:
+                here = source + line * word(geometry, RESULT_WIDTH) * each
+                for beside in range(taps):
+                    tap = here + (above * taps + beside) * apart
+                    add_taps(geometry, target, tap, each, beside)
 
 
 @jit

@@ -20,10 +20,15 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from heliograph_backends.cpu.kernels.elementwise.interpreter import KINDS
+from heliograph_backends.cpu.kernels.matmul.widening import widen_lines
 from heliograph_backends.cpu.kernels.program.words import (
+    BUFFERS_AT,
     IMAGE_HEIGHT,
     IMAGE_WIDTH,
     LINE_STRIDE,
+    NARROW_IMAGE,
+    NARROW_KERNEL,
     PACK_AT,
     PADDING_ABOVE,
     PADDING_LEFT,
@@ -31,8 +36,10 @@ from heliograph_backends.cpu.kernels.program.words import (
     RESULT_WIDTH,
     SPREAD_ACROSS,
     SPREAD_DOWN,
+    STAGED_AT,
     STEP_ACROSS,
     STEP_DOWN,
+    WIDENING,
     WINDOW_HEIGHT,
     WINDOW_WIDTH,
     WINDOWED,
@@ -75,10 +82,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     subroutine,
     tail_mask,
 )
-from heliograph_backends.cpu.kernels.vector.space import (
-    locate,
-    operand_address,
-)
+from heliograph_backends.cpu.kernels.vector.space import convert_rows, locate, operand_address
 
 LEAST = -3.4028234663852886e38
 PRODUCT, LARGEST = int(Windowing.PRODUCT), int(Windowing.LARGEST)
@@ -375,14 +379,23 @@ def windows_block(_kind: int, step: int, block: int, slots: int, scratch: int) -
     find_offsets(geometry, offsets, lines, pitch)
     top = column // width * down - word(geometry, PADDING_ABOVE)
     square = kind == PRODUCT and is_square(geometry)
+    behind = top + (height - 1) * down + reach(geometry, WINDOW_HEIGHT, SPREAD_DOWN) + 1
     fill = LEAST if kind == LARGEST else 0.0
     for channel in range(row, row + rows):
         source = operand_address(step + 8 * WINDOWS_OF, slots, scratch, channel, 0)
         weights = 0
         if kind == PRODUCT:
             weights = operand_address(step + 8 * WINDOWS_WEIGHTS, slots, scratch, channel, 0)
+            if word(geometry, NARROW_KERNEL):
+                narrow = word(geometry, NARROW_KERNEL) >> WIDENING & KINDS
+                convert_rows(scratch, narrow, scratch + STAGED_AT, weights, 0, 2, 1, taps)
+                weights = scratch + STAGED_AT
         target = operand_address(step + 8 * WINDOWED, slots, scratch, channel, column)
-        stage_lines(geometry, staged, source, top, lines, pitch, fill)
+        if word(geometry, NARROW_IMAGE):
+            source = widen_lines(geometry, source, top, behind, 1, scratch)
+            stage_lines(scratch + BUFFERS_AT, staged, source, top, lines, pitch, fill)
+        else:
+            stage_lines(geometry, staged, source, top, lines, pitch, fill)
         if square:
             slide_rows(target, staged, pitch, weights, height, width)
         elif word(step, WINDOWS_LINE_AT):
