@@ -117,7 +117,11 @@ def _transposed_quarters(builder: Any, vectors: Sequence[Any]) -> list[Any]:
 
 def _line_words(builder: Any, rows: Sequence[Any]) -> list[Any]:
     """Return the words of 64 bytes of sixteen rows."""
-    lines = [builder.load(pointer(builder, row, I32_VECTOR), align=1) for row in rows]
+    return transposed(builder, [builder.load(pointer(builder, row, I32_VECTOR), align=1) for row in rows])
+
+
+def transposed(builder: Any, lines: Sequence[Any]) -> list[Any]:
+    """Return sixteen vectors of words transposed."""
     # For each four rows: quarter j of vector i has word 4 * j + i.
     fours = [_transposed_quarters(builder, lines[first : first + 4]) for first in range(0, LANES, 4)]
     found: list[Any] = [None] * LANES

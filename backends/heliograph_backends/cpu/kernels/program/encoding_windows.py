@@ -57,6 +57,8 @@ from heliograph_backends.cpu.kernels.program.words import (
 MOST_TAPS = UNPACKED_DEPTH_BLOCK
 #: Shorter lines of a result are computed as one.
 SHORT_LINE = 32
+#: The most places of an image, with its padding, of which sixteen channels are lanes.
+MOST_PLACES = 2048
 #: A worker's time to stage an element by itself, and to pack those of a row that are lanes.
 SCATTERED_NS, RUN_NS = 2.0, 1.0
 #: Elements that are read behind the last staged one.
@@ -147,11 +149,12 @@ def encode_windows(
     )
     words += operand_words(strides[0])
     has, body, more = _encode_epilogue(epilogue, strides[1:])
-    words += [kind, pitch, line_at if long else 0, planes_at, has]
+    by_channel = kind is Windowing.PRODUCT and _is_by_channel(geometry, channels, (line, pixel))
+    words += [kind, pitch, line_at if long else 0, planes_at, has, end if by_channel else 0]
     words += geometry_words(geometry, (plane, line, pixel), end)
     words += body
-    end += geometry.wide_bytes(lines, 1)
-    space = cut_planes(sizes, channels, geometry.result, lines, staged)
+    end += _channel_bytes(geometry) if by_channel else geometry.wide_bytes(lines, 1)
+    space = cut_planes(sizes, channels, geometry.result, lines, staged, _LANES if by_channel else 1)
     each_ns = 8 / MEMORY_BYTES_PER_NS if _is_by_lanes(geometry, pixel) else SCATTERED_NS
     staging_ns = -(-height // lines) * staged * each_ns
     computed = height * (pitch if long else width)
@@ -280,6 +283,21 @@ def _packing_ns(geometry: Geometry, pixel: int) -> float:
 def _check_result(strides: Strides, columns: int) -> None:
     if columns > 1 and strides[-1] != 4:
         raise ValueError("the result of windows needs contiguous planes")
+
+
+def _is_by_channel(geometry: Geometry, channels: int, strides: tuple[int, int]) -> bool:
+    """True for sums over small images without gaps, of at least a vector of channels."""
+    if any(geometry.narrow) or channels < _LANES or geometry.step[1] > 2:
+        return False
+    whole = geometry.image == (1, 1) or flat_step(geometry.image, strides) == 4
+    sizes = geometry.padded_places, prod(geometry.image), prod(geometry.result)
+    return whole and staged_lines(geometry) == geometry.result[0] and max(sizes) <= MOST_PLACES
+
+
+def _channel_bytes(geometry: Geometry) -> int:
+    """Return the bytes of padded images, weights and images with channels as lanes."""
+    places = geometry.padded_places + geometry.taps + max(prod(geometry.image), prod(geometry.result))
+    return 4 * _LANES * (places + 2 * _LANES)
 
 
 def staged_lines(geometry: Geometry) -> int:

@@ -179,6 +179,12 @@ class Geometry(NamedTuple):
         return self.staged_elements(1)
 
     @property
+    def padded_places(self) -> int:
+        """The places that windows read of an image with its padding."""
+        down, across = ((self.result[axis] - 1) * self.step[axis] + self.reach(axis) + 1 for axis in (0, 1))
+        return down * across
+
+    @property
     def pitch(self) -> int:
         """The elements of a staged line."""
         return self.result[1] + self.reach(1) // self.step[1]

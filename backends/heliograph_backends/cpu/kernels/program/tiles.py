@@ -157,12 +157,13 @@ def cut_convolution(outer: tuple[int, ...], rows: int, columns: int, depth: int)
 
 
 def cut_planes(
-    outer: tuple[int, ...], channels: int, result: tuple[int, int], lines: int, staged: int
+    outer: tuple[int, ...], channels: int, result: tuple[int, int], lines: int, staged: int, least: int = 1
 ) -> Space:
     """Cut windows over each channel into some channels, or `lines` rows of one; `staged`: the
-    elements that these rows read, which may be far more than they have."""
+    elements that these rows read, which may be far more than they have. Channels are a multiple of
+    `least`."""
     height, width = result
     most = min(PLANE_ELEMENTS // (height * width), STAGED_ELEMENTS // staged)
-    together = max(1, most) if lines == height else 1
+    together = max(1, most // least) * least if lines == height else 1
     per_tile = max(1, TILE_ELEMENTS // (together * max(4 * lines * width, staged)))
     return Space(outer, channels, height * width, min(channels, together), lines * width, per_tile)

@@ -204,7 +204,8 @@ WINDOWS_PITCH: Final = WINDOWS_AS + 1  # elements of a staged line
 WINDOWS_LINE_AT: Final = WINDOWS_AS + 2  # offset in the packing area; 0: lines are not joined
 WINDOWS_PLANES_AT: Final = WINDOWS_AS + 3
 WINDOWS_HAS_EPILOGUE: Final = WINDOWS_AS + 4
-WINDOWS_GEOMETRY: Final = WINDOWS_AS + 5
+WINDOWS_LANES_AT: Final = WINDOWS_AS + 5  # of sixteen channels as lanes; 0: lanes are places
+WINDOWS_GEOMETRY: Final = WINDOWS_AS + 6
 WINDOWS_EPILOGUE: Final = WINDOWS_GEOMETRY + GEOMETRY_WORDS
 
 # Sorts and searches along rows: source and target, then these words.

@@ -34,6 +34,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     PADDING_LEFT,
     PIXEL_STRIDE,
     RESULT_WIDTH,
+    ROW_STRIDE,
     SPREAD_ACROSS,
     SPREAD_DOWN,
     STAGED_AT,
@@ -47,6 +48,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     WINDOWS_EPILOGUE,
     WINDOWS_GEOMETRY,
     WINDOWS_HAS_EPILOGUE,
+    WINDOWS_LANES_AT,
     WINDOWS_LINE_AT,
     WINDOWS_OF,
     WINDOWS_PITCH,
@@ -83,6 +85,12 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     tail_mask,
 )
 from heliograph_backends.cpu.kernels.vector.space import convert_rows, locate, operand_address
+from heliograph_backends.cpu.kernels.windows.channel_lanes import (
+    clear_vectors,
+    line_places,
+    padded_size,
+    sum_channels,
+)
 
 LEAST = -3.4028234663852886e38
 PRODUCT, LARGEST = int(Windowing.PRODUCT), int(Windowing.LARGEST)
@@ -365,6 +373,27 @@ def slide_line(
         slide(kind, target + 4 * first, source + 4 * first, offsets, weights, taps, some)
 
 
+@jit
+def sum_by_channels(step: int, slots: int, scratch: int, row: int, rows: int, height: int) -> int:
+    """Write the sums of as many channels as fill vectors, and return the first of the others."""
+    geometry, area = step + 8 * WINDOWS_GEOMETRY, scratch + PACK_AT + word(step, WINDOWS_LANES_AT)
+    clear_vectors(area, padded_size(geometry, height, line_places(geometry)))
+    behind = row + rows // LANES * LANES
+    for channel in range(row, behind, LANES):
+        sum_channels(
+            geometry,
+            operand_address(step + 8 * WINDOWED, slots, scratch, channel, 0),
+            word(step + 8 * WINDOWED, ROW_STRIDE),
+            operand_address(step + 8 * WINDOWS_OF, slots, scratch, channel, 0),
+            word(step + 8 * WINDOWS_OF, ROW_STRIDE),
+            operand_address(step + 8 * WINDOWS_WEIGHTS, slots, scratch, channel, 0),
+            word(step + 8 * WINDOWS_WEIGHTS, ROW_STRIDE),
+            height,
+            area,
+        )
+    return behind
+
+
 @Entry
 def windows_block(_kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of windows, and its epilogue: some channels, or lines of one."""
@@ -381,7 +410,10 @@ def windows_block(_kind: int, step: int, block: int, slots: int, scratch: int) -
     square = kind == PRODUCT and is_square(geometry)
     behind = top + (height - 1) * down + reach(geometry, WINDOW_HEIGHT, SPREAD_DOWN) + 1
     fill = LEAST if kind == LARGEST else 0.0
-    for channel in range(row, row + rows):
+    first = row
+    if word(step, WINDOWS_LANES_AT):
+        first = sum_by_channels(step, slots, scratch, row, rows, height)
+    for channel in range(first, row + rows):
         source = operand_address(step + 8 * WINDOWS_OF, slots, scratch, channel, 0)
         weights = 0
         if kind == PRODUCT:
