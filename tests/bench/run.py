@@ -59,6 +59,7 @@ BENCHMARKS = {
     "pool-single": "pool_runs:single",
     "pool-transfer": "pool_transfer:figures",
     "quantized": "quantized:figures",
+    "rows": "rows:figures",
     "scheduler": "scheduler:figures",
     "startup-import": "startup:imports",
     "startup-help": "startup:help_",

@@ -215,7 +215,25 @@ def test_a_run_takes_no_more_workers_than_it_may(threads: int, random: np.random
             layer.result.fill(np.nan)
             assert bound.run(pool, threads) is Status.OK
             assert layer.result.tobytes() == expected
-    assert len(scratch.addresses) == min(threads, 3)
+        assert len(pool.scratch.addresses) == min(threads, 3) - 1
+    assert len(scratch.addresses) == 1
+
+
+def test_helpers_have_one_block_for_the_programs_of_all_plans(random: np.random.Generator) -> None:
+    """As large as the largest of them needs, whichever ran first."""
+    layers = [Layer(random) for _ in range(4)]
+    expected = [layer.run(None) for layer in layers]
+    needed = layers[0].bound.program.scratch_bytes
+    with WorkerPool(3) as pool:
+        pool.scratch_at(needed // 2, 2)
+        for _ in range(3):
+            assert [layer.run(pool) for layer in layers] == expected
+        assert pool.scratch.size_bytes == needed
+        assert len(pool.scratch.addresses) == 2
+        pool.resize(2)
+        assert not pool.scratch.addresses
+        assert layers[0].run(pool) == expected[0]
+        assert len(pool.scratch.addresses) == 1
 
 
 def test_a_pool_can_be_resized_between_runs(random: np.random.Generator) -> None:

@@ -220,7 +220,7 @@ INTEGERS: Final = 1
 #: The rows of which all places are sorted have at most so many elements, of 16 bytes of scratch.
 MOST_SORTED: Final = 2**19
 #: Elements of a row whose keys are made at once.
-KEYS_AT_ONCE: Final = 4096
+KEYS_AT_ONCE: Final = 1024
 
 # Running sums and products along rows: source and target, then these words.
 RUNNING: Final = STEP_HEADER_WORDS
@@ -329,7 +329,7 @@ ENTRIES: Final = 11  # the address of the table of entries, see `Place`
 REACHED_STEP: Final = 12  # where a paused run goes on; 0: at its start
 REACHED_TILE: Final = 13  # of that step, if the leader runs it alone
 MAILS: Final = 16  # the address of the table of the helpers' mails
-SCRATCHES: Final = 17  # the address of the table of all workers' scratch
+SCRATCHES: Final = 17  # the address of the table of the helpers' scratch
 WORKERS: Final = 18  # the number of workers in the run
 PROCESSOR: Final = 19  # the leader's processor at the start of the run
 PROGRESS: Final = 32  # the number of shared steps opened so far

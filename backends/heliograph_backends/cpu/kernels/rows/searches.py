@@ -43,8 +43,9 @@ from heliograph_backends.cpu.kernels.program.words import (
     WIDENING,
     Kind,
 )
-from heliograph_backends.cpu.kernels.rows.row import each_vector, load
+from heliograph_backends.cpu.kernels.rows.row import each_vector, load, tree
 from heliograph_backends.cpu.kernels.vector.atomics import (
+    float_of_bits,
     load_bits,
     load_double,
     load_f32,
@@ -55,10 +56,13 @@ from heliograph_backends.cpu.kernels.vector.atomics import (
     word,
 )
 from heliograph_backends.cpu.kernels.vector.lanes import (
+    F32,
+    F32_VECTOR,
     I32,
     I32_VECTOR,
     I64,
     LANES,
+    MASK,
     Entry,
     Lanes,
     element,
@@ -71,6 +75,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     pointer,
     splat,
     subroutine,
+    tail_mask,
 )
 from heliograph_backends.cpu.kernels.vector.space import convert_rows, copy_scattered, locate, operand_address
 
@@ -82,6 +87,8 @@ ABOVE_ALL = 1 << 40
 #: Ranges of fewer words are sorted by insertion; rows of at most so many by rank, of more by digits.
 FEW, SOME, MANY = 16, 256, 1024
 OCTET = 8
+#: Vectors of which the largest elements are kept apart.
+AT_ONCE = 4
 DIGIT_BITS, DIGITS = 11, 3
 BUCKETS = 1 << DIGIT_BITS
 NEGATIVE_ZERO, ONE = np.float32(-0.0), np.float32(1)
@@ -145,6 +152,53 @@ def smallest_key(builder: Any, keys: Any, count: Any) -> Any:
         builder.store(builder.select(builder.icmp_signed("<", found, old), found, old), cell)
     function = intrinsic_function(builder, "llvm.vector.reduce.smin.v16i32", I32, I32_VECTOR)
     return builder.sext(builder.call(function, [builder.load(cell)]), I64)
+
+
+def _largest(builder: Any, source: Any, count: Any) -> Any:
+    lowest = Lanes.constant(builder, float("-inf")).value
+    cells = [local(builder, F32_VECTOR) for _ in range(AT_ONCE)]
+    strange = local(builder, MASK)
+    builder.store(ir.Constant(MASK, [0] * LANES), strange)
+    for cell in cells:
+        builder.store(lowest, cell)
+
+    def act(lanes: Lanes, cell: Any) -> Any:
+        old = builder.load(cell)
+        larger = builder.fcmp_ordered(">", lanes.value, old)
+        builder.store(builder.select(larger, lanes.value, old), cell)
+        return lanes.value
+
+    whole = builder.and_(count, integer(-LANES * AT_ONCE))
+    with loop(builder, integer(0), whole, LANES * AT_ONCE) as index:
+        some = [
+            act(load(builder, source, builder.add(index, integer(LANES * number)), None), cell)
+            for number, cell in enumerate(cells)
+        ]
+        # A comparison without order is true for a NaN on either side.
+        for one, other in zip(some[::2], some[1::2], strict=True):
+            found = builder.or_(builder.load(strange), builder.fcmp_unordered("uno", one, other))
+            builder.store(found, strange)
+    with loop(builder, whole, count, LANES) as index:
+        mask = tail_mask(builder, builder.sub(count, index))
+        value = act(load(builder, source, index, mask, float("-inf")), cells[0])
+        found = builder.or_(builder.load(strange), builder.fcmp_unordered("uno", value, value))
+        builder.store(found, strange)
+
+    def larger(first: Any, second: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", first, second), first, second)
+
+    one, two, three, four = (builder.load(cell) for cell in cells)
+    most = tree(builder, larger(larger(one, two), larger(three, four)), larger)
+    bits = builder.bitcast(builder.load(strange), ir.IntType(LANES))
+    is_strange = builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
+    return builder.select(is_strange, ir.Constant(F32, float("nan")), most)
+
+
+@emitted(types.float32, types.int64, types.int64)
+def largest_of(builder: Any, source: Any, count: Any) -> Any:
+    """Return the largest of contiguous float32, or NaN if there is one."""
+    function = subroutine(builder, "largest_of", (I64, I64), _largest, F32)
+    return builder.call(function, [source, count])
 
 
 @emitted(types.void, types.int64, types.int64)
@@ -285,21 +339,48 @@ def sort_digits(words: int, other: int, count: int, table: int) -> int:
 
 
 @jit
+def is_direct(form: int, falling: int, apart: int) -> bool:
+    """True for a row of contiguous float32 whose largest elements come first."""
+    return form == 0 and falling == 1 and apart == 4
+
+
+@jit
+def first_chunk(source: int, columns: int) -> int:
+    """Return the start of the chunk with the first largest element of a row, see `is_direct`."""
+    best, begin = largest_of(source, min(KEYS_AT_ONCE, columns)), 0
+    for start in range(KEYS_AT_ONCE, columns, KEYS_AT_ONCE):
+        found = largest_of(source + 4 * start, min(KEYS_AT_ONCE, columns - start))
+        if best == best and not found <= best:
+            best, begin = found, start
+    return begin
+
+
+@jit
 def first_place(form: int, falling: int, source: int, apart: int, columns: int, scratch: int) -> int:
     """Return the place of the first element of a row in the order."""
     keys, best, begin = scratch + BUFFERS_AT, ABOVE_ALL, 0
-    for start in range(0, columns, KEYS_AT_ONCE):
-        count = min(KEYS_AT_ONCE, columns - start)
-        stage_keys(form, falling, keys, source + apart * start, apart, count, scratch)
-        found = smallest_key(keys, count)
-        if found < best:
-            best, begin = found, start
+    if is_direct(form, falling, apart):
+        begin = first_chunk(source, columns)
+    else:
+        for start in range(0, columns, KEYS_AT_ONCE):
+            count = min(KEYS_AT_ONCE, columns - start)
+            stage_keys(form, falling, keys, source + apart * start, apart, count, scratch)
+            found = smallest_key(keys, count)
+            if found < best:
+                best, begin = found, start
     count = min(KEYS_AT_ONCE, columns - begin)
     stage_keys(form, falling, keys, source + apart * begin, apart, count, scratch)
-    place = 0
+    best, place = smallest_key(keys, count), 0
     while place < count - 1 and load_i32(keys + 4 * place) != best:
         place += 1
     return begin + place
+
+
+@jit
+def number_of(key: int) -> Any:
+    """Return the float32 of a key whose bits are reversed; NaN becomes any NaN."""
+    plain = -1 - key
+    return float_of_bits(plain ^ (plain >> 31 & LARGEST))
 
 
 @jit
@@ -317,9 +398,11 @@ def first_places(
 ) -> None:
     """Write the words of the first `kept` elements of a row to the packing area, in order."""
     keys, words, stack = scratch + BUFFERS_AT, scratch + PACK_AT, scratch + STAGED_AT
-    held, limit, is_full = 0, 0, False
+    held, limit, is_full, direct = 0, 0, False, is_direct(form, falling, apart)
     for start in range(0, columns, KEYS_AT_ONCE):
         count, place = min(KEYS_AT_ONCE, columns - start), 0
+        if is_full and direct and largest_of(source + 4 * start, count) <= number_of(limit):
+            continue
         stage_keys(form, falling, keys, source + apart * start, apart, count, scratch)
         if not is_full:
             place = min(count, room - held)

@@ -46,9 +46,8 @@ class BoundProgram:
         self._control_at = int(self._control.ctypes.data)
         self._scratch = Scratch() if scratch is None else scratch
         self._scratch.require(program.scratch_bytes)
-        # The address of the leader's block, and the number of workers with a block.
+        # The address of the leader's block; 0 before the first run.
         self._scratch_at = 0
-        self._reserved = 0
         # True if the run was begun with helpers, and while it is paused.
         self._is_helped = False
         self._is_paused = False
@@ -79,10 +78,12 @@ class BoundProgram:
             helpers = 0
         if not self._is_paused:
             self._is_helped = helpers > 0
-        if helpers >= self._reserved:
-            self._reserve(helpers + 1)
+        if not self._scratch_at:
+            self._scratch.reserve(1)
+            self._scratch_at = self._scratch.addresses[0]
         if workers is not None and helpers:
             self._control[words.MAILS] = workers.mails_at
+            self._control[words.SCRATCHES] = workers.scratch_at(self.program.scratch_bytes, helpers)
             new_steps = 0 if self._is_paused else self.program.shared_steps
             if self._entries.open_program(self._control_at, new_steps, helpers):
                 workers.wake(helpers, int(self._control[words.PROCESSOR]))
@@ -121,12 +122,3 @@ class BoundProgram:
     def outside(self) -> int:
         """The index that ended the last run with OUTSIDE."""
         return int(self._control[words.FAILED_INDEX])
-
-    def _reserve(self, workers: int) -> None:
-        """Reserve scratch for this many workers."""
-        self._scratch.reserve(workers)
-        self._scratch_at = self._scratch.addresses[0]
-        # The scratch replaces its table when it grows, so keep the one whose address is in use.
-        self._table = self._scratch.table
-        self._control[words.SCRATCHES] = int(self._table.ctypes.data)
-        self._reserved = workers

@@ -35,30 +35,37 @@ def aligned_words(count: int) -> NDArray[np.int64]:
 
 
 class Scratch:
-    """Working memory of programs that run one after the other: a block for each worker."""
+    """Working memory of programs that run one after the other: a block for each worker.
+
+    A plan has a block for the worker that leads its runs. Helpers have theirs by themselves, and
+    use them for the programs of all plans, since they run one at a time.
+    """
 
     def __init__(self) -> None:
-        self._size = 0
+        self.size_bytes = 0
+        """The bytes of each block."""
         self._blocks: list[NDArray[np.uint8]] = []
-        self.addresses: list[int] = []
-        """The address of each worker's block, leader first."""
-        self.table = aligned_words(0)
-        """The addresses as words; replaced when there are more."""
+        self._table = aligned_words(0)
 
     def require(self, size: int) -> None:
-        """Require blocks of at least `size` bytes; before the first run."""
-        if size > self._size:
-            self._size = size
+        """Require blocks of at least `size` bytes; not during a run."""
+        if size > self.size_bytes:
+            self.size_bytes = size
             self._blocks.clear()
-            self.addresses.clear()
 
-    def reserve(self, workers: int) -> None:
-        """Allocate up to `workers` blocks."""
-        while len(self._blocks) < workers:
-            self._blocks.append(aligned_bytes(self._size))
-            self.addresses.append(int(self._blocks[-1].ctypes.data))
-        if len(self.table) < len(self.addresses):
-            self.table = np.array(self.addresses, np.int64)
+    def reserve(self, workers: int) -> int:
+        """Allocate up to `workers` blocks, and return the address of the table of their addresses,
+        which the next growth replaces."""
+        if len(self._blocks) < workers:
+            while len(self._blocks) < workers:
+                self._blocks.append(aligned_bytes(self.size_bytes))
+            self._table = np.array([block.ctypes.data for block in self._blocks], np.int64)
+        return int(self._table.ctypes.data)
+
+    @property
+    def addresses(self) -> list[int]:
+        """The address of each worker's block."""
+        return [int(block.ctypes.data) for block in self._blocks]
 
 
 @dataclass(frozen=True, slots=True)

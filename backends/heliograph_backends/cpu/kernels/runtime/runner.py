@@ -251,7 +251,7 @@ def post(code: int, slots: int, control: int, helpers: int) -> None:
         set_word(mail, MAIL_CODE, code)
         set_word(mail, MAIL_SLOTS, slots)
         set_word(mail, MAIL_CONTROL, control)
-        set_word(mail, MAIL_SCRATCH, word(word(control, SCRATCHES), helper + 1))
+        set_word(mail, MAIL_SCRATCH, word(word(control, SCRATCHES), helper))
         set_word(mail, MAIL_BEFORE, atomic_exchange(mail, MAIL_STATE, POSTED))
 
 

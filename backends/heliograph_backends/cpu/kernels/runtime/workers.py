@@ -29,7 +29,7 @@ import numpy as np
 from heliograph_backends.cpu.kernels.program import words
 from heliograph_backends.cpu.kernels.program.words import Mail
 from heliograph_backends.cpu.kernels.runtime import native
-from heliograph_backends.cpu.kernels.runtime.memory import aligned_words
+from heliograph_backends.cpu.kernels.runtime.memory import Scratch, aligned_words
 
 #: The processor of a thread that has not reported it yet, or on a system without this information.
 UNKNOWN: Final = -1
@@ -132,6 +132,8 @@ class WorkerPool:
 
     def __init__(self, threads: int) -> None:
         self._helpers: list[_Helper] = []
+        #: The helpers' blocks, as large as the programs that they have run needed.
+        self.scratch: Scratch
         self.resize(threads)
 
     @property
@@ -164,8 +166,15 @@ class WorkerPool:
             while len(self._helpers) < threads - 1:
                 self._helpers.append(_Helper(len(self._helpers) + 1))
         finally:
+            self.scratch = Scratch()
             self._table = np.array([helper.mail_at for helper in self._helpers], np.int64)
             self.mails_at = int(self._table.ctypes.data)
+
+    def scratch_at(self, size_bytes: int, helpers: int) -> int:
+        """Return the address of the table of the first helpers' blocks, for a program that needs so
+        many bytes; before its run."""
+        self.scratch.require(size_bytes)
+        return self.scratch.reserve(helpers)
 
     def wake(self, helpers: int, processor: int = UNKNOWN) -> None:
         """Wake the parked ones of the first `helpers` for a new run. Move helpers that share a
