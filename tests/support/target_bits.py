@@ -25,6 +25,7 @@ CONVERSIONS = (Stored.F16, Stored.BF16, Stored.Q8_0, Stored.Q4_0, Stored.Q5_1, S
 OPS = {
     "elementwise": ("exp", "log", "tanh", "gelu_erf", "silu", "sqrt", "sigmoid"),
     "rows": ("soft_max", "norm", "rms_norm"),
+    "searches": ("argsort", "argmax", "cumsum", "cumprod"),
 }
 
 
@@ -52,6 +53,24 @@ def graphs(random: np.random.Generator) -> dict[str, Maker]:
                 made = found.setdefault(f"stored {kind.name}", Maker())
                 left = made.input(normal(random, rows, depth))
                 made.output(made.node("mul_mat", made.weight(weight, name), left))
+    wide, image = normal(random, 3, 3000), normal(random, 1, 20, 9, 11)
+    for kept in (5, 600):
+        add("searches", lambda made, k=kept: made.node("top_k", made.input(wide), k=k))
+    add("searches", lambda made: made.node("argsort", made.input(wide), descending=True))
+    for op in OPS["rows"]:
+        add("rows", lambda made, op=op: made.node(op, made.input(x.astype(np.float16))))
+    shape, given = (1, 20, 17, 15), normal(random, 1, 20, 4, 5)
+    for mode in (0, 1, 2):
+        add("images", lambda made, m=mode: made.node("upscale", made.input(image), shape=shape, mode=m))
+    for average in (False, True):
+        pool = {"kernel": (3, 3), "stride": (2, 2), "average": average}
+        sides = given, image
+        add("images", lambda made, s=sides, a=pool: made.node("pool_2d_back", *map(made.input, s), **a))
+    for kernel in (normal(random, 30, 20, 3, 3), normal(random, 20, 1, 3, 3)):
+        op = "conv_2d" if kernel.shape[1] > 1 else "conv_2d_dw"
+        for kind in (np.float32, np.float16):
+            sides = kernel.astype(kind), image.astype(kind)
+            add("windows", lambda made, op=op, s=sides: made.node(op, *map(made.input, s), padding=(1, 1)))
     return found
 
 

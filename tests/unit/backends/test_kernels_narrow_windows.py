@@ -1,4 +1,5 @@
-"""Convolutions and pools of f16 and bf16 as native steps: converted piece by piece, computed in float32."""
+"""Convolutions and pools of f16 and bf16 as native steps: converted piece by piece, computed in
+float32."""
 
 from __future__ import annotations
 

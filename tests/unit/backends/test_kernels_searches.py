@@ -1,5 +1,5 @@
-"""Sorts, searches and running sums along rows as native steps: the definition's elements for any numbers,
-views, and numbers of threads."""
+"""Sorts, searches and running sums along rows as native steps: the definition's elements for any
+numbers, views, and numbers of threads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WIDTHS = (
     CHUNK + 1,
     3 * CHUNK + 5,
 )
-#: What orders rows in the most awkward ways for a search that keeps the best of what it has seen.
+#: Orders of rows that are the most awkward for a search that keeps the best of what it has seen.
 ORDERS = ("rising", "falling", "equal", "few", "saw", "nan")
 
 

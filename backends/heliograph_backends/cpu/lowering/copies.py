@@ -113,8 +113,8 @@ def _parts(node: Node, shape: tuple[int, ...]) -> list[list[Part]]:
 
 
 def _around(first: int, have: int, size: int) -> list[Part]:
-    """Return the parts of `size` elements that go around `have`, of which element 0 is at `first`; at
-    most one more than are ever copied."""
+    """Return the parts of `size` elements that go around `have`, of which element 0 is at `first`;
+    at most one more than are ever copied."""
     found: list[Part] = []
     start = 0
     while start < size and len(found) <= MOST_COPIES:

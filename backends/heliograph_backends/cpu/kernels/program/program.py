@@ -195,7 +195,7 @@ class Geometry(NamedTuple):
         return self.phases * (staged * self.pitch + PANEL_COLUMNS // 2)
 
     def wide_bytes(self, lines: int, channels: int) -> int:
-        """Return the bytes of the float32 that some rows of windows read of channels of f16 or bf16."""
+        """Return the bytes of float32 that some rows of windows read of channels of f16 or bf16."""
         read = min(self.image[0], (lines - 1) * self.step[0] + self.reach(0) + 1)
         return 4 * channels * read * self.image[1] if self.narrow[0] else 0
 

@@ -393,7 +393,7 @@ class Windowing(IntEnum):
 
 
 class Unfolding(IntEnum):
-    """What becomes of windows and images."""
+    """The use of windows: rows of their elements, or gradients."""
 
     ROWS = 0  # windows become rows
     ROWS_BACK = 1  # rows are added up at the places of their elements

@@ -89,6 +89,8 @@ FEW, SOME, MANY = 16, 256, 1024
 OCTET = 8
 #: Vectors of which the largest elements are kept apart.
 AT_ONCE = 4
+#: Elements of a row whose largest one is found at once.
+LARGE_CHUNK = 16 * 1024
 DIGIT_BITS, DIGITS = 11, 3
 BUCKETS = 1 << DIGIT_BITS
 NEGATIVE_ZERO, ONE = np.float32(-0.0), np.float32(1)
@@ -345,11 +347,12 @@ def is_direct(form: int, falling: int, apart: int) -> bool:
 
 
 @jit
-def first_chunk(source: int, columns: int) -> int:
-    """Return the start of the chunk with the first largest element of a row, see `is_direct`."""
-    best, begin = largest_of(source, min(KEYS_AT_ONCE, columns)), 0
-    for start in range(KEYS_AT_ONCE, columns, KEYS_AT_ONCE):
-        found = largest_of(source + 4 * start, min(KEYS_AT_ONCE, columns - start))
+def first_chunk(source: int, columns: int, size: int) -> int:
+    """Return the start of the chunk, of `size` elements, with the first largest one of a row, see
+    `is_direct`."""
+    best, begin = largest_of(source, min(size, columns)), 0
+    for start in range(size, columns, size):
+        found = largest_of(source + 4 * start, min(size, columns - start))
         if best == best and not found <= best:
             best, begin = found, start
     return begin
@@ -360,7 +363,9 @@ def first_place(form: int, falling: int, source: int, apart: int, columns: int, 
     """Return the place of the first element of a row in the order."""
     keys, best, begin = scratch + BUFFERS_AT, ABOVE_ALL, 0
     if is_direct(form, falling, apart):
-        begin = first_chunk(source, columns)
+        begin = first_chunk(source, columns, LARGE_CHUNK)
+        some = min(LARGE_CHUNK, columns - begin)
+        begin += first_chunk(source + 4 * begin, some, KEYS_AT_ONCE)
     else:
         for start in range(0, columns, KEYS_AT_ONCE):
             count = min(KEYS_AT_ONCE, columns - start)
