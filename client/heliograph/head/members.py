@@ -24,8 +24,8 @@ from heliograph.run_future import InlineFuture, RunFuture
 from heliograph.session import Session
 from heliograph.tensor import Tensor
 from heliograph.transport.blocking import GrpcShell
+from heliograph.transport.bulk.tickets import Announcement, Tell, TicketUpload
 from heliograph.transport.channels import credentials_of
-from heliograph.transport.direct_upload import Announcement, Tell, TicketUpload
 from heliograph_proto import EXCHANGE
 from heliograph_proto import graph as contract
 from heliograph_proto.addresses import Credentials, parse_address

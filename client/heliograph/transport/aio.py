@@ -40,7 +40,7 @@ from heliograph.core.shell import forked
 from heliograph.core.tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph.core.watching import Watchers
 from heliograph.transport import handshake
-from heliograph.transport.aio_bulk import AioBulk, moved
+from heliograph.transport.bulk.aio import AioBulk, moved
 from heliograph.transport.calls import unary
 from heliograph.transport.channels import (
     FORKED,

@@ -47,12 +47,12 @@ from heliograph.core.shell import forked
 from heliograph.core.tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph.core.watching import Watchers
 from heliograph.transport import handshake
-from heliograph.transport.blocking_bulk import BlockingBulk
+from heliograph.transport.bulk.blocking import BlockingBulk
+from heliograph.transport.bulk.tickets import Announcement, Tell, TicketUpload
 from heliograph.transport.calls import unary
 from heliograph.transport.channels import FORKED, NO_CREDENTIALS, fetch_pinned, open_channel
 from heliograph.transport.command_socket.blocking import BlockingSocket
 from heliograph.transport.command_socket.opening import open_command_socket
-from heliograph.transport.direct_upload import Announcement, Tell, TicketUpload
 from heliograph.transport.log_lines import LogSource, RemoteLog
 from heliograph.transport.shared_memory import (
     SharedMemoryArgument,

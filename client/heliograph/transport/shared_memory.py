@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from heliograph.core.effects import StartUpload
-from heliograph.transport.bulk import upload_target
+from heliograph.transport.bulk.messages import upload_target
 from heliograph.transport.same_host import is_of_this_host, is_of_this_user
 from heliograph_proto import SHARED_MEMORY
 from heliograph_proto.addresses import Address

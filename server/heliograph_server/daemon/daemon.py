@@ -54,7 +54,7 @@ from heliograph_server.resources.membership import Membership
 from heliograph_server.resources.peer_rules import PeerRules, rules_of
 from heliograph_server.rpc.admin_service import AdminService
 from heliograph_server.rpc.audit import Refusals
-from heliograph_server.rpc.bulk_service import BulkService
+from heliograph_server.rpc.bulk.service import BulkService
 from heliograph_server.rpc.command_service import CommandService
 from heliograph_server.rpc.command_socket.sockets import CommandSockets
 from heliograph_server.rpc.device_service import DeviceService, ModelService

@@ -22,7 +22,7 @@ from heliograph.core.interrupts import undisturbed
 from heliograph.transport import handshake
 from heliograph.transport.allocator import facts_here
 from heliograph.transport.blocking import BlockingShell, wait
-from heliograph.transport.bulk import Receiver
+from heliograph.transport.bulk.messages import Receiver
 from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph.transport.log_lines import LocalLog, LogSource
 from heliograph.transport.shared_memory import mapped

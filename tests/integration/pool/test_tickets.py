@@ -16,7 +16,7 @@ from daemon_urls import DaemonUrls
 import heliograph as hg
 from heliograph.core.effects import UnreachableError
 from heliograph.head import members
-from heliograph.transport.direct_upload import Announcement, Channels, TicketUpload
+from heliograph.transport.bulk.tickets import Announcement, Channels, TicketUpload
 from heliograph_backends.contract import UploadNews
 from heliograph_proto import commands as c
 from heliograph_proto.addresses import parse_address

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from core_client import CoreClient
 
-from heliograph.transport.bulk import Receiver, upload_messages, upload_target
+from heliograph.transport.bulk.messages import Receiver, upload_messages, upload_target
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto import commands as c
 from heliograph_proto.codec.bulk import decode_upload, encode_download

@@ -24,14 +24,14 @@ from middlemen import middleman
 from raw_client import RawSession, f32, raw_channel, still_serves
 
 import heliograph as hg
-from heliograph.transport.bulk import Receiver
+from heliograph.transport.bulk.messages import Receiver
 from heliograph.transport.direct import opening
 from heliograph_proto.codec import decode_error
 from heliograph_proto.codec.frames import FrameReader, framed
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.sessions import Limits
 from heliograph_proto.v1 import command_pb2, direct_pb2, memory_pb2, session_pb2, session_pb2_grpc
-from heliograph_server.rpc.bulk_service import BulkService
+from heliograph_server.rpc.bulk.service import BulkService
 
 SECONDS = 60
 MIB = 2**20

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paths import GOLDEN
 
 import heliograph as hg
-from heliograph.transport.bulk import Receiver, upload_messages, upload_target
+from heliograph.transport.bulk.messages import Receiver, upload_messages, upload_target
 from heliograph_proto.codec.bulk import (
     DownloadPiece,
     UploadPiece,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import heliograph as hg
 from heliograph.head import members
-from heliograph.transport.direct_upload import Announcement, TicketUpload
+from heliograph.transport.bulk.tickets import Announcement, TicketUpload
 from heliograph_backends.contract import Admittance, Buffer, Intake, Relay, UploadNews
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.plans import ContentOffer

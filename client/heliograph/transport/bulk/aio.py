@@ -12,10 +12,11 @@ import grpc
 
 from heliograph.core.effects import ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Transfer
-from heliograph.transport import bulk, handshake
+from heliograph.transport import handshake
+from heliograph.transport.bulk import messages
+from heliograph.transport.bulk.tickets import Channels, DirectUpload
 from heliograph.transport.channels import open_aio_channel
 from heliograph.transport.direct.transfers import Connection, DirectTransfers
-from heliograph.transport.direct_upload import Channels, DirectUpload
 from heliograph.transport.shared_memory import SharedUpload, cut_short, take_slots
 from heliograph_proto.errors import CancelledError, HeliographError
 from heliograph_proto.sessions import Traffic
@@ -98,12 +99,12 @@ class AioBulk:
 
     async def _send_chunks(self, upload: StartUpload, transfer: Transfer) -> None:
         method: Any = self._channel.stream_unary(handshake.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
-        target = bulk.upload_target(self._info.session, upload.target, upload.data.nbytes)
+        target = messages.upload_target(self._info.session, upload.target, upload.data.nbytes)
         chunk_bytes = self._info.limits.chunk_bytes
         call = method()
         try:
             left = upload.data.nbytes - upload.offset_bytes
-            for message in bulk.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
+            for message in messages.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
                 await call.write(message)
                 if upload.progress is not None:
                     upload.progress(min(chunk_bytes, left))
@@ -164,7 +165,7 @@ class AioBulk:
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
         request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
-        receiver = bulk.Receiver(download.out)
+        receiver = messages.Receiver(download.out)
         try:
             async for message in call:
                 receiver.piece(message)

@@ -14,9 +14,9 @@ from grpc import aio
 
 from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
+from heliograph_server.rpc.bulk.tickets import TicketCalls
 from heliograph_server.rpc.receiving import abort, begun, decoded, first_of, next_piece, receive
 from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
-from heliograph_server.rpc.upload_service import TicketCalls
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
 from heliograph_server.session.staging import StagedMessages

@@ -13,10 +13,9 @@ import grpc
 from heliograph.core.effects import ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Transfer
 from heliograph.core.interrupts import InThread, is_interruptible, undisturbed
-from heliograph.transport import bulk, handshake
-from heliograph.transport.channels import open_channel
-from heliograph.transport.direct.transfers import Connection, DirectTransfers
-from heliograph.transport.direct_upload import (
+from heliograph.transport import handshake
+from heliograph.transport.bulk import messages
+from heliograph.transport.bulk.tickets import (
     PATIENCE_SECONDS,
     Announcement,
     Channels,
@@ -24,6 +23,8 @@ from heliograph.transport.direct_upload import (
     Tell,
     TicketUpload,
 )
+from heliograph.transport.channels import open_channel
+from heliograph.transport.direct.transfers import Connection, DirectTransfers
 from heliograph.transport.shared_memory import SharedUpload, cut_short, take_slots
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.plans import ContentOffer
@@ -83,10 +84,10 @@ class BlockingBulk:
         return transfer
 
     def _chunks(self, upload: StartUpload, transfer: Transfer) -> Iterator[bytes]:
-        target = bulk.upload_target(self._info.session, upload.target, upload.data.nbytes)
+        target = messages.upload_target(self._info.session, upload.target, upload.data.nbytes)
         left = max(upload.data.nbytes - upload.offset_bytes, 1)
         chunk_bytes = self._info.limits.chunk_bytes
-        for message in bulk.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
+        for message in messages.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
             taken = min(chunk_bytes, left)
             left -= taken
             if isinstance(upload.target, int):
@@ -222,7 +223,7 @@ class BlockingBulk:
         request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
         calls.append(call)
-        receiver = bulk.Receiver(download.out)
+        receiver = messages.Receiver(download.out)
         try:
             for message in call:
                 receiver.piece(message)
