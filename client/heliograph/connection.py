@@ -11,6 +11,7 @@ from heliograph.core.progress import Progress, ProgressArgument, checked_progres
 from heliograph.graph.arguments import connect_seconds
 from heliograph.session import Session
 from heliograph.transport.blocking import BlockingShell, GrpcShell
+from heliograph.transport.bulk.link import CompressionArgument
 from heliograph.transport.channels import credentials_of
 from heliograph.transport.handshake import (
     LEAST_SILENCE_SECONDS,
@@ -95,6 +96,7 @@ def connect(
     key: str | None = None,
     silence_seconds: float = SILENCE_SECONDS,
     direct: bool = True,
+    compression: CompressionArgument = "auto",
 ) -> Session:
     """Open a session on a server.
 
@@ -117,13 +119,14 @@ def connect(
         token: The token for a server that requires one. Default: the one in the URL
             (URL?token=TOKEN, as `heliograph serve` prints it), else $HELIOGRAPH_TOKEN, else the
             content of the file $HELIOGRAPH_TOKEN_FILE.
-        ca: A PEM file with the authorities to trust for TLS (default: $HELIOGRAPH_CA, else the
-            system's).
+        ca: A PEM file with the authorities of TLS (default: $HELIOGRAPH_CA, else the system's).
         certificate: A PEM file with the client's certificate (default: $HELIOGRAPH_CERTIFICATE).
         key: A PEM file with the certificate's key (default: $HELIOGRAPH_KEY).
         silence_seconds: The server counts as gone after this much silence, 0.25 to 3600 s. It is
-            pinged after a fifth of that. A connection that breaks is noticed at once.
+            pinged after a fifth of that. A broken connection is noticed at once.
         direct: Whether TCP connections beside gRPC's are used where the server offers them.
+        compression: Whether large tensors and weights are compressed on their way. "auto": where
+            the link is measured to be so slow that it pays. "on": whatever gets smaller.
 
     Raises UnavailableError if no server answers within `timeout` seconds (at once if the connection
     is refused), if it is still starting its devices then, if its certificate is not trusted, or if
@@ -135,14 +138,12 @@ def connect(
     check_silence(silence_seconds)
     shown, sharing = checked_progress(progress), checked_shared_memory(shared_memory)
     credentials = credentials_of(address, token, ca, certificate, key)
-    shell: BlockingShell
-    if address.scheme == "local":
-        if sharing is True:
-            raise insisted(address, ALONE)
-        shell = transport("local")(address, seconds, credentials)
-    else:
-        shell = GrpcShell(address, seconds, sharing, silence_seconds, credentials, direct)
-    return _session(shell, shown)
+    if address.scheme != "local":
+        shell = GrpcShell(address, seconds, sharing, silence_seconds, credentials, direct, compression)
+        return _session(shell, shown)
+    if sharing is True:
+        raise insisted(address, ALONE)
+    return _session(transport("local")(address, seconds, credentials), shown)
 
 
 def _session(shell: BlockingShell, progress: Progress | None) -> Session:

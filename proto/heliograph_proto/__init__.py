@@ -21,9 +21,12 @@ DIRECT = "direct"
 TICKETS = "tickets"
 #: The server has devices of servers that accept contents by ticket.
 DIRECT_WEIGHTS = "direct-weights"
+#: Pieces of transfers may be packed; and packed with zstd, where its library is installed.
+PACKING = "packing"
+ZSTD = "zstd"
 #: The client receives changes of devices.
 WATCH = "watch"
-#: The optional features that this package supports, as the handshake names them.
+#: The optional features that this package always supports, as the handshake names them.
 FEATURES = (
     COMMAND_SOCKET,
     DIRECT,

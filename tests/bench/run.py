@@ -42,6 +42,7 @@ BENCHMARKS = {
     "deploy-metrics": "deploy_metrics:figures",
     "deploy-tls": "deploy_tls:figures",
     "hosts": "hosts:figures",
+    "links": "packed_links:figures",
     "loops": "loops:figures",
     "minilm": "minilm:figures",
     "plan-cost": "plan_cost:figures",

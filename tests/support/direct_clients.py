@@ -79,10 +79,13 @@ def offers(daemon: ThreadDaemon, monkeypatch: pytest.MonkeyPatch, port: int) -> 
 class RawDirect:
     """A raw session with an offer of direct connections."""
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Any, secret: bytes = b"") -> None:
+        """`secret`: that of its tenant."""
         self.session = RawSession(channel)
         opened = session_pb2_grpc.SessionServiceStub(channel).Open(
-            session_pb2.OpenRequest(version_min=1, version_max=1, client="raw", features=["direct"]),
+            session_pb2.OpenRequest(
+                version_min=1, version_max=1, client="raw", features=["direct"], tenant_secret=secret
+            ),
             timeout=SECONDS,
         )
         self.session.token, self.session.limits = opened.session, opened.limits

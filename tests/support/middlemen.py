@@ -32,6 +32,8 @@ class Middleman:
         self.url = f"grpc://127.0.0.1:{self._listener.getsockname()[1]}"
         #: Bytes towards the daemon, by connection, in the order in which these came.
         self.passed_bytes: list[int] = []
+        #: Bytes from the daemon, of all connections.
+        self.returned_bytes = 0
         self._target = _address(url)
         self._refuses = False
         #: After how many bytes towards the daemon a connection is cut, once, and the first that may be.
@@ -87,6 +89,8 @@ class Middleman:
                 if number is not None:
                     self.passed_bytes[number] += len(data)
                     is_cut = self._is_to_cut(number)
+                else:
+                    self.returned_bytes += len(data)
         for one in (source, target):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

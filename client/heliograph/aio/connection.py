@@ -13,6 +13,7 @@ from heliograph.core.future import ALONE
 from heliograph.core.progress import ProgressArgument, checked_progress
 from heliograph.graph.arguments import connect_seconds
 from heliograph.transport.aio import AioGrpcShell, AioShell
+from heliograph.transport.bulk.link import CompressionArgument, check_compression
 from heliograph.transport.channels import NO_CREDENTIALS, credentials_of
 from heliograph.transport.handshake import SILENCE_SECONDS
 from heliograph.transport.plugins import transport
@@ -40,8 +41,9 @@ class connect:
         key: str | None = None,
         silence_seconds: float = SILENCE_SECONDS,
         direct: bool = True,
+        compression: CompressionArgument = "auto",
     ) -> None:
-        self._direct = direct
+        self._direct, self._compression = direct, check_compression(compression)
         self._address = address_of(url)
         self._credentials = credentials_of(self._address, token, ca, certificate, key)
         check_silence(silence_seconds)
@@ -79,6 +81,7 @@ class connect:
             self._silence_seconds,
             self._credentials,
             self._direct,
+            self._compression,
         )
         try:
             return Session(shell, self._progress)
@@ -94,6 +97,7 @@ async def open_shell(
     silence_seconds: float = SILENCE_SECONDS,
     credentials: Credentials = NO_CREDENTIALS,
     direct: bool = True,
+    compression: CompressionArgument = "auto",
 ) -> AioShell:
     """Open the connection of a session."""
     if address.scheme == "local":
@@ -101,4 +105,6 @@ async def open_shell(
             raise insisted(address, ALONE)
         shell: AioShell = await transport("local.aio")(address, timeout, credentials)
         return shell
-    return await AioGrpcShell.open(address, timeout, shared_memory, silence_seconds, credentials, direct)
+    return await AioGrpcShell.open(
+        address, timeout, shared_memory, silence_seconds, credentials, direct, compression
+    )

@@ -41,6 +41,7 @@ from heliograph.core.tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph.core.watching import Watchers
 from heliograph.transport import handshake
 from heliograph.transport.bulk.aio import AioBulk, moved
+from heliograph.transport.bulk.link import CompressionArgument, Link
 from heliograph.transport.calls import unary
 from heliograph.transport.channels import (
     FORKED,
@@ -330,11 +331,13 @@ class AioGrpcShell(AioShell):
         credentials: Credentials = NO_CREDENTIALS,
         connection: socket.socket | str = "it was not requested",
         tcp_silence_seconds: float | None = None,
+        link: Link | None = None,
     ) -> None:
         """`connection`: the command socket, or why there is none. TCP connections break after
         `tcp_silence_seconds`; None: none are opened."""
         super().__init__(address, info)
         self.tcp_silence_seconds = tcp_silence_seconds
+        self.link = link or Link(address, info, "off")
         self._channel, self.credentials = channel, credentials
         self.channel_options = channel_options
         self._bulk = AioBulk(self)
@@ -364,6 +367,7 @@ class AioGrpcShell(AioShell):
         silence_seconds: float = handshake.SILENCE_SECONDS,
         credentials: Credentials = NO_CREDENTIALS,
         direct: bool = True,
+        compression: CompressionArgument = "auto",
     ) -> AioGrpcShell:
         """Connect and perform the handshake. Raises the errors of `hg.connect`."""
         end, tcp_silence = time.monotonic() + timeout, silence_seconds if direct else None
@@ -380,7 +384,8 @@ class AioGrpcShell(AioShell):
                     shared, connection = await cls._share(
                         channel, address, info, shared_memory, tcp_silence, end
                     )
-                    made = cls(address, info, channel, options, credentials, connection, tcp_silence)
+                    link = await moved(partial(Link, address, info, compression))
+                    made = cls(address, info, channel, options, credentials, connection, tcp_silence, link)
                     made.core.set_shared(shared)
                     return made
                 if not handshake.is_starting(answer) or time.monotonic() + handshake.START_SECONDS > end:

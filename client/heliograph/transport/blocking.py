@@ -48,6 +48,7 @@ from heliograph.core.tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph.core.watching import Watchers
 from heliograph.transport import handshake
 from heliograph.transport.bulk.blocking import BlockingBulk
+from heliograph.transport.bulk.link import CompressionArgument, check_compression
 from heliograph.transport.bulk.tickets import Announcement, Tell, TicketUpload
 from heliograph.transport.calls import unary
 from heliograph.transport.channels import FORKED, NO_CREDENTIALS, fetch_pinned, open_channel
@@ -337,7 +338,9 @@ class GrpcShell(BlockingShell):
         silence_seconds: float = handshake.SILENCE_SECONDS,
         credentials: Credentials = NO_CREDENTIALS,
         direct: bool = True,
+        compression: CompressionArgument = "auto",
     ) -> None:
+        self.compression = check_compression(compression)
         #: The silence after which TCP connections break; None: none are opened.
         self.tcp_silence_seconds = silence_seconds if direct else None
         self.channel_options = handshake.channel_options(silence_seconds)

@@ -14,7 +14,7 @@ from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph.transport.tenant import tenant_secret
 from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
 from heliograph_proto.addresses import Address, Credentials
-from heliograph_proto.codec import decode
+from heliograph_proto.codec import decode, packing
 from heliograph_proto.codec.status import error_from_metadata
 from heliograph_proto.errors import (
     CancelledError,
@@ -89,7 +89,7 @@ def open_request() -> bytes:
     return session_pb2.OpenRequest(
         version_min=VERSION_MIN,
         version_max=VERSION_MAX,
-        features=FEATURES,
+        features=(*FEATURES, *packing.features()),
         client=f"heliograph-python/{__version__}",
         tenant_secret=tenant_secret(),
     ).SerializeToString()

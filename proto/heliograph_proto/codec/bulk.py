@@ -11,14 +11,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heliograph_proto.codec.inline_forms import varint
+from heliograph_proto.codec.packing import Bytes
 from heliograph_proto.errors import ProtocolError
 from heliograph_proto.v1 import bulk_pb2
 
 #: Tags: (field number << 3) | wire type.
 _TARGET, _UPLOAD_OFFSET = 0x0A, 0x10
 _DOWNLOAD_OFFSET, _DOWNLOAD_SIZE = 0x08, 0x10
+_ENCODING, _PLAIN = 0x18, 0x20
 _DATA = 0x7A
+_UPLOAD_NUMBERS = _UPLOAD_OFFSET, _ENCODING, _PLAIN
+_DOWNLOAD_NUMBERS = _DOWNLOAD_OFFSET, _DOWNLOAD_SIZE, _ENCODING, _PLAIN
 _U64 = 2**64 - 1
+#: Enums have 32 bits; protobuf cuts larger ones.
+_LARGEST_ENCODING = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,9 @@ class UploadPiece:
     data: memoryview
     #: The size of the whole message.
     message_bytes: int = field(default=0, compare=False)
+    #: The form of the data, and of a packed piece its plain bytes.
+    encoding: int = 0
+    plain_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,62 +51,77 @@ class DownloadPiece:
     size_bytes: int
     #: A view of the message.
     data: memoryview
+    #: The form of the data, and of a packed piece its plain bytes.
+    encoding: int = 0
+    plain_bytes: int = 0
 
 
-def encode_upload(target: bytes | None, offset_bytes: int, data: memoryview) -> bytes:
+def encode_upload(
+    target: bytes | None, offset_bytes: int, data: Bytes, encoding: int = 0, plain_bytes: int = 0
+) -> bytes:
     """Encode an UploadRequest; `target` is an encoded UploadTarget. Copies the data once."""
     head = b"" if target is None else bytes((_TARGET,)) + varint(len(target)) + target
-    return _with_data(head + _number(_UPLOAD_OFFSET, offset_bytes), data)
+    return _with_data(head + _number(_UPLOAD_OFFSET, offset_bytes), data, encoding, plain_bytes)
 
 
-def encode_download(offset_bytes: int, size_bytes: int, data: memoryview) -> bytes:
+def encode_download(
+    offset_bytes: int, size_bytes: int, data: Bytes, encoding: int = 0, plain_bytes: int = 0
+) -> bytes:
     """Encode a DownloadResponse. Copies the data once."""
     head = _number(_DOWNLOAD_OFFSET, offset_bytes) + _number(_DOWNLOAD_SIZE, size_bytes)
-    return _with_data(head, data)
+    return _with_data(head, data, encoding, plain_bytes)
 
 
 def _number(tag: int, value: int) -> bytes:
     return bytes((tag,)) + varint(value) if value else b""
 
 
-def _with_data(head: bytes, data: memoryview) -> bytes:
-    if not data.nbytes:
+def _with_data(head: bytes, data: Bytes, encoding: int, plain_bytes: int) -> bytes:
+    if encoding:
+        head += _number(_ENCODING, encoding) + _number(_PLAIN, plain_bytes)
+    if not (size := memoryview(data).nbytes):
         return head
-    return b"".join((head, bytes((_DATA,)), varint(data.nbytes), data))
+    return b"".join((head, bytes((_DATA,)), varint(size), data))
 
 
 def decode_upload(message: bytes) -> UploadPiece:
     """Raises ProtocolError."""
     target: bytes | None = None
-    offset = 0
-    for tag, value, begin in _fields(message, (_UPLOAD_OFFSET,), (_TARGET, _DATA)):
-        if tag == _UPLOAD_OFFSET:
-            offset = value
+    numbers = {_UPLOAD_OFFSET: 0, _ENCODING: 0, _PLAIN: 0}
+    for tag, value, begin in _fields(message, _UPLOAD_NUMBERS, (_TARGET, _DATA)):
+        if tag == _ENCODING and value > _LARGEST_ENCODING:
+            break
+        if tag in numbers:
+            numbers[tag] = value
         elif tag == _TARGET and begin + value < len(message):
             target = message[begin : begin + value]
         elif tag == _DATA and begin + value == len(message):
-            return UploadPiece(target, offset, memoryview(message)[begin:], len(message))
+            offset, encoding, plain = numbers.values()
+            return UploadPiece(target, offset, memoryview(message)[begin:], len(message), encoding, plain)
         else:
             break
     found = _decode_any(bulk_pb2.UploadRequest, message)
     given = found.target.SerializeToString() if found.HasField("target") else None
-    return UploadPiece(given, found.offset_bytes, memoryview(found.data), len(message))
+    data = memoryview(found.data)
+    return UploadPiece(given, found.offset_bytes, data, len(message), int(found.encoding), found.plain_bytes)
 
 
 def decode_download(message: bytes) -> DownloadPiece:
     """Raises ProtocolError."""
-    offset = size = 0
-    for tag, value, begin in _fields(message, (_DOWNLOAD_OFFSET, _DOWNLOAD_SIZE), (_DATA,)):
-        if tag == _DOWNLOAD_OFFSET:
-            offset = value
-        elif tag == _DOWNLOAD_SIZE:
-            size = value
+    numbers = {_DOWNLOAD_OFFSET: 0, _DOWNLOAD_SIZE: 0, _ENCODING: 0, _PLAIN: 0}
+    for tag, value, begin in _fields(message, _DOWNLOAD_NUMBERS, (_DATA,)):
+        if tag == _ENCODING and value > _LARGEST_ENCODING:
+            break
+        if tag in numbers:
+            numbers[tag] = value
         elif begin + value == len(message):
-            return DownloadPiece(offset, size, memoryview(message)[begin:])
+            offset, size, encoding, plain = numbers.values()
+            return DownloadPiece(offset, size, memoryview(message)[begin:], encoding, plain)
         else:
             break
     found = _decode_any(bulk_pb2.DownloadResponse, message)
-    return DownloadPiece(found.offset_bytes, found.size_bytes, memoryview(found.data))
+    data = memoryview(found.data)
+    return DownloadPiece(found.offset_bytes, found.size_bytes, data, int(found.encoding), found.plain_bytes)
 
 
 def _fields(

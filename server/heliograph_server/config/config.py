@@ -288,6 +288,15 @@ class ServerConfig:
             section="listening",
         ),
     ] = 0
+    compression: Annotated[
+        bool,
+        Setting(
+            "Let clients compress tensors and weights on slow links, where they measure that it pays.",
+            "Needs Python 3.14 or the package backports.zstd on both sides for more than f32 weights that "
+            "are exact in bf16.",
+            section="listening",
+        ),
+    ] = True
     pool: Annotated[
         str,
         Setting(

@@ -27,6 +27,7 @@ from heliograph.transport.handshake import PING_PART
 from heliograph_backends.host_memory.buffers import machine_memory_bytes
 from heliograph_backends.registry import open_registry
 from heliograph_proto.addresses import Address, Shown, nothing_shown
+from heliograph_proto.codec import packing
 from heliograph_proto.sessions import Quota
 from heliograph_proto.v1 import (
     admin_pb2,
@@ -259,8 +260,9 @@ class Daemon:
         requests = Requests(self._slot, decoders)
         facts = lambda: self._facts  # noqa: E731
         compile_seconds = lambda: self._config.compile_seconds  # noqa: E731
+        hidden = () if self._config.compression else packing.features()
         for service in (
-            SessionService(self._slot, askers, closers, self._memory.offer, self._direct.offer),
+            SessionService(self._slot, askers, closers, self._memory.offer, self._direct.offer, hidden),
             DeviceService(self._slot, askers, listeners, facts),
             PlanService(self._slot, self._turns, listeners, compile_seconds),
             BulkService(self._slot, hashers, relays),

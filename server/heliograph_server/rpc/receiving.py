@@ -8,6 +8,7 @@ from concurrent.futures import Executor, Future
 from typing import TypeVar
 
 from heliograph_proto.codec.bulk import UploadPiece, decode_upload
+from heliograph_proto.codec.packing import check_piece, unpack
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, LimitExceededError, ProtocolError
 from heliograph_proto.sessions import Limits
 from heliograph_server.session.staging import HEADER_BYTES
@@ -81,12 +82,12 @@ async def receive(
     upload: IncomingUpload,
     first: UploadPiece,
     requests: AsyncIterator[bytes],
-    hashers: Executor | None,
+    threads: Executor,
 ) -> None:
     """Write all pieces of an upload.
 
-    With `hashers`, a piece is written on one of its threads while the next one is read. Raises the
-    errors of the upload, ProtocolError, LimitExceededError.
+    A piece of a content, or one that is packed, is written on a thread while the next one is read.
+    Raises the errors of the upload, ProtocolError, LimitExceededError.
     """
     writing: asyncio.Future[None] | None = None
     piece: UploadPiece | None = first
@@ -98,25 +99,40 @@ async def receive(
                 f"this server takes {limits.chunk_bytes:,}",
                 advice="send smaller pieces: Limits.chunk_bytes",
             )
+        if piece.encoding:
+            check_piece(piece.encoding, piece.plain_bytes, piece.data.nbytes, limits.chunk_bytes)
         if piece is not first and piece.target is not None:
             raise ProtocolError("only the first message of an upload has a target")
         upload.came()
         if writing is not None:
             await writing
-        writing = _write(hashers, upload, piece) if hashers is not None else None
-        if hashers is None:
+        if upload.is_content or piece.encoding:
+            writing = _write(threads, upload, piece)
+        else:
+            writing = None
             upload.write(piece.offset_bytes, piece.data)
         piece = decoded(await next_piece(requests, limits))
     if writing is not None:
         await writing
 
 
-def _write(hashers: Executor, upload: IncomingUpload, piece: UploadPiece) -> asyncio.Future[None]:
+def _write(threads: Executor, upload: IncomingUpload, piece: UploadPiece) -> asyncio.Future[None]:
     loop = asyncio.get_running_loop()
-    writing = loop.run_in_executor(hashers, upload.write, piece.offset_bytes, piece.data)
+    writing = loop.run_in_executor(threads, _unpack_and_write, upload, piece)
     # The error counts as retrieved even if the call breaks off before the future is awaited.
     writing.add_done_callback(lambda done: done.cancelled() or done.exception())
     return writing
+
+
+def _unpack_and_write(upload: IncomingUpload, piece: UploadPiece) -> None:
+    data = piece.data
+    if piece.encoding:
+        try:
+            data = memoryview(unpack(piece.encoding, data, piece.plain_bytes))
+        except ProtocolError as error:
+            upload.abort(error)
+            raise
+    upload.write(piece.offset_bytes, data)
 
 
 async def begun(beginning: Future[Upload]) -> Upload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -41,7 +41,10 @@ class SessionService:
         closers: Executor,
         offer: Callable[[str], SharedMemoryOffer | None],
         offer_direct: Callable[[Session, str], DirectOffer | None],
+        hidden: Collection[str] = (),
     ) -> None:
+        """`hidden`: features that are off here."""
+        self._hidden = hidden
         self._slot = slot
         #: Returns the offer of shared memory for a client, by its gRPC peer.
         self._offer = offer
@@ -61,7 +64,7 @@ class SessionService:
             host.open_session,
             request.client,
             versions,
-            tuple(request.features),
+            tuple(one for one in request.features if one not in self._hidden),
             request.tenant_secret,
             current_principal(),
         )

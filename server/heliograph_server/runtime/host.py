@@ -18,6 +18,7 @@ from functools import partial, reduce
 from heliograph_backends.contract import Device
 from heliograph_backends.registry import Registry
 from heliograph_proto import DIRECT_WEIGHTS, FEATURES, VERSION_MAX, VERSION_MIN, WATCH, __version__
+from heliograph_proto.codec import packing
 from heliograph_proto.devices import (
     DeviceChange,
     DeviceList,
@@ -340,7 +341,8 @@ class Host:
         """The supported features. Direct uploads are among them only if some memory is on another
         daemon."""
         is_direct = self._pool is not None or any(one.intake is not None for one in self._registry.devices)
-        return tuple(one for one in FEATURES if one != DIRECT_WEIGHTS or is_direct)
+        always = (one for one in FEATURES if one != DIRECT_WEIGHTS or is_direct)
+        return (*always, *packing.features())
 
     def open_session(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +23,8 @@ from heliograph_proto.v1 import bulk_pb2
 
 FIXED = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 U64 = st.integers(0, 2**64 - 1)
+#: Of those that exist, and one that does not.
+ENCODINGS = st.sampled_from([0, 1, 2, 2**31 - 1])
 
 
 @FIXED
@@ -44,10 +48,29 @@ def test_uploads_are_the_bytes_that_protobuf_writes(
 
 
 @FIXED
-@given(offset=U64, size=U64, data=st.binary(max_size=300))
-def test_downloads_are_the_bytes_that_protobuf_writes(offset: int, size: int, data: bytes) -> None:
-    message = bulk_pb2.DownloadResponse(offset_bytes=offset, size_bytes=size, data=data)
-    assert encode_download(offset, size, memoryview(data)) == message.SerializeToString()
+@given(offset=U64, size=U64, data=st.binary(max_size=300), encoding=ENCODINGS, plain=U64)
+def test_downloads_are_the_bytes_that_protobuf_writes(
+    offset: int, size: int, data: bytes, encoding: Any, plain: int
+) -> None:
+    plain = plain if encoding else 0
+    message = bulk_pb2.DownloadResponse(
+        offset_bytes=offset, size_bytes=size, data=data, encoding=encoding, plain_bytes=plain
+    )
+    made = encode_download(offset, size, memoryview(data), encoding, plain)
+    assert made == message.SerializeToString()
+    assert decode_download(made) == DownloadPiece(offset, size, memoryview(data), encoding, plain)
+
+
+@FIXED
+@given(offset=U64, data=st.binary(max_size=300), encoding=ENCODINGS, plain=U64)
+def test_packed_uploads_are_written_and_read_as_protobuf_does(
+    offset: int, data: bytes, encoding: Any, plain: int
+) -> None:
+    plain = plain if encoding else 0
+    message = bulk_pb2.UploadRequest(offset_bytes=offset, data=data, encoding=encoding, plain_bytes=plain)
+    made = encode_upload(None, offset, memoryview(data), encoding, plain)
+    assert made == message.SerializeToString()
+    assert decode_upload(made) == UploadPiece(None, offset, memoryview(data), 0, encoding, plain)
 
 
 @FIXED
@@ -77,7 +100,13 @@ def test_garbage_is_a_typed_error_or_what_protobuf_makes_of_a_download(garbage: 
             bulk_pb2.DownloadResponse.FromString(garbage)
         return
     expected = bulk_pb2.DownloadResponse.FromString(garbage)
-    assert found == DownloadPiece(expected.offset_bytes, expected.size_bytes, memoryview(expected.data))
+    assert found == DownloadPiece(
+        expected.offset_bytes,
+        expected.size_bytes,
+        memoryview(expected.data),
+        expected.encoding,
+        expected.plain_bytes,
+    )
 
 
 @FIXED
@@ -98,6 +127,7 @@ def test_garbage_is_a_typed_error_or_what_protobuf_makes_of_an_upload(garbage: b
             bulk_pb2.UploadTarget.FromString(found.target)
         return
     assert (found.offset_bytes, found.data) == (expected.offset_bytes, memoryview(expected.data))
+    assert (found.encoding, found.plain_bytes) == (expected.encoding, expected.plain_bytes)
     assert (found.target is not None) == expected.HasField("target")
     if found.target is not None:
         assert bulk_pb2.UploadTarget.FromString(found.target) == expected.target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
@@ -38,7 +39,8 @@ class AioBulk:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
         self._channel = open_aio_channel(self._address, shell.channel_options, shell.credentials)
-        self._direct = DirectTransfers(self._address, self._info, shell.tcp_silence_seconds)
+        self._link = shell.link
+        self._direct = DirectTransfers(self._address, self._info, shell.tcp_silence_seconds, self._link)
         self._others = Channels(self._address, shell.credentials)
         self._senders = ThreadPoolExecutor(MOST_DIRECT, "heliograph-direct")
 
@@ -103,9 +105,18 @@ class AioBulk:
         chunk_bytes = self._info.limits.chunk_bytes
         call = method()
         try:
-            left = upload.data.nbytes - upload.offset_bytes
-            for message in messages.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
+            left, start_bytes = upload.data.nbytes - upload.offset_bytes, upload.offset_bytes
+            pack, meter = self._link.packing(left)
+            pieces = messages.upload_messages(target, upload.data, chunk_bytes, start_bytes, pack)
+            while True:
+                # Packing takes too long for the loop.
+                is_short = pack is messages.as_it_is
+                message = next(pieces, None) if is_short else await moved(partial(next, pieces, None))
+                if message is None:
+                    break
+                start = time.monotonic()
                 await call.write(message)
+                meter.took(len(message), time.monotonic() - start)
                 if upload.progress is not None:
                     upload.progress(min(chunk_bytes, left))
                 left -= chunk_bytes
@@ -163,12 +174,17 @@ class AioBulk:
                 self._core.check()
                 raise
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
-        request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
+        request = self._link.download_request(self._info.session, download.transfer, download.out.nbytes)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
-        receiver = messages.Receiver(download.out)
+        receiver, meter = messages.Receiver(download.out), self._link.receiving()
         try:
             async for message in call:
-                receiver.piece(message)
+                if request.encodings:
+                    # Unpacking takes too long for the loop.
+                    await moved(partial(receiver.piece, message))
+                else:
+                    receiver.piece(message)
+                meter.came(receiver.came_bytes)
             receiver.finish()
             self._core.count(Traffic(copied_out_bytes=receiver.copied_bytes))
         except grpc.aio.AioRpcError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -15,6 +16,7 @@ from heliograph.core.future import Deadline, Transfer
 from heliograph.core.interrupts import InThread, is_interruptible, undisturbed
 from heliograph.transport import handshake
 from heliograph.transport.bulk import messages
+from heliograph.transport.bulk.link import Link
 from heliograph.transport.bulk.tickets import (
     PATIENCE_SECONDS,
     Announcement,
@@ -42,7 +44,8 @@ class BlockingBulk:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
         self._channel: Any = open_channel(self._address, shell.channel_options, shell.credentials)
-        self._direct = DirectTransfers(self._address, self._info, shell.tcp_silence_seconds)
+        self._link = Link(self._address, self._info, shell.compression)
+        self._direct = DirectTransfers(self._address, self._info, shell.tcp_silence_seconds, self._link)
         #: The channels to other daemons that take contents.
         self._channels = Channels(self._address, shell.credentials)
         #: Threads that carry contents, each until its call has ended.
@@ -86,8 +89,9 @@ class BlockingBulk:
     def _chunks(self, upload: StartUpload, transfer: Transfer) -> Iterator[bytes]:
         target = messages.upload_target(self._info.session, upload.target, upload.data.nbytes)
         left = max(upload.data.nbytes - upload.offset_bytes, 1)
-        chunk_bytes = self._info.limits.chunk_bytes
-        for message in messages.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
+        chunk_bytes, start_bytes = self._info.limits.chunk_bytes, upload.offset_bytes
+        pack, meter = self._link.packing(left)
+        for message in messages.upload_messages(target, upload.data, chunk_bytes, start_bytes, pack):
             taken = min(chunk_bytes, left)
             left -= taken
             if isinstance(upload.target, int):
@@ -98,7 +102,9 @@ class BlockingBulk:
                 self._shell.advance(lambda: self._core.settle(transfer.taken))
             if upload.progress is not None:
                 upload.progress(min(taken, upload.data.nbytes))
+            start = time.monotonic()
             yield message
+            meter.took(len(message), time.monotonic() - start)
 
     def _upload_ended(self, upload: StartUpload, transfer: Transfer, call: Any) -> None:
         status = call.exception() if not call.cancelled() else call
@@ -220,13 +226,14 @@ class BlockingBulk:
             self._receive_directly(connection, download, deadline)
             return
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
-        request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
+        request = self._link.download_request(self._info.session, download.transfer, download.out.nbytes)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
         calls.append(call)
-        receiver = messages.Receiver(download.out)
+        receiver, meter = messages.Receiver(download.out), self._link.receiving()
         try:
             for message in call:
                 receiver.piece(message)
+                meter.came(receiver.came_bytes)
             receiver.finish()
             copied = Traffic(copied_out_bytes=receiver.copied_bytes)
             self._shell.advance(lambda: self._core.count(copied))

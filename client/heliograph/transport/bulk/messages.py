@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from heliograph_proto.codec.bulk import decode_download, encode_upload
+from heliograph_proto.codec.packing import Bytes, Encoding, check_piece, unpack
 from heliograph_proto.errors import ProtocolError
 from heliograph_proto.v1 import bulk_pb2
 
+#: Returns a piece as it is sent.
+Pack: TypeAlias = Callable[[memoryview], tuple[Encoding, Bytes]]
+
+
+def as_it_is(piece: memoryview) -> tuple[Encoding, Bytes]:
+    """Return a piece that is not packed."""
+    return Encoding.PLAIN, piece
+
 
 def upload_messages(
-    target: bulk_pb2.UploadTarget, data: memoryview, chunk_bytes: int, start_bytes: int = 0
+    target: bulk_pb2.UploadTarget,
+    data: memoryview,
+    chunk_bytes: int,
+    start_bytes: int = 0,
+    pack: Pack = as_it_is,
 ) -> Iterator[bytes]:
     """Yield encoded UploadRequests for bytes, from byte `start_bytes` on; at least one."""
     header = target.SerializeToString()
     for offset in range(start_bytes, max(data.nbytes, start_bytes + 1), chunk_bytes):
         chunk = data[offset : offset + chunk_bytes]
-        yield encode_upload(header if offset == start_bytes else None, offset, chunk)
+        encoding, packed = pack(chunk)
+        yield encode_upload(header if offset == start_bytes else None, offset, packed, encoding, chunk.nbytes)
 
 
 def upload_target(session: bytes, target: int | bytes, size_bytes: int) -> bulk_pb2.UploadTarget:
@@ -32,19 +47,24 @@ class Receiver:
     def __init__(self, out: memoryview) -> None:
         self._out = out
         self._received_bytes = 0
-        #: The bytes that were copied out of messages.
-        self.copied_bytes = 0
+        #: The bytes that came in messages, packed or not, and those that were copied out of them.
+        self.came_bytes = self.copied_bytes = 0
 
     def piece(self, message: bytes) -> None:
         """Write the next piece. Raises ProtocolError."""
         found = decode_download(message)
-        size, end = self._out.nbytes, found.offset_bytes + found.data.nbytes
-        if found.offset_bytes != self._received_bytes or found.size_bytes != size or end > size:
+        data, size, offset = found.data, self._out.nbytes, found.offset_bytes
+        end = offset + (found.plain_bytes if found.encoding else data.nbytes)
+        if offset != self._received_bytes or found.size_bytes != size or end > size:
             raise ProtocolError(
-                f"a download of {size} bytes got bytes {found.offset_bytes} to {end} of {found.size_bytes}"
+                f"a download of {size} bytes got bytes {offset} to {end} of {found.size_bytes}"
             )
-        self._out[found.offset_bytes : end] = found.data
-        self.copied_bytes += found.data.nbytes
+        if found.encoding:
+            check_piece(found.encoding, found.plain_bytes, data.nbytes, size)
+            data = memoryview(unpack(found.encoding, data, found.plain_bytes))
+        self._out[offset:end] = data
+        self.came_bytes += found.data.nbytes
+        self.copied_bytes += data.nbytes
         self._received_bytes = end
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Noticing that the other end of a TCP connection is gone, for clients and servers."""
+"""The system's knowledge of a TCP connection: whether its other end is gone, and its rate."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ LEAST_UNANSWERED = 2
 #: The beginning of struct tcp_info: retransmissions and probes that were not answered, and the
 #: milliseconds since the last acknowledgement.
 _TCP_INFO = Struct("=2xBB52xI")
+#: Further on: the acknowledged bytes, the microseconds in which some were under way, and those of
+#: them in which the other end had no room.
+_TCP_SENT = Struct("=120xQ40xQQ")
 
 
 def keep(connection: socket.socket, silence_seconds: float, *, is_read: bool = False) -> None:
@@ -45,3 +48,20 @@ def is_gone(connection: socket.socket, silence_seconds: float) -> bool:
         return False
     retransmissions, probes, silent_ms = _TCP_INFO.unpack(told)
     return bool(max(retransmissions, probes) >= LEAST_UNANSWERED and silent_ms >= silence_seconds * 1e3)
+
+
+def sent(connection: socket.socket) -> tuple[int, float] | None:
+    """Return the acknowledged bytes, and the seconds in which the link was what they waited for.
+
+    None where the system does not tell.
+    """
+    if (option := getattr(socket, "TCP_INFO", None)) is None:
+        return None
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, option, _TCP_SENT.size)
+    except OSError:
+        return None
+    if len(told) < _TCP_SENT.size:
+        return None
+    acknowledged, busy, without_room = _TCP_SENT.unpack(told)
+    return acknowledged, max(0, busy - without_room) / 1e6

@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from struct import Struct
@@ -17,10 +18,13 @@ from google.protobuf.message import DecodeError
 
 from heliograph.core.effects import StartUpload
 from heliograph.core.future import Deadline, logger
+from heliograph.transport.bulk.link import Link
+from heliograph.transport.direct.keeping import sent
 from heliograph.transport.direct.opening import open_direct
 from heliograph_proto.addresses import Address
 from heliograph_proto.codec import decode_error
 from heliograph_proto.codec.frames import LENGTH_BYTES, framed
+from heliograph_proto.codec.packing import HEADER, PIECE_BYTES, Encoding, Packer, check_piece, unpack
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError, UnavailableError
 from heliograph_proto.sessions import SessionInfo
 from heliograph_proto.v1 import direct_pb2
@@ -28,7 +32,9 @@ from heliograph_proto.v1 import direct_pb2
 #: The connections of a session.
 MOST_CONNECTIONS = 4
 #: The bytes of one system call: others may cancel between two.
-PIECE_BYTES = 2 * 2**20
+CALL_BYTES = 2 * 2**20
+#: More bytes of a piece follow at once.
+_MORE = getattr(socket, "MSG_MORE", 0)
 #: How often an upload that waits for its turn sees whether it was cancelled.
 TURN_SECONDS = 0.05
 #: struct timeval.
@@ -68,7 +74,7 @@ class Connection:
         self.is_broken = True
         self._socket.close()
 
-    def send(self, data: memoryview, moved: Callable[[int], None] | None = None) -> bool:
+    def send(self, data: memoryview, moved: Callable[[int], None] | None = None, flags: int = 0) -> bool:
         """Send bytes, calling `moved` with the number of each part.
 
         Returns False if the server has ended the transfer early; its answer says why.
@@ -78,7 +84,7 @@ class Connection:
                 self.check()
                 if self._poll.poll(0):
                     return False
-                count = self._socket.send(data[:PIECE_BYTES])
+                count = self._socket.send(data[:CALL_BYTES], flags)
                 data = data[count:]
                 if moved is not None:
                     moved(count)
@@ -99,7 +105,7 @@ class Connection:
         while out:
             self.check()
             try:
-                count = self._socket.recv_into(out[:PIECE_BYTES], 0, socket.MSG_WAITALL)
+                count = self._socket.recv_into(out[:CALL_BYTES], 0, socket.MSG_WAITALL)
             except BlockingIOError:
                 deadline.check()
                 continue
@@ -108,6 +114,37 @@ class Connection:
             if not count:
                 raise UnavailableError("the server ended a connection for bytes")
             out = out[count:]
+
+    def sent(self) -> tuple[int, float] | None:
+        """As `keeping.sent`."""
+        return sent(self._socket)
+
+    def send_piece(self, data: memoryview, encoding: Encoding, plain_bytes: int) -> bool:
+        """Send a piece of a packed transfer. Returns as `send`."""
+        header = HEADER.pack(encoding, plain_bytes, data.nbytes)
+        return self.send(memoryview(header), flags=_MORE) and self.send(data)
+
+    def receive_packed(self, out: memoryview, deadline: Deadline) -> int:
+        """Fill memory with the pieces of a packed transfer. Returns the bytes that came.
+
+        Raises as `receive`, and ProtocolError.
+        """
+        header, came = bytearray(HEADER.size), 0
+        while out:
+            self.receive(memoryview(header), deadline)
+            encoding, plain_bytes, packed_bytes = HEADER.unpack(header)
+            came += HEADER.size + packed_bytes
+            if encoding == Encoding.PLAIN:
+                if not 0 < plain_bytes == packed_bytes <= out.nbytes:
+                    raise ProtocolError(f"a piece of {packed_bytes:,} bytes, where {out.nbytes:,} are left")
+                self.receive(out[:plain_bytes], deadline)
+            else:
+                check_piece(encoding, plain_bytes, packed_bytes, min(PIECE_BYTES, out.nbytes))
+                packed = memoryview(bytearray(packed_bytes))
+                self.receive(packed, deadline)
+                out[:plain_bytes] = unpack(encoding, packed, plain_bytes)
+            out = out[plain_bytes:]
+        return came
 
     def answer(self, deadline: Deadline) -> int:
         """Receive an answer, and return its bytes. Raises the error in it, ProtocolError."""
@@ -134,9 +171,12 @@ class Connection:
 class DirectTransfers:
     """The connections of a session for bytes, opened when they are needed."""
 
-    def __init__(self, address: Address, info: SessionInfo, silence_seconds: float | None) -> None:
+    def __init__(
+        self, address: Address, info: SessionInfo, silence_seconds: float | None, link: Link
+    ) -> None:
         """`silence_seconds`: see `open_direct`; None opens none."""
         self._address, self._info, self._silence_seconds = address, info, silence_seconds
+        self._link = link
         self._lock = threading.Lock()
         #: Those of transfers under way, and the others.
         self._used: set[Connection] = set()
@@ -234,10 +274,16 @@ class DirectTransfers:
             request.upload = upload.target
         else:
             request.content = upload.target
+        data = upload.data[upload.offset_bytes :]
+        packer = self._link.packer(data.nbytes)
+        request.is_packed = packer is not None
         with self._using(connection):
             with self._turn(connection, upload):
                 is_whole = connection.send(memoryview(framed(request.SerializeToString())))
-                is_whole = is_whole and connection.send(upload.data[upload.offset_bytes :], upload.progress)
+                if is_whole and packer is None:
+                    is_whole = connection.send(data, upload.progress)
+                elif is_whole and packer is not None:
+                    is_whole = self._send_packed(connection, data, upload.progress, packer)
             if is_whole:
                 taken()
             connection.limit(NO_LIMIT)
@@ -245,16 +291,45 @@ class DirectTransfers:
             if not is_whole or received != size_bytes:
                 raise ProtocolError(f"the server took {received:,} bytes of {size_bytes:,}")
 
+    def _send_packed(
+        self,
+        connection: Connection,
+        data: memoryview,
+        moved: Callable[[int], None] | None,
+        packer: Packer,
+    ) -> bool:
+        """Send pieces as they go fastest over the link, which is measured meanwhile."""
+        before = connection.sent()
+        for offset in range(0, data.nbytes, PIECE_BYTES):
+            piece = data[offset : offset + PIECE_BYTES]
+            encoding, packed = packer.pack(piece, self._link.up)
+            if not connection.send_piece(memoryview(packed), encoding, piece.nbytes):
+                return False
+            if moved is not None:
+                moved(piece.nbytes)
+            now = connection.sent()
+            if before and now and self._link.sent(now[0] - before[0], now[1] - before[1]):
+                before = now
+        return True
+
     def download(self, connection: Connection, transfer: int, out: memoryview, deadline: Deadline) -> None:
         """Receive the bytes of a transfer. Raises the command's error, UnavailableError,
         DeadlineExceededError, CancelledError."""
         request = direct_pb2.DirectTransfer(size_bytes=out.nbytes, download=transfer)
+        if (rate := self._link.download_rate(out.nbytes)) is not None:
+            request.encodings.extend(self._link.numbers)
+            request.bytes_per_second = rate
         with self._using(connection):
             connection.limit(deadline)
             connection.send(memoryview(framed(request.SerializeToString())))
             if (size := connection.answer(deadline)) != out.nbytes:
                 raise ProtocolError(f"a download of {out.nbytes:,} bytes has {size:,}")
-            connection.receive(out, deadline)
+            start, came = time.monotonic(), out.nbytes
+            if rate is None:
+                connection.receive(out, deadline)
+            else:
+                came = connection.receive_packed(out, deadline)
+            self._link.received(came, time.monotonic() - start)
 
     def abandon(self) -> None:
         """Close the connections in the child of a fork, without an effect on the parent's."""

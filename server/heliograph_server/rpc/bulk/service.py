@@ -7,11 +7,14 @@ control limits an upload to the speed of storing it, and a download to the speed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 
 from grpc import aio
 
+from heliograph_proto.codec.bulk import decode_download, encode_download
+from heliograph_proto.codec.packing import Encoding, Packer, encodings_from
 from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.rpc.bulk.tickets import TicketCalls
@@ -54,7 +57,7 @@ class BulkService:
         upload = await self._begin(session, target, first.offset_bytes)
         workers = self._relays if upload.is_relayed else self._hashers
         try:
-            await receive(session.limits, upload, first, requests, workers if upload.is_content else None)
+            await receive(session.limits, upload, first, requests, workers)
             if not upload.is_relayed:
                 return bulk_pb2.UploadResponse(received_bytes=upload.finish())
             received = await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
@@ -109,12 +112,30 @@ class BulkService:
         try:
             messages = await asyncio.wrap_future(download.future)
             assert isinstance(messages, StagedMessages), "this reader takes no bytes in place"
+            pack = self._packed(request)
             while messages.encoded:
-                await context.write(messages.encoded.popleft())
+                message = messages.encoded.popleft()
+                await context.write(message if pack is None else await pack(message))
             if messages.is_dropped:
                 raise session.closed or CancelledError("the download was dropped")
         finally:
             download.close()
+
+    def _packed(self, request: bulk_pb2.DownloadRequest) -> Callable[[bytes], Awaitable[bytes]] | None:
+        """A function that packs messages on a thread; None if the client wants them as they are."""
+        if not request.encodings:
+            return None
+        packer = Packer(encodings_from(request.encodings), time.thread_time)
+
+        def pack(message: bytes) -> bytes:
+            piece = decode_download(message)
+            encoding, packed = packer.pack(piece.data, float(request.bytes_per_second))
+            if encoding is Encoding.PLAIN:
+                return message
+            return encode_download(piece.offset_bytes, piece.size_bytes, packed, encoding, piece.data.nbytes)
+
+        loop = asyncio.get_running_loop()
+        return lambda message: loop.run_in_executor(self._hashers, pack, message)
 
     async def FindMissingContents(
         self, request: bulk_pb2.FindMissingContentsRequest, context: Context

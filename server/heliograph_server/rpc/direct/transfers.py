@@ -35,6 +35,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.v1 import direct_pb2
 from heliograph_server.resources.failures import typed
+from heliograph_server.rpc.direct.packed import PackedDownload, PackedUpload
 from heliograph_server.session.bulk import OutgoingDownload
 from heliograph_server.session.session import Session
 from heliograph_server.session.staging import PlacedBytes, StagedMessages
@@ -56,6 +57,8 @@ TURN_SECONDS = 0.02
 FEW_BYTES = 64 * 2**10
 #: The bytes of a failed upload that are read, so that its client finds the answer.
 MOST_DROPPED_BYTES = 64 * 2**20
+#: The bytes of headers among them, at most.
+MOST_HEADER_BYTES = 4096
 #: struct timeval.
 _TIME = Struct("@ll")
 
@@ -120,9 +123,14 @@ class _Connection:
         self._idle: asyncio.TimerHandle | None = None
         self._head = bytearray()
         self._upload: IncomingUpload | None = None
+        #: The pieces of a packed transfer, and the most bytes of its headers that are dropped.
+        self._header_bytes = 0
+        self._unpacking: PackedUpload | None = None
+        self._packing: PackedDownload | None = None
         self._download: OutgoingDownload | None = None
         self._messages: StagedMessages | PlacedBytes | None = None
-        #: True if the connection ends after these bytes of a failed upload, which are still to come.
+        #: True if the connection ends after these bytes of a failed upload, which are still to
+        #: come.
         self._has_failed = False
         self._dropped_bytes = 0
         #: True if the last read had to wait, and found less than it asked for.
@@ -266,7 +274,7 @@ class _Connection:
         """Answer with an error, and end the connection once the rest of the transfer was read."""
         rest, self._dropped_bytes = self._dropped_bytes, 0
         if (upload := self._upload) is not None:
-            rest = upload.size_bytes - upload.received_bytes
+            rest = upload.size_bytes - upload.received_bytes + self._header_bytes
         has_begun = self._messages is not None
         self._over()
         if has_begun or is_over:
@@ -291,27 +299,34 @@ class _Connection:
         except DecodeError:
             raise ProtocolError("a transfer's request could not be decoded") from None
         session, size = self._session, request.size_bytes
+        self._unpacking = self._packing = None
+        self._header_bytes = MOST_HEADER_BYTES if request.is_packed else 0
         match request.WhichOneof("what"):
             case "upload":
-                self._begin(request.upload, size, 0)
+                self._begin(request, request.upload, 0)
             case "content":
                 if session.is_relayed(request.content):
                     self._dropped_bytes = max(0, size - request.offset_bytes)
                     raise ProtocolError("a content for another server cannot come by this connection")
-                self._begin(request.content, size, request.offset_bytes)
+                self._begin(request, request.content, request.offset_bytes)
             case "download":
+                if request.encodings:
+                    self._packing = PackedDownload(request.encodings, request.bytes_per_second)
                 self._download = session.open_download(request.download, takes_placed=True)
                 return Next.THREAD if self._download.future.done() else Next.COMMAND
             case _:
                 raise ProtocolError("a transfer's request must say what it is for")
         return Next.THREAD
 
-    def _begin(self, target: int | bytes, size_bytes: int, offset_bytes: int) -> None:
+    def _begin(self, request: direct_pb2.DirectTransfer, target: int | bytes, offset_bytes: int) -> None:
+        size_bytes = request.size_bytes
         try:
             self._upload = self._session.begin_upload(target, size_bytes, offset_bytes)
+            if request.is_packed:
+                self._unpacking = PackedUpload(self._upload)
         except HeliographError:
             # The client sends them all the same.
-            self._dropped_bytes = max(0, size_bytes - offset_bytes)
+            self._dropped_bytes = max(0, size_bytes - offset_bytes) + self._header_bytes
             raise
 
     def _needed_bytes(self) -> int:
@@ -326,7 +341,7 @@ class _Connection:
         if upload.received_bytes < upload.size_bytes:
             upload.came()
             was_slow = self._is_slow
-            if not (count := upload.receive(self._into, PIECE_BYTES)):
+            if not (count := (self._unpacking or upload).receive(self._into, PIECE_BYTES)):
                 return self._over()
             if not self._is_slow or upload.received_bytes == upload.size_bytes:
                 return Next.THREAD
@@ -362,11 +377,12 @@ class _Connection:
             messages, download = self._messages, self._download
             assert messages is not None and download is not None
             if isinstance(messages, PlacedBytes):
-                if messages.send(self._socket.send, PIECE_BYTES):
+                send = self._socket.send if self._packing is None else self._pack
+                if messages.send(send, PIECE_BYTES):
                     return Next.THREAD
                 return self._sent(download)
             if messages.encoded:
-                self._unsent = decode_download(messages.encoded.popleft()).data
+                self._take(decode_download(messages.encoded.popleft()).data)
             elif messages.is_dropped:
                 raise self._session.closed or CancelledError("the download was dropped")
             else:
@@ -374,6 +390,14 @@ class _Connection:
         if self._unsent:
             self._unsent = self._unsent[self._socket.send(self._unsent) :]
         return Next.THREAD
+
+    def _pack(self, data: memoryview) -> int:
+        """Take bytes of a packed download, which are sent before anything else."""
+        self._take(data)
+        return data.nbytes
+
+    def _take(self, data: memoryview) -> None:
+        self._unsent = data if self._packing is None else self._packing.piece(data)
 
     def _sent(self, download: OutgoingDownload) -> Next:
         self._download = self._messages = None
