@@ -105,15 +105,19 @@ def runs_handlers() -> bool:
 
 
 class InThread:
-    """A function that runs in a thread of its own, where nothing interrupts it."""
+    """A function that runs in a thread of its own, where nothing interrupts it.
+
+    `result` starts it, so that an interrupt finds it in the caller's hands.
+    """
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
         self._error: BaseException | None = None
+        self._has_begun = False
         #: Held until it has ended.
         self._ended = threading.Lock()
         self._ended.acquire()
-        threading.Thread(target=self._run, name="heliograph-receiver", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="heliograph-receiver", daemon=True)
 
     def _run(self) -> None:
         try:
@@ -123,7 +127,13 @@ class InThread:
         self._ended.release()
 
     def result(self) -> None:
-        """Wait for its end. Raises its error."""
+        """Run it, and wait for its end. Raises its error."""
+        self._has_begun = True
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._has_begun = False
+            raise
         self._ended.acquire()
         self._ended.release()
         error, self._error = self._error, None
@@ -132,5 +142,5 @@ class InThread:
 
     def join(self, seconds: float) -> None:
         """Wait for its end, for so many seconds at most."""
-        if self._ended.acquire(timeout=seconds):
+        if self._has_begun and self._ended.acquire(timeout=seconds):
             self._ended.release()

@@ -66,7 +66,7 @@ from heliograph_proto.codec.inline_forms import InlineRun
 from heliograph_proto.codec.inline_runs import CompletionReader, encode_commands, encode_first
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.eager import begin
-from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError
+from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError, UnavailableError
 from heliograph_proto.sessions import LogLine, SessionInfo
 
 T = TypeVar("T")
@@ -498,8 +498,8 @@ class AioGrpcShell(AioShell):
             self.apply(self._completions.read(message))
 
     def _misread(self, defect: Exception | None) -> None:
-        """End the session for a defect of its messages; at their good end the call tells why."""
-        if defect is not None:
+        """End the session for a defect of its messages; after any other end the call tells why."""
+        if defect is not None and not isinstance(defect, UnavailableError):
             logger.error("a completion could not be understood", exc_info=defect)
             self._lose(InternalError(f"a completion could not be understood: {defect}"))
             self._ring()

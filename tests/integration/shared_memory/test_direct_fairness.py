@@ -9,11 +9,12 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from daemon_threads import thread_daemon
-from raw_client import RawSession, raw_channel
+from direct_clients import RawDirect, message_of, transfer
+from raw_client import RawSession, f32, raw_channel
 
 import heliograph as hg
 from heliograph_proto.codec.frames import framed
-from heliograph_proto.v1 import direct_pb2, session_pb2, session_pb2_grpc
+from heliograph_proto.v1 import command_pb2, direct_pb2, session_pb2, session_pb2_grpc
 from heliograph_server.rpc.direct import transfers
 
 SECONDS = 30
@@ -61,3 +62,41 @@ def test_clients_that_send_byte_by_byte_hold_no_thread(monkeypatch: pytest.Monke
             done.set()
             sending.join(SECONDS)
         session.close()
+
+
+def test_clients_that_read_byte_by_byte_hold_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are four threads, and four readers would never give theirs away."""
+    monkeypatch.setattr(transfers, "TURN_SECONDS", 1000.0)
+    # A send waits for room until there is some.
+    monkeypatch.setattr(transfers, "PATIENCE_SECONDS", 0.2)
+    size = 32 * MIB
+    with thread_daemon(direct_connections=0) as daemon, ExitStack() as opened:
+        channel = opened.enter_context(raw_channel(daemon.url))
+        slow: list[socket.socket] = []
+        # Each in a session of its own, since a command waits for the reader of the one before.
+        readers = [RawDirect(channel) for _ in range(4)]
+        for raw in readers:
+            raw.session.attach()
+            raw.session.send(allocate=command_pb2.Allocate(tensor=1, type=f32(size // 4)))
+            raw.session.send(get_tensor=command_pb2.GetTensor(tensor=1, transfer=1, size_bytes=size))
+            slow.append(opened.enter_context(raw.transfers()))
+            slow[-1].sendall(transfer(download=1, size_bytes=size))
+            assert message_of(slow[-1])
+        done = threading.Event()
+
+        def trickle() -> None:
+            while not done.wait(0.005):
+                for one in slow:
+                    one.recv(64 * 1024)
+
+        reading = threading.Thread(target=trickle)
+        reading.start()
+        try:
+            with hg.connect(daemon.url) as other:
+                for _ in range(3):
+                    assert other.put(np.ones(4 * MIB, np.uint8)).get(timeout=SECONDS).all()
+        finally:
+            done.set()
+            reading.join(SECONDS)
+        for raw in readers:
+            raw.session.close()

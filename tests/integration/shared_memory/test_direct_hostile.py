@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import socket
+import struct
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ import heliograph as hg
 from heliograph_proto.codec import decode_error
 from heliograph_proto.codec.frames import framed
 from heliograph_proto.v1 import command_pb2, direct_pb2, memory_pb2, session_pb2, session_pb2_grpc
+from heliograph_server.rpc.direct import transfers
 
 SECONDS = 60
 MIB = 2**20
@@ -310,3 +313,58 @@ def test_a_command_that_is_cancelled_while_it_is_read_ends(raw: RawDirect) -> No
             if received < size:
                 return
     raise AssertionError("no command was read in place")
+
+
+def test_a_reader_that_leaves_before_its_command_gives_its_place_back(raw: RawDirect) -> None:
+    raw.session.attach()
+    raw.session.allocate(1, 4)
+    for number in range(1, 9):
+        # No command names the transfer, and a session has four connections.
+        with raw.transfers() as connection:
+            connection.sendall(transfer(download=number, size_bytes=16))
+    with raw.transfers() as connection:
+        connection.sendall(transfer(download=8, size_bytes=16))
+        raw.session.send(get_tensor=command_pb2.GetTensor(tensor=1, transfer=8, size_bytes=16))
+        assert direct_pb2.DirectTransferResponse.FromString(message_of(connection)).size_bytes == 16
+
+
+def test_bytes_that_come_while_a_command_is_awaited_are_read_in_their_turn(raw: RawDirect) -> None:
+    raw.session.attach()
+    raw.session.allocate(1, 4)
+    with raw.transfers() as connection:
+        connection.sendall(transfer(download=1, size_bytes=16) + transfer(download=2, size_bytes=16))
+        for number in (1, 2):
+            raw.session.send(get_tensor=command_pb2.GetTensor(tensor=1, transfer=number, size_bytes=16))
+            found = direct_pb2.DirectTransferResponse.FromString(message_of(connection))
+            assert found.size_bytes == 16 and exactly(connection, 16)
+
+
+def test_a_connection_that_breaks_before_it_is_served_takes_no_place(
+    raw: RawDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.session.attach()
+    init = transfers._Connection.__init__
+
+    def broken(*_: Any) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(transfers._Connection, "__init__", broken)
+    for _ in range(8):
+        request = raw.request(transfers=direct_pb2.TransferConnection())
+        assert isinstance(refusal(request), hg.UnavailableError)
+    monkeypatch.setattr(transfers._Connection, "__init__", init)
+    made = [raw.transfers() for _ in range(4)]
+    for one in made:
+        one.close()
+
+
+def test_a_command_socket_that_is_reset_ends_its_session_with_an_error(lone: ThreadDaemon) -> None:
+    with raw_channel(lone.url) as channel:
+        raw = RawDirect(channel)
+        with raw.request(**COMMANDS) as connection:
+            message_of(connection)
+            raw.session.attach(command_socket=True)
+            # A reset instead of an end.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert isinstance(raw.session.end(), hg.UnavailableError)
+    still_serves(lone.url)

@@ -105,3 +105,17 @@ def test_the_tickets_are_no_text_of_a_session(lone: ThreadDaemon) -> None:
         offer = session.info.direct
         assert offer is not None
         assert repr(offer.ticket) not in repr(session.info) and repr(offer.proof) not in repr(session.info)
+
+
+def test_an_address_of_a_family_that_is_off_keeps_no_other_from_being_tried(
+    lone: ThreadDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = socket.getaddrinfo
+
+    def both(*given: Any, **named: Any) -> Any:
+        unknown = (255, socket.SOCK_STREAM, 0, "", ("::1", 1))
+        return [unknown, *find(*given, **named)]
+
+    monkeypatch.setattr(opening.socket, "getaddrinfo", both)
+    with hg.connect(lone.url) as session:
+        assert session.command_socket, session.why_no_command_socket

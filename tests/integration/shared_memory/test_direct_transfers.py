@@ -164,9 +164,7 @@ def test_a_fork_leaves_the_connections_to_the_parent(lone: ThreadDaemon) -> None
             assert os.waitpid(child, 0)[1] == 0
             assert tensor.get()[-1] == 2**19 - 1
     """
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert found.returncode == 0, found.stderr
+    ends_well(script)
 
 
 def test_bytes_go_straight_from_their_tensor(lone: ThreadDaemon) -> None:
@@ -193,3 +191,74 @@ def test_a_command_that_is_read_in_place_is_done_before_its_tensor_changes(lone:
             reading.join(SECONDS)
             # Written before or after the read, in the order of the stream.
             assert len(np.unique(found[0])) == 1 and found[0][0] in (number - 1, number)
+
+
+def test_a_fork_while_a_thread_takes_a_connection_does_not_hang_the_child(lone: ThreadDaemon) -> None:
+    ends_well(f"""
+        import os, threading
+        import heliograph as hg
+        with hg.connect({lone.url!r}) as session:
+            bulk = session._shell._bulk
+            held, go_on = threading.Event(), threading.Event()
+
+            def hold():
+                with bulk._direct._lock:
+                    held.set()
+                    go_on.wait(60)
+
+            threading.Thread(target=hold, daemon=True).start()
+            assert held.wait(60)
+            child = os.fork()
+            go_on.set()
+            if child == 0:
+                bulk._direct.close()
+                session.close()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    """)
+
+
+def test_ctrl_c_before_a_connection_is_there_leaves_the_array_alone(lone: ThreadDaemon) -> None:
+    ends_well(f"""
+        import os, signal, threading
+        import numpy as np
+        import heliograph as hg
+        from heliograph.core.interrupts import InThread
+        from heliograph.transport.direct.transfers import Connection, DirectTransfers
+        take, join, receive = DirectTransfers.take, InThread.join, Connection.receive
+        raised, ended, received = threading.Event(), threading.Event(), []
+
+        def interrupted(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert raised.wait(60)
+            return take(self)
+
+        def joined(self, seconds):
+            # The caller has the exception, and then the thread goes on.
+            raised.set()
+            join(self, 60)
+
+        def receiving(self, out, deadline):
+            received.append(receive(self, out, deadline))
+
+        with hg.connect({lone.url!r}) as session:
+            tensor = session.put(np.ones(2**20, np.uint8))
+            tensor.get()
+            DirectTransfers.take, InThread.join, Connection.receive = interrupted, joined, receiving
+            try:
+                tensor.get()
+            except KeyboardInterrupt:
+                pass
+            else:
+                raise AssertionError("not interrupted")
+            assert raised.is_set() and not received
+            DirectTransfers.take, Connection.receive = take, receive
+            assert tensor.get().all()
+    """)
+
+
+def ends_well(script: str) -> None:
+    """Runs a program."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert found.returncode == 0, found.stderr

@@ -37,6 +37,31 @@ if TYPE_CHECKING:
     from heliograph.transport.blocking import GrpcShell
 
 
+class _Calls:
+    """The calls and connections of a download. Each is cancelled, also one that is made later."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[Any] = []
+        self._is_cancelled = False
+
+    def add(self, call: Any) -> None:
+        """Add one."""
+        with self._lock:
+            self._made.append(call)
+            is_cancelled = self._is_cancelled
+        if is_cancelled:
+            call.cancel()
+
+    def cancel(self) -> None:
+        """Cancel all. Idempotent."""
+        with self._lock:
+            self._is_cancelled = True
+            made = [*self._made]
+        for call in made:
+            call.cancel()
+
+
 class BlockingBulk:
     """The uploads and downloads of a session."""
 
@@ -205,30 +230,29 @@ class BlockingBulk:
     def download(self, download: ReceiveDownload, deadline: Deadline) -> None:
         """Receive bytes. Raises the error of the command, and DeadlineExceededError."""
         if not is_interruptible():
-            self._receive(download, deadline, [])
+            self._receive(download, deadline, _Calls())
             return
         # gRPC's own code must not be interrupted, so another thread runs it.
-        calls: list[Any] = []
+        calls = _Calls()
         receiving = InThread(partial(self._receive, download, deadline, calls))
         try:
             receiving.result()
         except BaseException:
-            for call in calls:
-                undisturbed(call.cancel)
+            undisturbed(calls.cancel)
             # It writes to the caller's array.
             receiving.join(handshake.CLOSE_SECONDS)
             raise
 
-    def _receive(self, download: ReceiveDownload, deadline: Deadline, calls: list[Any]) -> None:
+    def _receive(self, download: ReceiveDownload, deadline: Deadline, calls: _Calls) -> None:
         """Receive bytes. `calls` gets the call, for a cancel by another thread."""
         if (connection := self._direct.take()) is not None:
-            calls.append(connection)
+            calls.add(connection)
             self._receive_directly(connection, download, deadline)
             return
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
         request = self._link.download_request(self._info.session, download.transfer, download.out.nbytes)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
-        calls.append(call)
+        calls.add(call)
         receiver, meter = messages.Receiver(download.out), self._link.receiving()
         try:
             for message in call:

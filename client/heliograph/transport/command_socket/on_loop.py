@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from heliograph_proto.codec.frames import FrameReader, framed
+from heliograph_proto.errors import UnavailableError
 
 #: The bytes that are read before others have their turn.
 READ_BYTES = 65_536
@@ -18,7 +19,8 @@ class LoopSocket:
     """Writes messages, and passes those that come to a function. On its loop's thread alone.
 
     `received` is called with one or several messages, and `ended` once, when no more come: with the
-    error of a message that is too long, or of `received`, or None.
+    error of a message that is too long, or of `received`; with UnavailableError if the connection broke;
+    or with None, at its good end.
     """
 
     def __init__(
@@ -67,8 +69,9 @@ class LoopSocket:
             data = b"" if (has_more := self._frames.has_more) else self._connection.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError:
-            data = b""
+        except OSError as error:
+            self._end(UnavailableError(f"the command socket broke: {error.strerror}"))
+            return False
         if not (data or has_more):
             self._end(None)
             return False

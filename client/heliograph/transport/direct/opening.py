@@ -58,7 +58,12 @@ def open_direct(
         host = address.host.encode("ascii") if address.host.isascii() else address.host
         found = socket.getaddrinfo(host, offer.port, type=socket.SOCK_STREAM)[:MOST_PLACES]
         for family, kind, protocol, _, where in found:
-            made = socket.socket(family, kind, protocol)
+            try:
+                made = socket.socket(family, kind, protocol)
+            except OSError as error:
+                # This family is off in the system; another address may have another one.
+                why = str(error)
+                continue
             try:
                 made.settimeout(max(0.001, end - time.monotonic()))
                 made.connect(where)

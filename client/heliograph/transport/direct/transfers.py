@@ -333,7 +333,8 @@ class DirectTransfers:
 
     def abandon(self) -> None:
         """Close the connections in the child of a fork, without an effect on the parent's."""
-        # Without the lock, which a thread of the parent may hold.
+        # A thread of the parent may hold the lock, and is not here.
+        self._lock = threading.Lock()
         self._is_over = True
         for one in (*self._idle, *self._used):
             one.close()

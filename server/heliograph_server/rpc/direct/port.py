@@ -121,6 +121,8 @@ class DirectPort:
         except HeliographError as error:
             answer.error.CopyFrom(encode_error(error))
             verdict = Verdict.CLOSE
+        except OSError:
+            return Verdict.CLOSE
         # It is the first on the connection. A client that is gone is noticed by its owner.
         with suppress(OSError):
             client.send(framed(answer.SerializeToString()))

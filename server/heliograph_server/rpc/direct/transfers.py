@@ -32,6 +32,7 @@ from heliograph_proto.errors import (
     HeliographError,
     LimitExceededError,
     ProtocolError,
+    UnavailableError,
 )
 from heliograph_proto.v1 import direct_pb2
 from heliograph_server.resources.failures import typed
@@ -90,8 +91,11 @@ class DirectTransfers:
         """Serve a connection from now on. Raises LimitExceededError, and SessionClosedError."""
         if self._counts[session] >= MOST_CONNECTIONS:
             raise LimitExceededError(f"a session has at most {MOST_CONNECTIONS} connections for bytes")
+        try:
+            made = _Connection(session, client, self._workers, lambda: self._ended(session))
+        except OSError as error:
+            raise UnavailableError(f"the connection broke: {error.strerror}") from None
         self._counts[session] += 1
-        made = _Connection(session, client, self._workers, lambda: self._ended(session))
         session.when_closing[made] = lambda _: made.end()
         if session.closed is not None:
             made.end()
@@ -135,6 +139,10 @@ class _Connection:
         self._dropped_bytes = 0
         #: True if the last read had to wait, and found less than it asked for.
         self._is_slow = False
+        #: True if the last write had to wait, and had room for less than it was given.
+        self._has_slow_reader = False
+        #: True while its download's command is awaited.
+        self._awaits_command = False
         self._pause_seconds = 0.0
         self._unsent = memoryview(b"")
         self._lock = threading.Lock()
@@ -167,6 +175,8 @@ class _Connection:
                 self._watch()
             case Next.COMMAND:
                 assert self._download is not None
+                self._awaits_command = True
+                self._loop.add_reader(self._number, self._look)
                 self._download.future.add_done_callback(self._staged)
             case Next.NOTHING:
                 self._close()
@@ -188,7 +198,28 @@ class _Connection:
 
     def _staged(self, _: Future[StagedMessages | PlacedBytes]) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._go_on)
+            self._loop.call_soon_threadsafe(self._command_is_done)
+
+    def _command_is_done(self) -> None:
+        if self._awaits_command:
+            self._awaits_command = False
+            self._loop.remove_reader(self._number)
+            self._go_on()
+
+    def _look(self) -> None:
+        """End a download whose client leaves before its command is done."""
+        # Bytes that come too early are read in their turn.
+        self._loop.remove_reader(self._number)
+        try:
+            has_left = not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._loop.add_reader(self._number, self._look)
+            return
+        except OSError:
+            has_left = True
+        if has_left:
+            self._awaits_command = False
+            self._submit(self._over)
 
     def _ready(self) -> None:
         self._stop_waiting()
@@ -300,6 +331,7 @@ class _Connection:
             raise ProtocolError("a transfer's request could not be decoded") from None
         session, size = self._session, request.size_bytes
         self._unpacking = self._packing = None
+        self._has_slow_reader = False
         self._header_bytes = MOST_HEADER_BYTES if request.is_packed else 0
         match request.WhichOneof("what"):
             case "upload":
@@ -377,9 +409,8 @@ class _Connection:
             messages, download = self._messages, self._download
             assert messages is not None and download is not None
             if isinstance(messages, PlacedBytes):
-                send = self._socket.send if self._packing is None else self._pack
-                if messages.send(send, PIECE_BYTES):
-                    return Next.THREAD
+                if messages.send(self._out if self._packing is None else self._pack, PIECE_BYTES):
+                    return Next.WRITABLE if self._has_slow_reader else Next.THREAD
                 return self._sent(download)
             if messages.encoded:
                 self._take(decode_download(messages.encoded.popleft()).data)
@@ -388,8 +419,14 @@ class _Connection:
             else:
                 return self._sent(download)
         if self._unsent:
-            self._unsent = self._unsent[self._socket.send(self._unsent) :]
-        return Next.THREAD
+            self._unsent = self._unsent[self._out(self._unsent) :]
+        return Next.WRITABLE if self._unsent and self._has_slow_reader else Next.THREAD
+
+    def _out(self, data: memoryview) -> int:
+        """Send bytes: as many as there is room for, after a first wait."""
+        count = self._socket.send(data, socket.MSG_DONTWAIT if self._has_slow_reader else 0)
+        self._has_slow_reader = count < data.nbytes
+        return count
 
     def _pack(self, data: memoryview) -> int:
         """Take bytes of a packed download, which are sent before anything else."""
