@@ -227,7 +227,7 @@ def test_a_small_quota_is_measured_within_and_refuses_nothing(
         found = json.loads(capsys.readouterr().out)
         with heliograph.admin.connect(url) as admin:
             (usage,) = admin.snapshot().tenants
-    assert [one["why_not"] for one in found["measurements"]["transports"]] == ["", "", ""]
+    assert [one["why_not"] for one in found["measurements"]["transports"]] == ["", "", "", ""]
     assert found["measurements"]["devices"][0]["free_bytes"] <= 16 * MIB
     assert usage.refused == 0
 
@@ -409,7 +409,7 @@ def test_a_server_tells_its_facts_over_every_transport(url: str) -> None:
         facts = session.server_facts()
     assert facts["python"] and facts["numpy"]
     if url != "local:":
-        assert facts["event_loop"] in ("uvloop", "asyncio") and facts["compression"] == "none"
+        assert facts["event_loop"] in ("uvloop", "asyncio") and facts["zstd"] == "installed"
         assert facts["allocator_settings"] or not facts["allocator"].startswith("glibc")
         assert facts["shared_memory"] == "on" and int(facts["processors"]) > 0
 
@@ -446,6 +446,8 @@ def measured(url: str, brief: None, capsys: pytest.CaptureFixture[str]) -> dict[
 def test_every_transport_is_measured_both_ways(url: str, measured: dict[str, Any]) -> None:
     found = measured["measurements"]
     kinds = ["this process"] if url == "local:" else ["shared memory", "gRPC"]
+    if url.startswith("grpc:"):
+        kinds.insert(1, "direct connections")
     assert [one["kind"] for one in found["transports"]] == [*kinds, "mapped tensor"]
     for one in found["transports"]:
         for way in ("up", "down"):
@@ -456,7 +458,9 @@ def test_every_transport_is_measured_both_ways(url: str, measured: dict[str, Any
     assert found["shared_memory"] == (url != "local:") == (not found["why_not_shared"])
     assert bool(found["why_no_command_socket"]) == (url == "local:")
     assert found["chunk_bytes"] == MIB and "tickets" in found["features"]
-    assert found["devices"][0]["name"] == "cpu0" and found["compression"].startswith("none")
+    assert found["devices"][0]["name"] == "cpu0" and found["compression"].startswith(
+        "none" if url == "local:" else "on slow links"
+    )
     for finding in measured["findings"]:
         assert set(finding) == {"name", "level", "seen", "cost", "advice"}
 
@@ -477,7 +481,7 @@ def test_people_see_tables_and_findings(daemon: Any, capsys: pytest.CaptureFixtu
         "cpu0",
     ):
         assert words in printed
-    assert "on this host" in printed and "compression: none" in printed
+    assert "on this host" in printed and "compression: on slow links" in printed
 
 
 @pytest.mark.usefixtures("brief")
@@ -497,7 +501,10 @@ def test_a_daemon_without_shared_memory_is_found_out(
     with running_daemon("--config", str(config)) as url:
         assert main(["doctor", url, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["kind"] for one in found["measurements"]["transports"]] == ["gRPC"]
+    assert [one["kind"] for one in found["measurements"]["transports"]] == [
+        "direct connections",
+        "gRPC",
+    ]
     (finding,) = [one for one in found["findings"] if one["name"] == "shared_memory"]
     assert "it is off in the configuration" in finding["seen"]
 

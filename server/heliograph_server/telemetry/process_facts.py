@@ -6,6 +6,8 @@ import asyncio
 
 from heliograph.graph.digests import processors
 from heliograph.transport.allocator import facts_here
+from heliograph_proto import ZSTD
+from heliograph_proto.codec import packing
 
 
 def server_facts(why_not_shared: str = "") -> dict[str, str]:
@@ -15,7 +17,6 @@ def server_facts(why_not_shared: str = "") -> dict[str, str]:
         **facts_here(),
         "processors": str(processors()),
         "event_loop": "uvloop" if loop.startswith("uvloop") else "asyncio",
-        # Floats hardly compress, and compression costs processor time, which is the limit.
-        "compression": "none",
+        "zstd": "installed" if ZSTD in packing.features() else "not installed",
         "shared_memory": why_not_shared or "on",
     }

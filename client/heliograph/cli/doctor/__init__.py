@@ -17,7 +17,7 @@ from heliograph.cli.common.progress import progress_bar
 from heliograph.cli.doctor.findings import Finding, by_weight, find, find_in_pool
 from heliograph.cli.doctor.measurements import Direction, TransportMeasurements
 from heliograph.cli.doctor.measuring import measure
-from heliograph.cli.doctor.tables import NO_COMPRESSION, show
+from heliograph.cli.doctor.tables import compression_of, show
 from heliograph_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 #: The default timeout of each wait.
 TIMEOUT_SECONDS = 10.0
 _EPILOG = (
-    "Takes about five seconds, and at most a second in each direction of each transport: gRPC, shared memory "
-    "if both are on one host, and a mapped tensor. On one host it compares them with copies and sockets of "
-    "the machine itself. For the head of a pool, or several URLs, measures the members and the links between "
-    "them too. Exit status: 0 measured, whatever was found; 1 the server could not be reached."
+    "Takes about five seconds, and at most a second in each direction of each transport: gRPC, direct "
+    "connections, shared memory if both are on one host, and a mapped tensor. On one host it compares them "
+    "with copies and sockets of the machine itself. For the head of a pool, or several URLs, measures the "
+    "members and the links between them too. Exit status: 0 measured, whatever was found; 1 the server "
+    "could not be reached."
 )
 #: The most steps that the progress bar shows.
-STEPS = 9
+STEPS = 11
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +80,7 @@ def as_json(found: TransportMeasurements, findings: Sequence[Finding]) -> dict[s
             direction: Direction | None = getattr(transport, way)
             if direction is not None:
                 shown[way]["rate"]["bytes_per_second"] = _plain(direction.rate.bytes_per_second)
-    measured["compression"] = NO_COMPRESSION
+    measured["compression"] = compression_of(found)
     return {"measurements": measured, "findings": [_plain(asdict(one)) for one in findings]}
 
 

@@ -2,7 +2,7 @@
 
 | transport | the machine's own rate | usual part, at least |
 | -- | -- | -- |
-| gRPC, TCP on this host | TCP on the loopback interface | a tenth |
+| direct connections; gRPC, TCP on this host | TCP on the loopback interface | a tenth |
 | gRPC with TLS on this host | TCP on the loopback interface | a fortieth |
 | gRPC, unix socket | unix socket | a twentieth |
 | shared memory | copy in memory | a fortieth |
@@ -47,7 +47,7 @@ def expected_rate(found: TransportMeasurements, kind: TransportKind) -> Expected
     """Return the least usual rate; None where the machine's own rate is unknown or says nothing."""
     if found.machine is None:
         return None
-    if kind is TransportKind.GRPC:
+    if kind in (TransportKind.GRPC, TransportKind.DIRECT):
         way = _way(found.url)
         raw = found.machine.unix if way == "unix" else found.machine.tcp
         words = "a unix socket" if way == "unix" else "TCP on the loopback interface"

@@ -327,7 +327,9 @@ def _broken(found: TransportMeasurements) -> Iterator[Finding]:
 
 
 def _transport(found: TransportMeasurements) -> Iterator[Finding]:
-    transport = found.transport(TransportKind.GRPC)
+    directly = found.transport(TransportKind.DIRECT)
+    is_direct = directly is not None and usable(directly.best)
+    transport = directly if is_direct else found.transport(TransportKind.GRPC)
     best = transport.best if transport is not None else 0.0
     if transport is None or not usable(best):
         return
@@ -362,8 +364,9 @@ def _below_usual(found: TransportMeasurements) -> Iterator[Finding]:
                 f"{size_text(expected.raw)}/s on this machine, so {size_text(expected.least)}/s and more "
                 "is usual"
             )
-            is_beside = one.kind is TransportKind.GRPC and found.shared_memory
-            key = "beside" if is_beside else "local" if one.kind is TransportKind.GRPC else "memory"
+            is_network = one.kind in (TransportKind.GRPC, TransportKind.DIRECT)
+            is_beside = is_network and found.shared_memory
+            key = "beside" if is_beside else "local" if is_network else "memory"
             level = Level.HINT if is_beside else Level.WARNING
             yield _finding(f"slow_transport:{key}", seen, level, gibibyte=time_text(2**30 / rate))
 

@@ -53,6 +53,7 @@ class TransportKind(Enum):
     """A transport of bytes."""
 
     GRPC = "gRPC"
+    DIRECT = "direct connections"
     SHARED = "shared memory"
     MAPPED = "mapped tensor"
     LOCAL = "this process"

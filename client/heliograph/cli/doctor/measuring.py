@@ -63,7 +63,7 @@ def measure(url: Servers, timeout: float, report: Report) -> TransportMeasuremen
     address = address_of(url)
     began = time.perf_counter()
     report("connecting")
-    with hg.connect(url, timeout=timeout, progress=None) as session:
+    with hg.connect(url, timeout=timeout, progress=None, compression="off") as session:
         connected = time.perf_counter() - began
         facts = session.server_facts(timeout)
         if address.device:
@@ -165,7 +165,8 @@ class _Measuring:
     report: Report
 
     def growth(self, kind: TransportKind) -> Growth:
-        first = FIRST_BYTES if kind is TransportKind.GRPC else FIRST_BY_MEMORY
+        is_network = kind in (TransportKind.GRPC, TransportKind.DIRECT)
+        first = FIRST_BYTES if is_network else FIRST_BY_MEMORY
         return Growth(first, most_bytes(self.device, self.timeout), self.round_trip_seconds)
 
 
@@ -176,9 +177,24 @@ def _by_grpc(address: Address, measuring: _Measuring) -> PathMeasurement:
         progress=None,
         shared_memory=False,
         direct=False,
+        compression="off",
         token=address.token or None,
     ) as other:
         return _measured(TransportKind.GRPC, other, measuring)
+
+
+def _directly(address: Address, measuring: _Measuring) -> Iterator[PathMeasurement]:
+    """Measure direct connections, where the server offers them."""
+    with hg.connect(
+        str(address),
+        timeout=measuring.timeout,
+        progress=None,
+        shared_memory=False,
+        compression="off",
+        token=address.token or None,
+    ) as other:
+        if other.command_socket:
+            yield _measured(TransportKind.DIRECT, other, measuring)
 
 
 def _transports(session: hg.Session, address: Address, measuring: _Measuring) -> Iterator[PathMeasurement]:
@@ -188,10 +204,12 @@ def _transports(session: hg.Session, address: Address, measuring: _Measuring) ->
     if address.scheme == "local":
         yield _measured(TransportKind.LOCAL, session, measuring)
     elif not session.shared_memory:
+        yield from _directly(address, measuring)
         yield _by_grpc(address, measuring)
         return
     else:
         yield _measured(TransportKind.SHARED, session, measuring)
+        yield from _directly(address, measuring)
         yield _by_grpc(address, measuring)
     with _refusals(TransportKind.MAPPED) as refused:
         yield _mapped(session, measuring)

@@ -16,6 +16,7 @@ from heliograph.cli.doctor.measurements import (
     TransportKind,
     TransportMeasurements,
 )
+from heliograph_proto import PACKING, ZSTD
 from heliograph_proto.devices import Link
 from heliograph_proto.types import size_text
 
@@ -37,7 +38,6 @@ FACTS = {
 OF_SERVER, OF_CLIENT = ("event_loop", "processors"), ("rich",)
 NO_PACKAGES = ("python", *OF_SERVER, "allocator", "system")
 NOT_TOLD = "not reported"
-NO_COMPRESSION = "none: tensors hardly compress, and it would cost the processor, which is the limit"
 #: The most links that are shown; those with a problem come first.
 MOST_LINKS = 40
 
@@ -75,6 +75,15 @@ def show(found: TransportMeasurements, findings: Sequence[Finding]) -> None:
     header = ["device", "type", "backend", "free", "total", "kernels", "BLAS", "description"]
     print_table(header, list(_devices(found)))
     print("\n".join(["", *_agreed(found), "", *said(findings)]))
+
+
+def compression_of(found: TransportMeasurements) -> str:
+    """Say whether tensors are compressed on their way."""
+    if found.in_process or PACKING not in found.features:
+        return "none"
+    if ZSTD in found.features:
+        return "on slow links, with zstd"
+    return "on slow links, of f32 that is exact in bf16 alone: heliograph[compression] on both sides has zstd"
 
 
 def _where(found: TransportMeasurements) -> str:
@@ -152,7 +161,7 @@ def _agreed(found: TransportMeasurements) -> Iterator[str]:
     yield f"shared memory: {'on' if found.shared_memory else off}"
     by_grpc = "in this process" if found.in_process else f"by gRPC: {plain(found.why_no_command_socket)}"
     yield f"commands: {by_grpc if found.why_no_command_socket else 'over a socket of their own'}"
-    yield f"compression: {NO_COMPRESSION}"
+    yield f"compression: {compression_of(found)}"
 
 
 # Pools
