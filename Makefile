@@ -43,7 +43,7 @@ help:
 	@echo "make test-wheel    that wheel, installed in a new environment: the same bits, and nothing is compiled"
 	@echo "make test-deploy   the image and the compose file, built and run by an engine that the tests start"
 	@echo "make simulate      the pure parts under 10,000 random schedules and losses (SEED, COUNT, ONLY=session)"
-	@echo "make fuzz          20,000 mutated conversations against a daemon (SEED, COUNT; CORPUS=folder keeps the new ones)"
+	@echo "make fuzz          20,000 mutated conversations against a daemon, and half as many on direct connections (SEED, COUNT; CORPUS=folder keeps the new ones)"
 	@echo "make faults        connections that are cut, reset, stalled, delayed, corrupted at every message (SEED, SHARE=0.1)"
 	@echo "make soak          an hour of users, operators and faults, after which nothing of a daemon has grown (SEED, SECONDS)"
 	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"

@@ -78,11 +78,23 @@ class Frames:
             yield part, is_message
 
 
+class Chunks:
+    """Takes what comes at once on a direct connection for a message: bytes of tensors have no frames."""
+
+    def cut(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
+        """Yield the data."""
+        yield data, True
+
+
 class Proxy:
     """Passes connections on to a daemon. One fault at a time is armed, and counts for new connections."""
 
-    def __init__(self, target: str, is_tls: bool = False, numbered: bool = True) -> None:
-        """`numbered`: connections are; otherwise all are one, since those of a pool come in any order."""
+    def __init__(
+        self, target: str, is_tls: bool = False, numbered: bool = True, is_direct: bool = False
+    ) -> None:
+        """`numbered`: connections are; otherwise all are one, since those of a pool come in any order.
+        `is_direct`: they are direct connections."""
+        self._is_direct = is_direct
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
         self._is_tls = is_tls
@@ -173,7 +185,8 @@ class Proxy:
         way: Place,
         ends: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
     ) -> None:
-        frames, key = Frames(self._is_tls, way.to_daemon), (way.connection, way.to_daemon)
+        frames = Chunks() if self._is_direct else Frames(self._is_tls, way.to_daemon)
+        key = way.connection, way.to_daemon
         with suppress(OSError):
             while data := await source.read(65536):
                 for part, is_message in frames.cut(data):
@@ -225,9 +238,11 @@ class Proxy:
 
 
 @contextmanager
-def proxy(target: str, is_tls: bool = False, numbered: bool = True) -> Iterator[Proxy]:
+def proxy(
+    target: str, is_tls: bool = False, numbered: bool = True, is_direct: bool = False
+) -> Iterator[Proxy]:
     """A proxy before the daemon at `target` (host:port), for as long as the context lasts."""
-    made = Proxy(target, is_tls, numbered)
+    made = Proxy(target, is_tls, numbered, is_direct)
     try:
         yield made
     finally:

@@ -21,6 +21,7 @@ import psutil
 
 import heliograph as hg
 from fuzzing.conversations import METHODS, Conversation
+from fuzzing.direct import play_direct
 from fuzzing.mutation import Mutator
 from fuzzing.playing import Outcome, Player, Verdict
 from fuzzing.programs import DEVICE, X, record, record_pool, small_graph
@@ -35,6 +36,8 @@ BATCH, AT_ONCE = 200, 4
 SLACK_BYTES, SLACK_DESCRIPTORS, SLACK_THREADS = 96 * 2**20, 16, 24
 #: The share of conversations that are not mutations, but one call filled at random.
 INVENTED = 0.1
+#: The conversations on direct connections, for each other one.
+DIRECT = 0.5
 #: The most conversations that are kept for their new outcomes.
 MOST_KEPT = 3000
 #: With an operator's token too, these would end the daemon or the sessions of the one who looks at it.
@@ -46,6 +49,8 @@ class Report:
     """What was played, and what must never have been."""
 
     cases: int = 0
+    #: Those on direct connections.
+    direct: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     kept: int = 0
@@ -122,7 +127,7 @@ class Fuzzer:
     """The corpus: recorded conversations, and those that led to something new."""
 
     def __init__(self, seed: int, corpus: Path | None) -> None:
-        self._chance = random.Random(seed)
+        self.chance = self._chance = random.Random(seed)
         self._mutator = Mutator(self._chance)
         self._folder = corpus
         self.recorded: list[Conversation] = []
@@ -185,6 +190,8 @@ def fuzz(count: int, seed: int, corpus: Path | None = None, *, pool: bool = True
                     report.outcomes.update(f"{one.code} {one.error}".strip() for one in verdict.outcomes)
                     report.faults += [f"{fault}; case: {case.to_json()[:3000]}" for fault in verdict.faults]
             report.cases += len(cases)
+            report.direct += (most := round(len(cases) * DIRECT))
+            report.faults += play_direct(daemon.url, daemon.user, fuzzer.chance, most)
             report.faults += daemon.look()
             if report.cases <= 5 * BATCH:
                 daemon.settle()
@@ -206,7 +213,8 @@ def main() -> int:
     began = time.monotonic()
     report = fuzz(arguments.count, seed, arguments.corpus)
     print(
-        f"{report.cases:,} cases in {time.monotonic() - began:.0f} s, {report.kept:,} kept for something new"
+        f"{report.cases:,} cases, and {report.direct:,} on direct connections, "
+        f"in {time.monotonic() - began:.0f} s, {report.kept:,} kept for something new"
     )
     for name, count in report.outcomes.most_common():
         print(f"{count:9,} {name}")
