@@ -44,7 +44,7 @@ def floats() -> np.ndarray[Any, Any]:
 def watched(
     daemon: ThreadDaemon, monkeypatch: pytest.MonkeyPatch, is_direct: bool
 ) -> Iterator[tuple[str, Middleman]]:
-    """A URL, and whoever counts the bytes of transfers there."""
+    """A URL, and the middleman that counts the bytes of transfers there."""
     target = f"grpc://127.0.0.1:{port_of(daemon)}" if is_direct else daemon.url
     with middleman(target) as between:
         if is_direct:

@@ -1,4 +1,4 @@
-"""`python -m faults`: breaks connections at every message of programs: TCP, TLS, direct ones, in a pool."""
+"""`python -m faults`: breaks connections at every message of programs, on every road."""
 
 from __future__ import annotations
 

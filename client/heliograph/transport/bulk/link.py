@@ -68,8 +68,10 @@ class Link:
 
     @property
     def up(self) -> float | None:
-        """The bytes per second to the server, for `Packer.pack`."""
-        return 0.0 if self._compression == "on" else self._up
+        """The bytes per second to the server, for `Packer.pack`; None: not known, or fast."""
+        if self._compression == "on":
+            return 0.0
+        return self._up if self._up is not None and self._up < FAST_BYTES_PER_SECOND else None
 
     def packer(self, size_bytes: int) -> Packer | None:
         """Return a packer for an upload; None if it goes as it is."""
