@@ -423,8 +423,8 @@ class _Connection:
         return Next.WRITABLE if self._unsent and self._has_slow_reader else Next.THREAD
 
     def _out(self, data: memoryview) -> int:
-        """Send bytes: as many as there is room for, after a first wait."""
-        count = self._socket.send(data, socket.MSG_DONTWAIT if self._has_slow_reader else 0)
+        """Send bytes: as many as there is room for within the patience."""
+        count = self._socket.send(data)
         self._has_slow_reader = count < data.nbytes
         return count
 
