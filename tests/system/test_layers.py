@@ -29,7 +29,7 @@ LAYERS = {
     "heliograph_proto": (
         "types digests eager settings process_facts pace",
         "errors",
-        "ops quantization devices addresses trace_context models",
+        "ops quantization devices addresses trace_context models gguf",
         "sessions",
         "graph",
         "plans",
