@@ -26,3 +26,6 @@ class ModelInfo:
     tensors: tuple[ModelTensor, ...]
     #: Skipped tensors, of unsupported types or without elements: "name: type shape".
     left_out: tuple[str, ...] = ()
+    #: Of a GGUF file: its bytes before the first tensor's, and the size of the whole.
+    header: bytes = b""
+    size_bytes: int = 0

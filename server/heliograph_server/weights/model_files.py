@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from heliograph_proto.digests import hasher
@@ -50,6 +50,8 @@ class _Known:
 
     stamp: _Stamp
     info: ModelInfo
+    #: The bytes of its metadata, which are read again each time: they may be many.
+    metadata_bytes: int
 
 
 class ModelFiles:
@@ -132,11 +134,25 @@ class ModelFiles:
         path = self._path(name)
         with self._reading:
             known = self._known.get(name)
-            if known is not None and known.stamp == _stamp(path, name):
-                return known.info
-            return self._describe(name, path)
+            if known is None or known.stamp != _stamp(path, name):
+                known = self._describe(name, path)
+            return self._with_metadata(known, path)
 
-    def _describe(self, name: str, path: Path) -> ModelInfo:
+    def _with_metadata(self, known: _Known, path: Path) -> ModelInfo:
+        """The model with its metadata. Raises InvalidModelError."""
+        info, count = known.info, known.metadata_bytes
+        if not count:
+            return info
+        try:
+            with path.open("rb") as file:
+                header = file.read(count)
+        except OSError as error:
+            raise InvalidModelError(f"cannot read the model {info.name}: {error.strerror}") from None
+        if len(header) != count or _stamp(path, info.name) != known.stamp:
+            raise InvalidModelError(f"{info.name} changed while it was read", advice="try again")
+        return replace(info, header=header, size_bytes=known.stamp.size_bytes)
+
+    def _describe(self, name: str, path: Path) -> _Known:
         before = _stamp(path, name)
         header = read_header(path, name)
         extents = header.extents
@@ -149,8 +165,8 @@ class ModelFiles:
         with self._lock:
             self._places = {key: place for key, place in self._places.items() if place[0] != name}
             self._places.update((found[one.name], (name, one)) for one in extents)
-            self._known[name] = _Known(before, info)
-        return info
+            known = self._known[name] = _Known(before, info, header.metadata_bytes)
+        return known
 
     def _path(self, name: str) -> Path:
         """The path of a model. Raises InvalidArgumentError, InvalidModelError."""

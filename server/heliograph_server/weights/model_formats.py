@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,6 +42,8 @@ class Header:
 
     extents: tuple[Extent, ...]
     left_out: tuple[str, ...]
+    #: The bytes that have a model's metadata, from the first on; 0 for formats without.
+    metadata_bytes: int = 0
 
 
 class _BadError(Exception):
@@ -122,14 +124,16 @@ def _entry(name: str, entry: Any, start: int) -> tuple[str, str, DType | None, t
 
 
 def _read_gguf(file: BinaryIO, size: int, name: str) -> Header:
-    found = ((one, one.type) for one in gguf.read_header(file, name).tensors)
-    return _header(
+    whole = gguf.read_header(file, name)
+    found = ((one, one.type) for one in whole.tensors)
+    header = _header(
         (
             (one.name, one.type_name, type_.dtype if type_ else None, one.shape, one.offset_bytes, -1)
             for one, type_ in found
         ),
         size,
     )
+    return replace(header, metadata_bytes=min(whole.data_offset, size))
 
 
 def _take(file: BinaryIO, count: int) -> bytes:

@@ -27,6 +27,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     writer = GGUFWriter(folder / "small.gguf", "llama")
     rows = gguf_quantize(ROWS, GGMLQuantizationType.Q8_0)
     writer.add_tensor("blk", rows, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.add_block_count(3)
+    writer.add_token_list(["a", "ü"])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -63,6 +65,14 @@ def test_a_quantized_tensor_of_a_gguf_file_is_a_weight(served: tuple[str, Path])
         x = np.ones((2, 64), np.float32)
         found = session.compile(g).run(x=x)["y"]
         np.testing.assert_allclose(found, x @ ROWS.T, rtol=0.05, atol=0.2)
+
+
+def test_a_gguf_file_comes_with_its_metadata(served: tuple[str, Path]) -> None:
+    with hg.connect(served[0]) as session:
+        metadata = session.server_weights("small.gguf").metadata
+        assert metadata["llama.block_count"] == 3
+        assert list(metadata["tokenizer.ggml.tokens"]) == ["a", "ü"]
+        assert session.server_weights("plain.safetensors").metadata == {}
 
 
 def test_asyncio_has_the_same_names(served: tuple[str, Path]) -> None:
