@@ -94,6 +94,8 @@ LAYERS = {
         TORCH_BASE,
         "torch/ops",
         "torch",
+        "llm/tokenizers llm/chat",
+        "llm",
         "heliograph",
         "cli/common",
         "cli/doctor",
@@ -125,6 +127,8 @@ NARROWER = {
     "heliograph/onnx/ops": (ONNX_BASE, "lowerings"),
     "heliograph/onnx": (ONNX_BASE, "_base/kept_plans", "lowerings", "onnx/ops"),
     f"heliograph/{TORCH_BASE}": ("lowerings",),
+    "heliograph/llm/tokenizers": ("errors",),
+    "heliograph/llm/chat": ("errors",),
     "heliograph/torch/ops": (TORCH_BASE, "lowerings"),
     "heliograph/torch": (TORCH_BASE, "_base/kept_plans", "lowerings", "torch/ops"),
 }

@@ -1,0 +1,1 @@
+"""Language models from GGUF files."""

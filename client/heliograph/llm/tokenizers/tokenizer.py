@@ -1,0 +1,191 @@
+"""`Tokenizer`: text to the tokens of a GGUF model, and tokens to text, also one after the other."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from heliograph.errors import InvalidArgumentError
+from heliograph.llm.tokenizers.building import SPACE, Encoders, build
+from heliograph.llm.tokenizers.vocabulary import Vocabulary, WordKind, read_vocabulary
+from heliograph_proto.gguf import GgufHeader
+
+#: Words that text never shows, unless asked for.
+_SILENT = (WordKind.CONTROL, WordKind.UNKNOWN, WordKind.UNUSED)
+
+
+def _byte_letters() -> dict[str, int]:
+    """The byte that each letter stands for in the vocabularies of GPT-2's kind.
+
+    Visible bytes of Latin-1 are themselves; the others follow from 256 on.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + at): byte for at, byte in enumerate(hidden)}
+
+
+_BYTE_LETTERS = _byte_letters()
+
+
+def read_tokenizer(header: GgufHeader) -> Tokenizer:
+    """Make the tokenizer of a GGUF file.
+
+    Raises UnsupportedError for a kind that is unknown here, InvalidModelError for a file without a
+    vocabulary or with a broken one, and ConfigurationError without the package `tokenizers`.
+    """
+    vocabulary = read_vocabulary(header)
+    return Tokenizer(vocabulary, build(vocabulary))
+
+
+class Tokenizer:
+    """The tokenizer of a GGUF model. Made by `read_tokenizer`. Thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary, encoders: Encoders) -> None:
+        #: The vocabulary of the file: the roles of tokens and what the model wants around a text.
+        self.vocabulary = vocabulary
+        self._encoders = encoders
+        self._texts: dict[int, bytes] = {}
+        self._to_bytes = {"llama": _of_piece, "gpt2": _of_letters, "bert": _of_part}[vocabulary.kind]
+
+    def __repr__(self) -> str:
+        known = self.vocabulary
+        return f"<Tokenizer of {known.file}: {known.kind}{known.pre and ', ' + known.pre}, {len(self)} words>"
+
+    def __len__(self) -> int:
+        return len(self.vocabulary.words)
+
+    @property
+    def bos(self) -> int | None:
+        """The token at the begin of a text."""
+        return self.vocabulary.roles.get("bos")
+
+    @property
+    def eos(self) -> int | None:
+        """The token at the end of a text."""
+        return self.vocabulary.roles.get("eos")
+
+    @property
+    def eot(self) -> int | None:
+        """The token at the end of a turn, where the file names one."""
+        return self.vocabulary.roles.get("eot")
+
+    @property
+    def pad(self) -> int | None:
+        """The token that fills up a batch."""
+        return self.vocabulary.roles.get("padding")
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """The tokens at which an answer ends: of a text, of a turn, of a message."""
+        return self.vocabulary.stops
+
+    def word(self, token: int | None) -> str:
+        """The word of a token as the file has it; empty for None."""
+        return "" if token is None else self.vocabulary.words[self._checked(token)]
+
+    def token(self, word: str) -> int | None:
+        """The token of a word as the file has it."""
+        return self.vocabulary.ids.get(word)
+
+    def encode(self, text: str, *, special: bool = False, ends: bool = True) -> list[int]:
+        """Return the tokens of a text.
+
+        With `special`, "<|im_end|>" and the like in the text become control tokens, as a chat
+        template needs it; without, they are text like any other. With `ends`, the tokens that the
+        model wants at the begin and the end of a text are added, unless they are there already.
+
+        Raises InvalidArgumentError for a text with half of a surrogate pair.
+        """
+        encoder = self._encoders.with_control if special else self._encoders.plain
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(
+                f"the text has half of a surrogate pair at character {error.start}",
+                advice="text.encode('utf-16', 'surrogatepass').decode('utf-16') joins pairs",
+            ) from None
+        found: list[int] = encoder.encode(text, add_special_tokens=False).ids if text else []
+        return self._with_ends(found) if ends else found
+
+    def _with_ends(self, tokens: list[int]) -> list[int]:
+        known = self.vocabulary
+        if known.add_bos and tokens[:1] != [known.roles["bos"]]:
+            tokens = [known.roles["bos"], *tokens]
+        if known.add_eos and tokens[-1:] != [known.roles["eos"]]:
+            tokens = [*tokens, known.roles["eos"]]
+        return tokens
+
+    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """Return the text of tokens; what is no UTF-8 becomes "�".
+
+        Control tokens show with `special` alone. The space that some models put before a text is
+        taken away again. Raises InvalidArgumentError for a number that is no token.
+        """
+        found = b"".join(self._text(one, special) for one in tokens)
+        if self.vocabulary.add_space_prefix or self.vocabulary.kind == "bert":
+            found = found.removeprefix(b" ")
+        return found.decode(errors="replace")
+
+    def decode_stream(self, *, special: bool = False) -> DecodeStream:
+        """Return a decoder that takes one token after the other, for an answer that is shown as it
+        comes."""
+        return DecodeStream(self, special)
+
+    def _text(self, token: int, special: bool) -> bytes:
+        found = self._texts.get(token)
+        if found is None:
+            word = self.vocabulary.words[self._checked(token)]
+            kind = self.vocabulary.kinds[token]
+            found = self._texts[token] = word.encode() if kind in _SHOWN_AS_IS else self._to_bytes(word, kind)
+        return b"" if not special and self.vocabulary.kinds[token] in _SILENT else found
+
+    def _checked(self, token: int) -> int:
+        if not 0 <= token < len(self):
+            raise InvalidArgumentError(f"{token} is no token: {self.vocabulary.file} has {len(self)}")
+        return token
+
+
+#: Words that stand for themselves, whatever the kind of the vocabulary.
+_SHOWN_AS_IS = (WordKind.CONTROL, WordKind.UNKNOWN, WordKind.USER)
+
+
+def _of_piece(word: str, kind: int) -> bytes:
+    if kind == WordKind.BYTE and len(word) == 6:
+        try:
+            return bytes([int(word[3:5], 16)])
+        except ValueError:
+            pass
+    return word.replace(SPACE, " ").encode()
+
+
+def _of_letters(word: str, _: int) -> bytes:
+    """The bytes of a word of letters; a word with others than these is itself."""
+    try:
+        return bytes([_BYTE_LETTERS[letter] for letter in word])
+    except KeyError:
+        return word.encode()
+
+
+def _of_part(word: str, _: int) -> bytes:
+    return word.replace(SPACE, " ", 1).encode() if word.startswith(SPACE) else word.encode()
+
+
+class DecodeStream:
+    """Text as its tokens come. A character of several tokens comes with the last one."""
+
+    def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def put(self, *tokens: int) -> str:
+        """Return the text that is complete with these tokens; often "" for one of several bytes.
+
+        Raises InvalidArgumentError for a number that is no token.
+        """
+        return self._decoder.decode(b"".join(self._tokenizer._text(one, self._special) for one in tokens))
+
+    def end(self) -> str:
+        """Return the rest: "�" for a character that has not ended, else "". The stream begins
+        anew."""
+        return self._decoder.decode(b"", True)
