@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any
 
 from heliograph.core.effects import Procedure, ask
 from heliograph.core.methods import DESCRIBE_MODEL, LIST_MODELS
 from heliograph.graph.server_weights import ServerWeight
 from heliograph_proto.errors import InvalidArgumentError
-from heliograph_proto.gguf import parse_header
+from heliograph_proto.gguf import GgufHeader, parse_header
 from heliograph_proto.models import ModelInfo
 
 
@@ -30,11 +29,13 @@ class ServerWeights(Mapping[str, ServerWeight]):
         self._weights = {one.name: ServerWeight(info.name, one) for one in info.tensors}
 
     @cached_property
-    def metadata(self) -> Mapping[str, Any]:
-        """The metadata of a GGUF file, with its tokenizer; empty for other formats. Lists are
-        arrays, or sequences of texts. Raises InvalidModelError."""
+    def header(self) -> GgufHeader | None:
+        """The header of a GGUF file, with its metadata; None for other formats.
+
+        Raises InvalidModelError.
+        """
         info = self._info
-        return parse_header(info.header, info.size_bytes, info.name).metadata if info.header else {}
+        return parse_header(info.header, info.size_bytes, info.name) if info.header else None
 
     def __getitem__(self, name: str) -> ServerWeight:
         """Return a tensor by name.

@@ -67,12 +67,13 @@ def test_a_quantized_tensor_of_a_gguf_file_is_a_weight(served: tuple[str, Path])
         np.testing.assert_allclose(found, x @ ROWS.T, rtol=0.05, atol=0.2)
 
 
-def test_a_gguf_file_comes_with_its_metadata(served: tuple[str, Path]) -> None:
+def test_a_gguf_file_comes_with_its_header(served: tuple[str, Path]) -> None:
     with hg.connect(served[0]) as session:
-        metadata = session.server_weights("small.gguf").metadata
-        assert metadata["llama.block_count"] == 3
-        assert list(metadata["tokenizer.ggml.tokens"]) == ["a", "ü"]
-        assert session.server_weights("plain.safetensors").metadata == {}
+        header = session.server_weights("small.gguf").header
+        assert header is not None
+        assert header.value("llama.block_count", int) == 3
+        assert list(header.words("tokenizer.ggml.tokens")) == ["a", "ü"]
+        assert session.server_weights("plain.safetensors").header is None
 
 
 def test_asyncio_has_the_same_names(served: tuple[str, Path]) -> None:
