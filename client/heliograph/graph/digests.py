@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import threading
 import weakref
@@ -40,13 +41,22 @@ class _Digests:
 
 
 def is_frozen(array: np.ndarray[Any, Any]) -> bool:
-    """True if neither the array nor any array below it is writeable."""
+    """True if neither the array nor any array below it is writeable, nor the map of a file that it
+    lies in."""
     base: Any = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
             return False
         base = base.base
-    return base is None or isinstance(base, bytes)
+    if isinstance(base, memoryview):
+        base = base.obj if base.readonly else base
+    return base is None or isinstance(base, bytes) or _is_map_to_read(base)
+
+
+def _is_map_to_read(base: Any) -> bool:
+    """True for a file's map that this process cannot write. The server checks its bytes against the
+    digest, should another process write the file."""
+    return isinstance(base, mmap.mmap) and memoryview(base).readonly
 
 
 def processors() -> int:
