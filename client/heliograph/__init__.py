@@ -22,7 +22,7 @@
     Training    grad, value_and_grad, stop_gradient, and optimizers in `hg.optim`
 
 `hg.aio` has the same names for asyncio; `hg.onnx` reads ONNX models, `hg.torch` PyTorch modules,
-and `hg.random` makes random numbers.
+`hg.llm` language models, and `hg.random` makes random numbers.
 """
 
 # ruff: noqa: F403 - each module of functions lists its own
@@ -36,6 +36,7 @@ from heliograph_proto import __version__
 if TYPE_CHECKING:
     from heliograph import aio as aio
     from heliograph import errors as errors
+    from heliograph import llm as llm
     from heliograph import onnx as onnx
     from heliograph import optim as optim
     from heliograph import random as random
@@ -191,7 +192,7 @@ _LAZY = {
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names.split()}
 
-__all__ = ["__version__", "aio", "errors", "onnx", "ops", "optim", "random", "torch"]
+__all__ = ["__version__", "aio", "errors", "llm", "onnx", "ops", "optim", "random", "torch"]
 # Graphs
 __all__ += ["DType", "Graph", "ServerWeight", "ServerWeights", "TensorType", "Value", "assign"]
 __all__ += ["dequantize", "load", "quantize", "save"]
@@ -249,7 +250,7 @@ else:
 
 def __getattr__(name: str) -> object:
     """Import a lazy name. Other names raise an AttributeError that suggests a near one."""
-    if name in ("aio", "errors", "onnx", "optim", "random", "torch"):
+    if name in ("aio", "errors", "llm", "onnx", "optim", "random", "torch"):
         return importlib.import_module(f"heliograph.{name}")
     if name in _MODULE_OF:
         found = getattr(importlib.import_module(_MODULE_OF[name]), name)

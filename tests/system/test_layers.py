@@ -23,6 +23,8 @@ PACKAGES = {
 ONNX_BASE = "= onnx/elements onnx/errors onnx/node onnx/ports onnx/rules onnx/tensors"
 #: The same of PyTorch's.
 TORCH_BASE = "= torch/elements torch/errors torch/node torch/rules"
+#: The sizes of a language model, and the parts of its layers.
+LLM_BASE = "= llm/configuration llm/decoding_step"
 #: The layers of each package, bottom first: folders, and modules at the package's root. Those of one line do
 #: not import each other, except where the line begins with "=": it is one place.
 LAYERS = {
@@ -95,6 +97,8 @@ LAYERS = {
         "torch/ops",
         "torch",
         "llm/tokenizers llm/chat",
+        LLM_BASE,
+        "llm/architectures",
         "llm",
         "heliograph",
         "cli/common",
@@ -129,6 +133,9 @@ NARROWER = {
     f"heliograph/{TORCH_BASE}": ("lowerings",),
     "heliograph/llm/tokenizers": ("errors",),
     "heliograph/llm/chat": ("errors",),
+    f"heliograph/{LLM_BASE}": (),
+    "heliograph/llm/architectures": (LLM_BASE,),
+    "heliograph/llm": (LLM_BASE, "llm/architectures", "llm/chat", "llm/tokenizers"),
     "heliograph/torch/ops": (TORCH_BASE, "lowerings"),
     "heliograph/torch": (TORCH_BASE, "_base/kept_plans", "lowerings", "torch/ops"),
 }

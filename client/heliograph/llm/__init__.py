@@ -1,1 +1,58 @@
-"""Language models from GGUF files."""
+"""`hg.llm`: language models from GGUF files.
+
+    with hg.connect("grpc://127.0.0.1:7070") as session:
+        llm = hg.llm.load(session, "model.gguf")
+        for piece in llm.generate("Once upon a time", max_tokens=100):
+            print(piece, end="")
+
+The first use of a tokenizer imports the package tokenizers: `pip install 'heliograph[llm]'`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from heliograph.llm.architectures import ARCHITECTURES
+    from heliograph.llm.generating import Logprob, Result
+    from heliograph.llm.language_model import Answer, AsyncAnswer, AsyncLanguageModel, LanguageModel, Options
+    from heliograph.llm.loading import load
+
+__all__ = [
+    "ARCHITECTURES",
+    "Answer",
+    "AsyncAnswer",
+    "AsyncLanguageModel",
+    "LanguageModel",
+    "Logprob",
+    "Options",
+    "Result",
+    "load",
+]
+
+_MODULES = {
+    "ARCHITECTURES": "architectures",
+    "Answer": "language_model",
+    "AsyncAnswer": "language_model",
+    "AsyncLanguageModel": "language_model",
+    "LanguageModel": "language_model",
+    "Logprob": "generating",
+    "Options": "language_model",
+    "Result": "generating",
+    "load": "loading",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name on first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'heliograph.llm' has no attribute {name!r}", name=name, obj=None)
+    found = getattr(importlib.import_module(f"heliograph.llm.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

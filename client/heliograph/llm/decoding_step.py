@@ -1,0 +1,215 @@
+"""The parts of which decoders are made: norms, products, attention over a cache, feed-forward
+layers.
+
+Shapes: n tokens of one sequence, a cache of c rows, width w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import heliograph as hg
+from heliograph.llm.configuration import Configuration, Rope
+
+ops = hg.ops
+
+#: The size of the chunks that are padded at the end of a context.
+PADDING = 32
+
+
+class Weights(Protocol):
+    """The tensors of a model's file, here or on the server."""
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def add(self, graph: hg.Graph, name: str) -> hg.Value:
+        """Add a tensor to a graph, as it is stored. Raises InvalidModelError if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The keys and values of a sequence: variables of the session, a row for each token."""
+
+    #: The beginning of its variables' names.
+    name: str
+    #: The most tokens of a sequence.
+    context: int
+    #: "f16", "f32", or a type of blocks.
+    dtype: str
+
+    @property
+    def rows(self) -> int:
+        """One for each token, and room for what a padded chunk writes behind the last one."""
+        return -(-self.context // PADDING) * PADDING + PADDING
+
+    def write(self, graph: hg.Graph, which: str, new: hg.Value, places: hg.Value) -> hg.Value:
+        """Write rows [n, k], and return all of them, [c, k]."""
+        variable = graph.variable(f"{self.name}/{which}", (self.rows, new.shape[1]), self.dtype)
+        return hg.assign(variable, ops.set_rows(variable, new, places))
+
+
+@dataclass
+class Step:
+    """A graph under construction that takes n tokens at consecutive positions.
+
+    Methods that name a weight take its name without ".weight".
+    """
+
+    graph: hg.Graph
+    config: Configuration
+    weights: Weights
+    cache: Cache
+    #: i32 [n].
+    positions: hg.Value
+    _made: dict[str, hg.Value] = field(default_factory=dict)
+    _masks: dict[int, hg.Value] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens, n."""
+        return self.positions.shape[0]
+
+    def has(self, name: str) -> bool:
+        """True if the model has this tensor; here with its whole name."""
+        return name in self.weights
+
+    def weight(self, name: str) -> hg.Value:
+        """Return a tensor by its whole name, the same value each time."""
+        if name not in self._made:
+            self._made[name] = self.weights.add(self.graph, name)
+        return self._made[name]
+
+    def norm(self, name: str, x: hg.Value) -> hg.Value:
+        """Scale rows to unit mean square, then by a weight."""
+        return ops.rms_norm(x, eps=self.config.epsilon) * self.weight(f"{name}.weight")
+
+    def product(self, name: str, x: hg.Value) -> hg.Value:
+        """Multiply rows [n, k] by the transpose of a matrix [m, k], and add its bias if it has
+        one."""
+        y = ops.mul_mat(self.weight(f"{name}.weight"), x)
+        return y + self.weight(f"{name}.bias") if self.has(f"{name}.bias") else y
+
+    def embedding(self, tokens: hg.Value) -> hg.Value:
+        """Return the rows of tokens, f32 [n, w]."""
+        x = ops.get_rows(self.weight("token_embd.weight"), tokens)
+        scale = self.config.embedding_scale
+        return x if scale == 1.0 else ops.scale(x, scale=scale)
+
+    def logits(self, x: hg.Value) -> hg.Value:
+        """Return the logits of hidden rows that are normed already, f32 [n, vocabulary]."""
+        name = "output.weight" if self.has("output.weight") else "token_embd.weight"
+        y = ops.mul_mat(self.weight(name), x)
+        if self.has("output.bias"):
+            y = y + self.weight("output.bias")
+        cap = self.config.logit_cap
+        return ops.scale(ops.tanh(ops.scale(y, scale=1 / cap)), scale=cap) if cap else y
+
+    # Attention
+
+    def heads(self, x: hg.Value, count: int) -> hg.Value:
+        """Return rows [n, count * size] as [n, count, size]."""
+        return hg.reshape(x, (self.tokens, count, x.shape[1] // count))
+
+    def queries_keys_values(self, layer: str, x: hg.Value) -> tuple[hg.Value, hg.Value, hg.Value]:
+        """Return the heads of queries, keys and values, from three matrices or from one."""
+        config = self.config
+        counts = (config.heads, config.kv_heads, config.kv_heads)
+        if not self.has(f"{layer}.attn_qkv.weight"):
+            q, k, v = (
+                self.heads(self.product(f"{layer}.attn_{one}", x), count)
+                for one, count in zip("qkv", counts, strict=True)
+            )
+            return q, k, v
+        joined = self.product(f"{layer}.attn_qkv", x)
+        parts, begin = [], 0
+        sizes = (config.key_size, config.key_size, config.value_size)
+        for count, size in zip(counts, sizes, strict=True):
+            parts.append(self.heads(joined[:, begin : begin + count * size], count))
+            begin += count * size
+        return parts[0], parts[1], parts[2]
+
+    def attention(
+        self,
+        number: int,
+        x: hg.Value,
+        *,
+        rope: Rope | None = None,
+        window: int = 0,
+        factors: str = "rope_freqs.weight",
+    ) -> hg.Value:
+        """Attend from the tokens to all before them, and to themselves: [n, w] from [n, w].
+
+        Args:
+            number: The layer's.
+            x: The normed rows.
+            rope: The embedding of positions, if it is not the configuration's.
+            window: The keys that a token sees, itself included; 0: all.
+            factors: The tensor by which frequencies are divided, if the model has it.
+        """
+        layer, config = f"blk.{number}", self.config
+        q, k, v = self.queries_keys_values(layer, x)
+        if self.has(f"{layer}.attn_q_norm.weight"):
+            q, k = self.norm(f"{layer}.attn_q_norm", q), self.norm(f"{layer}.attn_k_norm", k)
+        divisors = self.weight(factors) if self.has(factors) else None
+        q, k = ((rope or config.rope).rotate(one, self.positions, divisors) for one in (q, k))
+        attended = ops.flash_attn_ext(
+            _by_heads(q),
+            self._kept(number, "keys", k),
+            self._kept(number, "values", v),
+            self._mask(window),
+            scale=config.scale,
+            logit_softcap=config.score_cap,
+        )
+        joined = hg.reshape(attended, (self.tokens, config.heads * config.value_size))
+        return self.product(f"{layer}.attn_output", joined)
+
+    def _kept(self, number: int, which: str, new: hg.Value) -> hg.Value:
+        """Write keys or values [n, heads, size] into the cache, and return all of it as attention
+        takes it, [1, heads, c, size]."""
+        _, heads, size = new.shape
+        rows = hg.reshape(new, (self.tokens, heads * size))
+        kept = self.cache.write(self.graph, f"{which}{number}", rows, self.positions)
+        return _by_heads(hg.reshape(kept, (self.cache.rows, heads, size)))
+
+    def _mask(self, window: int) -> hg.Value:
+        """Return what scores grow by, f32 [n, c]: 0 where a token sees a key, else -inf."""
+        if window not in self._masks:
+            keys = ops.arange(graph=self.graph, start=0.0, stop=float(self.cache.rows), step=1.0)
+            distance = hg.reshape(hg.astype(self.positions, "f32"), (self.tokens, 1)) - keys
+            is_seen = distance >= 0.0
+            if window:
+                is_seen = is_seen & (distance < float(window))
+            self._masks[window] = hg.where(is_seen, 0.0, float("-inf"))
+        return self._masks[window]
+
+    # Feed-forward
+
+    def gated(self, layer: str, x: hg.Value, activation: str = "swiglu") -> hg.Value:
+        """Apply a feed-forward layer whose one half gates the other: [n, w] from [n, w]."""
+        gate = getattr(ops, activation)
+        up = self.product(f"{layer}.ffn_up", x)
+        has_gate = self.has(f"{layer}.ffn_gate.weight")
+        inner = gate(self.product(f"{layer}.ffn_gate", x), up) if has_gate else gate(up)
+        return self.product(f"{layer}.ffn_down", inner)
+
+    def experts(self, layer: str, x: hg.Value) -> hg.Value:
+        """Apply the experts that a router selects for each token, weighted by its probabilities of
+        these: [n, w] from [n, w]."""
+        n, used = self.tokens, self.config.experts_used
+        chances = ops.soft_max(self.product(f"{layer}.ffn_gate_inp", x))
+        chosen = ops.top_k(chances, k=used)
+        weights = hg.take_along_axis(chances, hg.astype(chosen, "i64"), axis=-1)
+        weights = weights / hg.sum(weights, axis=-1, keepdims=True)
+
+        def product(name: str, rows: hg.Value) -> hg.Value:
+            return ops.mul_mat_id(self.weight(f"{layer}.{name}_exps.weight"), rows, chosen)
+
+        rows = hg.reshape(x, (n, 1, x.shape[1]))
+        inner = ops.swiglu(product("ffn_gate", rows), product("ffn_up", rows))
+        return hg.sum(product("ffn_down", inner) * hg.expand_dims(weights, axis=2), axis=1)
+
+
+def _by_heads(x: hg.Value) -> hg.Value:
+    """Return [m, heads, size] as [1, heads, m, size]."""
+    return hg.expand_dims(hg.permute_dims(x, (1, 0, 2)), axis=0)

@@ -1,0 +1,91 @@
+"""Effects: the calls that a procedure asks for, so that one text of it serves both APIs.
+
+A procedure is a generator. It yields calls, whose results it gets back, and the values that its
+caller is to have. The blocking shell makes a call; the asyncio shell awaits it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A call whose result the procedure needs."""
+
+    call: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AskNext:
+    """The next value of an iterator, None at its end."""
+
+    iterator: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Give(Generic[T]):
+    """A value for the caller."""
+
+    value: T
+
+
+#: A generator of effects that gives values of T and returns R.
+Procedure: TypeAlias = "Generator[Ask | AskNext | Give[T], Any, R]"
+
+
+def blocking(
+    procedure: Procedure[T, R], keep: Callable[[R], None] = lambda _: None
+) -> Generator[T, None, None]:
+    """Yield the values of a procedure, and hand its result over at the end."""
+    answer: Any = None
+    error: BaseException | None = None
+    try:
+        while True:
+            effect = procedure.send(answer) if error is None else procedure.throw(error)
+            answer = error = None
+            try:
+                if isinstance(effect, Give):
+                    yield effect.value
+                elif isinstance(effect, Ask):
+                    answer = effect.call()
+                else:
+                    answer = next(effect.iterator, None)
+            except Exception as failed:
+                error = failed
+    except StopIteration as end:
+        keep(end.value)
+    finally:
+        procedure.close()
+
+
+async def awaiting(
+    procedure: Procedure[T, R], keep: Callable[[R], None] = lambda _: None
+) -> AsyncGenerator[T, None]:
+    """As `blocking`, for asyncio."""
+    answer: Any = None
+    error: BaseException | None = None
+    try:
+        while True:
+            effect = procedure.send(answer) if error is None else procedure.throw(error)
+            answer = error = None
+            try:
+                if isinstance(effect, Give):
+                    yield effect.value
+                elif isinstance(effect, Ask):
+                    answer = effect.call()
+                    if isinstance(answer, Awaitable):
+                        answer = await answer
+                else:
+                    answer = await anext(effect.iterator, None)
+            except Exception as failed:
+                error = failed
+    except StopIteration as end:
+        keep(end.value)
+    finally:
+        procedure.close()

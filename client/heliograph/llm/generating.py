@@ -1,0 +1,264 @@
+"""The procedures of a model: to fill its cache, to answer, to give rows. For both APIs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.llm.chunks import Chunk, cut, shared
+from heliograph.llm.effects import Ask, AskNext, Give, Procedure
+from heliograph.llm.graphs import CARRIES, Decoder
+from heliograph.llm.pieces import Pieces
+from heliograph.llm.sampling import CARRIED, ENDS, Form, Settings
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+#: Why an answer ended: a token or a text that ends it, or the most tokens, or the end of the
+#: context.
+Reason: TypeAlias = 'Literal["stop", "length"]'
+
+#: The rows of one run that gives rows. Logits of a large vocabulary need much memory.
+ROWS = 32
+#: The runs that are sent before the first is done.
+AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log-probability, before any filter, and those of the most likely tokens."""
+
+    token: int
+    logprob: float
+    alternatives: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class Result:
+    """An answer, complete or so far."""
+
+    text: str = ""
+    #: With the token that ended the answer, without those of a stop text that came after it.
+    tokens: list[int] = field(default_factory=list)
+    #: One for each token, with `logprobs=True`.
+    logprobs: list[Logprob] = field(default_factory=list)
+    finish_reason: Reason | None = None
+    prompt_tokens: int = 0
+    #: Tokens of the prompt that the cache had already.
+    reused_tokens: int = 0
+    prompt_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The rate of the answer's tokens, without the prompt's time."""
+        return len(self.tokens) / self.seconds if self.seconds else 0.0
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """The rate of the prompt's tokens that were computed."""
+        computed = self.prompt_tokens - self.reused_tokens
+        return computed / self.prompt_seconds if self.prompt_seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt and how it is answered."""
+
+    tokens: list[int]
+    settings: Settings
+    max_tokens: int | None
+    #: Tokens and texts that end an answer.
+    ends: tuple[int, ...]
+    stops: tuple[str, ...]
+
+
+class Engine:
+    """A decoder on a session: its plans, and the tokens that its cache has.
+
+    One procedure uses the cache at a time.
+    """
+
+    def __init__(self, session: Any, decoder: Decoder, options: dict[str, Any]) -> None:
+        self.decoder = decoder
+        self._session = session
+        self._options = options
+        #: The plans by what they are for.
+        self.plans: dict[Any, Any] = {}
+        #: The tokens whose keys and values the cache has, from position 0 on.
+        self._kept: list[int] = []
+        self._is_busy = False
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a prompt and its answer."""
+        return self.decoder.cache.context
+
+    def check(self, tokens: Sequence[int], room: int) -> None:
+        """Raises InvalidArgumentError for tokens that are none of the vocabulary, and
+        LimitExceededError for more than the context has, with room for `room` more."""
+        words = self.decoder.config.vocabulary
+        if not tokens:
+            raise hg.InvalidArgumentError("the prompt has no tokens", advice="it needs at least one")
+        if bad := [one for one in tokens if not 0 <= one < words]:
+            raise hg.InvalidArgumentError(f"token {bad[0]!r:.40} is not of the {words} tokens")
+        if len(tokens) + room > self.context:
+            raise hg.LimitExceededError(
+                f"the prompt has {len(tokens)} tokens, the context {self.context}",
+                advice="shorten the prompt, or load the model with a larger context=",
+            )
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Use the cache. Raises LimitExceededError while another procedure does."""
+        if self._is_busy:
+            raise hg.LimitExceededError(
+                "the model is at work on another answer",
+                advice="finish or close() that one first, or load the model once more: the server "
+                "shares the weights",
+            )
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+
+    def close(self) -> Procedure[Any, None]:
+        """Free the plans and the cache."""
+        with self.exclusively():
+            del self._kept[:]
+            names = {name for plan in self.plans.values() for name in plan.variables}
+            for plan in self.plans.values():
+                plan.free()
+            self.plans.clear()
+            for name in sorted(names):
+                yield Ask(partial(self._session.free_variable, name))
+
+    # Plans
+
+    def prepare(self) -> Procedure[Any, None]:
+        """Compile the plan of the likeliest token, which has all weights."""
+        yield from self._decoding(Form(1))
+
+    def _decoding(self, form: Form) -> Procedure[Any, Any]:
+        return (yield from self._plan(form, partial(self.decoder.decode, form)))
+
+    def _plan(self, key: Any, build: Callable[[], hg.Graph]) -> Procedure[Any, Any]:
+        if key not in self.plans:
+            compile_ = self._session.compile
+            self.plans[key] = yield Ask(lambda: compile_(build(), **self._options))
+        return self.plans[key]
+
+    # Prompts
+
+    def fill(self, tokens: list[int]) -> Procedure[Any, int]:
+        """Bring tokens into the cache, and return how many it had already."""
+        found = shared(self._kept, tokens)
+        # A run that fails or is cancelled may have written any of the later rows.
+        del self._kept[found:]
+        chunks = cut(found, len(tokens), self.decoder.cache.rows)
+        futures: list[Any] = []
+        try:
+            for chunk in chunks:
+                plan = yield from self._plan(("fill", chunk.size), partial(self.decoder.fill, chunk.size))
+                futures.append(plan.submit(_inputs(tokens, chunk)))
+                if len(futures) > AHEAD:
+                    yield Ask(futures.pop(0).result)
+            while futures:
+                yield Ask(futures.pop(0).result)
+        finally:
+            for future in futures:
+                future.cancel()
+        self._kept[found:] = tokens[found:]
+        return found
+
+    def rows(self, tokens: list[int], output: str) -> Procedure[Any, Array]:
+        """Return the logits or the hidden rows of all tokens, f32 [n, .]."""
+        with self.exclusively():
+            del self._kept[:]
+            plan = yield from self._plan(output, partial(self.decoder.rows, ROWS, output))
+            parts = []
+            for chunk in cut(0, len(tokens), self.decoder.cache.rows, (ROWS,)):
+                results = yield Ask(partial(plan.run, _inputs(tokens, chunk)))
+                parts.append(results[output][: chunk.count])
+            self._kept[:] = tokens
+            return np.concatenate(parts)
+
+    # Answers
+
+    def answer(self, request: Request, pieces: Pieces, result: Result) -> Procedure[str, None]:
+        """Give the text of an answer piece by piece, and write `result` along.
+
+        The decoding loop takes the prompt's last token, so it chooses each token of the answer.
+        """
+        with self.exclusively():
+            tokens, began = list(request.tokens), time.perf_counter()
+            result.reused_tokens = yield from self.fill(tokens[:-1])
+            plan = yield from self._decoding(request.settings.form)
+            result.prompt_seconds = time.perf_counter() - began
+            room = self.context - len(tokens) + 1
+            steps = min(room, request.max_tokens or room)
+            yield from self._loop(plan, request, steps, pieces, result)
+            self._kept += [tokens[-1], *result.tokens[:-1]]
+            if rest := pieces.rest():
+                result.text += rest
+                yield Give(rest)
+            result.finish_reason = result.finish_reason or ("stop" if pieces.is_stopped else "length")
+
+    def _loop(
+        self, plan: Any, request: Request, steps: int, pieces: Pieces, result: Result
+    ) -> Procedure[str, None]:
+        tokens, settings = request.tokens, request.settings
+        began = time.perf_counter()
+        loop = plan.loop(
+            {
+                "token": np.array(tokens[-1:], np.int32),
+                "position": np.array([len(tokens) - 1], np.int32),
+                "ends": np.array([*request.ends, *[-1] * (ENDS - len(request.ends))], np.int32),
+                **settings.inputs(self.decoder.config.vocabulary, tokens),
+            },
+            steps=steps,
+            carry={**CARRIES, **(CARRIED if settings.form.candidates != 1 else {})},
+            until="done",
+            taps=["chosen"],
+            fetch=(),
+        )
+        try:
+            taps = loop.taps()
+            while not pieces.is_stopped and (tap := (yield AskNext(taps))) is not None:
+                result.seconds = time.perf_counter() - began
+                token = _take(tap.value, result)
+                if token in request.ends:
+                    result.finish_reason = "stop"
+                elif text := pieces.add(token):
+                    result.text += text
+                    yield Give(text)
+            if not loop.done():
+                loop.stop()
+            yield Ask(loop.result)
+        finally:
+            loop.cancel()
+
+
+def _take(chosen: Array, result: Result) -> int:
+    """Add a token of a tap to the result, and return it."""
+    token = int(chosen[0])
+    result.tokens.append(token)
+    if chosen.size > 1:
+        count = (chosen.size - 2) // 2
+        logprobs = chosen.view(np.float32)
+        alternatives = zip(chosen[2 : 2 + count].tolist(), logprobs[2 + count :].tolist(), strict=True)
+        result.logprobs.append(Logprob(token, float(logprobs[1]), tuple(alternatives)))
+    return token
+
+
+def _inputs(tokens: Sequence[int], chunk: Chunk) -> dict[str, Array]:
+    """Return the inputs of a chunk's run, padded with zeros."""
+    padded = np.zeros(chunk.size, np.int32)
+    padded[: chunk.count] = tokens[chunk.start : chunk.start + chunk.count]
+    return {"tokens": padded, "start": np.array([chunk.start], np.int32)}

@@ -1,0 +1,285 @@
+"""`LanguageModel` and `AsyncLanguageModel`: text from a model on a session."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.llm.configuration import Configuration
+from heliograph.llm.effects import Procedure, awaiting, blocking
+from heliograph.llm.generating import Array, Engine, Logprob, Request, Result
+from heliograph.llm.pieces import Pieces
+from heliograph.llm.pooling import MEAN, POOLING, pooled
+from heliograph.llm.sampling import ENDS, Settings
+from heliograph_proto.gguf import GgufHeader
+
+if TYPE_CHECKING:
+    from heliograph.llm.tokenizers import Tokenizer
+
+R = TypeVar("R")
+
+#: A text, or its tokens.
+Prompt: TypeAlias = "str | Sequence[int]"
+
+
+class Options(TypedDict, total=False):
+    """The options of an answer.
+
+    Keys:
+        max_tokens: The most tokens of the answer; the default is the rest of the context.
+        temperature: The randomness; 0 takes the most likely token. 0.8 is the default.
+        top_k: The number of the most likely tokens that are left to choose from; 0: all. 40.
+        top_p: The share of chances that the most likely tokens have together which are left. 0.95.
+        min_p: The least chance, as a share of the first's. 0.05.
+        repeat_penalty: Divides the logits of tokens that were there; 1, the default, changes none.
+        frequency_penalty: Taken from a token's logit for each time that it was there.
+        presence_penalty: Taken from the logit of a token that was there.
+        penalty_last: The tokens that the penalties look back at, up to 64.
+        logit_bias: Numbers that are added to logits, by token.
+        seed: The seed of the choices: the same one gives the same text. A random one is the
+            default.
+        stop: A text, or several, that ends the answer and is not part of it.
+        logprobs: Whether `result.logprobs` has the tokens' log-probabilities.
+    """
+
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    penalty_last: int
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    stop: str | Sequence[str]
+    logprobs: bool
+
+
+class ModelBase:
+    """The parts that `LanguageModel` and `AsyncLanguageModel` share."""
+
+    def __init__(self, header: GgufHeader, engine: Engine, tokenizer: Tokenizer) -> None:
+        #: The file's name.
+        self.name = header.name
+        self.tokenizer = tokenizer
+        self._engine = engine
+        self._header = header
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {self.config.architecture}, context {self.context}>"
+
+    @property
+    def config(self) -> Configuration:
+        """The sizes of the model."""
+        return self._engine.decoder.config
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a prompt and its answer."""
+        return self._engine.context
+
+    @property
+    def plans(self) -> list[Any]:
+        """The plans that were needed so far, in the order of their first use."""
+        return list(self._engine.plans.values())
+
+    def count_tokens(self, text: str) -> int:
+        """Return the number of tokens of a prompt, with those that the model wants around it."""
+        return len(self.tokenizer.encode(text))
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
+
+    def _request(self, tokens: list[int], options: Options) -> tuple[Request, Pieces, Result]:
+        """Check a request before anything is sent."""
+        given: dict[str, Any] = dict(options)
+        max_tokens, stop = given.pop("max_tokens", None), given.pop("stop", ())
+        if given.get("seed") is None:
+            given["seed"] = secrets.randbits(63)
+        try:
+            settings = Settings(**given)
+        except TypeError as error:
+            raise hg.InvalidArgumentError(
+                f"there is no such option: {error}",
+                advice=f"options are {', '.join(Options.__annotations__)}",
+            ) from None
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise hg.InvalidArgumentError(f"max_tokens is {max_tokens!r:.40}", advice="a number from 1 on")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(isinstance(one, str) and one for one in stops):
+            raise hg.InvalidArgumentError(f"stop is {stop!r:.80}", advice="a text, or several")
+        self._engine.check(tokens, 1)
+        ends = tuple(sorted(self.tokenizer.stops))[:ENDS]
+        request = Request(tokens, settings, max_tokens, ends, stops)
+        return request, Pieces(self.tokenizer.decode_stream(), stops), Result(prompt_tokens=len(tokens))
+
+    def _checked(self, prompt: Prompt) -> list[int]:
+        tokens = self._tokens(prompt)
+        self._engine.check(tokens, 0)
+        return tokens
+
+    def _pooled(self, rows: Array) -> Array:
+        kind = self._header.value(f"{self.config.architecture}.pooling_type", int, MEAN)
+        return pooled(rows, POOLING.get(kind, "mean"))
+
+
+class LanguageModel(ModelBase):
+    """A language model on a session. Made by `hg.llm.load`.
+
+    It computes one answer at a time.
+    """
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+        """Continue a prompt: a text, or its tokens.
+
+        Returns an answer, an iterator of pieces of text. It begins with the first piece that is
+        taken; `options` are those of `hg.llm.Options`.
+
+        Raises InvalidArgumentError, and LimitExceededError for a prompt that exceeds the context.
+        """
+        return Answer(self._engine, *self._request(self._tokens(prompt), options))
+
+    def logits(self, tokens: Prompt) -> Array:
+        """Return the logits after each token, f32 [tokens, vocabulary]. Raises as `generate`."""
+        return _result(self._engine.rows(self._checked(tokens), "logits"))
+
+    def embed(self, texts: str | Sequence[str]) -> Array:
+        """Return a unit vector for each text, f32 [texts, width]. Raises as `generate`."""
+        given = [texts] if isinstance(texts, str) else texts
+        tokens = [self._checked(one) for one in given]
+        rows = [self._pooled(_result(self._engine.rows(one, "hidden"))) for one in tokens]
+        return np.array(rows, np.float32).reshape(len(rows), self.config.width)
+
+    def close(self) -> None:
+        """Free the model's plans and its cache. The session stays open."""
+        _result(self._engine.close())
+
+
+class AsyncLanguageModel(ModelBase):
+    """As `LanguageModel`, for asyncio. Made by `hg.llm.load` with a session of `hg.aio`."""
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncAnswer:
+        """Continue a prompt. Returns an answer: `async for piece in answer`, or `await answer`."""
+        return AsyncAnswer(self._engine, *self._request(self._tokens(prompt), options))
+
+    async def logits(self, tokens: Prompt) -> Array:
+        """Return the logits after each token, f32 [tokens, vocabulary]."""
+        return await _awaited(self._engine.rows(self._checked(tokens), "logits"))
+
+    async def embed(self, texts: str | Sequence[str]) -> Array:
+        """Return a unit vector for each text, f32 [texts, width]."""
+        given = [texts] if isinstance(texts, str) else texts
+        tokens = [self._checked(one) for one in given]
+        rows = [self._pooled(await _awaited(self._engine.rows(one, "hidden"))) for one in tokens]
+        return np.array(rows, np.float32).reshape(len(rows), self.config.width)
+
+    async def close(self) -> None:
+        """Free the model's plans and its cache. The session stays open."""
+        await _awaited(self._engine.close())
+
+
+def _result(procedure: Procedure[Any, R]) -> R:
+    """Run a procedure that gives no values, and return its result."""
+    found: list[R] = []
+    for _ in blocking(procedure, found.append):
+        pass
+    return found[0]
+
+
+async def _awaited(procedure: Procedure[Any, R]) -> R:
+    found: list[R] = []
+    async for _ in awaiting(procedure, found.append):
+        pass
+    return found[0]
+
+
+class AnswerBase:
+    """The parts that `Answer` and `AsyncAnswer` share."""
+
+    def __init__(self, engine: Engine, request: Request, pieces: Pieces, result: Result) -> None:
+        self._procedure = engine.answer(request, pieces, result)
+        self._result = result
+        #: The seed of its choices, which gives the same text again.
+        self.seed = request.settings.seed
+
+    @property
+    def so_far(self) -> Result:
+        """The answer as it is now; `finish_reason` is None before its end."""
+        return self._result
+
+    def __repr__(self) -> str:
+        state = self._result.finish_reason or "not finished"
+        return f"<{type(self).__name__}: {len(self._result.tokens)} tokens, {state}>"
+
+
+class Answer(AnswerBase):
+    """A text that a model writes: an iterator of its pieces."""
+
+    def __init__(self, engine: Engine, request: Request, pieces: Pieces, result: Result) -> None:
+        super().__init__(engine, request, pieces, result)
+        self._pieces = blocking(self._procedure)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def result(self) -> Result:
+        """Wait for the end of the answer, and return all of it."""
+        for _ in self._pieces:
+            pass
+        return self._result
+
+    @property
+    def text(self) -> str:
+        """The whole text; waits for its end."""
+        return self.result().text
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens; waits for the end."""
+        return self.result().tokens
+
+    @property
+    def logprobs(self) -> list[Logprob]:
+        """The log-probabilities of all tokens; waits for the end."""
+        return self.result().logprobs
+
+    def close(self) -> None:
+        """End the answer here. The model is free for another one."""
+        self._pieces.close()
+
+
+class AsyncAnswer(AnswerBase):
+    """A text that a model writes: an asynchronous iterator of its pieces. `await answer` waits for
+    its end and returns the result."""
+
+    def __init__(self, engine: Engine, request: Request, pieces: Pieces, result: Result) -> None:
+        super().__init__(engine, request, pieces, result)
+        self._pieces = awaiting(self._procedure)
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        return await anext(self._pieces)
+
+    async def result(self) -> Result:
+        """Wait for the end of the answer, and return all of it."""
+        async for _ in self._pieces:
+            pass
+        return self._result
+
+    def __await__(self) -> Generator[Any, Any, Result]:
+        return self.result().__await__()
+
+    async def aclose(self) -> None:
+        """End the answer here. The model is free for another one."""
+        await self._pieces.aclose()

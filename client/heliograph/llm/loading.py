@@ -1,0 +1,98 @@
+"""`hg.llm.load`: a model of a file onto a session."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, Unpack, overload
+
+import heliograph as hg
+from heliograph.llm.architectures import architecture_of
+from heliograph.llm.configuration import Configuration, Fields
+from heliograph.llm.decoding_step import Cache
+from heliograph.llm.effects import awaiting, blocking
+from heliograph.llm.generating import Engine
+from heliograph.llm.graphs import Decoder
+from heliograph.llm.language_model import AsyncLanguageModel, LanguageModel
+from heliograph.llm.tokenizers import read_tokenizer
+from heliograph.llm.weights import File, open_file
+
+#: A file here, or one on the server: `session.server_weights(name)`.
+ModelFile: TypeAlias = str | Path | hg.ServerWeights
+#: The types that keys and values are kept in.
+CacheType: TypeAlias = Literal["f16", "f32", "bf16", "q8_0", "q4_0"]
+
+#: The context of a model that was made for a longer one, unless another is asked for.
+CONTEXT = 4096
+_numbers = count()
+
+
+@overload
+def load(
+    session: hg.Session,
+    file: ModelFile,
+    *,
+    context: int | None = None,
+    cache: CacheType = "f16",
+    **options: Unpack[hg.CompileOptions],
+) -> LanguageModel: ...
+@overload
+def load(
+    session: hg.aio.Session,
+    file: ModelFile,
+    *,
+    context: int | None = None,
+    cache: CacheType = "f16",
+    **options: Unpack[hg.CompileOptions],
+) -> Awaitable[AsyncLanguageModel]: ...
+def load(
+    session: hg.Session | hg.aio.Session,
+    file: ModelFile,
+    *,
+    context: int | None = None,
+    cache: CacheType = "f16",
+    **options: Any,
+) -> LanguageModel | Awaitable[AsyncLanguageModel]:
+    """Load a language model from a GGUF file.
+
+    Weights stay in the types that the file has. Those that the server lacks are uploaded, once.
+
+    Args:
+        session: A session, or one of `hg.aio`: then the result is awaited.
+        file: A path, or a file on the server: `session.server_weights("model.gguf")`.
+        context: The most tokens of a prompt and its answer; the default is the model's, at most
+            4096. The cache takes memory for all of them.
+        cache: The type that keys and values are kept in.
+        options: Arguments of `session.compile`, such as `devices` and `memory`.
+
+    Raises UnsupportedError for an architecture or a type that Heliograph lacks, which it names,
+    InvalidModelError for a broken file, and the errors of `session.compile`.
+    """
+    found = open_file(file)
+    fields = Fields(found.header)
+    config = architecture_of(fields.architecture, fields.name).configure(fields)
+    decoder = Decoder(config, found.weights, Cache(f"llm{next(_numbers)}", _context(config, context), cache))
+    engine = Engine(session, decoder, options)
+    if isinstance(session, hg.Session):
+        for _ in blocking(engine.prepare()):
+            pass
+        return LanguageModel(found.header, engine, read_tokenizer(found.header))
+    return _load(found, engine)
+
+
+async def _load(found: File, engine: Engine) -> AsyncLanguageModel:
+    async for _ in awaiting(engine.prepare()):
+        pass
+    return AsyncLanguageModel(found.header, engine, read_tokenizer(found.header))
+
+
+def _context(config: Configuration, wanted: int | None) -> int:
+    """Return the context to use. Raises InvalidArgumentError."""
+    if wanted is None:
+        return min(config.context, CONTEXT)
+    if not isinstance(wanted, int) or not 1 <= wanted <= config.context:
+        raise hg.InvalidArgumentError(
+            f"context is {wanted!r:.40}", advice=f"the model takes 1 to {config.context} tokens"
+        )
+    return wanted

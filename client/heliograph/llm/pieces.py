@@ -1,0 +1,57 @@
+"""The text of an answer in pieces, as its tokens come. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Stream(Protocol):
+    """A decoder that takes one token after the other."""
+
+    def put(self, *tokens: int) -> str:
+        """Return the text that is whole now."""
+
+    def end(self) -> str:
+        """Return the rest."""
+
+
+class Pieces:
+    """Turns tokens into text that never changes again, and finds the texts that end an answer.
+
+    A piece ends with a whole character. Text that may begin a stop text is held back.
+    """
+
+    def __init__(self, stream: Stream, stops: Sequence[str]) -> None:
+        self._stream = stream
+        self._stops = tuple(stops)
+        self._held = ""
+        #: True when a stop text was found; it is not part of the answer.
+        self.is_stopped = False
+
+    def add(self, token: int) -> str:
+        """Take a token, and return the text that is certain now."""
+        return self._certain(self._stream.put(token), is_last=False)
+
+    def rest(self) -> str:
+        """Return the text that was held back, at the end of the answer."""
+        return self._certain(self._stream.end(), is_last=True)
+
+    def _certain(self, text: str, *, is_last: bool) -> str:
+        if self.is_stopped:
+            return ""
+        self._held += text
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
+            self.is_stopped = True
+            found, self._held = self._held[: min(places)], ""
+            return found
+        kept = 0 if is_last else max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        cut = len(self._held) - kept
+        found, self._held = self._held[:cut], self._held[cut:]
+        return found
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest beginning of a stop text that ends the text."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

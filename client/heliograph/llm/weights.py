@@ -1,0 +1,120 @@
+"""The tensors of a model: in a GGUF file here, or on the server."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import heliograph as hg
+from heliograph_proto.gguf import GgufHeader, GgufTensor, read_header
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A model's file: its header, and its tensors."""
+
+    header: GgufHeader
+    weights: LocalWeights | ServerFileWeights
+
+
+class LocalWeights:
+    """The tensors of a file here, which is mapped into memory."""
+
+    def __init__(self, name: str, data: mmap.mmap, tensors: Mapping[str, GgufTensor]) -> None:
+        self._name = name
+        self._data = data
+        self._tensors = tensors
+        #: The same array for each graph, so that its digest is taken once.
+        self._arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors by name, in numpy order."""
+        return {name: one.shape for name, one in self._tensors.items()}
+
+    def add(self, graph: hg.Graph, name: str) -> hg.Value:
+        """Add a tensor to a graph, as it is stored. Raises InvalidModelError and
+        UnsupportedError."""
+        found = self._tensors.get(name)
+        if found is None:
+            raise missing(self._name, name)
+        type_ = found.type
+        if type_ is None:
+            raise unsupported(self._name, name, found.type_name)
+        if name not in self._arrays:
+            raw = np.frombuffer(self._data, np.uint8, type_.nbytes, found.offset_bytes)
+            self._arrays[name] = raw.view(type_.dtype.storage).reshape(type_.storage_shape)
+        return graph.weight(name, self._arrays[name], dtype=type_.dtype)
+
+
+class ServerFileWeights:
+    """The tensors of a file on the server: nothing is uploaded."""
+
+    def __init__(self, found: hg.ServerWeights) -> None:
+        self._found = found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found or name in self._left_out
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors by name, in numpy order."""
+        return {name: one.shape for name, one in self._found.items()}
+
+    @property
+    def _left_out(self) -> dict[str, str]:
+        """The types of the tensors that the server cannot use, by name."""
+        pairs = (one.partition(": ") for one in self._found.left_out)
+        return {name: kind for name, _, kind in pairs}
+
+    def add(self, graph: hg.Graph, name: str) -> hg.Value:
+        """Add a tensor to a graph, as it is stored. Raises InvalidModelError and
+        UnsupportedError."""
+        if name in self._left_out:
+            raise unsupported(self._found.file, name, self._left_out[name])
+        if name not in self._found:
+            raise missing(self._found.file, name)
+        return graph.weight(name, self._found[name])
+
+
+def open_file(file: str | Path | hg.ServerWeights) -> File:
+    """Read the header of a model's file. Raises InvalidModelError."""
+    if isinstance(file, hg.ServerWeights):
+        if file.header is None:
+            raise hg.InvalidModelError(
+                f"{file.file} is no language model", advice="models are GGUF files: session.models()"
+            )
+        return File(file.header, ServerFileWeights(file))
+    path = Path(file)
+    try:
+        with path.open("rb") as opened:
+            header = read_header(opened, path.name)
+            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise hg.InvalidModelError(
+            f"cannot read {path}: {error.strerror}",
+            advice="name a GGUF file here, or one of the server: session.server_weights(name)",
+        ) from None
+    tensors = {one.name: one for one in header.tensors}
+    return File(header, LocalWeights(path.name, data, tensors))
+
+
+def missing(file: str, name: str) -> hg.InvalidModelError:
+    """Return the error for a model without a tensor that its architecture has."""
+    return hg.InvalidModelError(f"{file} has no tensor {name!r}", advice="convert the model to GGUF again")
+
+
+def unsupported(file: str, name: str, kind: str) -> hg.UnsupportedError:
+    """Return the error for a tensor of a type that Heliograph lacks."""
+    return hg.UnsupportedError(
+        f"{file}: tensor {name!r} is stored as {kind}",
+        advice="take a file of another type: f32, f16, bf16, q4_0 to q8_0, or q2_k to q6_k",
+    )

@@ -1,0 +1,88 @@
+"""The logits of each architecture, beside a decoder in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_files import write_model
+from llm_models import ENTRIES, NumpyModel, error_of, write_other
+
+import heliograph as hg
+
+TOKENS = np.random.default_rng(11).integers(3, 500, 45).tolist()
+
+
+@pytest.fixture
+def session() -> Iterator[hg.Session]:
+    with hg.connect("local:") as session:
+        yield session
+
+
+def check(session: hg.Session, path: Path, bound: float, **loading: Any) -> None:
+    """Compare all logits, and those that decoding gives after the prompt."""
+    llm = hg.llm.load(session, path, **loading)
+    expected = NumpyModel(path, llm.context).logits(TOKENS)
+    assert error_of(llm.logits(TOKENS), expected) < bound
+    found = llm.generate(TOKENS, max_tokens=1, temperature=0, logprobs=True).result().logprobs[0]
+    best = np.argsort(-expected[-1])[:3]
+    total = np.log(np.exp(expected[-1]).sum())
+    assert [token for token, _ in found.alternatives[:3]] == best.tolist()
+    assert found.logprob == pytest.approx(float(expected[-1, best[0]] - total), abs=0.02)
+    llm.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_logits_are_those_of_the_reference(session: hg.Session, tmp_path: Path, name: str) -> None:
+    check(session, write_model(tmp_path / "m.gguf", name), 1e-10, cache="f32")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_logits_of_further_architectures_are_those_of_the_reference(
+    session: hg.Session, tmp_path: Path, name: str
+) -> None:
+    check(session, write_other(tmp_path / "m.gguf", name), 1e-10, cache="f32")
+
+
+def test_narrow_weights_and_keys_change_little(session: hg.Session, tmp_path: Path) -> None:
+    check(session, write_model(tmp_path / "m.gguf", "llama", "f16"), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_scaled_positions_are_those_of_the_reference(session: hg.Session, tmp_path: Path, kind: str) -> None:
+    entries = {
+        "rope.scaling.type": kind,
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+    }
+    path = write_other(tmp_path / "m.gguf", "mixtral", entries=entries)
+    check(session, path, 1e-10, cache="f32")
+
+
+@pytest.mark.parametrize("original", [64, 256])
+def test_a_context_beyond_the_original_one_takes_the_long_factors(
+    session: hg.Session, tmp_path: Path, original: int
+) -> None:
+    entries = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": original}
+    check(session, write_other(tmp_path / "m.gguf", "phi3", entries=entries), 1e-10, cache="f32")
+
+
+def test_an_unknown_architecture_is_refused_by_name(session: hg.Session, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", entries={"general.architecture": "mamba"})
+    with pytest.raises(hg.UnsupportedError, match=r"'mamba'[\s\S]*gemma2.*llama.*qwen3"):
+        hg.llm.load(session, path)
+
+
+def test_a_size_out_of_range_is_refused_by_its_key(session: hg.Session, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", entries={"llama.block_count": 100_000})
+    with pytest.raises(hg.InvalidModelError, match="llama.block_count is 100000"):
+        hg.llm.load(session, path)
+
+
+def test_a_model_without_a_tensor_of_its_architecture_is_refused(session: hg.Session, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", entries={"llama.block_count": 3})
+    with pytest.raises(hg.InvalidModelError, match="has no tensor 'blk.2.attn_norm.weight'"):
+        hg.llm.load(session, path)

@@ -1,0 +1,232 @@
+"""GGUF models of further architectures for tests, and a decoder in NumPy that reads any of them.
+
+The decoder follows the papers: all tokens at once, no cache, in f64. It shares nothing with
+`heliograph.llm`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, GGUFWriter
+from gguf_files import spm
+
+Array = np.ndarray[Any, Any]
+
+#: Sizes and entries of each architecture beyond those of `gguf_files`, small.
+ENTRIES: dict[str, dict[str, Any]] = {
+    "gemma2": {
+        "attention.sliding_window": 6,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 10.0,
+        "rope.freq_base": 10000.0,
+    },
+    "phi3": {"rope.dimension_count": 16, "attention.sliding_window": 10},
+    "mixtral": {"expert_count": 4, "expert_used_count": 2, "rope.dimension_count": 16},
+    "qwen3moe": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
+}
+WIDTH, HEADS, KV_HEADS, ROW, HIDDEN, LAYERS, CONTEXT, EPSILON = 64, 4, 2, 16, 96, 3, 128, 1e-5
+
+
+def write_other(
+    path: Path, kind: str, *, seed: int = 1, dtype: Any = np.float32, entries: dict[str, Any] | None = None
+) -> Path:
+    """Write a model of a kind of ENTRIES, or with the form of Llama for "mixtral"."""
+    name = "llama" if kind == "mixtral" else kind
+    writer, words = GGUFWriter(path, name), spm()
+    sizes: dict[str, Any] = {
+        "context_length": CONTEXT,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": HIDDEN,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": ROW,
+        "attention.value_length": ROW,
+        "attention.layer_norm_rms_epsilon": EPSILON,
+        **ENTRIES[kind],
+        **(entries or {}),
+    }
+    for key, value in sizes.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"{name}.{key}", value)
+    words.write(writer)
+    rng = np.random.default_rng(seed)
+    for tensor, shape in _shapes(kind, sizes, len(words.tokens)).items():
+        made = rng.uniform(0.5, 1.5, shape) if len(shape) == 1 else rng.standard_normal(shape)
+        made *= 1.0 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5
+        writer.add_tensor(tensor, made.astype(dtype if len(shape) > 1 else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _shapes(kind: str, sizes: dict[str, Any], words: int) -> dict[str, tuple[int, ...]]:
+    queries, keys, hidden = HEADS * ROW, KV_HEADS * ROW, sizes.get("expert_feed_forward_length", HIDDEN)
+    found: dict[str, tuple[int, ...]] = {"token_embd.weight": (words, WIDTH), "output_norm.weight": (WIDTH,)}
+    if kind != "gemma2":
+        found["output.weight"] = (words, WIDTH)
+    for layer in range(LAYERS):
+        parts: dict[str, tuple[int, ...]] = {"attn_norm": (WIDTH,), "ffn_norm": (WIDTH,)}
+        if kind == "phi3":
+            parts |= {"attn_qkv": (queries + 2 * keys, WIDTH), "ffn_up": (2 * hidden, WIDTH)}
+        else:
+            parts |= {"attn_q": (queries, WIDTH), "attn_k": (keys, WIDTH), "attn_v": (keys, WIDTH)}
+        if count := sizes.get("expert_count", 0):
+            parts |= {"ffn_gate_inp": (count, WIDTH), "ffn_gate_exps": (count, hidden, WIDTH)}
+            parts |= {"ffn_up_exps": (count, hidden, WIDTH), "ffn_down_exps": (count, WIDTH, hidden)}
+        else:
+            parts["ffn_down"] = (WIDTH, hidden)
+        if kind == "gemma2":
+            parts |= {"post_attention_norm": (WIDTH,), "post_ffw_norm": (WIDTH,)}
+            parts |= {"ffn_gate": (hidden, WIDTH), "ffn_up": (hidden, WIDTH)}
+        if kind == "qwen3moe":
+            parts |= {"attn_q_norm": (ROW,), "attn_k_norm": (ROW,)}
+        parts["attn_output"] = (WIDTH, queries)
+        found |= {f"blk.{layer}.{part}.weight": shape for part, shape in parts.items()}
+    if kind == "phi3":
+        for length in ("short", "long"):
+            found[f"rope_factors_{length}.weight"] = (ROW // 2,)
+    return found
+
+
+class NumpyModel:
+    """A decoder that computes all logits at once, in f64."""
+
+    def __init__(self, path: Path, context: int = 0) -> None:
+        reader = GGUFReader(path)
+        self.fields = {key: one.contents() for key, one in reader.fields.items()}
+        self.name: str = self.fields["general.architecture"]
+        self.tensors = {one.name: np.asarray(one.data, np.float64) for one in reader.tensors}
+        self.heads = self.get("attention.head_count")
+        self.kv_heads = self.get("attention.head_count_kv")
+        self.width = self.get("embedding_length")
+        self.row = self.get("attention.key_length", self.width // self.heads)
+        self.context = context or self.get("context_length")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.fields.get(f"{self.name}.{key}", default)
+
+    def logits(self, tokens: list[int]) -> Array:
+        x = self.tensors["token_embd.weight"][tokens]
+        if self.name.startswith("gemma"):
+            x = x * self.width**0.5
+        for layer in range(self.get("block_count")):
+            x = self._block(layer, x)
+        x = self._norm("output_norm", x)
+        y = x @ self.tensors.get("output.weight", self.tensors["token_embd.weight"]).T
+        cap = self.get("final_logit_softcapping")
+        return cap * np.tanh(y / cap) if cap else y
+
+    def _block(self, layer: int, x: Array) -> Array:
+        p, has_post = f"blk.{layer}.", self.name.startswith("gemma")
+        y = self._attention(layer, self._norm(p + "attn_norm", x))
+        x = x + (self._norm(p + "post_attention_norm", y) if has_post else y)
+        h = self._norm(p + "ffn_norm", x)
+        y = self._experts(p, h) if p + "ffn_gate_inp.weight" in self.tensors else self._gated(p, h)
+        return x + (self._norm(p + "post_ffw_norm", y) if has_post else y)
+
+    def _norm(self, name: str, x: Array) -> Array:
+        eps = self.get("attention.layer_norm_rms_epsilon")
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * self.tensors[name + ".weight"]
+
+    def _dense(self, name: str, x: Array) -> Array:
+        return x @ self.tensors[name + ".weight"].T + self.tensors.get(name + ".bias", 0.0)
+
+    def _attention(self, layer: int, x: Array) -> Array:
+        p, n = f"blk.{layer}.", len(x)
+        if p + "attn_qkv.weight" in self.tensors:
+            cuts = [self.heads * self.row, (self.heads + self.kv_heads) * self.row]
+            q, k, v = np.split(self._dense(p + "attn_qkv", x), cuts, axis=1)
+        else:
+            q, k, v = (self._dense(f"{p}attn_{one}", x) for one in "qkv")
+        q, k, v = (one.reshape(n, -1, self.row) for one in (q, k, v))
+        if p + "attn_q_norm.weight" in self.tensors:
+            q, k = self._norm(p + "attn_q_norm", q), self._norm(p + "attn_k_norm", k)
+        window, is_local = self._window(layer)
+        q, k = self._rotated(q, is_local), self._rotated(k, is_local)
+        k, v = (np.repeat(one, self.heads // self.kv_heads, axis=1) for one in (k, v))
+        scores = np.einsum("ihd,jhd->hij", q, k) * self.row**-0.5
+        if cap := self.get("attn_logit_softcapping"):
+            scores = cap * np.tanh(scores / cap)
+        distance = np.arange(n)[:, None] - np.arange(n)
+        scores[:, (distance < 0) | (distance >= (window or n))] = -np.inf
+        chances = np.exp(scores - scores.max(-1, keepdims=True))
+        chances /= chances.sum(-1, keepdims=True)
+        return self._dense(p + "attn_output", np.einsum("hij,jhd->ihd", chances, v).reshape(n, -1))
+
+    def _window(self, layer: int) -> tuple[int, bool]:
+        window = self.get("attention.sliding_window", 0)
+        period = {"gemma2": 2, "gemma3": 6}.get(self.name, 0)
+        is_local = bool(period) and (layer + 1) % period != 0
+        return (window if is_local or not period else 0), is_local and self.name == "gemma3"
+
+    def _rotated(self, x: Array, is_local: bool) -> Array:
+        size = self.get("rope.dimension_count", self.row)
+        base = 10000.0 if is_local else self.get("rope.freq_base", 10000.0)
+        pairs = np.arange(size // 2)
+        rates, gain = base ** (-2.0 * pairs / size), 1.0
+        for name in ("rope_freqs", f"rope_factors_{self._length()}"):
+            rates = rates / self.tensors.get(name + ".weight", 1.0)
+        kind, factor = self.get("rope.scaling.type"), self.get("rope.scaling.factor", 1.0)
+        if kind == "linear" and not is_local:
+            rates = rates / factor
+        if kind == "yarn":
+            original = self.get("rope.scaling.original_context_length")
+            low, high = (
+                size * np.log(original / (turns * 2 * np.pi)) / (2 * np.log(base)) for turns in (32.0, 1.0)
+            )
+            low, high = max(np.floor(low), 0), min(np.ceil(high), size - 1)
+            kept = 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
+            rates, gain = rates / factor * (1 - kept) + rates * kept, 1 + 0.1 * np.log(factor)
+        angles = np.arange(len(x))[:, None, None] * rates
+        if self.name == "llama":
+            a, b = x[..., 0:size:2], x[..., 1:size:2]
+        else:
+            a, b = x[..., : size // 2], x[..., size // 2 : size]
+        turned = (a * np.cos(angles) - b * np.sin(angles)), (a * np.sin(angles) + b * np.cos(angles))
+        made = (
+            np.stack(turned, -1).reshape(*x.shape[:2], size)
+            if self.name == "llama"
+            else np.concatenate(turned, -1)
+        )
+        return np.concatenate([made * gain, x[..., size:]], axis=-1)
+
+    def _length(self) -> str:
+        return "long" if self.context > self.get("rope.scaling.original_context_length", 2**31) else "short"
+
+    def _gated(self, p: str, x: Array) -> Array:
+        up = self._dense(p + "ffn_up", x)
+        if p + "ffn_gate.weight" in self.tensors:
+            gate = self._dense(p + "ffn_gate", x)
+        else:
+            gate, up = np.split(up, 2, axis=1)
+        return self._dense(p + "ffn_down", self._active(gate) * up)
+
+    def _active(self, x: Array) -> Array:
+        if self.name.startswith("gemma"):
+            return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+        return x / (1 + np.exp(-x))
+
+    def _experts(self, p: str, x: Array) -> Array:
+        scores = self._dense(p + "ffn_gate_inp", x)
+        chances = np.exp(scores - scores.max(-1, keepdims=True))
+        found = np.zeros_like(x)
+        for row, chance in enumerate(chances):
+            chosen = np.argsort(-chance)[: self.get("expert_used_count")]
+            gate, up, down = (
+                self.tensors[f"{p}ffn_{one}_exps.weight"][chosen] for one in ("gate", "up", "down")
+            )
+            inner = self._active(gate @ x[row]) * (up @ x[row])
+            shares = chance[chosen] / chance[chosen].sum()
+            found[row] = np.einsum("e,ewh,eh->w", shares, down, inner)
+        return found
+
+
+def error_of(found: Array, expected: Array) -> float:
+    """The normalised mean squared error."""
+    return float(((found - expected) ** 2).mean() / (expected**2).mean())
