@@ -4,6 +4,7 @@
         llm = hg.llm.load(session, "model.gguf")
         for piece in llm.generate("Once upon a time", max_tokens=100):
             print(piece, end="")
+        print(llm.chat([{"role": "user", "content": "Hello!"}]).text)
 
 The first use of a tokenizer imports the package tokenizers: `pip install 'heliograph[llm]'`.
 """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
 import heliograph as hg
+from heliograph.llm.chat import ChatTemplate, read_chat_template
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.effects import Procedure, awaiting, blocking
 from heliograph.llm.generating import Array, Engine, Logprob, Request, Result
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+#: Messages, each a mapping with "role" and "content", as in OpenAI's interface.
+Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
 #: A text, or its tokens.
 Prompt: TypeAlias = "str | Sequence[int]"
 
@@ -64,12 +69,15 @@ class Options(TypedDict, total=False):
 class ModelBase:
     """The parts that `LanguageModel` and `AsyncLanguageModel` share."""
 
-    def __init__(self, header: GgufHeader, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, header: GgufHeader, engine: Engine, tokenizer: Tokenizer, chat_template: str | None
+    ) -> None:
         #: The file's name.
         self.name = header.name
         self.tokenizer = tokenizer
         self._engine = engine
         self._header = header
+        self._given_template = chat_template
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}: {self.config.architecture}, context {self.context}>"
@@ -84,6 +92,12 @@ class ModelBase:
         """The most tokens of a prompt and its answer."""
         return self._engine.context
 
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The template that makes a prompt of messages. Raises UnsupportedError for a model without
+        one."""
+        return read_chat_template(self._header, self._given_template)
+
     @property
     def plans(self) -> list[Any]:
         """The plans that were needed so far, in the order of their first use."""
@@ -95,6 +109,12 @@ class ModelBase:
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
+
+    def _chat_tokens(
+        self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any] | None
+    ) -> list[int]:
+        text = self.chat_template.render(messages, tools=tools, variables=variables)
+        return self.tokenizer.encode(text, special=True)
 
     def _request(self, tokens: list[int], options: Options) -> tuple[Request, Pieces, Result]:
         """Check a request before anything is sent."""
@@ -145,6 +165,28 @@ class LanguageModel(ModelBase):
         """
         return Answer(self._engine, *self._request(self._tokens(prompt), options))
 
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Messages | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Answer:
+        """Answer messages, of which the model's template makes a prompt.
+
+        Args:
+            messages: Mappings as {"role": "user", "content": "Hello!"}. The template may know
+                further keys.
+            tools: Functions that the model may call, as JSON schemas.
+            variables: Variables of the template, such as {"enable_thinking": False}.
+            options: Those of `generate`.
+
+        Raises UnsupportedError for a model without a template, and the errors of `generate` and of
+        `chat_template.render`.
+        """
+        return Answer(self._engine, *self._request(self._chat_tokens(messages, tools, variables), options))
+
     def logits(self, tokens: Prompt) -> Array:
         """Return the logits after each token, f32 [tokens, vocabulary]. Raises as `generate`."""
         return _result(self._engine.rows(self._checked(tokens), "logits"))
@@ -167,6 +209,18 @@ class AsyncLanguageModel(ModelBase):
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncAnswer:
         """Continue a prompt. Returns an answer: `async for piece in answer`, or `await answer`."""
         return AsyncAnswer(self._engine, *self._request(self._tokens(prompt), options))
+
+    async def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Messages | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncAnswer:
+        """Answer messages: `answer = await llm.chat(messages)`. See `LanguageModel.chat`."""
+        tokens = await asyncio.to_thread(self._chat_tokens, messages, tools, variables)
+        return AsyncAnswer(self._engine, *self._request(tokens, options))
 
     async def logits(self, tokens: Prompt) -> Array:
         """Return the logits after each token, f32 [tokens, vocabulary]."""

@@ -35,6 +35,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
+    chat_template: str | None = None,
     **options: Unpack[hg.CompileOptions],
 ) -> LanguageModel: ...
 @overload
@@ -44,6 +45,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
+    chat_template: str | None = None,
     **options: Unpack[hg.CompileOptions],
 ) -> Awaitable[AsyncLanguageModel]: ...
 def load(
@@ -52,6 +54,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
+    chat_template: str | None = None,
     **options: Any,
 ) -> LanguageModel | Awaitable[AsyncLanguageModel]:
     """Load a language model from a GGUF file.
@@ -64,6 +67,7 @@ def load(
         context: The most tokens of a prompt and its answer; the default is the model's, at most
             4096. The cache takes memory for all of them.
         cache: The type that keys and values are kept in.
+        chat_template: A template in place of the file's own, in Jinja's language.
         options: Arguments of `session.compile`, such as `devices` and `memory`.
 
     Raises UnsupportedError for an architecture or a type that Heliograph lacks, which it names,
@@ -77,14 +81,14 @@ def load(
     if isinstance(session, hg.Session):
         for _ in blocking(engine.prepare()):
             pass
-        return LanguageModel(found.header, engine, read_tokenizer(found.header))
-    return _load(found, engine)
+        return LanguageModel(found.header, engine, read_tokenizer(found.header), chat_template)
+    return _load(found, engine, chat_template)
 
 
-async def _load(found: File, engine: Engine) -> AsyncLanguageModel:
+async def _load(found: File, engine: Engine, chat_template: str | None) -> AsyncLanguageModel:
     async for _ in awaiting(engine.prepare()):
         pass
-    return AsyncLanguageModel(found.header, engine, read_tokenizer(found.header))
+    return AsyncLanguageModel(found.header, engine, read_tokenizer(found.header), chat_template)
 
 
 def _context(config: Configuration, wanted: int | None) -> int:

@@ -269,6 +269,29 @@ def test_close_frees_the_cache_and_the_next_use_makes_it_anew(llm: hg.llm.Langua
     assert text(llm) == whole
 
 
+def test_a_chat_is_the_answer_to_the_prompt_that_the_template_makes(
+    url: str, model: Path, llm: hg.llm.LanguageModel
+) -> None:
+    messages = [{"role": "user", "content": "Hello </s> there!"}]
+    prompt = llm.tokenizer.encode("[user] Hello </s> there!</s>[assistant] ", special=True)
+    answer = llm.chat(messages, max_tokens=9, seed=4)
+    assert answer.text == text(llm, prompt, max_tokens=9, seed=4)
+
+    async def scenario() -> str:
+        async with hg.aio.connect(url) as session:
+            other = await hg.llm.load(session, model)
+            return (await (await other.chat(messages, max_tokens=9, seed=4))).text
+
+    assert asyncio.run(scenario()) == answer.text
+
+
+def test_a_template_may_be_given(url: str, model: Path) -> None:
+    with hg.connect(url) as session:
+        llm = hg.llm.load(session, model, chat_template="{{ messages[0].content }}!")
+        answer = llm.chat([{"role": "user", "content": "One two"}], max_tokens=9, seed=4)
+        assert answer.text == text(llm, "One two!", max_tokens=9, seed=4)
+
+
 def test_embeddings_are_unit_vectors(llm: hg.llm.LanguageModel) -> None:
     found = llm.embed(["The daemon", "Another text", "The daemon"])
     assert found.shape == (3, llm.config.width)
