@@ -34,6 +34,8 @@ GROUPS = {
         "trace": "write a trace of a run, for Perfetto or Chrome",
         "compare": "compare the results of a graph on two devices",
         "embed": "embed texts with a sentence-transformers model",
+        "generate": "continue a prompt with a language model",
+        "chat": "talk to a language model",
     },
     "inspect a daemon": {
         "devices": "list the devices of a daemon",
@@ -175,7 +177,7 @@ def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigurationErro
     """The error for a command that needs an extra."""
     from heliograph_proto.errors import ConfigurationError
 
-    extra = "models" if command == "embed" else "server"
+    extra = {"embed": "models", "generate": "llm", "chat": "llm"}.get(command, "server")
     return ConfigurationError(
         f"the package {error.name!r} is not installed", advice=f"pip install 'heliograph[{extra}]'"
     )

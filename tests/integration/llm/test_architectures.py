@@ -12,6 +12,7 @@ from gguf_files import write_model
 from llm_models import ENTRIES, NumpyModel, error_of, write_other
 
 import heliograph as hg
+from heliograph.llm.sampling import largest
 
 TOKENS = np.random.default_rng(11).integers(3, 500, 45).tolist()
 
@@ -86,3 +87,15 @@ def test_a_model_without_a_tensor_of_its_architecture_is_refused(session: hg.Ses
     path = write_model(tmp_path / "m.gguf", "llama", entries={"llama.block_count": 3})
     with pytest.raises(hg.InvalidModelError, match="has no tensor 'blk.2.attn_norm.weight'"):
         hg.llm.load(session, path)
+
+
+@pytest.mark.parametrize("size", [5000, 5017])
+def test_the_largest_logits_are_those_of_a_sort_in_its_order(session: hg.Session, size: int) -> None:
+    """Also where many are equal, and the first of them counts."""
+    rng = np.random.default_rng(20261123)
+    for many in (3, 50, 10**6):
+        logits = rng.integers(0, many, (1, size)).astype(np.float32)
+        g = hg.Graph()
+        g.output("best", largest(g.input("logits", logits.shape, "f32"), 40))
+        found = session.compile(g).run(logits=logits)["best"]
+        np.testing.assert_array_equal(found[0], np.argsort(-logits[0], kind="stable")[:40])

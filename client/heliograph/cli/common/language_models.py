@@ -1,0 +1,91 @@
+"""Arguments of the commands that use a language model, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import heliograph as hg
+from heliograph.cli.common.arguments import add_server_argument
+from heliograph.llm import Answer, LanguageModel, Result
+
+#: The options of an answer and their types, with a line of help.
+SAMPLING: dict[str, tuple[type, str]] = {
+    "max_tokens": (int, "the most tokens of an answer (default: what the context has room for)"),
+    "temperature": (float, "randomness; 0 takes the most likely token (default: 0.8)"),
+    "top_k": (int, "choose among so many of the most likely tokens; 0: all (default: 40)"),
+    "top_p": (float, "choose among the most likely tokens with this share of chances (default: 0.95)"),
+    "min_p": (float, "choose among tokens with this share of the first's chance (default: 0.05)"),
+    "repeat_penalty": (float, "divide the logits of tokens that were there (default: 1, none)"),
+    "seed": (int, "the same seed gives the same text (default: a random one)"),
+}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, --server, --context, --cache and the options of an answer."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="GGUF file here, or of the server's models (serve --models)"
+    )
+    add_server_argument(parser)
+    parser.add_argument(
+        "--context",
+        metavar="N",
+        type=int,
+        help="tokens of a prompt and its answer (default: the model's, at most 4096)",
+    )
+    parser.add_argument(
+        "--cache",
+        metavar="TYPE",
+        default="f16",
+        choices=("f16", "f32", "bf16", "q8_0", "q4_0"),
+        help="type that keys and values are kept in: %(choices)s (default: f16)",
+    )
+    group = parser.add_argument_group("answers")
+    for name, (kind, help) in SAMPLING.items():
+        flags = ["-n"] if name == "max_tokens" else []
+        group.add_argument(*flags, f"--{name.replace('_', '-')}", metavar="N", type=kind, help=help)
+    group.add_argument(
+        "--stop", metavar="TEXT", action="append", help="text that ends an answer; may be given several times"
+    )
+
+
+def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageModel:
+    """Load the model: a file here, else one of the server's."""
+    file: str | hg.ServerWeights = arguments.model
+    if not Path(arguments.model).exists() and arguments.model in session.models():
+        file = session.server_weights(arguments.model)
+    return hg.llm.load(session, file, context=arguments.context, cache=arguments.cache)
+
+
+def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of an answer that were given."""
+    given = {name: getattr(arguments, name) for name in (*SAMPLING, "stop")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def show(answer: Answer) -> None:
+    """Print an answer as it comes."""
+    is_terminal = sys.stdout.isatty()
+    for piece in answer:
+        sys.stdout.write(_harmless(piece) if is_terminal else piece)
+        sys.stdout.flush()
+
+
+def _harmless(text: str) -> str:
+    """The text without characters that steer a terminal."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "�" for one in text)
+
+
+def figures(result: Result) -> Iterator[str]:
+    """Yield the parts of a line about an answer's tokens and times."""
+    yield f"{len(result.tokens)} tokens, {result.tokens_per_second:.1f} tokens/s"
+    computed = result.prompt_tokens - result.reused_tokens
+    yield f"prompt of {result.prompt_tokens} tokens, {computed} computed in {result.prompt_seconds:.2f} s"
+
+
+def report(answer: Answer) -> None:
+    """Print a line about an answer to stderr."""
+    print(f"[{'; '.join(figures(answer.so_far))}; seed {answer.seed}]", file=sys.stderr)

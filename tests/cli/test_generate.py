@@ -1,0 +1,118 @@
+"""`heliograph generate` and `heliograph chat`: texts of a small model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from forked_daemons import running_daemon
+from gguf_files import write_model
+
+import heliograph as hg
+from heliograph.cli import main
+
+PROMPT = "The daemon serves"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "small.gguf", "llama", context=2000)
+
+
+def expected(model: Path, prompt: str = PROMPT, **options: object) -> str:
+    with hg.connect("local:") as session:
+        return hg.llm.load(session, model).generate(prompt, **options).text  # type: ignore[arg-type]
+
+
+def test_generate_prints_the_text_and_its_figures(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["-p", PROMPT, "-n", "20", "--seed", "3", "--top-k", "7", "--server", "local:"]
+    assert main(["generate", str(model), *arguments]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == expected(model, max_tokens=20, seed=3, top_k=7) + "\n"
+    assert "[20 tokens, " in printed.err and "tokens/s; prompt of 4 tokens" in printed.err
+    assert "seed 3]" in printed.err
+
+
+def test_generate_takes_its_prompt_from_standard_input_and_prints_json(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
+    assert main(["generate", str(model), "-n", "5", "--seed", "3", "--json", "--server", "local:"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == expected(model, max_tokens=5, seed=3)
+    assert (len(found["tokens"]), found["finish_reason"], found["seed"]) == (5, "length", 3)
+
+
+def test_chat_answers_each_line_with_all_before_it(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n\nAnd now?\n"))
+    arguments = ["--temperature", "0", "-n", "6", "--server", "local:", "--system", "Be kind."]
+    assert main(["chat", str(model), *arguments]) == 0
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
+    with hg.connect("local:") as session:
+        llm = hg.llm.load(session, model)
+        first = llm.chat(messages, temperature=0, max_tokens=6).text
+        messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "And now?"}]
+        second = llm.chat(messages, temperature=0, max_tokens=6).text
+    assert capsys.readouterr().out == f"{first}\n{second}\n"
+
+
+def test_a_model_without_a_template_is_an_error_before_the_first_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path / "plain.gguf", "llama", chat_template=None)
+    assert main(["chat", str(model), "--server", "local:"]) == 1
+    assert "has no chat template" in capsys.readouterr().err
+
+
+def test_a_model_of_the_server_is_named_as_the_server_lists_it(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_daemon("--models", str(model.parent), "--device", "cpu:threads=2,memory=1GiB") as url:
+        arguments = ["-p", PROMPT, "-n", "5", "--seed", "3", "--server", url]
+        assert main(["generate", model.name, *arguments]) == 0
+        printed = capsys.readouterr().out
+        assert main(["generate", "other.gguf", *arguments]) == 1
+    assert printed == expected(model, max_tokens=5, seed=3) + "\n"
+    assert "cannot read other.gguf" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_talk(model: Path) -> None:
+    """In a terminal of its own, as the prompt is one's."""
+    control, terminal = pty.openpty()
+    command = [sys.executable, "-m", "heliograph", "chat", str(model), "--server", "local:", "--seed", "1"]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, close_fds=True)
+    os.close(terminal)
+    try:
+        read_until(control, b"> ")
+        os.write(control, b"Hello\n")
+        # The echo of the line, then text.
+        read_until(control, b"Hello\r\n")
+        seen = os.read(control, 1)
+        process.send_signal(signal.SIGINT)
+        seen += read_until(control, b"seed 1]\r\n> ")
+        assert b"[interrupted]" in seen
+        os.write(control, b"\x04")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(control)
+
+
+def read_until(control: int, end: bytes) -> bytes:
+    found = b""
+    while not found.endswith(end):
+        ready, _, _ = select.select([control], [], [], 60)
+        assert ready, found
+        found += os.read(control, 4096)
+    return found
