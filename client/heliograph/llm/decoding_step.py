@@ -18,6 +18,10 @@ ops = hg.ops
 PADDING = 32
 
 
+class FilledError(Exception):
+    """Ends the construction of a graph that only fills the cache. Never leaves the package."""
+
+
 class Weights(Protocol):
     """The tensors of a model's file, here or on the server."""
 
@@ -62,6 +66,8 @@ class Step:
     cache: Cache
     #: i32 [n].
     positions: hg.Value
+    #: Whether the graph ends with the keys and values of the last layer.
+    only_fills: bool = False
     _made: dict[str, hg.Value] = field(default_factory=dict)
     _masks: dict[int, hg.Value] = field(default_factory=dict)
 
@@ -153,10 +159,13 @@ class Step:
             q, k = self.norm(f"{layer}.attn_q_norm", q), self.norm(f"{layer}.attn_k_norm", k)
         divisors = self.weight(factors) if self.has(factors) else None
         q, k = ((rope or config.rope).rotate(one, self.positions, divisors) for one in (q, k))
+        keys, values = self._kept(number, "keys", k), self._kept(number, "values", v)
+        if self.only_fills and number == config.layers - 1:
+            raise FilledError
         attended = ops.flash_attn_ext(
             _by_heads(q),
-            self._kept(number, "keys", k),
-            self._kept(number, "values", v),
+            keys,
+            values,
             self._mask(window),
             scale=config.scale,
             logit_softcap=config.score_cap,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 import heliograph as hg
 from heliograph.llm.architectures import hidden
 from heliograph.llm.configuration import Configuration
-from heliograph.llm.decoding_step import Cache, Step, Weights
+from heliograph.llm.decoding_step import Cache, FilledError, Step, Weights
 from heliograph.llm.sampling import ENDS, Form, choose, log_probabilities
 
 ops = hg.ops
@@ -30,7 +31,9 @@ class Decoder:
         """A graph that takes `tokens` (i32 [count]) from the position `start` (i32 [1]) into the
         cache."""
         graph, step, tokens = self._chunk(count)
-        hidden(step, tokens)
+        step.only_fills = True
+        with suppress(FilledError):
+            hidden(step, tokens)
         graph.output("end", step.positions[-1:] + 1)
         return graph
 
