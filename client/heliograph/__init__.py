@@ -103,6 +103,8 @@ if TYPE_CHECKING:
         OpQuery,
         Usage,
     )
+    from heliograph_proto.gguf import GgufHeader
+    from heliograph_proto.models import GgufSummary, ModelFile
     from heliograph_proto.plans import Cause, PlanEstimate, SplitEstimate
     from heliograph_proto.quantization.blocks import dequantize, quantize
     from heliograph_proto.sessions import LogLine
@@ -134,6 +136,8 @@ _LAZY = {
     "heliograph_proto.devices": (
         "CopyPath DeviceType Link MemberInfo MemberState OpAnswer OpPath OpQuery Usage"
     ),
+    "heliograph_proto.gguf": "GgufHeader",
+    "heliograph_proto.models": "GgufSummary ModelFile",
     "heliograph_proto.plans": "Cause PlanEstimate SplitEstimate",
     "heliograph_proto.quantization.blocks": "dequantize quantize",
     "heliograph_proto.sessions": "LogLine",
@@ -195,6 +199,7 @@ _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names.
 __all__ = ["__version__", "aio", "errors", "llm", "onnx", "ops", "optim", "random", "torch"]
 # Graphs
 __all__ += ["DType", "Graph", "ServerWeight", "ServerWeights", "TensorType", "Value", "assign"]
+__all__ += ["GgufHeader", "GgufSummary", "ModelFile"]
 __all__ += ["dequantize", "load", "quantize", "save"]
 __all__ += ["grad", "stop_gradient", "value_and_grad"]
 __all__ += ["avg_pool", "conv", "max_pool"]

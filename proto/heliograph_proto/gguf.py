@@ -137,7 +137,7 @@ class GgufTensor:
         return None if known is None or 0 in self.shape else TensorType(known, self.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class GgufHeader:
     """Everything that a GGUF file has before its tensors' bytes."""
 
@@ -149,6 +149,9 @@ class GgufHeader:
     alignment: int
     #: Where the tensors' bytes begin.
     data_offset: int
+
+    def __repr__(self) -> str:
+        return f"<GgufHeader of {self.name}: {len(self.metadata)} entries, {len(self.tensors)} tensors>"
 
     @property
     def architecture(self) -> str:
@@ -164,9 +167,9 @@ class GgufHeader:
     def quantization(self) -> str:
         """The type of most weights: the file's own name of it ("q4_k_m"), else the type with the
         most elements."""
-        named = _FILE_TYPES.get(self.value("general.file_type", int, -1))
-        if named is not None:
-            return named
+        named = self.metadata.get("general.file_type")
+        if type(named) is int and named in _FILE_TYPES:
+            return _FILE_TYPES[named]
         counts: dict[str, int] = {}
         for one in self.tensors:
             counts[one.type_name] = counts.get(one.type_name, 0) + math.prod(one.shape)

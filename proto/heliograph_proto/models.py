@@ -18,6 +18,42 @@ class ModelTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class GgufSummary:
+    """The model in a GGUF file, as its header describes it. Texts and numbers that the file does
+    not have are empty and 0."""
+
+    #: Such as "llama".
+    architecture: str = ""
+    #: The name that its maker gave it.
+    title: str = ""
+    #: Elements of all tensors.
+    parameters: int = 0
+    #: The most tokens that it was trained for.
+    context_length: int = 0
+    #: The type of most weights, such as "q4_k_m".
+    quantization: str = ""
+    #: The kind of its tokenizer, such as "gpt2".
+    tokenizer: str = ""
+    #: Words of its vocabulary.
+    words: int = 0
+    has_chat_template: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A file of tensors that the server offers."""
+
+    #: Its path in the models folder, for `session.server_weights`.
+    name: str
+    size_bytes: int
+    #: None for safetensors.
+    gguf: GgufSummary | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """A model file on the server."""
 

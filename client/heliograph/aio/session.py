@@ -43,6 +43,7 @@ from heliograph.procedures.transfer import synchronize
 from heliograph.transport.aio import AioShell
 from heliograph_proto.devices import BackendInfo, DeviceType, Link, MemberInfo
 from heliograph_proto.errors import DeadlineExceededError
+from heliograph_proto.models import ModelFile
 from heliograph_proto.plans import PlanEstimate
 from heliograph_proto.sessions import Traffic
 from heliograph_proto.types import DTypeArgument
@@ -161,18 +162,20 @@ class Session(SessionBase):
 
     # Models on the server
 
-    async def models(self, timeout: float | None = None) -> tuple[str, ...]:
-        """Return the paths of the tensor files that the server offers (`serve --models`), sorted.
+    async def models(self, timeout: float | None = None) -> tuple[ModelFile, ...]:
+        """Return the files of tensors that the server offers (`serve --models`), sorted by name.
 
-        Raises DeadlineExceededError.
+        Of a GGUF file, `gguf` summarizes the model: architecture, parameters, context length,
+        quantization, tokenizer, and whether it has a chat template. Raises DeadlineExceededError.
         """
         return await self._shell.drive(list_models(), timeout, "asking for the models")
 
-    async def server_weights(self, file: str, timeout: float | None = None) -> ServerWeights:
+    async def server_weights(self, file: str | ModelFile, timeout: float | None = None) -> ServerWeights:
         """Return the tensors of a safetensors or GGUF file on the server, by name.
 
         `g.weight("w", weights["w"])` uses one of them in a graph; nothing is uploaded. The server
-        reads the whole file the first time.
+        reads the whole file the first time. Of a GGUF file, `header` has all metadata, with the
+        tokenizer's vocabulary.
 
         Raises InvalidArgumentError for a path outside the server's folder, InvalidModelError for a
         file that is missing or broken, and DeadlineExceededError.

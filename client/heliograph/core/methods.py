@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from heliograph_proto.devices import DeviceList, Link, Memory, OpAnswer, OpQuery, PlacementInfo, ProbeResult
-from heliograph_proto.models import ModelInfo
+from heliograph_proto.models import ModelFile, ModelInfo
 from heliograph_proto.plans import (
     CompileRequest,
     ContentOffer,
@@ -91,6 +91,6 @@ QUERY_PLACEMENT: Method[PlacementQuery, PlacementInfo] = Method("DeviceService",
 #: The bytes that the server has carried for the session.
 GET_STATISTICS: Method[None, Traffic] = Method("SessionService", "GetStatistics")
 PROBE: Method[ProbeRequest, ProbeResult] = Method("PeerService", "Probe")
-LIST_MODELS: Method[None, tuple[str, ...]] = Method("ModelService", "ListModels")
+LIST_MODELS: Method[None, tuple[ModelFile, ...]] = Method("ModelService", "ListModels")
 #: The request is a file's name.
 DESCRIBE_MODEL: Method[str, ModelInfo] = Method("ModelService", "DescribeModel")

@@ -6,7 +6,8 @@
             print(piece, end="")
         print(llm.chat([{"role": "user", "content": "Hello!"}]).text)
 
-The first use of a tokenizer imports the package tokenizers: `pip install 'heliograph[llm]'`.
+`read_header`, `read_tokenizer` and `read_chat_template` give the parts of a file by themselves. The
+first use of a tokenizer or a chat template imports its package: `pip install 'heliograph[llm]'`.
 """
 
 from __future__ import annotations
@@ -16,20 +17,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from heliograph.llm.architectures import ARCHITECTURES
+    from heliograph.llm.chat import ChatTemplate, read_chat_template
     from heliograph.llm.generating import Logprob, Result
+    from heliograph.llm.headers import read_header
     from heliograph.llm.language_model import Answer, AsyncAnswer, AsyncLanguageModel, LanguageModel, Options
     from heliograph.llm.loading import load
+    from heliograph.llm.tokenizers import DecodeStream, Tokenizer, read_tokenizer
 
 __all__ = [
     "ARCHITECTURES",
     "Answer",
     "AsyncAnswer",
     "AsyncLanguageModel",
+    "ChatTemplate",
+    "DecodeStream",
     "LanguageModel",
     "Logprob",
     "Options",
     "Result",
+    "Tokenizer",
     "load",
+    "read_chat_template",
+    "read_header",
+    "read_tokenizer",
 ]
 
 _MODULES = {
@@ -37,11 +47,17 @@ _MODULES = {
     "Answer": "language_model",
     "AsyncAnswer": "language_model",
     "AsyncLanguageModel": "language_model",
+    "ChatTemplate": "chat",
+    "DecodeStream": "tokenizers",
     "LanguageModel": "language_model",
     "Logprob": "generating",
     "Options": "language_model",
     "Result": "generating",
+    "Tokenizer": "tokenizers",
     "load": "loading",
+    "read_chat_template": "chat",
+    "read_header": "headers",
+    "read_tokenizer": "tokenizers",
 }
 
 

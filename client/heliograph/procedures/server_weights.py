@@ -11,7 +11,7 @@ from heliograph.core.methods import DESCRIBE_MODEL, LIST_MODELS
 from heliograph.graph.server_weights import ServerWeight
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.gguf import GgufHeader, parse_header
-from heliograph_proto.models import ModelInfo
+from heliograph_proto.models import ModelFile, ModelInfo
 
 
 class ServerWeights(Mapping[str, ServerWeight]):
@@ -66,13 +66,14 @@ class ServerWeights(Mapping[str, ServerWeight]):
         return f"<ServerWeights {self.file}: {len(self)} tensors>"
 
 
-def list_models() -> Procedure[tuple[str, ...]]:
+def list_models() -> Procedure[tuple[ModelFile, ...]]:
     """Return the files that the server's operator offers."""
     return ask(LIST_MODELS, None)
 
 
-def describe_model(file: str) -> Procedure[ServerWeights]:
+def describe_model(file: str | ModelFile) -> Procedure[ServerWeights]:
     """Return the tensors of a file. Raises InvalidArgumentError and InvalidModelError."""
-    if not isinstance(file, str):
+    name = file.name if isinstance(file, ModelFile) else file
+    if not isinstance(name, str):
         raise InvalidArgumentError(f"{file!r:.80} is not a file name", advice="session.models() lists them")
-    return ServerWeights((yield from ask(DESCRIBE_MODEL, file)))
+    return ServerWeights((yield from ask(DESCRIBE_MODEL, name)))

@@ -19,7 +19,7 @@ from heliograph_proto import codec
 from heliograph_proto.codec import wire
 from heliograph_proto.devices import DeviceList, Link, Memory, OpAnswer, PlacementInfo, ProbeResult
 from heliograph_proto.errors import HeliographError, LimitExceededError, ProtocolError
-from heliograph_proto.models import ModelInfo
+from heliograph_proto.models import ModelFile, ModelInfo
 from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanInfo, PlanReport
 from heliograph_proto.sessions import Limits, Traffic
 from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, peer_pb2, plan_pb2, session_pb2
@@ -195,7 +195,7 @@ _CODECS = dict(
             m.LIST_MODELS,
             lambda _, session: model_pb2.ListModelsRequest(session=session),
             model_pb2.ListModelsResponse,
-            lambda found: tuple(found.names),
+            lambda found: codec.decode_all(found.models, ModelFile),
         ),
         _row(m.DESCRIBE_MODEL, _encode_describe, model_pb2.DescribeModelResponse, _as(ModelInfo)),
     )

@@ -109,8 +109,8 @@ class ModelService:
         self, request: model_pb2.ListModelsRequest, context: Context
     ) -> model_pb2.ListModelsResponse:
         session = self._slot.session(request.session)
-        names = await asyncio.wrap_future(self._readers.submit(session.models))
-        return model_pb2.ListModelsResponse(names=names)
+        found = await asyncio.wrap_future(self._readers.submit(session.models))
+        return model_pb2.ListModelsResponse(models=codec.encode_all(found, model_pb2.ModelFile))
 
     async def DescribeModel(
         self, request: model_pb2.DescribeModelRequest, context: Context

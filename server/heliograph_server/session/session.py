@@ -21,7 +21,7 @@ from heliograph_proto.errors import (
     SessionClosedError,
     UnknownHandleError,
 )
-from heliograph_proto.models import ModelInfo
+from heliograph_proto.models import ModelFile, ModelInfo
 from heliograph_proto.plans import (
     CompileRequest,
     ContentOffer,
@@ -306,7 +306,7 @@ class Session:
         found = self._contents.received(tuple(digests))
         return tuple(self._direct.received(one) or here for one, here in zip(digests, found, strict=True))
 
-    def models(self) -> tuple[str, ...]:
+    def models(self) -> tuple[ModelFile, ...]:
         """Return the tensor files that the operator allows."""
         self._check_open()
         return self._contents.models()

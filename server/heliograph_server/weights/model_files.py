@@ -18,7 +18,7 @@ from pathlib import Path
 
 from heliograph_proto.digests import hasher
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError, InvalidModelError
-from heliograph_proto.models import ModelInfo, ModelTensor
+from heliograph_proto.models import GgufSummary, ModelFile, ModelInfo, ModelTensor
 from heliograph_server.weights.disk_cache import FileSource, read_at
 from heliograph_server.weights.model_formats import FORMATS, Extent, read_header
 
@@ -54,6 +54,15 @@ class _Known:
     metadata_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A file as a listing found it."""
+
+    stamp: _Stamp
+    is_model: bool
+    gguf: GgufSummary | None = None
+
+
 class ModelFiles:
     """The models in a folder. Thread-safe. Raises ConfigurationError for a folder that cannot be
     read."""
@@ -65,8 +74,8 @@ class ModelFiles:
         self._known: dict[str, _Known] = {}
         #: By digest: the file, and the extent in it.
         self._places: dict[bytes, tuple[str, Extent]] = {}
-        #: The findings of the last listing: the stamp of each file, and why it is no model.
-        self._looked_at: dict[str, tuple[_Stamp, str]] = {}
+        #: The findings of the last listing.
+        self._looked_at: dict[str, _Look] = {}
         try:
             self.folder = folder.resolve(strict=True)
             os.listdir(self.folder)
@@ -78,13 +87,13 @@ class ModelFiles:
     def __repr__(self) -> str:
         return f"<ModelFiles {self.folder}, {len(self._known)} known>"
 
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the models that `describe` takes, sorted; at most MAX_FILES.
+    def files(self) -> tuple[ModelFile, ...]:
+        """Return the models that `describe` takes, sorted by name; at most MAX_FILES.
 
         A file whose header is malformed is left out, and logged once. Blocks.
         """
         inside = sorted(self._files())
-        found: dict[str, tuple[_Stamp, str]] = {}
+        found: dict[str, _Look] = {}
         for name in inside[:MAX_FILES]:
             try:
                 path = self._path(name)
@@ -92,7 +101,9 @@ class ModelFiles:
             except (InvalidArgumentError, InvalidModelError) as error:
                 logger.debug("%s is not listed: %s", name, error.message)
         self._looked_at = found
-        return tuple(name for name, (_, why_not) in found.items() if not why_not)
+        return tuple(
+            ModelFile(name, look.stamp.size_bytes, look.gguf) for name, look in found.items() if look.is_model
+        )
 
     def _files(self) -> Iterator[str]:
         """Yield the paths of files with the suffix of a model, also in linked folders inside."""
@@ -114,16 +125,16 @@ class ModelFiles:
                     if real.is_relative_to(self.folder) and real not in above:
                         waiting.append((path, (*above, real)))
 
-    def _looked(self, name: str, path: Path, stamp: _Stamp) -> tuple[_Stamp, str]:
+    def _looked(self, name: str, path: Path, stamp: _Stamp) -> _Look:
         known = self._looked_at.get(name)
-        if known is not None and known[0] == stamp:
+        if known is not None and known.stamp == stamp:
             return known
         try:
-            read_header(path, name)
+            header = read_header(path, name)
         except InvalidModelError as error:
             logger.warning("a model is not listed: %s", error.message)
-            return stamp, error.message
-        return stamp, ""
+            return _Look(stamp, is_model=False)
+        return _Look(stamp, is_model=True, gguf=header.gguf)
 
     def describe(self, name: str) -> ModelInfo:
         """The tensors of a file, with their digests. Reads the whole file the first time. Blocks.

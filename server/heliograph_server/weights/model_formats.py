@@ -18,11 +18,15 @@ from typing import Any, BinaryIO
 from heliograph_proto import gguf
 from heliograph_proto.errors import InvalidModelError
 from heliograph_proto.graph import MAX_NAME
+from heliograph_proto.models import GgufSummary
 from heliograph_proto.types import DType, TensorType, dtype, shape_problem
 
 #: The longest header, in bytes, and the most tensors of safetensors.
 MAX_HEADER_BYTES = 64 * 2**20
 MAX_TENSORS = 250_000
+#: The longest text of a summary, in characters.
+MAX_SUMMARY_TEXT = 200
+_MAX_U64 = 2**64 - 1
 
 _SAFETENSORS = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 
@@ -44,6 +48,8 @@ class Header:
     left_out: tuple[str, ...]
     #: The bytes that have a model's metadata, from the first on; 0 for formats without.
     metadata_bytes: int = 0
+    #: The model of a GGUF file.
+    gguf: GgufSummary | None = None
 
 
 class _BadError(Exception):
@@ -133,7 +139,29 @@ def _read_gguf(file: BinaryIO, size: int, name: str) -> Header:
         ),
         size,
     )
-    return replace(header, metadata_bytes=min(whole.data_offset, size))
+    return replace(header, metadata_bytes=min(whole.data_offset, size), gguf=_summary(whole))
+
+
+def _summary(header: gguf.GgufHeader) -> GgufSummary:
+    """Summarize a model. Entries of other types than they should have count as missing."""
+
+    def text(key: str) -> str:
+        found = header.metadata.get(key)
+        return found[:MAX_SUMMARY_TEXT] if isinstance(found, str) else ""
+
+    architecture = text("general.architecture")
+    context = header.metadata.get(f"{architecture}.context_length")
+    words = header.metadata.get("tokenizer.ggml.tokens")
+    return GgufSummary(
+        architecture,
+        text("general.name"),
+        min(header.parameters, _MAX_U64),
+        context if type(context) is int and context > 0 else 0,
+        header.quantization,
+        text("tokenizer.ggml.model"),
+        len(words) if isinstance(words, gguf.Words) else 0,
+        bool(text("tokenizer.chat_template")),
+    )
 
 
 def _take(file: BinaryIO, count: int) -> bytes:

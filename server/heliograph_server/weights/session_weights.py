@@ -26,7 +26,7 @@ from heliograph_proto.errors import (
     OutOfMemoryError,
 )
 from heliograph_proto.graph import Leaf
-from heliograph_proto.models import ModelInfo
+from heliograph_proto.models import ModelFile, ModelInfo
 from heliograph_server.resources.checks import check_living
 from heliograph_server.resources.quotas import Account, Charge, QuotaKind
 from heliograph_server.resources.reclaim import MemoryReclaim, Reclaimable
@@ -215,9 +215,9 @@ class SessionWeights:
 
     # Files
 
-    def models(self) -> tuple[str, ...]:
-        """The names of the model files that the operator allows."""
-        return self._store.models.names() if self._store.models is not None else ()
+    def models(self) -> tuple[ModelFile, ...]:
+        """The model files that the operator allows."""
+        return self._store.models.files() if self._store.models is not None else ()
 
     def describe_model(self, name: str) -> ModelInfo:
         """The tensors of a model file. Raises InvalidArgumentError, InvalidModelError."""

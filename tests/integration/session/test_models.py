@@ -11,9 +11,11 @@ import pytest
 from forked_daemons import running_daemon
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf import quantize as gguf_quantize
+from gguf_files import write_model
 from safetensors.numpy import save_file
 
 import heliograph as hg
+from heliograph.llm import read_header
 
 ELEMENTS = np.random.default_rng(20251123).standard_normal((64, 32)).astype(np.float32)
 ROWS = ELEMENTS.reshape(32, 64)
@@ -46,8 +48,10 @@ def graph_of(weights: hg.ServerWeights) -> hg.Graph:
 def test_a_graph_uses_a_file_of_the_server_and_uploads_nothing(served: tuple[str, Path]) -> None:
     told: list[int] = []
     with hg.connect(served[0], progress=lambda done, total: told.append(done)) as session:
-        assert session.models() == ("plain.safetensors", "small.gguf")
-        weights = session.server_weights("plain.safetensors")
+        plain, small = session.models()
+        assert (str(plain), str(small)) == ("plain.safetensors", "small.gguf")
+        assert plain.gguf is None and plain.size_bytes == (served[1] / plain.name).stat().st_size
+        weights = session.server_weights(plain)
         assert list(weights) == ["bias", "w"] or list(weights) == ["w", "bias"]
         assert weights["w"].shape == (64, 32) and weights["w"].dtype.name == "f32"
         x = np.ones((4, 64), np.float32)
@@ -79,7 +83,9 @@ def test_a_gguf_file_comes_with_its_header(served: tuple[str, Path]) -> None:
 def test_asyncio_has_the_same_names(served: tuple[str, Path]) -> None:
     async def scenario() -> None:
         async with hg.aio.connect(served[0]) as session:
-            assert "small.gguf" in await session.models()
+            found = {one.name: one for one in await session.models()}
+            assert found["small.gguf"].gguf
+            assert list((await session.server_weights(found["small.gguf"])).values())
             weights = await session.server_weights("plain.safetensors")
             plan = await session.compile(graph_of(weights))
             assert (await plan.run(x=np.zeros((4, 64), np.float32)))["y"].shape == (4, 32)
@@ -138,3 +144,39 @@ def test_a_server_without_models_says_so(daemon: object) -> None:
         assert session.models() == ()
         with pytest.raises(hg.InvalidModelError, match="serves no models"):
             session.server_weights("plain.safetensors")
+
+
+def test_models_are_listed_with_what_their_headers_say(served: tuple[str, Path]) -> None:
+    url, folder = served
+    write_model(folder / "deep.gguf", "qwen3", "q4_0")
+    try:
+        with hg.connect(url) as session:
+            (found,) = (one for one in session.models() if one.name == "deep.gguf")
+            assert found.gguf == hg.GgufSummary(
+                architecture="qwen3",
+                title="random qwen3",
+                parameters=133952,
+                context_length=256,
+                quantization="q4_0",
+                tokenizer="gpt2",
+                words=550,
+                has_chat_template=True,
+            )
+            header = session.server_weights(found).header
+            assert header and len(header.words("tokenizer.ggml.tokens")) == 550
+            assert header.parameters == found.gguf.parameters
+    finally:
+        (folder / "deep.gguf").unlink()
+
+
+def test_a_header_is_the_same_here_and_on_the_server(served: tuple[str, Path], tmp_path: Path) -> None:
+    url, folder = served
+    with hg.connect(url) as session:
+        there = read_header(session.server_weights("small.gguf"))
+        with pytest.raises(hg.InvalidModelError, match="plain.safetensors is no GGUF file"):
+            read_header(session.server_weights("plain.safetensors"))
+    here = read_header(folder / "small.gguf")
+    assert here.tensors == there.tensors and list(here.metadata) == list(there.metadata)
+    assert repr(there) == f"<GgufHeader of small.gguf: {len(there.metadata)} entries, 1 tensors>"
+    with pytest.raises(hg.InvalidModelError, match="cannot read .*none.gguf: No such file"):
+        read_header(tmp_path / "none.gguf")

@@ -28,6 +28,7 @@ PAIRS: dict[type, type[Message]] = {
     devices.OpAnswer: device_pb2.OpAnswer,
     devices.PlacementInfo: device_pb2.QueryPlacementResponse,
     devices.Link: device_pb2.MemberLink,
+    models.ModelFile: model_pb2.ModelFile,
     models.ModelInfo: model_pb2.DescribeModelResponse,
     plans.ContentOffer: plan_pb2.ContentOffer,
     plans.PlanEstimate: plan_pb2.EstimateResponse,

@@ -14,6 +14,7 @@ import pytest
 from content_clients import Brought, host_with
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf import quantize as gguf_quantize
+from gguf_files import write_model
 from safetensors.numpy import save_file
 
 from heliograph_proto.digests import digest_of
@@ -27,6 +28,12 @@ from heliograph_proto.errors import (
 from heliograph_server.weights.model_files import ModelFiles
 
 SEED = 20251122
+
+
+def names(models: ModelFiles) -> tuple[str, ...]:
+    return tuple(one.name for one in models.files())
+
+
 ELEMENTS = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
@@ -64,7 +71,7 @@ def test_safetensors_are_listed_with_shapes_types_and_digests(models: ModelFiles
         "scalar": np.array(3.0, np.float64),
     }
     save_file(arrays, models.folder / "deep" / "all.safetensors", {"author": "nobody"})
-    assert models.names() == ("deep/all.safetensors", "plain.safetensors")
+    assert names(models) == ("deep/all.safetensors", "plain.safetensors")
     found = {one.name: one for one in models.describe("deep/all.safetensors").tensors}
     assert {name: str(one.type) for name, one in found.items()} == {
         "a": "f32[4, 6]",
@@ -98,6 +105,15 @@ def test_gguf_files_are_read_as_their_own_library_reads_them(models: ModelFiles)
         ours = tensors[theirs.name]
         assert ours.type.shape == (3, 64) and ours.type.dtype.name == theirs.tensor_type.name.lower()
         assert ours.digest == digest_of(np.ascontiguousarray(theirs.data).tobytes())
+
+
+def test_the_summary_of_a_model_is_bounded_and_takes_no_entry_on_trust(models: ModelFiles) -> None:
+    entries = {"general.name": "x" * 5000, "llama.context_length": "long", "general.file_type": [1, 2]}
+    write_model(models.folder / "m.gguf", entries=entries, chat_template=None)
+    (found,) = (one.gguf for one in models.files() if one.gguf)
+    assert (found.title, found.context_length) == ("x" * 200, 0)
+    assert (found.architecture, found.quantization, found.tokenizer) == ("llama", "f32", "llama")
+    assert found.words == 650 and not found.has_chat_template
 
 
 def test_tensors_of_unknown_types_are_left_out_by_name(models: ModelFiles) -> None:
@@ -135,7 +151,7 @@ def test_links_that_lead_out_of_the_folder_are_refused(models: ModelFiles, tmp_p
             models.describe(name)
     with pytest.raises(InvalidModelError):
         models.describe("round.safetensors")
-    assert "folder/outside.safetensors" not in models.names()
+    assert "folder/outside.safetensors" not in names(models)
 
 
 def test_links_inside_the_folder_are_followed(models: ModelFiles) -> None:
@@ -159,7 +175,7 @@ def test_the_listing_has_exactly_what_can_be_described(models: ModelFiles, tmp_p
     (folder / "cut.safetensors").write_bytes(b"nonsense")
     (folder / "folder.gguf").mkdir()
     os.mkfifo(folder / "pipe.gguf")
-    listed = models.names()
+    listed = names(models)
     assert listed == (
         "deep/inner.safetensors",
         "linked/inner.safetensors",
@@ -181,12 +197,12 @@ def test_a_malformed_file_is_logged_once_and_listed_once_it_is_mended(
     path = models.folder / "model.safetensors"
     path.write_bytes(b"nonsense")
     for _ in range(3):
-        assert models.names() == ("plain.safetensors",)
+        assert names(models) == ("plain.safetensors",)
     assert [one.getMessage() for one in caplog.records if "model.safetensors" in one.getMessage()] == [
         one for one in caplog.messages if "is not listed" in one
     ] and caplog.text.count("is not listed") == 1
     save_file({"w": ELEMENTS}, path)
-    assert models.names() == ("model.safetensors", "plain.safetensors")
+    assert names(models) == ("model.safetensors", "plain.safetensors")
 
 
 def test_a_file_that_is_missing_or_no_file_says_so(models: ModelFiles) -> None:
