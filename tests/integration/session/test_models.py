@@ -1,4 +1,4 @@
-"""Weights in files on the server: `session.models`, `session.server_weights`, and graphs made of them."""
+"""Weights in files on the server: `session.models`, `session.server_weights`, graphs of them."""
 
 from __future__ import annotations
 

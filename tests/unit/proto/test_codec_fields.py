@@ -1,4 +1,4 @@
-"""The codec of cold messages: what a message says is kept, and what differs by name or unit is translated."""
+"""The codec of cold messages: values are kept, and different names and units are translated."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DATA_TYPES = [row.number for row in DTYPES.values()]
 
 
 def values(field: Any) -> st.SearchStrategy[Any]:
-    """What one element of a field may be; enums have also numbers that nobody knows."""
+    """Elements that a field may have; enums have also numbers without a name."""
     if field.message_type is not None:
         return messages(GetMessageClass(field.message_type))
     if field.type in NUMBERS:

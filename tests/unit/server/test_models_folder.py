@@ -1,4 +1,4 @@
-"""Models in the operator's folder: what the libraries of both formats write, and what strangers may send."""
+"""Models in the operator's folder: files of both formats' libraries, and hostile ones."""
 
 from __future__ import annotations
 
