@@ -90,7 +90,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = False, ends: bool = True) -> list[int]:
         """Return the tokens of a text.
 
-        With `special`, "<|im_end|>" and the like in the text become control tokens, as a chat
+        With `special`, the words of control tokens, such as "</s>", become these tokens, as a chat
         template needs it; without, they are text like any other. With `ends`, the tokens that the
         model wants at the begin and the end of a text are added, unless they are there already.
 
