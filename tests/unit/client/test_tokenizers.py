@@ -225,6 +225,9 @@ BROKEN: dict[str, tuple[Vocabulary, dict[str, Any], type[Exception]]] = {
     "merge 1, 'b', is no pair": (replace(bpe(), merges=["a b", "b"]), {}, InvalidModelError),
     "the bos token is 99999": (replace(spm(), ids={"bos": 99999}), {}, InvalidModelError),
     "no tokenizer can be made": (replace(bpe(), merges=["zz yy"]), {}, InvalidModelError),
+    "no token for a word that is unknown": (
+        replace(wordpiece(), tokens=["x"] * 5, types=[NORMAL] * 5, ids={}), {}, InvalidModelError
+    ),
     "a word of 5000 characters": (
         replace(spm(), tokens=[*spm().tokens[:-1], "x" * 5000]), {}, InvalidModelError
     ),

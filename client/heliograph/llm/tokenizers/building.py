@@ -81,14 +81,13 @@ _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 def _sentence_piece(library: Any, vocabulary: Vocabulary) -> tuple[Any, dict[str, Any]]:
     """Merges of letters by the score of the word that they make; what has no letter goes as bytes."""
-    has_bytes = len(vocabulary.of_kind(WordKind.BYTE)) == 256
     unknown = vocabulary.roles.get("unknown")
     model = library.models.BPE(
         vocabulary.ids,
         _merges_by_score(vocabulary),
         unk_token=None if unknown is None else vocabulary.words[unknown],
         fuse_unk=True,
-        byte_fallback=has_bytes,
+        byte_fallback=bool(vocabulary.of_kind(WordKind.BYTE)),
     )
     replace = [library.normalizers.Replace(" ", SPACE)]
     if vocabulary.add_space_prefix:
@@ -133,16 +132,19 @@ def _word_piece(library: Any, vocabulary: Vocabulary) -> tuple[Any, dict[str, An
     vocabulary without capitals takes text without them.
     """
     control = set(vocabulary.of_kind(WordKind.CONTROL, WordKind.UNKNOWN, WordKind.USER))
-    ids: dict[str, int] = {}
-    for number, word in enumerate(vocabulary.words):
-        is_whole = number in control or word.startswith(SPACE)
-        ids[word.removeprefix(SPACE) if is_whole else f"##{word}"] = number
+    names = [
+        word.removeprefix(SPACE) if number in control or word.startswith(SPACE) else f"##{word}"
+        for number, word in enumerate(vocabulary.words)
+    ]
+    ids = {name: number for number, name in enumerate(names)}
     has_capitals = any(
         not word.islower() and word.lower() != word
         for number, word in enumerate(vocabulary.words)
         if number not in control
     )
-    unknown = vocabulary.words[vocabulary.roles["unknown"]] if "unknown" in vocabulary.roles else "[UNK]"
+    unknown = names[vocabulary.roles["unknown"]] if "unknown" in vocabulary.roles else "[UNK]"
+    if unknown not in ids:
+        raise InvalidModelError(f"{vocabulary.file} has no token for a word that is unknown")
     model = library.models.WordPiece(ids, unk_token=unknown, continuing_subword_prefix="##")
     return model, {
         "normalizer": library.normalizers.BertNormalizer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 
-from heliograph.errors import InvalidArgumentError
+from heliograph.errors import InvalidArgumentError, InvalidModelError
 from heliograph.llm.tokenizers.building import SPACE, Encoders, build
 from heliograph.llm.tokenizers.vocabulary import Vocabulary, WordKind, read_vocabulary
 from heliograph_proto.gguf import GgufHeader
@@ -94,7 +94,8 @@ class Tokenizer:
         template needs it; without, they are text like any other. With `ends`, the tokens that the
         model wants at the begin and the end of a text are added, unless they are there already.
 
-        Raises InvalidArgumentError for a text with half of a surrogate pair.
+        Raises InvalidArgumentError for a text with half of a surrogate pair, and InvalidModelError
+        where the vocabulary lacks what the text needs.
         """
         encoder = self._encoders.with_control if special else self._encoders.plain
         try:
@@ -104,7 +105,10 @@ class Tokenizer:
                 f"the text has half of a surrogate pair at character {error.start}",
                 advice="text.encode('utf-16', 'surrogatepass').decode('utf-16') joins pairs",
             ) from None
-        found: list[int] = encoder.encode(text, add_special_tokens=False).ids if text else []
+        try:
+            found: list[int] = encoder.encode(text, add_special_tokens=False).ids if text else []
+        except Exception as error:  # the package has no error types of its own
+            raise InvalidModelError(f"{self.vocabulary.file}: its tokenizer fails: {error}"[:300]) from None
         return self._with_ends(found) if ends else found
 
     def _with_ends(self, tokens: list[int]) -> list[int]:

@@ -112,7 +112,7 @@ def read_vocabulary(header: GgufHeader) -> Vocabulary:
         kind,
         pre,
         words,
-        _per_word(header, "token_type", len(words), kind == "gpt2") or [WordKind.NORMAL] * len(words),
+        _per_word(header, "token_type", len(words), True) or [WordKind.NORMAL] * len(words),
         _per_word(header, "scores", len(words), kind != "llama"),
         _merges(header) if kind == "gpt2" else (),
         roles,
