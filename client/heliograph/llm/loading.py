@@ -19,7 +19,7 @@ from heliograph.llm.tokenizers import read_tokenizer
 from heliograph.llm.weights import File, open_file
 
 #: A file here, or one on the server: `session.server_weights(name)`.
-ModelFile: TypeAlias = str | Path | hg.ServerWeights
+FileArgument: TypeAlias = str | Path | hg.ServerWeights
 #: The types that keys and values are kept in.
 CacheType: TypeAlias = Literal["f16", "f32", "bf16", "q8_0", "q4_0"]
 
@@ -31,7 +31,7 @@ _numbers = count()
 @overload
 def load(
     session: hg.Session,
-    file: ModelFile,
+    file: FileArgument,
     *,
     context: int | None = None,
     cache: CacheType = "f16",
@@ -41,7 +41,7 @@ def load(
 @overload
 def load(
     session: hg.aio.Session,
-    file: ModelFile,
+    file: FileArgument,
     *,
     context: int | None = None,
     cache: CacheType = "f16",
@@ -50,7 +50,7 @@ def load(
 ) -> Awaitable[AsyncLanguageModel]: ...
 def load(
     session: hg.Session | hg.aio.Session,
-    file: ModelFile,
+    file: FileArgument,
     *,
     context: int | None = None,
     cache: CacheType = "f16",

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import heliograph as hg
-from heliograph_proto.gguf import GgufHeader, GgufTensor, read_header
+from heliograph.llm.headers import read_header
+from heliograph_proto.gguf import GgufHeader, GgufTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +88,13 @@ class ServerFileWeights:
 
 def open_file(file: str | Path | hg.ServerWeights) -> File:
     """Read the header of a model's file. Raises InvalidModelError."""
+    header = read_header(file)
     if isinstance(file, hg.ServerWeights):
-        if file.header is None:
-            raise hg.InvalidModelError(
-                f"{file.file} is no language model", advice="models are GGUF files: session.models()"
-            )
-        return File(file.header, ServerFileWeights(file))
-    path = Path(file)
-    try:
-        with path.open("rb") as opened:
-            header = read_header(opened, path.name)
-            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise hg.InvalidModelError(
-            f"cannot read {path}: {error.strerror}",
-            advice="name a GGUF file here, or one of the server: session.server_weights(name)",
-        ) from None
+        return File(header, ServerFileWeights(file))
+    with Path(file).open("rb") as opened:
+        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     tensors = {one.name: one for one in header.tensors}
-    return File(header, LocalWeights(path.name, data, tensors))
+    return File(header, LocalWeights(header.name, data, tensors))
 
 
 def missing(file: str, name: str) -> hg.InvalidModelError:

@@ -55,7 +55,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageModel:
     """Load the model: a file here, else one of the server's."""
     file: str | hg.ServerWeights = arguments.model
-    if not Path(arguments.model).exists() and arguments.model in session.models():
+    if not Path(arguments.model).exists() and arguments.model in map(str, session.models()):
         file = session.server_weights(arguments.model)
     return hg.llm.load(session, file, context=arguments.context, cache=arguments.cache)
 
