@@ -6,12 +6,13 @@ The decoder follows the papers: all tokens at once, no cache, in f64. It shares 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, GGUFWriter
-from gguf_files import spm
+from gguf_files import spm, wordpiece
 
 Array = np.ndarray[Any, Any]
 
@@ -230,3 +231,91 @@ class NumpyModel:
 def error_of(found: Array, expected: Array) -> float:
     """The normalised mean squared error."""
     return float(((found - expected) ** 2).mean() / (expected**2).mean())
+
+
+def write_encoder(path: Path, name: str, *, pooling: int = 1, seed: int = 1) -> Path:
+    """Write a model that embeds: "bert" or "nomic-bert"."""
+    writer, words = GGUFWriter(path, name), wordpiece()
+    for key, value in {
+        "context_length": CONTEXT,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": HIDDEN,
+        "attention.head_count": HEADS,
+        "pooling_type": pooling,
+    }.items():
+        writer.add_uint32(f"{name}.{key}", value)
+    writer.add_float32(f"{name}.attention.layer_norm_epsilon", EPSILON)
+    writer.add_float32(f"{name}.rope.freq_base", 1000.0)
+    words.write(writer)
+    rng, is_bert = np.random.default_rng(seed), name == "bert"
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(words.tokens), WIDTH), "token_types": (2, WIDTH)}
+    norms = ["token_embd_norm"]
+    if is_bert:
+        shapes["position_embd"] = (CONTEXT, WIDTH)
+    for layer in range(LAYERS):
+        p = f"blk.{layer}."
+        norms += [p + "attn_output_norm", p + "layer_output_norm"]
+        shapes |= {
+            p + "attn_output": (WIDTH, WIDTH),
+            p + "ffn_up": (HIDDEN, WIDTH),
+            p + "ffn_down": (WIDTH, HIDDEN),
+        }
+        if is_bert:
+            shapes |= {f"{p}attn_{one}": (WIDTH, WIDTH) for one in "qkv"}
+        else:
+            shapes |= {p + "attn_qkv": (3 * WIDTH, WIDTH), p + "ffn_gate": (HIDDEN, WIDTH)}
+    for tensor, shape in shapes.items():
+        writer.add_tensor(
+            f"{tensor}.weight", rng.standard_normal(shape).astype(np.float32) * shape[-1] ** -0.5
+        )
+        if is_bert and tensor.startswith("blk"):
+            writer.add_tensor(f"{tensor}.bias", rng.uniform(-0.1, 0.1, shape[0]).astype(np.float32))
+    for tensor in norms:
+        writer.add_tensor(f"{tensor}.weight", rng.uniform(0.5, 1.5, WIDTH).astype(np.float32))
+        writer.add_tensor(f"{tensor}.bias", rng.uniform(-0.1, 0.1, WIDTH).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+class NumpyEncoder(NumpyModel):
+    """An encoder that embeds one text, in f64."""
+
+    def embedding(self, tokens: list[int]) -> Array:
+        t, n = self.tensors, len(tokens)
+        x = t["token_embd.weight"][tokens] + t["token_types.weight"][0]
+        has_positions = "position_embd.weight" in t
+        if has_positions:
+            x = x + t["position_embd.weight"][:n]
+        x = self._norm("token_embd_norm", x)
+        for layer in range(self.get("block_count")):
+            p = f"blk.{layer}."
+            if has_positions:
+                q, k, v = (self._dense(f"{p}attn_{one}", x) for one in "qkv")
+            else:
+                q, k, v = np.split(self._dense(p + "attn_qkv", x), 3, axis=1)
+            q, k, v = (one.reshape(n, self.heads, self.row) for one in (q, k, v))
+            if not has_positions:
+                q, k = self._rotated(q, False), self._rotated(k, False)
+            scores = np.einsum("ihd,jhd->hij", q, k) * self.row**-0.5
+            chances = np.exp(scores - scores.max(-1, keepdims=True))
+            chances /= chances.sum(-1, keepdims=True)
+            attended = np.einsum("hij,jhd->ihd", chances, v).reshape(n, -1)
+            x = self._norm(p + "attn_output_norm", x + self._dense(p + "attn_output", attended))
+            up = self._dense(p + "ffn_up", x)
+            if has_positions:
+                inner = up * 0.5 * (1 + np.vectorize(math.erf)(up / 2**0.5))
+            else:
+                gate = self._dense(p + "ffn_gate", x)
+                inner = gate / (1 + np.exp(-gate)) * up
+            x = self._norm(p + "layer_output_norm", x + self._dense(p + "ffn_down", inner))
+        pooled = {1: x.mean(0), 2: x[0], 3: x[-1]}[self.get("pooling_type")]
+        return pooled / np.linalg.norm(pooled)
+
+    def _norm(self, name: str, x: Array) -> Array:
+        centered = x - x.mean(-1, keepdims=True)
+        scaled = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + EPSILON)
+        return scaled * self.tensors[name + ".weight"] + self.tensors[name + ".bias"]

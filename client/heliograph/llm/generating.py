@@ -13,9 +13,11 @@ import numpy as np
 
 import heliograph as hg
 from heliograph.llm.chunks import Chunk, cut, shared
+from heliograph.llm.configuration import Configuration
 from heliograph.llm.effects import Ask, AskNext, Give, Procedure
 from heliograph.llm.graphs import CARRIES, Decoder
 from heliograph.llm.pieces import Pieces
+from heliograph.llm.pooling import pooled
 from heliograph.llm.sampling import CARRIED, ENDS, Form, Settings
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -84,8 +86,9 @@ class Engine:
     One procedure uses the cache at a time.
     """
 
-    def __init__(self, session: Any, decoder: Decoder, options: dict[str, Any]) -> None:
+    def __init__(self, session: Any, decoder: Decoder, pooling: str, options: dict[str, Any]) -> None:
         self.decoder = decoder
+        self._pooling = pooling
         self._session = session
         self._options = options
         #: The plans by what they are for.
@@ -93,6 +96,11 @@ class Engine:
         #: The tokens whose keys and values the cache has, from position 0 on.
         self._kept: list[int] = []
         self._is_busy = False
+
+    @property
+    def config(self) -> Configuration:
+        """The sizes of the model."""
+        return self.decoder.config
 
     @property
     def context(self) -> int:
@@ -188,6 +196,14 @@ class Engine:
                 parts.append(results[output][: chunk.count])
             self._kept[:] = tokens
             return np.concatenate(parts)
+
+    def embed(self, texts: Sequence[list[int]]) -> Procedure[Any, Array]:
+        """Return a unit vector for each text, f32 [texts, w]."""
+        found = np.empty((len(texts), self.config.width), np.float32)
+        for place, tokens in enumerate(texts):
+            rows = yield from self.rows(tokens, "hidden")
+            found[place] = pooled(rows, self._pooling)
+        return found
 
     # Answers
 

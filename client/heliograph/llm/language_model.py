@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequenc
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack
 
-import numpy as np
-
 import heliograph as hg
 from heliograph.llm.chat import ChatTemplate, read_chat_template
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.effects import Procedure, awaiting, blocking
+from heliograph.llm.encoding import EncoderEngine
 from heliograph.llm.generating import Array, Engine, Logprob, Request, Result
 from heliograph.llm.pieces import Pieces
-from heliograph.llm.pooling import MEAN, POOLING, pooled
 from heliograph.llm.sampling import ENDS, Settings
 from heliograph_proto.gguf import GgufHeader
 
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     from heliograph.llm.tokenizers import Tokenizer
 
 R = TypeVar("R")
+#: Of a model that writes, or of one that only embeds.
+AnyEngine: TypeAlias = Engine | EncoderEngine
 
 #: Messages, each a mapping with "role" and "content", as in OpenAI's interface.
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
@@ -70,7 +70,11 @@ class ModelBase:
     """The parts that `LanguageModel` and `AsyncLanguageModel` share."""
 
     def __init__(
-        self, header: GgufHeader, engine: Engine, tokenizer: Tokenizer, chat_template: str | None
+        self,
+        header: GgufHeader,
+        engine: AnyEngine,
+        tokenizer: Tokenizer,
+        chat_template: str | None,
     ) -> None:
         #: The file's name.
         self.name = header.name
@@ -85,7 +89,7 @@ class ModelBase:
     @property
     def config(self) -> Configuration:
         """The sizes of the model."""
-        return self._engine.decoder.config
+        return self._engine.config
 
     @property
     def context(self) -> int:
@@ -144,9 +148,8 @@ class ModelBase:
         self._engine.check(tokens, 0)
         return tokens
 
-    def _pooled(self, rows: Array) -> Array:
-        kind = self._header.value(f"{self.config.architecture}.pooling_type", int, MEAN)
-        return pooled(rows, POOLING.get(kind, "mean"))
+    def _checked_all(self, texts: str | Sequence[str]) -> list[list[int]]:
+        return [self._checked(one) for one in ([texts] if isinstance(texts, str) else texts)]
 
 
 class LanguageModel(ModelBase):
@@ -193,10 +196,7 @@ class LanguageModel(ModelBase):
 
     def embed(self, texts: str | Sequence[str]) -> Array:
         """Return a unit vector for each text, f32 [texts, width]. Raises as `generate`."""
-        given = [texts] if isinstance(texts, str) else texts
-        tokens = [self._checked(one) for one in given]
-        rows = [self._pooled(_result(self._engine.rows(one, "hidden"))) for one in tokens]
-        return np.array(rows, np.float32).reshape(len(rows), self.config.width)
+        return _result(self._engine.embed(self._checked_all(texts)))
 
     def close(self) -> None:
         """Free the model's plans and its cache. The session stays open."""
@@ -228,10 +228,7 @@ class AsyncLanguageModel(ModelBase):
 
     async def embed(self, texts: str | Sequence[str]) -> Array:
         """Return a unit vector for each text, f32 [texts, width]."""
-        given = [texts] if isinstance(texts, str) else texts
-        tokens = [self._checked(one) for one in given]
-        rows = [self._pooled(await _awaited(self._engine.rows(one, "hidden"))) for one in tokens]
-        return np.array(rows, np.float32).reshape(len(rows), self.config.width)
+        return await _awaited(self._engine.embed(self._checked_all(texts)))
 
     async def close(self) -> None:
         """Free the model's plans and its cache. The session stays open."""
@@ -256,7 +253,7 @@ async def _awaited(procedure: Procedure[Any, R]) -> R:
 class AnswerBase:
     """The parts that `Answer` and `AsyncAnswer` share."""
 
-    def __init__(self, engine: Engine, request: Request, pieces: Pieces, result: Result) -> None:
+    def __init__(self, engine: AnyEngine, request: Request, pieces: Pieces, result: Result) -> None:
         self._procedure = engine.answer(request, pieces, result)
         self._result = result
         #: The seed of its choices, which gives the same text again.
@@ -275,7 +272,7 @@ class AnswerBase:
 class Answer(AnswerBase):
     """A text that a model writes: an iterator of its pieces."""
 
-    def __init__(self, engine: Engine, request: Request, pieces: Pieces, result: Result) -> None:
+    def __init__(self, engine: AnyEngine, request: Request, pieces: Pieces, result: Result) -> None:
         super().__init__(engine, request, pieces, result)
         self._pieces = blocking(self._procedure)
 
@@ -315,7 +312,7 @@ class AsyncAnswer(AnswerBase):
     """A text that a model writes: an asynchronous iterator of its pieces. `await answer` waits for
     its end and returns the result."""
 
-    def __init__(self, engine: Engine, request: Request, pieces: Pieces, result: Result) -> None:
+    def __init__(self, engine: AnyEngine, request: Request, pieces: Pieces, result: Result) -> None:
         super().__init__(engine, request, pieces, result)
         self._pieces = awaiting(self._procedure)
 

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, overload
 
 import heliograph as hg
-from heliograph.llm.architectures import architecture_of
+from heliograph.llm.architectures import ENCODERS, architecture_of, bert
 from heliograph.llm.configuration import Configuration, Fields
 from heliograph.llm.decoding_step import Cache
 from heliograph.llm.effects import awaiting, blocking
+from heliograph.llm.encoding import EncoderEngine
 from heliograph.llm.generating import Engine
 from heliograph.llm.graphs import Decoder
 from heliograph.llm.language_model import AsyncLanguageModel, LanguageModel
+from heliograph.llm.pooling import pooling_of
 from heliograph.llm.tokenizers import read_tokenizer
 from heliograph.llm.weights import File, open_file
 
@@ -74,10 +76,7 @@ def load(
     InvalidModelError for a broken file, and the errors of `session.compile`.
     """
     found = open_file(file)
-    fields = Fields(found.header)
-    config = architecture_of(fields.architecture, fields.name).configure(fields)
-    decoder = Decoder(config, found.weights, Cache(f"llm{next(_numbers)}", _context(config, context), cache))
-    engine = Engine(session, decoder, options)
+    engine = _engine(session, found, context, cache, options)
     if isinstance(session, hg.Session):
         for _ in blocking(engine.prepare()):
             pass
@@ -85,10 +84,26 @@ def load(
     return _load(found, engine, chat_template)
 
 
-async def _load(found: File, engine: Engine, chat_template: str | None) -> AsyncLanguageModel:
+async def _load(found: File, engine: Engine | EncoderEngine, chat_template: str | None) -> AsyncLanguageModel:
     async for _ in awaiting(engine.prepare()):
         pass
     return AsyncLanguageModel(found.header, engine, read_tokenizer(found.header), chat_template)
+
+
+def _engine(
+    session: hg.Session | hg.aio.Session,
+    found: File,
+    context: int | None,
+    cache: str,
+    options: dict[str, Any],
+) -> Engine | EncoderEngine:
+    """Return the engine of a model's architecture."""
+    fields, pooling = Fields(found.header), pooling_of(found.header)
+    if fields.architecture in ENCODERS:
+        return EncoderEngine(session, bert.configure(fields), found.weights, pooling, options)
+    config = architecture_of(fields.architecture, fields.name).configure(fields)
+    decoder = Decoder(config, found.weights, Cache(f"llm{next(_numbers)}", _context(config, context), cache))
+    return Engine(session, decoder, pooling, options)
 
 
 def _context(config: Configuration, wanted: int | None) -> int:

@@ -6,9 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from heliograph_proto.gguf import GgufHeader
+
 #: The names of a file's numbers of ways to pool.
 MEAN = 1
 POOLING = {0: "mean", 1: "mean", 2: "first", 3: "last"}
+
+
+def pooling_of(header: GgufHeader) -> str:
+    """Return how a model's rows are pooled: "mean", "first" or "last"."""
+    return POOLING.get(header.value(f"{header.architecture}.pooling_type", int, MEAN), "mean")
 
 
 def pooled(rows: np.ndarray[Any, Any], how: str) -> np.ndarray[Any, Any]:

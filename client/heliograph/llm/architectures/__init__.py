@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol, cast
 
 import heliograph as hg
+from heliograph.llm.architectures import bert as bert
 from heliograph.llm.architectures import gemma2, gemma3, llama, phi3, qwen2, qwen3, qwen3moe
 from heliograph.llm.configuration import Configuration, Fields
 from heliograph.llm.decoding_step import Step
@@ -35,6 +36,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3moe": cast(Architecture, qwen3moe),
 }
 
+#: Those that embed texts and write none: `bert` has their form.
+ENCODERS = ("bert", "nomic-bert")
+
 
 def architecture_of(name: str, file: str) -> Architecture:
     """Return an architecture by its name. Raises UnsupportedError, which names those that there
@@ -43,7 +47,7 @@ def architecture_of(name: str, file: str) -> Architecture:
     if found is None:
         raise hg.UnsupportedError(
             f"{file} is a model of the architecture {name!r:.40}",
-            advice=f"supported are {', '.join(ARCHITECTURES)}",
+            advice=f"supported are {', '.join((*ENCODERS, *ARCHITECTURES))}",
         )
     return found
 
