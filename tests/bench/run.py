@@ -43,6 +43,7 @@ BENCHMARKS = {
     "deploy-tls": "deploy_tls:figures",
     "hosts": "hosts:figures",
     "links": "packed_links:figures",
+    "llm": "language_models:figures",
     "loops": "loops:figures",
     "minilm": "minilm:figures",
     "plan-cost": "plan_cost:figures",

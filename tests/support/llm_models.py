@@ -247,6 +247,8 @@ def write_encoder(path: Path, name: str, *, pooling: int = 1, seed: int = 1) -> 
         writer.add_uint32(f"{name}.{key}", value)
     writer.add_float32(f"{name}.attention.layer_norm_epsilon", EPSILON)
     writer.add_float32(f"{name}.rope.freq_base", 1000.0)
+    writer.add_bool(f"{name}.attention.causal", False)
+    writer.add_token_type_count(2)
     words.write(writer)
     rng, is_bert = np.random.default_rng(seed), name == "bert"
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(words.tokens), WIDTH), "token_types": (2, WIDTH)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -95,7 +96,7 @@ class Engine:
         self.plans: dict[Any, Any] = {}
         #: The tokens whose keys and values the cache has, from position 0 on.
         self._kept: list[int] = []
-        self._is_busy = False
+        self._turn = Lock()
 
     @property
     def config(self) -> Configuration:
@@ -124,17 +125,16 @@ class Engine:
     @contextmanager
     def exclusively(self) -> Iterator[None]:
         """Use the cache. Raises LimitExceededError while another procedure does."""
-        if self._is_busy:
+        if not self._turn.acquire(blocking=False):
             raise hg.LimitExceededError(
                 "the model is at work on another answer",
                 advice="finish or close() that one first, or load the model once more: the server "
                 "shares the weights",
             )
-        self._is_busy = True
         try:
             yield
         finally:
-            self._is_busy = False
+            self._turn.release()
 
     def close(self) -> Procedure[Any, None]:
         """Free the plans and the cache."""

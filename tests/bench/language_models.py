@@ -1,0 +1,119 @@
+"""Tokens of a language model through `hg.llm`, beside llama.cpp on the same file and as many threads.
+
+The model has TinyLlama's sizes with fewer layers, random q4_0 weights and 32,000 tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from figures import Figure, paired_medians
+from peer_process import PEER_PYTHON, PEERS, PeerProcess
+
+import heliograph as hg
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+from gguf_files import Vocabulary, spm, write_model
+
+LAYERS, WORDS = 6, 32_000
+PROMPT, DECODED = 128, 24
+#: The most that ours may take of llama.cpp's time.
+BARS = {"prompt": 1.2, "decode": 1.2}
+#: The most that a sampled token may take of the likeliest one's time.
+SAMPLED_BAR = 1.15
+ROUNDS = 6
+
+
+def figures() -> Iterator[Figure]:
+    """Milliseconds of a prompt and of a token."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_model(
+            Path(folder) / "model.gguf",
+            "llama",
+            "q4_0",
+            words(),
+            context=1024,
+            width=2048,
+            layers=LAYERS,
+            heads=32,
+            kv_heads=4,
+            row=64,
+            hidden=5632,
+        )
+        with hg.connect("local:") as session:
+            ours = Ours(hg.llm.load(session, path))
+            likeliest, sampled = paired_medians(
+                lambda runs: ours.decode(runs, temperature=0),
+                lambda runs: ours.decode(runs, seed=1),
+                ROUNDS,
+                1,
+            )
+            yield Figure(
+                "llm/sampled", sampled * 1e3, likeliest * 1e3, SAMPLED_BAR, "ms/token", "the likeliest token"
+            )
+            if not (PEERS / "ggml-rpc" / "llama_cpp" / "lib" / "libllama.so").exists():
+                print("no figures beside llama.cpp: `make peers` builds it", file=sys.stderr)
+                return
+            threads = len(os.sched_getaffinity(0))
+            with PeerProcess("peer_llama.py", path, threads, python=PEER_PYTHON) as peer:
+                yield from beside(ours, peer)
+
+
+def beside(ours: Ours, peer: PeerProcess) -> Iterator[Figure]:
+    """Both in turns."""
+    prompts = paired_medians(ours.prompt, lambda runs: peer.seconds("prompt", PROMPT, runs), ROUNDS, 1)
+    tokens = paired_medians(
+        lambda runs: ours.decode(runs, temperature=0),
+        lambda runs: peer.seconds("decode", DECODED, runs),
+        ROUNDS,
+        1,
+    )
+    for name, unit, (mine, theirs) in (("prompt", "ms", prompts), ("decode", "ms/token", tokens)):
+        note = f"{PROMPT} tokens" if name == "prompt" else f"{1 / mine:.0f} tokens/s"
+        yield Figure(f"llm/{name}", mine * 1e3, theirs * 1e3, BARS[name], unit, "llama.cpp", note)
+
+
+class Ours:
+    """A model whose answers are measured."""
+
+    def __init__(self, llm: hg.llm.LanguageModel) -> None:
+        self._llm = llm
+        self._turn = 0
+
+    def prompt(self, runs: int) -> list[float]:
+        """Seconds until the first token after a prompt that is new."""
+        found = []
+        for _ in range(runs):
+            self._turn += 1
+            tokens = [300 + self._turn, *range(301, 300 + PROMPT)]
+            begin = time.perf_counter()
+            self._llm.generate(tokens, max_tokens=1, temperature=0).result()
+            found.append(time.perf_counter() - begin)
+        return found
+
+    def decode(self, runs: int, **options: float) -> list[float]:
+        """Seconds of a token."""
+        found = []
+        for _ in range(runs):
+            answer = self._llm.generate(list(range(300, 316)), max_tokens=DECODED, **options)  # type: ignore[arg-type]
+            found.append(answer.result().seconds / DECODED)
+        return found
+
+
+def words() -> Vocabulary:
+    """A vocabulary of as many words as TinyLlama's."""
+    known = spm()
+    more = WORDS - len(known.tokens)
+    return replace(
+        known,
+        tokens=[*known.tokens, *(f"▁word{number}" for number in range(more))],
+        types=[*known.types, *[1] * more],
+        scores=[*known.scores, *(-1e4 - number for number in range(more))],
+    )

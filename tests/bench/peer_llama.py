@@ -1,0 +1,87 @@
+"""llama.cpp as a peer, under its own interpreter: prompts and decoded tokens of a GGUF file.
+
+    peer_llama.py MODEL THREADS
+
+Answers `prompt TOKENS RUNS` with the seconds of each run, and `decode TOKENS RUNS` with the seconds
+of a token in each run, after a prompt of 16 tokens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from peer_lines import answer
+
+PACKAGE = Path(__file__).parents[2] / ".venv-peers" / "ggml-rpc" / "llama_cpp"
+CONTEXT, PROMPT = 1024, 16
+
+
+def library() -> Any:
+    """The functions of llama.cpp; the package's own front, which needs more, is not imported."""
+    package = ModuleType("llama_cpp")
+    package.__path__ = [str(PACKAGE)]
+    sys.modules["llama_cpp"] = package
+    from llama_cpp import llama_cpp  # type: ignore[import-not-found]
+
+    return llama_cpp
+
+
+class Model:
+    """A model and a context of it."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        self.lib = lib = library()
+        self.quiet = lib.llama_log_callback(lambda *_: None)
+        lib.llama_log_set(self.quiet, ctypes.c_void_p())
+        lib.llama_backend_init()
+        self.model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
+        options = lib.llama_context_default_params()
+        options.n_ctx, options.n_batch, options.n_ubatch = CONTEXT, 512, 512
+        options.n_threads = options.n_threads_batch = threads
+        self.context = lib.llama_init_from_model(self.model, options)
+        self.words = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
+        self.batch = lib.llama_batch_init(512, 0, 1)
+        if not self.context:
+            raise SystemExit("llama.cpp cannot load the model")
+
+    def compute(self, tokens: list[int], start: int) -> None:
+        batch = self.batch
+        batch.n_tokens = len(tokens)
+        for place, token in enumerate(tokens):
+            batch.token[place], batch.pos[place] = token, start + place
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+            batch.logits[place] = place == len(tokens) - 1
+        if self.lib.llama_decode(self.context, batch):
+            raise SystemExit("llama.cpp failed")
+
+    def best(self) -> int:
+        found = self.lib.llama_get_logits_ith(self.context, -1)
+        return int(np.ctypeslib.as_array(found, (self.words,)).argmax())
+
+    def measure(self, what: str, count: int, runs: int) -> list[float]:
+        found = []
+        for _ in range(runs):
+            self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+            if what == "decode":
+                self.compute(list(range(300, 300 + PROMPT)), 0)
+                token = self.best()
+            begin = time.perf_counter()
+            if what == "prompt":
+                self.compute(list(range(300, 300 + count)), 0)
+                self.best()
+            else:
+                for place in range(count):
+                    self.compute([token], PROMPT + place)
+                    token = self.best()
+            found.append((time.perf_counter() - begin) / (count if what == "decode" else 1))
+        return found
+
+
+if __name__ == "__main__":
+    answer(Model(sys.argv[1], int(sys.argv[2])).measure)
