@@ -13,6 +13,7 @@ from heliograph.llm.architectures.bert import Encoding
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Weights
 from heliograph.llm.effects import Ask, Procedure
+from heliograph.llm.generating import built
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -84,7 +85,7 @@ class EncoderEngine:
 
     def _plan(self, batch: int, length: int) -> Procedure[Any, Any]:
         if (batch, length) not in self.plans:
-            graph = self.graph(batch, length)
+            graph = built(partial(self.graph, batch, length))
             self.plans[batch, length] = yield Ask(partial(self._session.compile, graph, **self._options))
         return self.plans[batch, length]
 

@@ -158,8 +158,8 @@ class Engine:
 
     def _plan(self, key: Any, build: Callable[[], hg.Graph]) -> Procedure[Any, Any]:
         if key not in self.plans:
-            compile_ = self._session.compile
-            self.plans[key] = yield Ask(lambda: compile_(build(), **self._options))
+            graph = built(build)
+            self.plans[key] = yield Ask(partial(self._session.compile, graph, **self._options))
         return self.plans[key]
 
     # Prompts
@@ -259,6 +259,18 @@ class Engine:
             yield Ask(loop.result)
         finally:
             loop.cancel()
+
+
+def built(build: Callable[[], hg.Graph]) -> hg.Graph:
+    """Build a graph of a model. Raises InvalidModelError where its sizes and its tensors
+    contradict each other."""
+    try:
+        return build()
+    except hg.InvalidGraphError as error:
+        raise hg.InvalidModelError(
+            f"the model's tensors do not fit its metadata: {error.message}",
+            advice="convert the model to GGUF again",
+        ) from None
 
 
 def _take(chosen: Array, result: Result) -> int:
