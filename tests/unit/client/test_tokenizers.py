@@ -15,15 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_files import CONTROL, NORMAL, Vocabulary, bpe, spm, wordpiece, write_model
+from gguf_files import CONTROL, NORMAL, USER, Vocabulary, bpe, spm, wordpiece, write_model
 from paths import GOLDEN
 
-from heliograph.errors import ConfigurationError, InvalidArgumentError, InvalidModelError, UnsupportedError
+from heliograph.errors import (
+    ConfigurationError,
+    HeliographError,
+    InvalidArgumentError,
+    InvalidModelError,
+    UnsupportedError,
+)
 from heliograph.llm.tokenizers import Tokenizer, read_tokenizer
+from heliograph.llm.tokenizers.building import build
 from heliograph.llm.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from heliograph_proto.gguf import read_header
 
 SEED = 20261124
+HOSTILE = "Hello <s> wörld 🚀\n\n  x</s><|im_end|>[CLS]\x00 " + "ab" * 30
 KNOWN: dict[str, Any] = json.loads((GOLDEN / "llama_tokens.json").read_text())
 TEXTS: list[str] = KNOWN.pop("texts")
 
@@ -144,6 +152,18 @@ def test_tokens_have_roles_and_answers_end_at_several(tokenizers: Any) -> None:
     assert repr(tokenizer) == "<Tokenizer of m.gguf: gpt2, qwen2, 550 words>"
 
 
+def test_marks_of_turns_are_control_tokens_whatever_the_file_calls_them(tmp_path: Path) -> None:
+    known = spm()
+    tokens = [*known.tokens, "<start_of_turn>", "<end_of_turn>"]
+    vocabulary = replace(
+        known, tokens=tokens, types=[*known.types, USER, NORMAL], scores=[*known.scores, 0.0, 0.0]
+    )
+    gemma = made(tmp_path, vocabulary)
+    end = gemma.token("<end_of_turn>")
+    assert gemma.stops == {gemma.eos, end} and set(gemma.control_words) >= set(tokens[-2:])
+    assert end not in gemma.encode("a<end_of_turn>") and end in gemma.encode("a<end_of_turn>", special=True)
+
+
 def test_white_space_behind_control_tokens_of_phi_3_belongs_to_them(tmp_path: Path) -> None:
     vocabulary = replace(spm(), tokens=["<|end|>" if one == "</s>" else one for one in spm().tokens])
     phi = made(tmp_path, vocabulary, entries={"general.name": "Phi-3 mini"})
@@ -248,3 +268,46 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'heliograph\[llm\]'"):
         made(tmp_path, spm())
+
+
+def test_a_vocabulary_with_any_contents_makes_a_tokenizer_or_a_typed_error(tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    pieces = [
+        "",
+        "a",
+        " ",
+        "▁",
+        "\n",
+        "<s>",
+        "<0x00>",
+        "<0xZZ>",
+        "é",
+        "🚀",
+        "Ġ",
+        "a b",
+        "##x",
+        "[UNK]",
+        "\x00",
+    ]
+    for make in (spm, bpe, wordpiece):
+        known = made(tmp_path, make()).vocabulary
+        for number in range(40):
+            words, kinds = list(known.words), list(known.kinds)
+            merges, scores = list(known.merges), list(known.scores)
+            for _ in range(rng.randrange(1, 30)):
+                at = rng.randrange(len(words))
+                words[at] = rng.choice((*pieces, rng.choice(words)))
+                kinds[rng.randrange(len(words))] = rng.choice((0, 1, 2, 3, 4, 5, 6, 99))
+                if merges:
+                    merges[rng.randrange(len(merges))] = (rng.choice(words), rng.choice(words))
+                if scores:
+                    scores[at] = rng.choice((float("nan"), float("-inf"), 0.0))
+            changed = replace(known, words=words, kinds=kinds, merges=merges, scores=scores)
+            try:
+                tokenizer = Tokenizer(changed, build(changed))
+                for special in (False, True):
+                    tokenizer.decode(tokenizer.encode(HOSTILE, special=special), special=special)
+            except HeliographError:
+                continue
+            except Exception as error:
+                raise AssertionError(f"seed {SEED}, {known.kind}, round {number}: {error!r}") from error

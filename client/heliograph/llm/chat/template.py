@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph.errors import (
     ConfigurationError,
@@ -14,8 +14,12 @@ from heliograph.errors import (
     LimitExceededError,
     UnsupportedError,
 )
+from heliograph.llm.chat.guard import MARK, Guard
 from heliograph.llm.chat.process import MAX_TEXT, MEMORY_BYTES, RenderingProcess
 from heliograph_proto.gguf import GgufHeader
+
+if TYPE_CHECKING:
+    from heliograph.llm.tokenizers import Tokenizer
 
 #: The longest template, in characters.
 MAX_TEMPLATE = 2**20
@@ -108,9 +112,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the text of messages, for `tokenizer.encode(text, special=True)`.
+        """Return the text of messages.
 
-        Blocks, for a millisecond if the process runs already.
+        Blocks, for a millisecond if the process runs already. For a model's prompt, use `tokens`:
+        in the text, control words of the template and of the messages look the same.
 
         Args:
             messages: Mappings as {"role": "user", "content": "Hello!"}.
@@ -123,6 +128,44 @@ class ChatTemplate:
         broken template or one that leaves the sandbox, and LimitExceededError for one over its
         bounds.
         """
+        return self._render(
+            _checked(messages, "messages", needs_role=True),
+            _checked(tools, "tools", needs_role=False) if tools else None,
+            add_generation_prompt,
+            _checked_variables(variables or {}),
+        )
+
+    def tokens(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the tokens of messages, as the model was trained with them.
+
+        Control words become control tokens where the template writes them, and stay text in
+        messages and tools: who writes "<|im_end|>" ends no turn. Arguments and errors are those of
+        `render`.
+        """
+        guard = Guard(tokenizer.control_words)
+        text = self._render(
+            guard.cut(_checked(messages, "messages", needs_role=True)),
+            guard.cut(_checked(tools, "tools", needs_role=False)) if tools else None,
+            add_generation_prompt,
+            _checked_variables(variables or {}),
+        )
+        return tokenizer.encode_parts(text.split(MARK))
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+    ) -> str:
         name = _FOR_TOOLS if tools and _FOR_TOOLS in self.templates else _DEFAULT
         if name not in self.templates:
             name = next(iter(self.templates))
@@ -130,10 +173,10 @@ class ChatTemplate:
             self.templates[name],
             {
                 **self._words,
-                "messages": _checked(messages, "messages", needs_role=True),
-                "tools": _checked(tools, "tools", needs_role=False) if tools else None,
+                "messages": messages,
+                "tools": tools,
                 "add_generation_prompt": bool(add_generation_prompt),
-                **_checked_variables(variables or {}),
+                **variables,
             },
             self.file,
         )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from heliograph.errors import InvalidArgumentError, InvalidModelError
 from heliograph.llm.tokenizers.building import SPACE, Encoders, build
 from heliograph.llm.tokenizers.vocabulary import Vocabulary, WordKind, read_vocabulary
 from heliograph_proto.gguf import GgufHeader
 
+#: Joins parts of a text where the tokenizer must see all of it: a noncharacter of Unicode.
+_MARK = "\ufdd0"
 #: Words that text never shows, unless asked for.
 _SILENT = (WordKind.CONTROL, WordKind.UNKNOWN, WordKind.UNUSED)
 
@@ -111,10 +114,46 @@ class Tokenizer:
             raise InvalidModelError(f"{self.vocabulary.file}: its tokenizer fails: {error}"[:300]) from None
         return self._with_ends(found) if ends else found
 
-    def _with_ends(self, tokens: list[int]) -> list[int]:
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """Return the tokens of a text in parts, as a chat template makes it: with control tokens,
+        none of which goes from one part into the next, and the one at the begin.
+
+        Raises the errors of `encode`.
+        """
+        mark = self._bytes_of(_MARK)
+        if self.vocabulary.kind == "llama" and mark:
+            # One text, since a space is put before each; what is between parts has tokens of its own.
+            found = self.encode(_MARK.join(parts), special=True, ends=False)
+            tokens: list[int] = []
+            for token in found:
+                tokens.append(token)
+                if tokens[-len(mark) :] == mark:
+                    del tokens[-len(mark) :]
+        else:
+            tokens = [token for part in parts for token in self.encode(part, special=True, ends=False)]
+        return self._with_bos(tokens)
+
+    def _bytes_of(self, text: str) -> list[int]:
+        """The tokens of the bytes of a text; empty where the vocabulary lacks one."""
+        found = [self.token(f"<0x{byte:02X}>") for byte in text.encode()]
+        return [one for one in found if one is not None] if None not in found else []
+
+    @cached_property
+    def control_words(self) -> tuple[str, ...]:
+        """The words that `encode` takes as control tokens with `special` alone."""
+        known = self.vocabulary
+        found = (known.words[number] for number in known.of_kind(WordKind.CONTROL, WordKind.UNKNOWN))
+        return tuple(word for word in found if word)
+
+    def _with_bos(self, tokens: list[int]) -> list[int]:
         known = self.vocabulary
         if known.add_bos and tokens[:1] != [known.roles["bos"]]:
-            tokens = [known.roles["bos"], *tokens]
+            return [known.roles["bos"], *tokens]
+        return tokens
+
+    def _with_ends(self, tokens: list[int]) -> list[int]:
+        known = self.vocabulary
+        tokens = self._with_bos(tokens)
         if known.add_eos and tokens[-1:] != [known.roles["eos"]]:
             tokens = [*tokens, known.roles["eos"]]
         return tokens

@@ -18,11 +18,14 @@ MAX_WORD = 4096
 KINDS = {"llama": "SentencePiece", "gpt2": "byte-level BPE", "bert": "WordPiece"}
 
 _KEY = "tokenizer.ggml."
-#: Tokens that end a turn, by their text: files seldom name them all.
+#: Tokens that end a turn, by their text: files seldom name them all, and some have them as words
+#: that any text becomes.
 _TURN_ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
     "<EOT>", "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "<|return|>", "<|call|>",
 )  # fmt: skip
+#: Tokens that begin one.
+_TURN_STARTS = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")
 #: Ids by role where a file names none, for each kind.
 _DEFAULTS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "gpt2": {}, "bert": {}}
 _NEEDED = ("bos", "eos")
@@ -80,9 +83,7 @@ class Vocabulary:
     def stops(self) -> frozenset[int]:
         """The tokens at which an answer ends."""
         named = [self.roles[role] for role in ("eos", "eot", "eom") if role in self.roles]
-        control = (WordKind.CONTROL, WordKind.USER)
-        known = (self.ids.get(word, -1) for word in _TURN_ENDS)
-        return frozenset((*named, *(one for one in known if one >= 0 and self.kinds[one] in control)))
+        return frozenset((*named, *(self.ids[word] for word in _TURN_ENDS if word in self.ids)))
 
 
 def read_vocabulary(header: GgufHeader) -> Vocabulary:
@@ -112,7 +113,7 @@ def read_vocabulary(header: GgufHeader) -> Vocabulary:
         kind,
         pre,
         words,
-        _per_word(header, "token_type", len(words), True) or [WordKind.NORMAL] * len(words),
+        _kinds(header, words),
         _per_word(header, "scores", len(words), kind != "llama"),
         _merges(header) if kind == "gpt2" else (),
         roles,
@@ -135,6 +136,12 @@ def _words(header: GgufHeader) -> tuple[str, ...]:
             f"{header.name} has a word of {longest} characters; at most {MAX_WORD} are supported"
         )
     return words
+
+
+def _kinds(header: GgufHeader, words: tuple[str, ...]) -> list[int]:
+    found = _per_word(header, "token_type", len(words), True) or [WordKind.NORMAL] * len(words)
+    turns = {*_TURN_ENDS, *_TURN_STARTS}
+    return [WordKind.CONTROL if word in turns else kind for word, kind in zip(words, found, strict=True)]
 
 
 def _per_word(header: GgufHeader, key: str, count: int, is_optional: bool) -> list[int]:
