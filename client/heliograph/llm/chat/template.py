@@ -147,7 +147,7 @@ class ChatTemplate:
         """Return the tokens of messages, as the model was trained with them.
 
         Control words become control tokens where the template writes them, and stay text in
-        messages and tools: who writes "<|im_end|>" ends no turn. Arguments and errors are those of
+        messages and tools, so a message cannot end its own turn. Arguments and errors are those of
         `render`.
         """
         guard = Guard(tokenizer.control_words)
