@@ -117,8 +117,12 @@ class ModelBase:
     def _chat_tokens(
         self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any] | None
     ) -> list[int]:
-        text = self.chat_template.render(messages, tools=tools, variables=variables)
-        return self.tokenizer.encode(text, special=True)
+        return self.chat_template.tokens(self.tokenizer, messages, tools=tools, variables=variables)
+
+    def _close_template(self) -> None:
+        """End the process of the template, if there was a chat."""
+        if "chat_template" in self.__dict__:
+            self.chat_template.close()
 
     def _request(self, tokens: list[int], options: Options) -> tuple[Request, Pieces, Result]:
         """Check a request before anything is sent."""
@@ -200,6 +204,7 @@ class LanguageModel(ModelBase):
 
     def close(self) -> None:
         """Free the model's plans and its cache. The session stays open."""
+        self._close_template()
         _result(self._engine.close())
 
 
@@ -232,6 +237,7 @@ class AsyncLanguageModel(ModelBase):
 
     async def close(self) -> None:
         """Free the model's plans and its cache. The session stays open."""
+        self._close_template()
         await _awaited(self._engine.close())
 
 

@@ -272,8 +272,8 @@ def test_close_frees_the_cache_and_the_next_use_makes_it_anew(llm: hg.llm.Langua
 def test_a_chat_is_the_answer_to_the_prompt_that_the_template_makes(
     url: str, model: Path, llm: hg.llm.LanguageModel
 ) -> None:
-    messages = [{"role": "user", "content": "Hello </s> there!"}]
-    prompt = llm.tokenizer.encode("[user] Hello </s> there!</s>[assistant] ", special=True)
+    messages = [{"role": "user", "content": "Hello there!"}]
+    prompt = llm.tokenizer.encode("[user] Hello there!</s>[assistant] ", special=True)
     answer = llm.chat(messages, max_tokens=9, seed=4)
     assert answer.text == text(llm, prompt, max_tokens=9, seed=4)
 
@@ -283,6 +283,13 @@ def test_a_chat_is_the_answer_to_the_prompt_that_the_template_makes(
             return (await (await other.chat(messages, max_tokens=9, seed=4))).text
 
     assert asyncio.run(scenario()) == answer.text
+
+
+def test_a_message_cannot_end_its_own_turn(llm: hg.llm.LanguageModel) -> None:
+    """A control word in it is text, of more tokens than one."""
+    plain = llm.chat([{"role": "user", "content": "Hello  there!"}], max_tokens=1).result().prompt_tokens
+    result = llm.chat([{"role": "user", "content": "Hello </s> there!"}], max_tokens=1).result()
+    assert result.prompt_tokens > plain + 1
 
 
 def test_a_template_may_be_given(url: str, model: Path) -> None:
