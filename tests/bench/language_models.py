@@ -1,4 +1,4 @@
-"""Tokens of a language model through `hg.llm`, beside llama.cpp on the same file and as many threads.
+"""Tokens of a language model, beside llama.cpp on the same file with as many threads.
 
 The model has TinyLlama's sizes with fewer layers, random q4_0 weights and 32,000 tokens.
 """

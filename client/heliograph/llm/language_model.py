@@ -270,6 +270,15 @@ class AnswerBase:
         """The answer as it is now; `finish_reason` is None before its end."""
         return self._result
 
+    def _whole(self) -> Result:
+        """The result of an answer that has ended. Raises CancelledError if it ended early."""
+        if self._result.finish_reason is None:
+            raise hg.CancelledError(
+                "the answer ended early: it was closed, or an error was raised before",
+                advice="answer.so_far has what came until then",
+            )
+        return self._result
+
     def __repr__(self) -> str:
         state = self._result.finish_reason or "not finished"
         return f"<{type(self).__name__}: {len(self._result.tokens)} tokens, {state}>"
@@ -289,10 +298,13 @@ class Answer(AnswerBase):
         return next(self._pieces)
 
     def result(self) -> Result:
-        """Wait for the end of the answer, and return all of it."""
+        """Wait for the end of the answer, and return all of it.
+
+        Raises the error that ended it, and CancelledError if it was closed before its end.
+        """
         for _ in self._pieces:
             pass
-        return self._result
+        return self._whole()
 
     @property
     def text(self) -> str:
@@ -332,7 +344,7 @@ class AsyncAnswer(AnswerBase):
         """Wait for the end of the answer, and return all of it."""
         async for _ in self._pieces:
             pass
-        return self._result
+        return self._whole()
 
     def __await__(self) -> Generator[Any, Any, Result]:
         return self.result().__await__()

@@ -204,6 +204,9 @@ def test_an_answer_that_is_closed_leaves_the_model_usable(llm: hg.llm.LanguageMo
     with pytest.raises(hg.LimitExceededError, match="at work on another answer"):
         text(llm)
     answer.close()
+    with pytest.raises(hg.CancelledError, match="ended early"):
+        answer.result()
+    assert answer.so_far.text and answer.so_far.finish_reason is None
     assert text(llm) == whole
     for _ in llm.generate(PROMPT, seed=9, max_tokens=500):
         break
@@ -252,6 +255,16 @@ def test_a_model_on_the_server_uploads_no_weights(url: str, model: Path, llm: hg
         other = hg.llm.load(session, session.server_weights(model.name))
         assert text(other) == text(llm)
     assert max(told) < 10_000  # constants such as the places of candidates
+
+
+def test_a_model_lies_on_several_devices_where_one_has_no_room(
+    model: Path, llm: hg.llm.LanguageModel
+) -> None:
+    devices = [word for _ in range(2) for word in ("--device", "cpu:threads=1,memory=1GiB")]
+    with running_daemon(*devices) as other, hg.connect(other, progress=None) as session:
+        split = hg.llm.load(session, model, devices=["cpu0", "cpu1"], memory={"cpu0": "300KiB"})
+        assert text(split) == text(llm)
+        assert {node.device for node in split.plans[0].explain().nodes} == {"cpu0", "cpu1"}
 
 
 def test_two_models_of_one_session_keep_apart_what_they_read(url: str, model: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import heliograph as hg
+from heliograph.graph.digests import is_frozen
 from heliograph.llm.chunks import Chunk, cut, shared
 from heliograph.llm.pieces import Pieces
 from heliograph.llm.sampling import Form, Settings
@@ -72,6 +76,16 @@ def test_pieces_end_before_the_first_stop_text_however_they_are_cut() -> None:
         assert text.startswith(found)
         assert bool(places) == pieces.is_stopped
         assert len(found) == (min(places) if places else len(text)) or len(places) > 1
+
+
+def test_weights_in_a_mapped_file_are_hashed_once(tmp_path: Path) -> None:
+    """A map to read is as unchangeable for this process as bytes; one to write is not."""
+    (tmp_path / "weights").write_bytes(bytes(64))
+    with (tmp_path / "weights").open("r+b") as file:
+        for access, is_known in ((mmap.ACCESS_READ, True), (mmap.ACCESS_WRITE, False)):
+            mapped = mmap.mmap(file.fileno(), 0, access=access)
+            assert is_frozen(np.frombuffer(mapped, np.float32)) is is_known
+    assert not is_frozen(np.frombuffer(memoryview(bytearray(64)).toreadonly(), np.float32))
 
 
 def test_settings_out_of_range_are_refused_with_their_range() -> None:
