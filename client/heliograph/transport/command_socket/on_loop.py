@@ -19,8 +19,8 @@ class LoopSocket:
     """Writes messages, and passes those that come to a function. On its loop's thread alone.
 
     `received` is called with one or several messages, and `ended` once, when no more come: with the
-    error of a message that is too long, or of `received`; with UnavailableError if the connection broke;
-    or with None, at its good end.
+    error of a message that is too long, or of `received`; with UnavailableError if the connection
+    broke; or with None, at its good end.
     """
 
     def __init__(

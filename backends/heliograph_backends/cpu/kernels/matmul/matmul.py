@@ -140,6 +140,38 @@ def widen_windows(
     return found
 
 
+@jit
+def pack_left(
+    step: int, packed: int, packed_row: int, left: int, left_row: int, rows: int, depth: int, scratch: int
+) -> None:
+    """Copy rows of the left side, f16 and bf16 as f32."""
+    column = word(step + 8 * LEFT, COLUMN_STRIDE)
+    if word(step, PACK_LEFT) == 1:
+        copy_block(packed, packed_row, 4, left, left_row, column, rows, depth)
+    else:
+        widen_rows(step, packed, packed_row, left, left_row, column, rows, depth, scratch)
+
+
+@jit
+def pack_windows(
+    step: int,
+    panels: int,
+    panel_bytes: int,
+    image: int,
+    start: int,
+    depth: int,
+    column: int,
+    columns: int,
+    scratch: int,
+) -> None:
+    """Write windows of an image as panels, f16 and bf16 as f32."""
+    geometry, first_tap = step + 8 * word(step, GEOMETRY_AT), start
+    if word(geometry, NARROW_IMAGE):
+        image = widen_windows(geometry, image, start, depth, column, columns, scratch)
+        geometry, first_tap = scratch + BUFFERS_AT, 0
+    call_pack_patches(scratch, geometry, panels, panel_bytes, image, first_tap, depth, column, columns)
+
+
 @jit_inline
 def multiply_slice(
     step: int,
@@ -158,11 +190,8 @@ def multiply_slice(
     left = operand_address(step + 8 * LEFT, slots, scratch, row, start)
     left_row = word(step + 8 * LEFT, ROW_STRIDE)
     if word(step, PACK_LEFT):
-        packed_row, left_column = 4 * depth + STRIP_GAP_BYTES, word(step + 8 * LEFT, COLUMN_STRIDE)
-        if word(step, PACK_LEFT) == 1:
-            copy_block(packed, packed_row, 4, left, left_row, left_column, rows, depth)
-        else:
-            widen_rows(step, packed, packed_row, left, left_row, left_column, rows, depth, scratch)
+        packed_row = 4 * depth + STRIP_GAP_BYTES
+        pack_left(step, packed, packed_row, left, left_row, rows, depth, scratch)
         left, left_row = packed, packed_row
         packed += (rows * packed_row + 63) // 64 * 64
     product = operand_address(step + 8 * PRODUCT, slots, scratch, row, column)
@@ -175,13 +204,7 @@ def multiply_slice(
         if form == 1:
             pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
         elif form == PATCHES:
-            geometry, first_tap = step + 8 * word(step, GEOMETRY_AT), start
-            if word(geometry, NARROW_IMAGE):
-                source = widen_windows(geometry, source, start, depth, column, columns, scratch)
-                geometry, first_tap = scratch + BUFFERS_AT, 0
-            call_pack_patches(
-                scratch, geometry, right, panel_bytes, source, first_tap, depth, column, columns
-            )
+            pack_windows(step, right, panel_bytes, source, start, depth, column, columns, scratch)
         elif rows <= FEW_ROWS:
             call_multiply_few(
                 scratch,
