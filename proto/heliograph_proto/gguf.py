@@ -48,7 +48,7 @@ _TYPES: dict[int, tuple[str, int, int]] = {
     19: ("iq1_s", 256, 50), 20: ("iq4_nl", 32, 18), 21: ("iq3_s", 256, 110), 22: ("iq2_s", 256, 82),
     23: ("iq4_xs", 256, 136), 24: ("i8", 1, 1), 25: ("i16", 1, 2), 26: ("i32", 1, 4), 27: ("i64", 1, 8),
     28: ("f64", 1, 8), 29: ("iq1_m", 256, 56), 30: ("bf16", 1, 2), 34: ("tq1_0", 256, 54),
-    35: ("tq2_0", 256, 66), 39: ("mxfp4", 32, 17),
+    35: ("tq2_0", 256, 66), 39: ("mxfp4", 32, 17), 40: ("nvfp4", 64, 36),
 }  # fmt: skip
 #: Of what a file says its weights mostly are ("general.file_type"), the names.
 _FILE_TYPES = {

@@ -101,8 +101,9 @@ def _table() -> dict[str, DType]:
         signed, unsigned = number(f"DATA_TYPE_I{bits}"), number(f"DATA_TYPE_U{bits}")
         rows.append(DType(f"i{bits}", signed, "int", bits // 8, numpy_name=f"int{bits}"))
         rows.append(DType(f"u{bits}", unsigned, "uint", bits // 8, numpy_name=f"uint{bits}"))
-    small = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34}
+    small = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "iq4_nl": 18, "mxfp4": 17}
     large = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210}
+    large |= {"iq4_xs": 136, "tq1_0": 54, "tq2_0": 66}
     for size, blocks in ((32, small), (256, large)):
         for name, block_bytes in blocks.items():
             value = number(f"DATA_TYPE_{name.upper()}")

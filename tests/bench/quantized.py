@@ -29,12 +29,15 @@ from backend_graphs import Maker, normalised_error, place, place_weight
 from peers import ggml
 
 SIDE = 4096
-TYPES = ("q4_0", "q8_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "f16", "bf16")
+TYPES = (
+    "q4_0", "q8_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
+    "mxfp4", "tq1_0", "tq2_0", "f16", "bf16",
+)  # fmt: skip
 #: The most that a product may take of ggml's time, by the number of rows.
 BARS = {1: 1.2, 128: 1.2}
 #: Of products with experts, by the number of tokens.
 EXPERT_BARS = {1: 1.2, 64: 1.2}
-EXPERT_TYPES = ("f32", "f16", "q8_0", "q4_0", "q4_k")
+EXPERT_TYPES = ("f32", "f16", "q8_0", "q4_0", "q4_k", "mxfp4")
 EXPERTS, EXPERT_SIDE, USED = 8, 2048, 2
 #: Rounds, and runs of each in one, by the number of rows.
 REPEATS = {1: (12, 10), 64: (8, 3), 128: (6, 2)}

@@ -17,7 +17,10 @@ from heliograph_proto.quantization import blocks as bfloat16
 from heliograph_proto.quantization.blocks import quantize
 from heliograph_proto.types import DTYPES, dtype
 
-QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+QUANTIZED = (
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
+    "iq4_nl", "iq4_xs", "mxfp4", "tq1_0", "tq2_0",
+)  # fmt: skip
 
 #: Operands that may be blocks, by op.
 BLOCK_OPERANDS: Mapping[str, tuple[int, ...]] = {

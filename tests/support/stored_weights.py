@@ -16,7 +16,7 @@ from heliograph_proto.quantization import blocks as bfloat16
 from heliograph_proto.quantization.blocks import quantize
 
 KINDS = tuple(Stored)
-#: Where the scales of a block are.
+#: Where the f16 scales of a block are; any byte is a scale of mxfp4.
 SCALES = {
     Stored.Q4_0: (0, 2),
     Stored.Q4_1: (0, 4),
@@ -28,6 +28,11 @@ SCALES = {
     Stored.Q4_K: (0, 4),
     Stored.Q5_K: (0, 4),
     Stored.Q6_K: (208, 210),
+    Stored.IQ4_NL: (0, 2),
+    Stored.IQ4_XS: (0, 2),
+    Stored.MXFP4: (0, 0),
+    Stored.TQ1_0: (52, 54),
+    Stored.TQ2_0: (64, 66),
 }
 
 

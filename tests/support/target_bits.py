@@ -20,7 +20,10 @@ from heliograph_backends.cpu.kernels import Stored
 
 SEED = 7
 #: Stored types by how their quanta become float32: as halves, by tables, as digits, by conversion.
-CONVERSIONS = (Stored.F16, Stored.BF16, Stored.Q8_0, Stored.Q4_0, Stored.Q5_1, Stored.Q3_K, Stored.Q6_K)
+CONVERSIONS = (
+    Stored.F16, Stored.BF16, Stored.Q8_0, Stored.Q4_0, Stored.Q5_1, Stored.Q3_K, Stored.Q6_K, Stored.IQ4_NL,
+    Stored.IQ4_XS, Stored.MXFP4, Stored.TQ1_0, Stored.TQ2_0,
+)  # fmt: skip
 
 OPS = {
     "elementwise": ("exp", "log", "tanh", "gelu_erf", "silu", "sqrt", "sigmoid"),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from heliograph_proto.errors import InvalidArgumentError
-from heliograph_proto.quantization import k_quants
+from heliograph_proto.quantization import codebooks, k_quants, ternary
 from heliograph_proto.quantization.k_quants import fields, half_bytes, halves, packed, unpacked
 from heliograph_proto.types import DType, DTypeArgument
 from heliograph_proto.types import dtype as dtype_of
@@ -109,10 +109,14 @@ def _quantized(dtype: DTypeArgument) -> DType:
 
 
 def _require_finite_scales(rows: Array, dtype: DType) -> None:
-    heads = rows.reshape(rows.size // dtype.block_bytes, dtype.block_bytes)[:, _HEADS[dtype.name]]
-    if not numpy.isfinite(halves(numpy, heads)).all():
+    blocks = rows.reshape(rows.size // dtype.block_bytes, dtype.block_bytes)
+    if dtype.name in _HEADS:
+        is_finite = numpy.isfinite(halves(numpy, blocks[:, _HEADS[dtype.name]])).all()
+    else:
+        is_finite = (blocks[:, 0] != codebooks.NOT_FINITE).all()
+    if not is_finite:
         raise InvalidArgumentError(
-            f"{dtype} cannot hold some elements: not finite, or out of the range of a block's f16 scale",
+            f"{dtype} cannot hold some elements: not finite, or out of the range of a block's scale",
             advice="clip the elements first",
         )
 
@@ -280,8 +284,13 @@ _TO_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "q4_k": k_quants.to_q4_k,
     "q5_k": k_quants.to_q5_k,
     "q6_k": k_quants.to_q6_k,
+    "iq4_nl": codebooks.to_iq4_nl,
+    "iq4_xs": codebooks.to_iq4_xs,
+    "mxfp4": codebooks.to_mxfp4,
+    "tq1_0": ternary.to_tq1_0,
+    "tq2_0": ternary.to_tq2_0,
 }
-#: The places of the f16 scales in a block.
+#: The places of the f16 scales in a block; that of mxfp4 is a byte.
 _HEADS: Mapping[str, slice] = {
     "q4_0": slice(0, 2),
     "q4_1": slice(0, 4),
@@ -293,6 +302,10 @@ _HEADS: Mapping[str, slice] = {
     "q4_k": slice(0, 4),
     "q5_k": slice(0, 4),
     "q6_k": slice(208, 210),
+    "iq4_nl": slice(0, 2),
+    "iq4_xs": slice(0, 2),
+    "tq1_0": slice(52, 54),
+    "tq2_0": slice(64, 66),
 }
 _FROM_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "q4_0": _from_signed(4),
@@ -305,6 +318,11 @@ _FROM_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "q4_k": _from_q4_k,
     "q5_k": _from_q5_k,
     "q6_k": _from_q6_k,
+    "iq4_nl": codebooks.from_iq4_nl,
+    "iq4_xs": codebooks.from_iq4_xs,
+    "mxfp4": codebooks.from_mxfp4,
+    "tq1_0": ternary.from_tq1_0,
+    "tq2_0": ternary.from_tq2_0,
 }
 
 

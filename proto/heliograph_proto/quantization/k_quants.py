@@ -74,12 +74,12 @@ def _nearest(x: Array) -> Array:
     return ((x + MAGIC).view(numpy.int32) & MAGIC_BITS) - MAGIC_ZERO
 
 
-def _clipped(xp: Any, x: Array, least: int, most: int) -> Array:
+def clipped(xp: Any, x: Array, least: int, most: int) -> Array:
     """Round to integers in a range, as f32."""
     return xp.clip(_nearest(x), least, most).astype(F32)
 
 
-def _summed(terms: Array) -> Array:
+def summed(terms: Array) -> Array:
     """Sum over elements, in their order."""
     total = terms[0].copy()
     for term in terms[1:]:
@@ -87,12 +87,12 @@ def _summed(terms: Array) -> Array:
     return total
 
 
-def _parts(xp: Any, x: Array, size: int) -> Array:
+def parts_of(xp: Any, x: Array, size: int) -> Array:
     """Reshape blocks [n, 256] to [size, n * parts]."""
     return xp.ascontiguousarray(x.reshape(-1, size).T)
 
 
-def _largest(xp: Any, x: Array, axis: int) -> Array:
+def largest(xp: Any, x: Array, axis: int) -> Array:
     """Return the first element of the largest size."""
     place = xp.expand_dims(xp.abs(x).argmax(axis), axis)
     return xp.take_along_axis(x, place, axis).squeeze(axis)
@@ -103,7 +103,7 @@ def _by_part(numbers: Array, blocks: int) -> Array:
     return numbers.T.reshape(blocks, -1, len(numbers))
 
 
-def _head(xp: Any, x: Array, scale: Array) -> Array:
+def head_bytes(xp: Any, x: Array, scale: Array) -> Array:
     """Return the bytes of a block's scale; NaN if the block has an element that is not finite."""
     return half_bytes(xp, xp.where(xp.isfinite(x).all(-1), scale, F32("nan"))[:, None])
 
@@ -121,8 +121,8 @@ class _Around(NamedTuple):
 
 def _around(xp: Any, x: Array, inverse: Array, half: int) -> _Around:
     """Round to -half .. half - 1, with errors weighted by the squares of the elements."""
-    numbers, weights = _clipped(xp, inverse * x, -half, half - 1), x * x
-    return _Around(numbers, _summed(weights * x * numbers), _summed(weights * numbers * numbers))
+    numbers, weights = clipped(xp, inverse * x, -half, half - 1), x * x
+    return _Around(numbers, summed(weights * x * numbers), summed(weights * numbers * numbers))
 
 
 def _ratio(xp: Any, dividend: Array, divisor: Array) -> Array:
@@ -131,7 +131,7 @@ def _ratio(xp: Any, dividend: Array, divisor: Array) -> Array:
 
 def _search(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
     """Return integers and scales of parts, the best of nineteen around the largest element's."""
-    extreme = _largest(xp, x, 0)
+    extreme = largest(xp, x, 0)
     found = _around(xp, x, F32(-half) / extreme, half)
     scale = _ratio(xp, found.products, found.squares)
     numbers, best = found.numbers, scale * found.products
@@ -148,14 +148,14 @@ def _search(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
 
 def _refine(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
     """Return integers and scales of parts; five passes move integers where the fit improves."""
-    extreme = _largest(xp, x, 0)
+    extreme = largest(xp, x, 0)
     numbers, products, squares = _around(xp, x, F32(-half) / extreme, half)
     weights = x * x
     for place in (*range(len(x)),) * 5:
         value, weight, number = x[place], weights[place], numbers[place]
         without = products - weight * value * number
         rest = squares - weight * number * number
-        moved = _clipped(xp, value * rest / without, -half, half - 1)
+        moved = clipped(xp, value * rest / without, -half, half - 1)
         more, larger = without + weight * value * moved, rest + weight * moved * moved
         better = (without > 0) & (moved != number) & (larger > 0)
         better &= more * more * squares > products * products * larger
@@ -169,26 +169,26 @@ def _refine(xp: Any, x: Array, half: int) -> tuple[Array, Array]:
 def _rounded_around(xp: Any, x: Array, numbers: Array, factor: Array, half: int) -> Array:
     """Round elements [n, parts, elements] by their factor; keep the numbers where it is 0."""
     wide = factor[..., None]
-    found = _clipped(xp, x.reshape(numbers.shape) / wide, -half, half - 1) + F32(half)
+    found = clipped(xp, x.reshape(numbers.shape) / wide, -half, half - 1) + F32(half)
     return xp.where(wide == 0, numbers, found).reshape(len(x), BLOCK).astype(xp.uint8)
 
 
-def _stored(head: Array) -> Array:
+def stored_half(head: Array) -> Array:
     """Convert bytes of f16 to f32."""
     return head.view(numpy.float16).astype(F32)
 
 
 def to_q3_k(xp: Any, x: Array) -> Array:
     """Encode blocks [n, 256] of f32 as bytes [n, 110]."""
-    numbers, found = _refine(xp, _parts(xp, x, 16), 4)
+    numbers, found = _refine(xp, parts_of(xp, x, 16), 4)
     found = found.reshape(len(x), -1)
-    extreme = _largest(xp, found, 1)
+    extreme = largest(xp, found, 1)
     inverse = xp.where(extreme == 0, F32(0), F32(-32) / extreme)
-    head = _head(xp, x, xp.where(extreme == 0, F32(0), F32(1) / inverse))
-    scales = _clipped(xp, inverse[:, None] * found, -32, 31)
+    head = head_bytes(xp, x, xp.where(extreme == 0, F32(0), F32(1) / inverse))
+    scales = clipped(xp, inverse[:, None] * found, -32, 31)
     # A block without a scale has only zero bits.
     stored = xp.where(extreme[:, None] == 0, F32(0), scales + F32(32)).astype(xp.uint8)
-    quanta = _rounded_around(xp, x, _by_part(numbers, len(x)), _stored(head) * scales, 4)
+    quanta = _rounded_around(xp, x, _by_part(numbers, len(x)), stored_half(head) * scales, 4)
     lower = packed(xp, stored & xp.uint8(15), 4, 8)
     upper = packed(xp, stored >> xp.uint8(4), 2, 4)
     high, low = packed(xp, quanta >> xp.uint8(2), 1, 32), packed(xp, quanta & xp.uint8(3), 2, 32)
@@ -197,15 +197,15 @@ def to_q3_k(xp: Any, x: Array) -> Array:
 
 def to_q6_k(xp: Any, x: Array) -> Array:
     """Encode blocks [n, 256] of f32 as bytes [n, 210]."""
-    numbers, found = _search(xp, _parts(xp, x, 16), 32)
+    numbers, found = _search(xp, parts_of(xp, x, 16), 32)
     found = found.reshape(len(x), -1)
-    extreme = _largest(xp, found, 1)
+    extreme = largest(xp, found, 1)
     empty = xp.abs(extreme) < SMALLEST
     inverse = F32(-128) / extreme
-    head = _head(xp, x, xp.where(empty, F32(0), F32(1) / inverse))
+    head = head_bytes(xp, x, xp.where(empty, F32(0), F32(1) / inverse))
     scales = xp.minimum(_nearest(inverse[:, None] * found), 127)
     scales = xp.where(empty[:, None], 0, scales).astype(xp.int8)
-    quanta = _rounded_around(xp, x, _by_part(numbers, len(x)), _stored(head) * scales.astype(F32), 32)
+    quanta = _rounded_around(xp, x, _by_part(numbers, len(x)), stored_half(head) * scales.astype(F32), 32)
     quanta = xp.where(empty[:, None], xp.uint8(0), quanta)
     low, high = packed(xp, quanta & xp.uint8(15), 4, 64), packed(xp, quanta >> xp.uint8(4), 2, 32)
     return xp.concatenate([low, high, scales.view(xp.uint8), head], -1)
@@ -217,14 +217,14 @@ def to_q6_k(xp: Any, x: Array) -> Array:
 def _fitted(xp: Any, x: Array, weights: Array, fit: BlockFit) -> tuple[Array, Array, Array]:
     """Return integers, scales and subtracted offsets; each try starts from the best offset."""
     least, most = xp.minimum(x.min(0), F32(0)), x.max(0)
-    total, weighted = _summed(weights), _summed(weights * x)
+    total, weighted = summed(weights), summed(weights * x)
     inverse = F32(fit.most) / (most - least)
     scale, offset = F32(1) / inverse, least
-    numbers = _clipped(xp, inverse * (x - least), 0, fit.most)
+    numbers = clipped(xp, inverse * (x - least), 0, fit.most)
     best = _error(xp, x, weights, numbers, scale, offset, fit)
     for step in range(fit.steps + 1):
         inverse = (F32(fit.first) + F32(0.1) * F32(step) + F32(fit.most)) / (most - offset)
-        tried = _clipped(xp, inverse * (x - offset), 0, fit.most)
+        tried = clipped(xp, inverse * (x - offset), 0, fit.most)
         this_scale, this_offset, solved = _solved(xp, x, weights, tried, total, weighted)
         error = _error(xp, x, weights, tried, this_scale, this_offset, fit)
         better = solved & (error < best)
@@ -239,7 +239,7 @@ def _solved(
 ) -> tuple[Array, Array, Array]:
     """Return the least squares scale and offset (at most 0) of integers, and where they exist."""
     products = weights * numbers
-    first, squares, mixed = _summed(products), _summed(products * numbers), _summed(products * x)
+    first, squares, mixed = summed(products), summed(products * numbers), summed(products * x)
     divisor = total * squares - first * first
     scale = (total * mixed - weighted * first) / divisor
     offset = (squares * weighted - first * mixed) / divisor
@@ -252,21 +252,21 @@ def _error(
     xp: Any, x: Array, weights: Array, numbers: Array, scale: Array, offset: Array, fit: BlockFit
 ) -> Array:
     difference = scale * numbers + offset - x
-    return _summed(weights * (xp.abs(difference) if fit.by_size else difference * difference))
+    return summed(weights * (xp.abs(difference) if fit.by_size else difference * difference))
 
 
 def _scales_from(xp: Any, found: Array, most: int) -> tuple[Array, Array]:
     """Return integers up to `most` for scales [n, parts], and the block's scale of them [n]."""
-    largest = xp.maximum(found.max(1), F32(0))
-    inverse = xp.where(largest > 0, F32(most) / largest, F32(0))
+    top = xp.maximum(found.max(1), F32(0))
+    inverse = xp.where(top > 0, F32(most) / top, F32(0))
     numbers = xp.minimum(_nearest(inverse[:, None] * found).astype(xp.uint8), xp.uint8(most))
-    return numbers, largest / F32(most)
+    return numbers, top / F32(most)
 
 
 def _rounded_from(xp: Any, x: Array, numbers: Array, factor: Array, offset: Array, most: int) -> Array:
     """Round elements [n, parts, elements] by their factor; keep the numbers where it is 0."""
     wide = factor[..., None]
-    found = _clipped(xp, (x.reshape(numbers.shape) + offset[..., None]) / wide, 0, most)
+    found = clipped(xp, (x.reshape(numbers.shape) + offset[..., None]) / wide, 0, most)
     return xp.where(wide == 0, numbers, found).reshape(len(x), BLOCK).astype(xp.uint8)
 
 
@@ -284,15 +284,16 @@ def _from(xp: Any, x: Array, parts: Array, weights: Array, fit: BlockFit, most: 
     numbers, scales, offsets = _fitted(xp, parts, weights, fit)
     small, scale = _scales_from(xp, scales.reshape(len(x), -1), most)
     small_offsets, offset = _scales_from(xp, offsets.reshape(len(x), -1), most)
-    heads = _head(xp, x, scale), _head(xp, x, offset)
-    factor, taken = _stored(heads[0]) * small.astype(F32), _stored(heads[1]) * small_offsets.astype(F32)
+    heads = head_bytes(xp, x, scale), head_bytes(xp, x, offset)
+    factor = stored_half(heads[0]) * small.astype(F32)
+    taken = stored_half(heads[1]) * small_offsets.astype(F32)
     quanta = _rounded_from(xp, x, _by_part(numbers, len(x)), factor, taken, fit.most)
     return _From(*heads, small, small_offsets, quanta)
 
 
 def to_q2_k(xp: Any, x: Array) -> Array:
     """Encode blocks [n, 256] of f32 as bytes [n, 84]."""
-    parts = _parts(xp, x, 16)
+    parts = parts_of(xp, x, 16)
     found = _from(xp, x, parts, xp.abs(parts), BlockFit(3, -0.5, 15, by_size=True), 15)
     scales = found.scales | (found.offsets << xp.uint8(4))
     return xp.concatenate([scales, packed(xp, found.quanta, 2, 32), found.scale, found.offset], -1)
@@ -300,8 +301,8 @@ def to_q2_k(xp: Any, x: Array) -> Array:
 
 def _from_eight(xp: Any, x: Array, fit: BlockFit) -> tuple[Array, Array]:
     """Return the first 16 bytes of q4_k and q5_k, and the elements' quanta."""
-    parts = _parts(xp, x, 32)
-    weights = xp.sqrt(_summed(parts * parts) / F32(32)) + xp.abs(parts)
+    parts = parts_of(xp, x, 32)
+    weights = xp.sqrt(summed(parts * parts) / F32(32)) + xp.abs(parts)
     found = _from(xp, x, parts, weights, fit, 63)
     own, late = zip(*((each[:, :4], each[:, 4:]) for each in (found.scales, found.offsets)), strict=True)
     above = [first | ((last >> xp.uint8(4)) << xp.uint8(6)) for first, last in zip(own, late, strict=True)]

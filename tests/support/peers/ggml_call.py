@@ -16,7 +16,7 @@ FLOATS = "f32 f16 bf16"
 INDICES = "i32 i64"
 #: Types that quantize in one step, without a matrix of importance; and all that ggml and we both have.
 SMALL = "q4_0 q4_1 q5_0 q5_1 q8_0"
-BLOCKS = SMALL + " q2_k q3_k q4_k q5_k q6_k"
+BLOCKS = SMALL + " q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4 tq1_0 tq2_0"
 EVERY = f"{FLOATS} f64 i8 i16 i32 i64 {BLOCKS}"
 
 

@@ -24,6 +24,8 @@ BLOCKS = {
     "q5_0": "c0330000ffff102132435465768798a9bacbdcedfeffc0b349922449807f9f626ebd534ccc353bea2619f908",
     "q5_1": "0034c0c30000ffff00112233445566778899aabbccddeeff"
     "df3380c3b66ddbb67f80609e9152acb333cbc425d9e606f8",
+    "iq4_nl": "22288091a1a1b2b2c3c3d3d4e4e5e6f6f7f816a83838d72927e62a26e51b15f41c14f40c",
+    "mxfp4": "7e0f1f2f3f4f5f5e6e6e6d7d7c7b7a79707e6060e16962f27b73f47c74f57d75f57e",
     "q8_0": "d0278189919aa2aab2bac3cbd3dbe3ecf4fc040c141d252d353d464e565e666f777f"
     "d027000408f41014e71d21db292dcf3539c34246b64e52aa5a5e9e666b917377857f",
 }
@@ -36,6 +38,9 @@ LARGE_DIGESTS = {
     "q4_k": "de2adfcb078fe06c4516a988469d42035353f1a7174470be5c80fb248ffc3ffb",
     "q5_k": "d54c6e8dd59487825a1f17ff8873d4a020044f3f92648d3d11690fe00cad063f",
     "q6_k": "5af7dcacc989d6517c01efd86fd0c6b874214b6a64ef5424af7ae1277eca1075",
+    "iq4_xs": "afd0d029859af33f4225af809ad96579ef88f9985c2a4edd2b29c9fc102cdf8e",
+    "tq1_0": "191153bb6445a7c60f3279c44e21c8a476761783d89bdf50dea6a4c6edea32dd",
+    "tq2_0": "2b1aac83487c02faead3a512a213a3010cb41ccad27d1351889ce4b23df770ef",
 }
 PLACES = [0, 1, 17, 63, 100, 128, 200, 255]
 #: Of a block whose byte i is 37 i mod 251: the values at PLACES, and the sum of the squares of all.
@@ -60,12 +65,35 @@ LARGE = {
         [-0.0, 31389.1875, -25928.203125, 25331.625, 8627.4375, -53676.734375, 6332.90625, -40796.765625],
         119917015732.92407,
     ),
+    "iq4_xs": (
+        [5.390625, -6.484375, -2.734375, 6.6796875, 4.78515625, 14.6484375, -19.84375, -27.8125],
+        155059.38415527344,
+    ),
+    "tq1_0": (
+        [18.609375, 18.609375, -0.0, -18.609375, -0.0, 18.609375, -18.609375, -18.609375], 59911.428955078125,
+    ),
+    "tq2_0": (
+        [0.0007843971252441406, -0.0, -0.0015687942504882812, -0.0015687942504882812, -0.0007843971252441406,
+         0.0007843971252441406, -0.0007843971252441406, -0.0], 0.00022334622258313175,
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_floats_become_the_bytes_of_ggmls_reference(name: str) -> None:
     assert quantize(ROW.astype(np.float32), name).tobytes().hex() == BLOCKS[name]
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_any_bits_are_the_floats_of_the_package_gguf(name: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    print(f"seed {SEED}")
+    raw = np.random.default_rng(SEED).integers(0, 256, (800, DTYPES[name].block_bytes), np.uint8)
+    with np.errstate(all="ignore"):
+        theirs = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name.upper()])
+    ours, are_numbers = dequantize(raw, name), ~np.isnan(theirs)
+    np.testing.assert_array_equal(np.isnan(ours), ~are_numbers)
+    np.testing.assert_array_equal(ours.view(np.uint32)[are_numbers], theirs.view(np.uint32)[are_numbers])
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -84,7 +112,7 @@ def test_a_round_trip_is_as_near_as_the_quanta_are(name: str) -> None:
     back = dequantize(quantize(x, name), name)
     assert back.shape == x.shape
     spread = np.ptp(x.reshape(5, 3, 3, 32), -1)[..., None]
-    quanta = {"q8_0": 254, "q5_0": 31, "q5_1": 31, "q4_0": 15, "q4_1": 15}[name]
+    quanta = {"q8_0": 254, "q5_0": 31, "q5_1": 31, "mxfp4": 7}.get(name, 15)
     # The blocks that are centred on 0 may use but half of their quanta, and scales are rounded to f16.
     step = 2 * spread / quanta
     assert (np.abs(back - x).reshape(5, 3, 3, 32) <= step * 1.01).all()
@@ -119,8 +147,9 @@ def test_a_round_trip_through_large_blocks_is_near(name: str) -> None:
     x[2] = np.abs(x[2])
     back = dequantize(quantize(x, name), name)
     assert back.shape == x.shape and not back[1, 1, 256:].any()
-    most = {"q2_k": 0.1, "q3_k": 0.03, "q4_k": 0.006, "q5_k": 0.002, "q6_k": 0.0005}[name]
-    assert ((back - x) ** 2).mean() < most
+    most = {"q2_k": 0.1, "q3_k": 0.03, "q4_k": 0.006, "iq4_xs": 0.006, "q5_k": 0.002, "q6_k": 0.0005}
+    # Three values are far from normal numbers.
+    assert ((back - x) ** 2).mean() < most.get(name, 1)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 64), (2, 0, 256)])
@@ -159,6 +188,8 @@ def test_any_bits_are_blocks(name: str) -> None:
         (np.full(32, np.inf), "q8_0", "cannot hold"),
         (np.full(32, 1e30), "q8_0", "cannot hold"),
         (np.full(32, 1e6), "q4_1", "cannot hold"),
+        *((np.full(32, value), "mxfp4", "cannot hold") for value in (np.nan, np.inf, -np.inf)),
+        (np.full(32, 1e30), "iq4_nl", "cannot hold"),
         *((np.full(256, value), name, "cannot hold") for name in LARGE for value in (np.nan, np.inf)),
         (np.full(256, 1e30), "q3_k", "cannot hold"),
         (np.full(256, -1e30), "q4_k", "cannot hold"),

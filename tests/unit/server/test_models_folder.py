@@ -90,8 +90,8 @@ def test_gguf_files_are_read_as_their_own_library_reads_them(models: ModelFiles)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"token {number}" for number in range(100)])
     writer.add_array("list.of.numbers", [1, 2, 3])
-    for kind in ("F32", "F16", "BF16", "Q4_0", "Q8_0"):
-        rows = rng.standard_normal((3, 64), np.float32)
+    for kind in ("F32", "F16", "BF16", "Q4_0", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"):
+        rows = rng.standard_normal((3, 256), np.float32)
         found = gguf_quantize(rows, GGMLQuantizationType[kind])
         writer.add_tensor(f"blk.{kind}", found, raw_dtype=GGMLQuantizationType[kind])
     writer.write_header_to_file()
@@ -100,10 +100,10 @@ def test_gguf_files_are_read_as_their_own_library_reads_them(models: ModelFiles)
     writer.close()
     tensors = {one.name: one for one in models.describe("model.gguf").tensors}
     reader = GGUFReader(path)
-    assert len(tensors) == len(reader.tensors) == 5
+    assert len(tensors) == len(reader.tensors) == 8
     for theirs in reader.tensors:
         ours = tensors[theirs.name]
-        assert ours.type.shape == (3, 64) and ours.type.dtype.name == theirs.tensor_type.name.lower()
+        assert ours.type.shape == (3, 256) and ours.type.dtype.name == theirs.tensor_type.name.lower()
         assert ours.digest == digest_of(np.ascontiguousarray(theirs.data).tobytes())
 
 
@@ -114,6 +114,21 @@ def test_the_summary_of_a_model_is_bounded_and_takes_no_entry_on_trust(models: M
     assert (found.title, found.context_length) == ("x" * 200, 0)
     assert (found.architecture, found.quantization, found.tokenizer) == ("llama", "f32", "llama")
     assert found.words == 650 and not found.has_chat_template
+
+
+def test_tensors_of_types_without_a_reader_are_left_out_by_the_name_of_the_type(models: ModelFiles) -> None:
+    path = models.folder / "model.gguf"
+    writer = GGUFWriter(path, "llama")
+    for kind, block_bytes in (("IQ4_NL", 18), ("IQ4_XS", 136), ("IQ2_XXS", 66), ("NVFP4", 36)):
+        type_ = GGMLQuantizationType[kind]
+        writer.add_tensor(f"blk.{kind}", np.zeros((2, block_bytes), np.uint8), raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = models.describe("model.gguf")
+    assert [str(one.type) for one in found.tensors] == ["iq4_nl[2, 32]", "iq4_xs[2, 256]"]
+    assert found.left_out == ("blk.IQ2_XXS: iq2_xxs (2, 256)", "blk.NVFP4: nvfp4 (2, 64)")
 
 
 def test_tensors_of_unknown_types_are_left_out_by_name(models: ModelFiles) -> None:

@@ -16,7 +16,10 @@ NARROW = ("f16", "bf16")
 INTEGERS = ("i32", "i64", "u8", "i8", "i16", "u16", "u32", "u64")
 NUMBERS = (*FLOATS, *INTEGERS)
 PLAIN = (*NUMBERS, "bool")
-EVERY_BLOCK = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+EVERY_BLOCK = (
+    "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
+    "iq4_nl", "iq4_xs", "mxfp4", "tq1_0", "tq2_0",
+)  # fmt: skip
 
 #: Strides in memory and in the graph.
 STRIDES = ("transposed", "spaced", "permute", "slice of permute")

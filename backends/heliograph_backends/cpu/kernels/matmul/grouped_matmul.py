@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from llvmlite import ir
 from numba import types
 
 from heliograph_backends.cpu.kernels.matmul import stored_blocks as blocks
+from heliograph_backends.cpu.kernels.matmul import stored_codes as codes
 from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import SHORTS, from_bfloat, from_half
@@ -25,6 +27,7 @@ from heliograph_backends.cpu.kernels.matmul.stored_words import VECTOR_BYTES, Sh
 from heliograph_backends.cpu.kernels.program.stored_types import FORMS, GROUP_ROWS, Stored
 from heliograph_backends.cpu.kernels.program.words import CACHE_LINE_BYTES
 from heliograph_backends.cpu.kernels.vector.lanes import (
+    I32_VECTOR,
     I64,
     LANES,
     Lanes,
@@ -38,6 +41,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
 )
 
 SHORTS_BYTES: Final = 2 * GROUP_ROWS
+EXPONENTS: Final = ir.VectorType(ir.IntType(8), GROUP_ROWS)
 #: Bytes of a group that are prefetched ahead of those in use; there are four groups side by side.
 AHEAD_BYTES: Final = 4096
 
@@ -54,10 +58,22 @@ class Block(NamedTuple):
         place = self.builder.add(self.address, integer(SHORTS_BYTES * number))
         return self.builder.load(pointer(self.builder, place, SHORTS), align=SHORTS_BYTES)
 
+    def power(self) -> Lanes:
+        """Return the power of two of each row, whose exponent is a byte."""
+        exponents = self.builder.load(pointer(self.builder, self.address, EXPONENTS), align=GROUP_ROWS)
+        return codes.power_of(self.builder, self.builder.zext(exponents, I32_VECTOR))
+
+    def factors(self, kind: Stored) -> list[Lanes]:
+        """Return what lies before the words."""
+        if FORMS[kind].exponents:
+            return [self.power()]
+        return [from_half(self.builder, self.shorts(number)) for number in range(len(FORMS[kind].halves))]
+
     def words(self, kind: Stored) -> Shelf:
         """Return the words."""
-        offset = SHORTS_BYTES * len(FORMS[kind].halves)
-        return Shelf(self.builder, self.builder.add(self.address, integer(offset)), SHORTS_BYTES)
+        form = FORMS[kind]
+        address = self.builder.add(self.address, integer(GROUP_ROWS * form.lead_bytes))
+        return Shelf(self.builder, address, GROUP_ROWS if form.exponents else SHORTS_BYTES)
 
 
 class Grouped(NamedTuple):
@@ -86,8 +102,7 @@ def _f32(block: Block, _run: Any) -> Iterator[Lanes]:
 
 def _thirty_two(kind: Stored, convert: blocks.Convert) -> Grouped:
     def run(block: Block, run: Any) -> Iterator[Lanes]:
-        factors = [from_half(block.builder, block.shorts(n)) for n in range(len(FORMS[kind].halves))]
-        return convert(block.builder, block.words(kind), factors, run)
+        return convert(block.builder, block.words(kind), block.factors(kind), run)
 
     return Grouped(2 * LANES, run)
 
@@ -120,6 +135,11 @@ READINGS: Final[dict[Stored, Grouped]] = {
     Stored.Q4_K: _of_reading(Stored.Q4_K, k_blocks.Q4_K),
     Stored.Q5_K: _of_reading(Stored.Q5_K, k_blocks.Q5_K),
     Stored.Q6_K: _of_reading(Stored.Q6_K, k_blocks.Q6_K),
+    Stored.IQ4_NL: _thirty_two(Stored.IQ4_NL, codes.iq4_nl),
+    Stored.IQ4_XS: _of_reading(Stored.IQ4_XS, codes.IQ4_XS),
+    Stored.MXFP4: _thirty_two(Stored.MXFP4, codes.mxfp4),
+    Stored.TQ1_0: _of_reading(Stored.TQ1_0, codes.TQ1_0),
+    Stored.TQ2_0: _of_reading(Stored.TQ2_0, codes.TQ2_0),
 }
 
 

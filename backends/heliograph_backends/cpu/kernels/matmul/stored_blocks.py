@@ -87,7 +87,7 @@ def _align(builder: Any, shelf: Any, words: Any, scales: Any) -> None:
             here.put(0, turned(builder, here.words(0), here.words(1), constant(16)))
 
 
-def _pairs(words: int, convert: Convert) -> Reading:
+def of_pairs(words: int, convert: Convert) -> Reading:
     """Return the reading of blocks of a scale and words. The head aligns the first block of each
     pair and makes the scales."""
     all_words = BLOCKS // 2 * (2 * words + 1)
@@ -124,7 +124,7 @@ def _wholes(words: int, convert: Convert) -> Reading:
     return Reading(256, BLOCKS * 4 * words, BLOCKS * words, 2 * BLOCKS, run, head)
 
 
-def _nibbles(builder: Any, words: Shelf, first: int, run: Any) -> Iterator[Any]:
+def nibbles(builder: Any, words: Shelf, first: int, run: Any) -> Iterator[Any]:
     """Yield words with the run's nibbles in the low half of each byte: first all low ones, then the
     high."""
     shift = everywhere(builder, bits_of(builder, run, 0, 1, 4))
@@ -143,14 +143,14 @@ def q8_0(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iter
 
 def q4_0(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
     """Nibbles, less 8."""
-    for four in _nibbles(builder, words, 0, run):
+    for four in nibbles(builder, words, 0, run):
         for moved in each_byte(builder, four):
             yield small_numbers(builder, moved, 4, 8) * factors[0]
 
 
 def q4_1(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
     """Nibbles above the least value."""
-    for four in _nibbles(builder, words, 0, run):
+    for four in nibbles(builder, words, 0, run):
         for moved in each_byte(builder, four):
             yield small_numbers(builder, moved, 4, 0).fma(*factors)
 
@@ -176,9 +176,9 @@ def _fives(builder: Any, block: Shelf, run: Any) -> Iterator[Any]:
     overlap.
     """
     fifth = builder.lshr(block.words(0), everywhere(builder, bits_of(builder, run, 0, 1, 16)))
-    for place, nibbles in enumerate(_nibbles(builder, block, 1, run)):
+    for place, low in enumerate(nibbles(builder, block, 1, run)):
         bits = builder.and_(shifted(builder, fifth, 4 * place), constant(15))
-        yield chosen(builder, 0x10101010, builder.mul(bits, constant(0x02040810)), nibbles)
+        yield chosen(builder, 0x10101010, builder.mul(bits, constant(0x02040810)), low)
 
 
 F32 = Reading(64, 256, 64, 0, _f32)
@@ -187,8 +187,8 @@ if LINE_BYTES > PIECE_BYTES:
 else:
     F16 = Reading(64, 128, 32, 0, _f16)
 BF16 = Reading(64, 128, 32, 0, _bf16)
-Q8_0 = _pairs(8, q8_0)
-Q4_0 = _pairs(4, q4_0)
+Q8_0 = of_pairs(8, q8_0)
+Q4_0 = of_pairs(4, q4_0)
 Q4_1 = _wholes(5, q4_1)
-Q5_0 = _pairs(5, q5_0)
+Q5_0 = of_pairs(5, q5_0)
 Q5_1 = _wholes(6, q5_1)

@@ -6,7 +6,7 @@ dequantized weights of the definition.
 The four bytes of a word are four quanta of eight bits, eight of four, or two halves. A quantum is
 converted to float32 in the way that takes the fewest instructions:
 
-- `small_numbers` looks up to five bits up in a table;
+- `small_numbers` looks up to five bits up in a table, `looked_up` in any table;
 - `power_and_quanta` puts a quantum into the digits of a power of two, which the next multiply-add
   subtracts;
 - `top_byte` and a conversion give the signed quantum times 2**24, which the block's scale
@@ -15,6 +15,7 @@ converted to float32 in the way that takes the fewest instructions:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -85,9 +86,14 @@ def small_numbers(builder: Any, words: Any, bits: int, zero: int) -> Lanes:
     if not has_feature("avx512f"):
         low = builder.and_(words, constant(2**bits - 1))
         return number(builder, builder.sub(low, constant(zero)) if zero else low)
+    count = max(LANES, 2**bits)
+    return looked_up(builder, words, [float(place % 2**bits - zero) for place in range(count)])
+
+
+def looked_up(builder: Any, words: Any, numbers: Sequence[float]) -> Lanes:
+    """Return the numbers, 16 or 32, at the places in the lowest bits of each lane; for AVX-512."""
     tables = [
-        ir.Constant(F32_VECTOR, [float((first + lane) % 2**bits - zero) for lane in range(LANES)])
-        for first in ((0, LANES) if bits > 4 else (0,))
+        ir.Constant(F32_VECTOR, numbers[first : first + LANES]) for first in range(0, len(numbers), LANES)
     ]
     if len(tables) == 1:
         name, arguments = "permvar.sf.512", [tables[0], words]

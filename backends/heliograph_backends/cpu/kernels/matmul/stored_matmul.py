@@ -26,6 +26,7 @@ from llvmlite import ir
 from numba import types
 
 from heliograph_backends.cpu.kernels.matmul import stored_blocks as blocks
+from heliograph_backends.cpu.kernels.matmul import stored_codes as codes
 from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
 from heliograph_backends.cpu.kernels.matmul.grouped_matmul import multiply_grouped, unpack_grouped
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
@@ -74,6 +75,11 @@ READINGS: Final[dict[Stored, Reading]] = {
     Stored.Q4_K: k_blocks.Q4_K,
     Stored.Q5_K: k_blocks.Q5_K,
     Stored.Q6_K: k_blocks.Q6_K,
+    Stored.IQ4_NL: codes.IQ4_NL,
+    Stored.IQ4_XS: codes.IQ4_XS,
+    Stored.MXFP4: codes.MXFP4,
+    Stored.TQ1_0: codes.TQ1_0,
+    Stored.TQ2_0: codes.TQ2_0,
 }
 #: Bytes that are prefetched ahead: about a quarter of a usual second-level cache.
 AHEAD_BYTES = 256 * 1024

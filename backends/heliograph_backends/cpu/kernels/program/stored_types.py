@@ -28,6 +28,11 @@ class Stored(IntEnum):
     Q3_K = 12
     Q5_K = 13
     F32 = 14
+    IQ4_NL = 15
+    IQ4_XS = 16
+    MXFP4 = 17
+    TQ1_0 = 18
+    TQ2_0 = 19
 
 
 #: The number of rows in a group, see `RowGroups`.
@@ -46,6 +51,13 @@ class Form(NamedTuple):
     """Elements that the kernels convert at once."""
     halves: tuple[int, ...] = ()
     """The offsets of f16 and bf16 that lie before the words of a block in a group of rows."""
+    exponents: int = 0
+    """Bytes that lie before the words of a block: exponents of its scale."""
+
+    @property
+    def lead_bytes(self) -> int:
+        """The bytes of a row before the words of a block in a group of rows."""
+        return 2 * len(self.halves) + self.exponents
 
 
 FORMS: Final = {
@@ -62,4 +74,9 @@ FORMS: Final = {
     Stored.Q3_K: Form(256, 110, 128, (108,)),
     Stored.Q5_K: Form(256, 176, 64),
     Stored.F32: Form(1, 4, 16),
+    Stored.IQ4_NL: Form(32, 18, 32, (0,)),
+    Stored.IQ4_XS: Form(256, 136, 32),
+    Stored.MXFP4: Form(32, 17, 32, exponents=1),
+    Stored.TQ1_0: Form(256, 54, 256, (52,)),
+    Stored.TQ2_0: Form(256, 66, 128, (64,)),
 }

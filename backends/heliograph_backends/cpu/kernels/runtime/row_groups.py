@@ -21,8 +21,8 @@ class RowGroups:
     """An order of the bytes of a stored matrix, or of several: groups of sixteen rows.
 
     In a group, the blocks of all rows with one number are adjacent: `halves` vectors of 16 bits,
-    then vectors of 32 bits, each with the same unit of sixteen rows. It takes the bytes of the
-    matrix, and is made in place. Methods take all of its bytes.
+    `exponents` vectors of bytes, then vectors of 32 bits, each with the same unit of sixteen rows.
+    It takes the bytes of the matrix, and is made in place. Methods take all of its bytes.
     """
 
     kind: Stored
@@ -104,11 +104,12 @@ class RowGroups:
         for number, offset in enumerate(form.halves):
             shorts = blocks[:, :, 2 * GROUP_ROWS * number :][:, :, : 2 * GROUP_ROWS].view(np.uint16)
             yield shorts, own[..., offset : offset + 2].view(np.uint16)[..., 0].transpose(0, 2, 1)
-        short_bytes = 2 * len(form.halves)
-        words = (form.block_bytes - short_bytes) // 4
-        first = 0 if form.halves[:1] > (0,) else short_bytes
+        for place in range(form.exponents):
+            yield blocks[:, :, GROUP_ROWS * place :][:, :, :GROUP_ROWS], own[..., place].transpose(0, 2, 1)
+        words = (form.block_bytes - form.lead_bytes) // 4
+        first = 0 if form.halves[:1] > (0,) else form.lead_bytes
         if words:
-            ours = blocks[:, :, GROUP_ROWS * short_bytes :].view(np.uint32)
+            ours = blocks[:, :, GROUP_ROWS * form.lead_bytes :].view(np.uint32)
             theirs = own[..., first : first + 4 * words].view(np.uint32)
             yield ours.reshape(*blocks.shape[:2], words, GROUP_ROWS), theirs.transpose(0, 2, 3, 1)
 

@@ -1,0 +1,198 @@
+"""Lanes of weights whose quanta are places in a table of numbers, or digits in base three; see
+`stored_words`.
+
+With AVX-512 a table of floats is one register, from which a nibble takes its number. Elsewhere the
+table is sixteen bytes, from which all nibbles of a vector take theirs at once, before they become
+floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from heliograph_backends.cpu.kernels.matmul.stored_blocks import nibbles, of_pairs
+from heliograph_backends.cpu.kernels.matmul.stored_lanes import (
+    BYTES,
+    chosen,
+    constant,
+    everywhere,
+    looked_up,
+    low_half,
+    number,
+    shifted,
+    small_numbers,
+    turned,
+)
+from heliograph_backends.cpu.kernels.matmul.stored_readings import Half, Reading, bits_of, each_byte, total
+from heliograph_backends.cpu.kernels.matmul.stored_words import SHORTS, Shelf, shuffled
+from heliograph_backends.cpu.kernels.vector.lanes import (
+    I32_VECTOR,
+    LANES,
+    Lanes,
+    has_feature,
+    integer,
+    intrinsic_function,
+)
+from heliograph_proto.quantization.codebooks import CODES, FP4_CODES
+from heliograph_proto.quantization.ternary import RUNS
+
+HALF_BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
+#: The words of the quanta of a block of 32, and blocks that are read at a time.
+QUANTA_WORDS, BLOCKS = 4, 8
+#: The powers of three as bytes, the lowest first.
+POWERS = sum(3**place << 8 * place for place in range(5))
+
+
+def _bytes_of_codes(builder: Any, words: Any, codes: Sequence[int]) -> Any:
+    """Replace each byte by the signed number at the place in its low nibble."""
+    places = builder.bitcast(builder.and_(words, constant(0x0F0F0F0F)), BYTES)
+    if has_feature("avx2"):
+        table = ir.Constant(HALF_BYTES, [code & 0xFF for code in codes] * 2)
+        function = intrinsic_function(builder, "llvm.x86.avx2.pshuf.b", HALF_BYTES, HALF_BYTES, HALF_BYTES)
+        half = 2 * LANES
+        low, high = (
+            builder.call(function, [table, shuffled(builder, places, places, range(first, first + half))])
+            for first in (0, half)
+        )
+        return builder.bitcast(shuffled(builder, low, high, range(2 * half)), I32_VECTOR)
+    found = [ir.Constant(BYTES, [code & 0xFF] * (4 * LANES)) for code in codes]
+    for bit in range(4):
+        ones = ir.Constant(BYTES, [1 << bit] * (4 * LANES))
+        is_set = builder.icmp_unsigned("==", builder.and_(places, ones), ones)
+        pairs = zip(found[::2], found[1::2], strict=True)
+        found = [builder.select(is_set, upper, lower) for lower, upper in pairs]
+    return builder.bitcast(found[0], I32_VECTOR)
+
+
+def _coded(builder: Any, words: Any, codes: Sequence[int]) -> Iterator[Lanes]:
+    """Yield the numbers of the low nibbles of the four bytes of each lane."""
+    if has_feature("avx512f"):
+        for moved in each_byte(builder, words):
+            yield looked_up(builder, moved, [float(code) for code in codes])
+        return
+    signed = _bytes_of_codes(builder, words, codes)
+    for byte in range(4):
+        yield number(builder, builder.ashr(shifted(builder, signed, 8 * byte - 24), constant(24)))
+
+
+def _scaled(builder: Any, words: Shelf, codes: Sequence[int], factor: Lanes, run: Any) -> Iterator[Lanes]:
+    for four in nibbles(builder, words, 0, run):
+        for lanes in _coded(builder, four, codes):
+            yield lanes * factor
+
+
+def iq4_nl(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
+    """Nibbles that are places in a table."""
+    return _scaled(builder, words, CODES, factors[0], run)
+
+
+def mxfp4(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
+    """Nibbles that are floats."""
+    return _scaled(builder, words, FP4_CODES, factors[0], run)
+
+
+def power_of(builder: Any, exponents: Any) -> Lanes:
+    """Return 2**(n - 128) for lanes of 0 to 255; the first two are smaller than normal floats."""
+    small = builder.shl(constant(0x200000), builder.and_(exponents, constant(1)))
+    usual = builder.shl(builder.sub(exponents, constant(1)), constant(23))
+    is_small = builder.icmp_unsigned("<", exponents, constant(2))
+    return Lanes.from_bits(builder, builder.select(is_small, small, usual))
+
+
+def _mxfp4_head(builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
+    """Make the scales, and move the quanta of blocks of 17 bytes to whole words, in place."""
+    for block in range(BLOCKS):
+        start = QUANTA_WORDS * block
+        first = shifted(builder, shelf.words(start + block // 4), 8 * (block % 4))
+        heads.put(block, power_of(builder, builder.and_(first, constant(0xFF))).value)
+        word, skew = start + (block + 1) // 4, (block + 1) % 4
+        for place in range(QUANTA_WORDS):
+            own = shelf.words(word + place)
+            if skew:
+                own = turned(builder, own, shelf.words(word + place + 1), constant(8 * skew))
+            shelf.put(start + place, own)
+
+
+def _mxfp4(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
+    block = bits_of(builder, run, 1, 3)
+    words = shelf.from_on(builder.mul(block, integer(QUANTA_WORDS)))
+    return mxfp4(builder, words, [heads.lanes(block)], run)
+
+
+def _iq4_xs_head(builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
+    """Factors of eight parts: four bits each in the second word, two above them in the first."""
+    both, lower = shelf.words(0), shelf.words(1)
+    size = low_half(builder, both)
+    for part in range(8):
+        upper = shifted(builder, both, 12 + 2 * part)
+        scale = builder.and_(chosen(builder, 0x30, upper, shifted(builder, lower, 4 * part)), constant(0x3F))
+        heads.put(part, ((number(builder, scale) - 32.0) * size).value)
+
+
+def _iq4_xs(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
+    part = bits_of(builder, run, 1, 3)
+    words = shelf.from_on(total(builder, builder.mul(part, integer(QUANTA_WORDS)), 2))
+    return _scaled(builder, words, CODES, heads.lanes(part), run)
+
+
+def _scale_head(_builder: Any, _shelf: Shelf, heads: Shelf, half: Half) -> None:
+    heads.put(0, half().value)
+
+
+def _tq2_0(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
+    """Two bits, less 1: in each half of the block four runs of 32 elements are in the same bytes."""
+    scale = heads.lanes(0)
+    half, quarters = bits_of(builder, run, 3, 1, 8), bits_of(builder, run, 0, 1, 4)
+    words = shelf.from_on(total(builder, half, quarters))
+    shift = everywhere(builder, bits_of(builder, run, 1, 2, 2))
+    for place in range(4):
+        for moved in each_byte(builder, builder.lshr(words.words(place), shift)):
+            yield small_numbers(builder, moved, 2, 1) * scale
+
+
+def _digits(builder: Any, words: Any, power: Any) -> Any:
+    """Return the digit of each byte, in base three, that multiplication by `power` brings to the
+    front."""
+    twice = total(builder, power, builder.shl(power, integer(16)))
+    factor = builder.bitcast(everywhere(builder, twice), SHORTS)
+    three = ir.Constant(SHORTS, [3] * (2 * LANES))
+    eight = ir.Constant(SHORTS, [8] * (2 * LANES))
+    low = ir.Constant(SHORTS, [0xFF] * (2 * LANES))
+    shorts = builder.bitcast(words, SHORTS)
+    even, odd = (
+        builder.lshr(builder.mul(builder.and_(builder.mul(each, factor), low), three), eight)
+        for each in (shorts, builder.lshr(shorts, eight))
+    )
+    return builder.bitcast(builder.or_(even, builder.shl(odd, eight)), I32_VECTOR)
+
+
+def _tq1_0(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
+    """Digits, less 1: five of 32 bytes, then five of 16 bytes, then four of a word's bytes.
+
+    A run has a digit of four words; the last run has each digit of the last word.
+    """
+    scale = heads.lanes(0)
+    last_word = sum(size for size, _ in RUNS[:2]) // 4
+    second = integer(2 * RUNS[0][1])
+    is_early = builder.icmp_signed("<", run, second)
+    is_last = builder.icmp_signed("==", run, integer(sum(size * count for size, count in RUNS) // LANES - 1))
+    digit = builder.select(is_early, bits_of(builder, run, 1, 3), builder.sub(run, second))
+    start = builder.select(is_early, bits_of(builder, run, 0, 1, 4), integer(RUNS[0][0] // 4))
+    for place in range(4):
+        word = builder.select(is_last, integer(last_word), total(builder, start, place))
+        own = builder.select(is_last, integer(place), digit)
+        shift = builder.mul(own, integer(8))
+        power = builder.and_(builder.lshr(integer(POWERS), shift), integer(0xFF))
+        for moved in each_byte(builder, _digits(builder, shelf.words(word), power)):
+            yield small_numbers(builder, moved, 2, 1) * scale
+
+
+IQ4_NL = of_pairs(QUANTA_WORDS, iq4_nl)
+IQ4_XS = Reading(256, 136, 34, 8, _iq4_xs, _iq4_xs_head)
+MXFP4 = Reading(256, 136, 34, BLOCKS, _mxfp4, _mxfp4_head)
+# Thirteen words, with room for a whole line.
+TQ1_0 = Reading(256, 54, 16, 1, _tq1_0, _scale_head, half_at=52)
+TQ2_0 = Reading(256, 66, 16, 1, _tq2_0, _scale_head, half_at=64)
