@@ -53,7 +53,7 @@ emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 #: The endings of the names of an op's kernels.
 ENDINGS = (
     "one|few|many|merge|long|plain|narrow|four|eight|tiles|large|direct|below|floats|i32|i64"
-    "|b?f16|f32|q?[0-9]"
+    "|b?f16|f32|(?:i?q|tq|mxfp)?[0-9]"
 )
 PARAMETERS = {
     "elementwise": ELEMENTWISE, "elementwise_few": ELEMENTWISE_FEW, "soft_max": ROWS, "norm": ROWS,
@@ -96,11 +96,13 @@ def test_every_operation_has_its_formula() -> None:
     assert sorted(rows) == sorted(one.name for one in CudaOperation)
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q4_k", "q6_k", "q8_0", "f16", "bf16"])
+@pytest.mark.parametrize("name", TYPES)
 def test_numbers_of_data_types_are_those_of_the_kernels(name: str) -> None:
-    listed = re.search(r"enum Type \{ F32 = 0, F16 = 1, BF16 = 2, (.*?) \}", text_of("products"))
+    listed = re.search(
+        r"enum Type \{\s+F32 = 0, F16 = 1, BF16 = 2, (.*?)\s\}", text_of("products"), re.DOTALL
+    )
     assert listed is not None
-    assert ["F32", "F16", "BF16", *listed[1].split(", ")][TYPES[name]] == name.upper()
+    assert ["F32", "F16", "BF16", *re.split(r",\s+", listed[1])][TYPES[name]] == name.upper()
 
 
 def test_ops_between_types_have_the_numbers_of_the_kernel() -> None:

@@ -18,7 +18,7 @@ HELD = (1, 2, 3, 4, 6, 8)
 
 _FOLDER = Path(__file__).parents[1] / "kernels"
 
-_STORED = ("common.cuh", "blocks.cuh", "instructions.cuh", "units.cuh", "stored.cuh")
+_STORED = ("common.cuh", "instructions.cuh", "blocks.cuh", "units.cuh", "stored.cuh")
 _ATTENTION = (
     "common.cuh", "instructions.cuh", "tiles.cuh", "attending.cuh", "attention_staging.cuh",
     "attention_part.cuh", "attention_lines.cuh", "attention.cuh",
@@ -28,7 +28,7 @@ _ATTENTION = (
 MODULES = {
     "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
     "rows": ("common.cuh", "instructions.cuh", "tiles.cuh", "rows.cuh", "rows.cu", "reduce.cu"),
-    "gather": ("common.cuh", "blocks.cuh", "gather.cu", "gather_back.cu", "random.cu"),
+    "gather": ("common.cuh", "instructions.cuh", "blocks.cuh", "gather.cu", "gather_back.cu", "random.cu"),
     "rope": ("common.cuh", "instructions.cuh", "tiles.cuh", "rope.cu"),
     "products": (*_STORED, "fixed_point.cuh", "products.cu"),
     "products_many": (*_STORED, "stored_tiles.cuh", "products_many.cu"),

@@ -3,7 +3,7 @@
 // `part_of<T>(row, part, out)` returns elements 32 * part to 32 * part + 31 of a row that is stored
 // as T. The layouts are those of `heliograph_proto.quantization`; the results equal its, bit for
 // bit except for sums. Blocks lie at odd multiples of two bytes, so at most two bytes are read at
-// once.
+// once; those of mxfp4 lie anywhere.
 
 template <int T> struct Stored;  // bytes of a block, and its number of parts of 32 elements
 template <> struct Stored<F16> { enum { BYTES = 64, PARTS = 1 }; };
@@ -18,6 +18,11 @@ template <> struct Stored<Q3_K> { enum { BYTES = 110, PARTS = 8 }; };
 template <> struct Stored<Q4_K> { enum { BYTES = 144, PARTS = 8 }; };
 template <> struct Stored<Q5_K> { enum { BYTES = 176, PARTS = 8 }; };
 template <> struct Stored<Q6_K> { enum { BYTES = 210, PARTS = 8 }; };
+template <> struct Stored<IQ4_NL> { enum { BYTES = 18, PARTS = 1 }; };
+template <> struct Stored<IQ4_XS> { enum { BYTES = 136, PARTS = 8 }; };
+template <> struct Stored<MXFP4> { enum { BYTES = 17, PARTS = 1 }; };
+template <> struct Stored<TQ1_0> { enum { BYTES = 54, PARTS = 8 }; };
+template <> struct Stored<TQ2_0> { enum { BYTES = 66, PARTS = 8 }; };
 
 static __device__ __forceinline__ float scale_at(const u8* place) {
   return f16_to_f32(*reinterpret_cast<const u16*>(place));
@@ -52,6 +57,59 @@ static __device__ __forceinline__ void scales_of_eight(const u8* block, int part
     least = packed[part + 4] >> 4 | (packed[part] >> 6) << 4;
   }
   factor = scale_at(block) * whole(low), offset = scale_at(block + 2) * whole(least);
+}
+
+// The signed numbers of sixteen places, as bytes, four in a word: `heliograph_proto`'s CODES, and
+// FP4_CODES.
+template <int T>
+struct Codes {
+  static const u32 FIRST = T == MXFP4 ? 0x03020100u : 0xbfad9881u;
+  static const u32 SECOND = T == MXFP4 ? 0x0c080604u : 0xf6eaddcfu;
+  static const u32 THIRD = T == MXFP4 ? 0xfdfeff00u : 0x26190d01u;
+  static const u32 FOURTH = T == MXFP4 ? 0xf4f8fafcu : 0x71594535u;
+};
+
+// The numbers of the four lowest nibbles, which are places.
+template <int T>
+static __device__ __forceinline__ u32 four_codes(u32 places) {
+  u32 which = places & 0x7777;
+  u32 small = bytes_of(Codes<T>::FIRST, Codes<T>::SECOND, which);
+  u32 large = bytes_of(Codes<T>::THIRD, Codes<T>::FOURTH, which);
+  return bytes_of(small, large, 0x3210 + (places >> 1 & 0x4444));
+}
+
+// The numbers of the lower nibbles of four bytes, and of the upper ones.
+template <int T>
+static __device__ __forceinline__ void codes_of(u32 places, u32& lower, u32& upper) {
+  u32 first = four_codes<T>(places), second = four_codes<T>(places >> 16);
+  lower = bytes_of(first, second, 0x6420), upper = bytes_of(first, second, 0x7531);
+}
+
+// A power of two, whose exponent is a byte; the first two are smaller than normal floats.
+static __device__ __forceinline__ float power_of(u32 exponent) {
+  return __int_as_float((int)(exponent < 2 ? 0x200000u << exponent : (exponent - 1) << 23));
+}
+
+// The scale of one of eight parts of iq4_xs: `high` has two bits of each, `low` four.
+static __device__ __forceinline__ float scale_of_part(float scale, u32 high, u32 low, int part) {
+  return scale * (whole((low >> 4 * part & 15) | (high >> 2 * part & 3) << 4) - 32.0f);
+}
+
+// In base three, a digit of each byte of a word is the carry of a multiplication by 3, after others
+// by 3.
+static __device__ __forceinline__ u32 digits_of(u32 bytes, int digit) {
+  u32 power = (u32)(0x511b090301ull >> 8 * digit) & 255;
+  u32 even = (bytes & 0x00ff00ff) * power & 0x00ff00ff, odd = (bytes >> 8 & 0x00ff00ff) * power & 0x00ff00ff;
+  return (even * 3 >> 8 & 0x00030003) | (odd * 3 & 0x03000300);
+}
+
+// Of a run of 16 elements of tq1_0: the digit of each word, and the first byte.
+static __device__ __forceinline__ int digit_of_run(int run, int word) {
+  return run < 10 ? run / 2 : run < 15 ? run - 10 : word;
+}
+
+static __device__ __forceinline__ int start_of_run(int run) {
+  return run < 10 ? run % 2 * 16 : run < 15 ? 32 : 48;
 }
 
 template <int T>
@@ -114,6 +172,28 @@ static __device__ __forceinline__ void part_of(const u8* row, i64 number, float 
       if (five) number |= (block[16 + i] >> part & 1) << 4;
       out[i] = whole(number) * factor - offset;
     }
+  } else if constexpr (T == IQ4_NL || T == IQ4_XS || T == MXFP4) {
+    const u8* quanta = block + (T == IQ4_NL ? 2 : T == MXFP4 ? 1 : 8 + part * 16);
+    float factor = T == MXFP4 ? power_of(block[0]) : scale_at(block);
+    if (T == IQ4_XS)
+      factor = scale_of_part(factor, *reinterpret_cast<const u16*>(block + 2), word_at(block + 4), part);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      u32 both = four_codes<T>(quanta[i]);
+      out[i] = (float)(i8)(both & 255) * factor, out[i + 16] = (float)(i8)(both >> 8 & 255) * factor;
+    }
+  } else if constexpr (T == TQ1_0) {
+    float scale = scale_at(block + 52);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+      int run = part * 2 + i / 16, word = i % 16 / 4;
+      int place = start_of_run(run) + (run < 15 ? i % 16 : i % 4);
+      out[i] = (whole(digits_of(block[place], digit_of_run(run, word))) - 1.0f) * scale;
+    }
+  } else if constexpr (T == TQ2_0) {
+    float scale = scale_at(block + 64);
+#pragma unroll
+    for (int i = 0; i < 32; i++) out[i] = (whole(block[part / 4 * 32 + i] >> part % 4 * 2 & 3) - 1.0f) * scale;
   } else {  // Q6_K
     const u8* low = block + part / 4 * 64 + part % 2 * 32;
     const u8* high = block + 128 + part / 4 * 32;

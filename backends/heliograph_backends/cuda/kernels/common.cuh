@@ -16,7 +16,10 @@ typedef unsigned long long u64;
 #define MOST_DIMENSIONS 6
 
 // Numbers of data types, as in `parameters.py`.
-enum Type { F32 = 0, F16 = 1, BF16 = 2, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
+enum Type {
+  F32 = 0, F16 = 1, BF16 = 2, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS,
+  MXFP4, TQ1_0, TQ2_0
+};
 
 // The layouts of a chain's operand.
 enum Kind { IN_ORDER = 0, ONE_ELEMENT = 1, STRIDED = 2 };

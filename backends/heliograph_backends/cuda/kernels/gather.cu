@@ -229,6 +229,11 @@ GET_ROWS(Q3_K, q3_k)
 GET_ROWS(Q4_K, q4_k)
 GET_ROWS(Q5_K, q5_k)
 GET_ROWS(Q6_K, q6_k)
+GET_ROWS(IQ4_NL, iq4_nl)
+GET_ROWS(IQ4_XS, iq4_xs)
+GET_ROWS(MXFP4, mxfp4)
+GET_ROWS(TQ1_0, tq1_0)
+GET_ROWS(TQ2_0, tq2_0)
 
 // Of equal indices the later row counts, so a row looks for its index after itself.
 KERNEL(set_rows, GatherParameters, 256) {

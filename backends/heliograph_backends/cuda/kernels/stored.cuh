@@ -72,7 +72,7 @@ static __device__ __forceinline__ bool is_there(const ProductParameters& p, i64 
 // Moves bytes to the beginning of their room. Words move down, so no lane reads a word that another
 // wrote.
 static __device__ __forceinline__ void move_down(u8* room, int skew, int bytes, int lane) {
-  const u32 which = skew % 4 ? 0x5432 : 0x3210;
+  const u32 which = 0x3210 + 0x1111 * (skew % 4);
   u32* words = reinterpret_cast<u32*>(room);
 #pragma unroll 1
   for (int at = 0; at < bytes / 4; at += 32) {

@@ -31,9 +31,10 @@ struct Raw {
     STAGES = M == 128 || Narrow<T>::IS ? 2 : 4,  // that are there or on their way
     // The alignment that `decode` needs.
     WIDE = Narrow<T>::IS || T == Q4_K || T == Q5_K || T == Q5_1,
-    HALVES = T == Q3_K || T == Q6_K,
+    HALVES = T == Q3_K || T == Q6_K || T == TQ1_0 || T == TQ2_0,
     ALIGNMENT = WIDE ? 16
     : HALVES         ? 2
+    : T == MXFP4     ? 1
                      : 4 << (T == Q4_1)
   };
 };

@@ -14,12 +14,13 @@
 template <int T>
 struct Form {
   enum {
-    CROSSED = T == Q2_K || T == Q3_K || T == Q6_K,
+    CROSSED = T == Q2_K || T == Q3_K || T == Q6_K || T == TQ2_0,
     SPANS = CROSSED ? 4 : 2,
-    SIGNED = T == Q8_0,
+    SIGNED = T == Q8_0 || T == IQ4_NL || T == IQ4_XS || T == MXFP4,
     // The excess of each number.
-    TOO_LARGE = 8 * (T == Q4_0) + 16 * (T == Q5_0) + 4 * (T == Q3_K) + 32 * (T == Q6_K),
-    OFFSETS = T != Q8_0
+    TOO_LARGE = 8 * (T == Q4_0) + 16 * (T == Q5_0) + 4 * (T == Q3_K) + 32 * (T == Q6_K) +
+                (T == TQ1_0 || T == TQ2_0),
+    OFFSETS = !SIGNED
   };
 };
 
@@ -33,11 +34,11 @@ static __device__ __forceinline__ int element_of(int unit, int group) {
 static __device__ __forceinline__ float low_half(u32 word) { return f16_to_f32((u16)(word & 0xffff)); }
 static __device__ __forceinline__ float high_half(u32 word) { return f16_to_f32((u16)(word >> 16)); }
 
-// Words at a multiple of two bytes.
+// Words at any byte.
 template <int N>
 static __device__ __forceinline__ void words_at(const u8* place, u32 (&out)[N]) {
   int odd = (int)((u64)place % 4);
-  u32 which = odd ? 0x5432 : 0x3210, next, word;
+  u32 which = 0x3210 + 0x1111 * odd, next, word;
   load_words<1>(place - odd, &word);
 #pragma unroll
   for (int i = 0; i < N; i++) {
@@ -76,6 +77,9 @@ static __device__ __forceinline__ void decode_pair(
     if constexpr (T == Q8_0) {
 #pragma unroll
       for (int i = 0; i < 8; i++) out[b * 8 + i] = word(1 + 2 * i);
+    } else if constexpr (T == IQ4_NL) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) codes_of<T>(word(1 + 2 * i), out[b * 8 + i], out[b * 8 + 4 + i]);
     } else {
       constexpr bool five = T == Q5_0 || T == Q5_1;
       constexpr int head = T == Q4_1 || T == Q5_1 ? 2 : 1;
@@ -180,13 +184,72 @@ static __device__ __forceinline__ void decode_q6_k(
   }
 }
 
+// Two consecutive blocks of 17 bytes.
+static __device__ __forceinline__ void decode_mxfp4(
+    const u8* place, u32 (&out)[16], float (&factors)[2], float (&offsets)[2]) {
+  u32 x[9];
+  words_at(place, x);
+  factors[0] = power_of(x[0] & 255), factors[1] = power_of(x[4] >> 8 & 255);
+  offsets[0] = offsets[1] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    codes_of<MXFP4>(bytes_of(x[i], x[i + 1], 0x4321), out[i], out[4 + i]);
+    codes_of<MXFP4>(bytes_of(x[4 + i], x[5 + i], 0x5432), out[8 + i], out[12 + i]);
+  }
+}
+
+static __device__ __forceinline__ void decode_iq4_xs(
+    const u8* block, int quarter, u32 (&out)[16], float (&factors)[2], float (&offsets)[2]) {
+  u32 head[2], x[8];
+  load_words<1>(block, head), load_words<1>(block + 4, head + 1);
+#pragma unroll
+  for (int i = 0; i < 8; i++) load_words<1>(block + 8 + quarter * 32 + 4 * i, x + i);
+#pragma unroll
+  for (int b = 0; b < 2; b++) {
+    factors[b] = scale_of_part(low_half(head[0]), head[0] >> 16, head[1], quarter * 2 + b), offsets[b] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) codes_of<IQ4_XS>(x[b * 4 + i], out[b * 8 + i], out[b * 8 + 4 + i]);
+  }
+}
+
+static __device__ __forceinline__ void decode_tq1_0(
+    const u8* block, int quarter, u32 (&out)[16], float (&factors)[2], float (&offsets)[2]) {
+  factors[0] = factors[1] = scale_at(block + 52);
+  offsets[0] = offsets[1] = factors[0] * -(float)Form<TQ1_0>::TOO_LARGE;
+#pragma unroll
+  for (int g = 0; g < 4; g++) {
+    int run = quarter * 4 + g;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      u32 x[1];
+      words_at(block + start_of_run(run) + (run < 15 ? 4 * i : 0), x);
+      out[g * 4 + i] = digits_of(x[0], digit_of_run(run, i));
+    }
+  }
+}
+
+static __device__ __forceinline__ void decode_tq2_0(
+    const u8* block, int quarter, u32 (&out)[16], float (&factors)[4], float (&offsets)[4]) {
+  u32 x[4];
+  words_at(block + quarter * 16, x);
+  float scale = scale_at(block + 64);
+#pragma unroll
+  for (int g = 0; g < 4; g++) {
+    factors[g] = scale, offsets[g] = scale * -(float)Form<TQ2_0>::TOO_LARGE;
+#pragma unroll
+    for (int i = 0; i < 4; i++) out[g * 4 + i] = x[i] >> 2 * g & 0x03030303;
+  }
+}
+
 // A unit of a row: its numbers, and the factor and offset of each span; offsets are 0 for types
 // without them.
 template <int T>
 static __device__ __forceinline__ void decode(
     const u8* row, int unit, u32 (&out)[16], float (&factors)[Form<T>::SPANS],
     float (&offsets)[Form<T>::SPANS]) {
-  if constexpr (Stored<T>::PARTS == 1) {
+  if constexpr (T == MXFP4) {
+    decode_mxfp4(row + unit * 2 * Stored<T>::BYTES, out, factors, offsets);
+  } else if constexpr (Stored<T>::PARTS == 1) {
     decode_pair<T>(row + unit * 2 * Stored<T>::BYTES, out, factors, offsets);
   } else {
     const u8* block = row + unit / 4 * Stored<T>::BYTES;
@@ -196,6 +259,12 @@ static __device__ __forceinline__ void decode(
       decode_q3_k(block, unit % 4, out, factors, offsets);
     else if constexpr (T == Q6_K)
       decode_q6_k(block, unit % 4, out, factors, offsets);
+    else if constexpr (T == IQ4_XS)
+      decode_iq4_xs(block, unit % 4, out, factors, offsets);
+    else if constexpr (T == TQ1_0)
+      decode_tq1_0(block, unit % 4, out, factors, offsets);
+    else if constexpr (T == TQ2_0)
+      decode_tq2_0(block, unit % 4, out, factors, offsets);
     else
       decode_six_bits<T>(block, unit % 4, out, factors, offsets);
   }

@@ -33,7 +33,7 @@ ROWS_OF_EXPERT = 4
 #: As in `products.cu`: rows of weights in a step of a warp, and steps in a ring.
 GROUP, RING = 2, 3
 #: Types whose units of 64 elements span their blocks, with four scales; others have two.
-CROSSED = ("q2_k", "q3_k", "q6_k")
+CROSSED = ("q2_k", "q3_k", "q6_k", "tq2_0")
 #: Types whose blocks have offsets.
 WITH_OFFSETS = ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k")
 #: With longer steps than this, a block has 8 warps, else 16.
