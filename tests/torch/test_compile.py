@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -89,6 +90,80 @@ def test_parameters_that_change_are_sent_once(remote: hg.Session) -> None:
         assert_near(compiled(x), module(x), 1e-4)
 
 
+def test_a_parameter_of_other_memory_is_sent(remote: hg.Session) -> None:
+    module, x = nn.Linear(4, 4), torch.randn(2, 4)
+    compiled = torch.compile(module, backend=hg.torch.backend(remote))
+    for context in (torch.enable_grad, torch.no_grad):
+        with context():
+            compiled(x)
+            module.weight.data = torch.randn(4, 4)
+            assert_near(compiled(x), module(x))
+
+
+class Layer(nn.Module):
+    """A module whose graph serves all modules of the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(128, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.inner(x))
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_modules_of_one_graph_have_parameters_of_their_own(with_gradients: bool, remote: hg.Session) -> None:
+    torch.manual_seed(2)
+    layers = [Layer() for _ in range(4)]
+    backend = hg.torch.backend(remote)
+    compiled = nn.Sequential(*(torch.compile(one, backend=backend) for one in layers))
+    x = torch.randn(2, 128)
+    with torch.set_grad_enabled(with_gradients):
+        for _ in range(2):
+            assert_near(compiled(x), nn.Sequential(*layers)(x))
+        before = sent_bytes(remote)
+        found = compiled(x)
+        if with_gradients:
+            found.sum().backward()
+    assert sent_bytes(remote) - before < 128 * 128 * 4
+    if with_gradients:
+        gradients = [one.inner.weight.grad.clone() for one in layers]
+        nn.Sequential(*layers).zero_grad()
+        nn.Sequential(*layers)(x).sum().backward()
+        assert_near(gradients, [one.inner.weight.grad for one in layers], 1e-4)
+
+
+def test_modules_of_one_graph_run_in_threads(remote: hg.Session) -> None:
+    torch.manual_seed(2)
+    layers = [Layer() for _ in range(3)]
+    backend = hg.torch.backend(remote)
+    compiled = [torch.compile(one, backend=backend) for one in layers]
+    x = torch.randn(2, 128)
+    compiled[0](x)
+
+    def check(place: int) -> None:
+        for _ in range(20):
+            given = x.clone().requires_grad_()
+            (found,) = torch.autograd.grad(compiled[place](given).sum(), given)
+            (wanted,) = torch.autograd.grad(layers[place](given).sum(), given)
+            assert_near(found, wanted, 1e-4)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(check, range(3)))
+
+
+def test_prims_that_decompositions_leave_have_rules() -> None:
+    import torch._inductor.inductor_prims
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        whole = torch.ops.prims.convert_element_type(torch.ops.prims.fma(a, b, a), torch.int32)
+        return torch.ops.aten.true_divide(whole, b)
+
+    a, b = 10 * torch.randn(7), torch.rand(7) + 1
+    with hg.connect("local:") as session:
+        assert_near(torch.compile(function, backend=hg.torch.backend(session))(a, b), function(a, b))
+
+
 class Breaks(nn.Module):
     """A module whose graph breaks where it looks at a value."""
 
@@ -172,6 +247,17 @@ def test_a_session_that_is_lost_is_opened_again() -> None:
                 assert_near(one(x), module(x))
             assert hg.torch.compiling.session_of(url) is not session
             hg.torch.compiling._close()
+
+
+def test_a_backward_pass_of_a_lost_session_says_so(daemon: Any) -> None:
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(2, 4)
+    compiled = torch.compile(module, backend="heliograph", options={"server": daemon.tcp})
+    lost = compiled(x).sum()
+    hg.torch.compiling.session_of(daemon.tcp).close()
+    compiled(x).sum().backward()
+    with pytest.raises(hg.SessionClosedError, match="compute the loss again"):
+        lost.backward()
+    hg.torch.compiling._close()
 
 
 def test_a_session_that_was_given_is_not_opened_again(daemon: Any) -> None:

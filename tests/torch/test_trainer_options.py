@@ -144,6 +144,16 @@ def test_a_function_of_the_steps_gives_the_learning_rate(session: hg.Session) ->
     torch.testing.assert_close(losses, eager(module, batches, rate=falling), rtol=1e-5, atol=1e-6)
 
 
+def test_a_learning_rate_is_a_number(session: hg.Session) -> None:
+    module, batches = small()
+    with trainer_of(module, session) as trainer:
+        with pytest.raises(hg.InvalidArgumentError, match="the learning rate is 'fast'"):
+            trainer.lr = "fast"
+        trainer.lr = lambda step: None
+        with pytest.raises(hg.InvalidArgumentError, match="the learning rate is None"):
+            trainer.step(*batches[0])
+
+
 def test_a_step_that_fails_is_not_counted(session: hg.Session) -> None:
     module = nn.Linear(5, 3)
     x = torch.randn(2, 5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import SimpleNamespace, TracebackType
@@ -144,6 +144,11 @@ class InferenceSession:
         Raises InvalidArgumentError for an unknown output, and the errors of `OnnxPlan.run`.
         """
         known = [one.name for one in self._model.outputs]
+        if not isinstance(output_names, str | Iterable | None):
+            raise hg.InvalidArgumentError(
+                f"the names of outputs are of type {type(output_names).__name__}",
+                advice='a list, or None for all: run(["y"], {"x": array})',
+            )
         wanted = [output_names] if isinstance(output_names, str) else list(output_names or known)
         if unknown := [name for name in wanted if name not in known]:
             raise hg.InvalidArgumentError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import heliograph as hg
+from heliograph.graph.arguments import checked_timeout
 from heliograph.onnx.elements import Array, Bounded, Coded, Item, Maps
 
 #: The stage that computes a value, and the name of its output there.
@@ -139,6 +140,7 @@ def run(
 
     A stage without outputs has no plan.
     """
+    checked_timeout(timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     made: list[dict[str, Any]] = []
     for number, (stage, plan) in enumerate(zip(stages, plans, strict=True)):

@@ -184,7 +184,7 @@ class Lowering:
             return target(*args, **options)
         if name in REFUSED:
             raise refusal(node, *REFUSED[name])
-        found = find(name, target._overloadname) if target.namespace == "aten" else None
+        found = find(target)
         if found is None:
             raise refusal(node, _no_rule(target))
         return self._by_rule(node, found, _complete(target, args, options))
@@ -327,8 +327,6 @@ def missing_of(node: torch.fx.Node) -> str:
     ):
         return "the shape of its result depends on what a run computes"
     is_source = not any(isinstance(one, torch.fx.Node) for one in _flat((node.args, node.kwargs)))
-    if (target.namespace == "aten" and find(name, target._overloadname)) or (
-        is_source and name not in RANDOM
-    ):
+    if find(target) or (is_source and name not in RANDOM):
         return ""
     return _no_rule(target)

@@ -9,12 +9,14 @@ pass stay on the server, each as a `SavedTensor`.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 import torch.fx
+from torch.utils.weak import WeakIdKeyDictionary
 
 import heliograph as hg
 from heliograph._base.kept_plans import MOST_PLANS, KeptPlans
@@ -29,25 +31,26 @@ Open: TypeAlias = Callable[[], hg.Session]
 LOST = (hg.DrainingError, hg.SessionClosedError, hg.UnavailableError)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class _Kept:
     """A parameter as the server has it."""
 
-    #: Kept, so that no other tensor can have its memory.
-    tensor: torch.Tensor
+    #: An alias, so that no other tensor can have the memory, and a change of `.data` is seen.
+    alias: torch.Tensor
     version: int
     #: The tensor of the session; None for a weight of the plans.
     remote: hg.Tensor | None = None
 
     def is_now(self, tensor: torch.Tensor) -> bool:
         """True if a tensor is this one, unchanged."""
-        return self.version == _version(tensor) and _place(self.tensor) == _place(tensor)
+        return self.version == _version(tensor) and _place(self.alias) == _place(tensor)
 
 
 class Shared:
-    """The state of the parts of one traced graph: session, options, and parameters by their names.
+    """The state of the parts of one traced graph: session, options, and parameters.
 
-    A parameter has the same name in the forward and in the backward graph. Thread-safe.
+    Modules of one class may share a graph, so a parameter of the graph may be several tensors, each
+    with one of the session. Thread-safe.
     """
 
     def __init__(self, open_session: Open, options: Mapping[str, Any]) -> None:
@@ -57,7 +60,10 @@ class Shared:
         self.lock = threading.RLock()
         #: False once torch computes the gradients here, where tensors that are saved then belong.
         self.saves = True
-        self._kept: dict[str, _Kept] = {}
+        #: The parameters that the server has, each until its tensor is gone.
+        self._kept: Any = WeakIdKeyDictionary()
+        #: By the name of a parameter the tensor that is, or was, a weight of the plans.
+        self._weights: dict[str, weakref.ref[_Kept]] = {}
         #: The device of the plans, once there is one.
         self._device: str | None = None
 
@@ -74,6 +80,7 @@ class Shared:
             if self.session is lost:
                 self.session = self._open_session()
                 self._kept.clear()
+                self._weights.clear()
                 self._device = None
             return self.session is not lost
 
@@ -88,23 +95,34 @@ class Shared:
 
         `will_change`: whether a new one is a tensor of the session from the beginning.
         """
-        kept = self._kept.get(name)
+        kept: _Kept | None = self._kept.get(tensor)
         if kept is None:
-            kept = self._kept[name] = _Kept(tensor, _version(tensor))
-            if will_change:
-                kept.remote = self.session.put(feed_of(tensor), self._device)
+            kept = self._kept[tensor] = _Kept(tensor.detach(), _version(tensor))
+            if not will_change and name not in self._weights:
+                self._weights[name] = weakref.ref(kept)
+                return kept
+            self._put(kept)
+            weight = self._weights[name]() if name in self._weights else None
+            if weight is not None and weight.remote is None:
+                # Of several tensors none is a weight, so that all have the same plans.
+                weight.version = _version(weight.alias)
+                self._put(weight)
         elif not kept.is_now(tensor):
-            if kept.remote is None:
-                kept.remote = self.session.put(feed_of(tensor), self._device)
-            else:
-                kept.remote.set(feed_of(tensor))
-            kept.tensor, kept.version = tensor, _version(tensor)
+            kept.alias, kept.version = tensor.detach(), _version(tensor)
+            self._put(kept)
         return kept
 
-    def find(self, name: str, tensor: torch.Tensor) -> _Kept | None:
+    def find(self, tensor: torch.Tensor) -> _Kept | None:
         """Return a parameter that the server has as it is."""
-        kept = self._kept.get(name)
+        kept: _Kept | None = self._kept.get(tensor)
         return kept if kept is not None and kept.is_now(tensor) else None
+
+    def _put(self, kept: _Kept) -> None:
+        feed = feed_of(kept.alias)
+        if kept.remote is None:
+            kept.remote = self.session.put(feed, self._device)
+        else:
+            kept.remote.set(feed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +184,11 @@ class Part:
             has_saved = any(isinstance(one, SavedTensor) for one in inputs)
             if has_saved or not self._shared.reopen(session):
                 raise
+        except hg.UnknownHandleError:
+            raise hg.SessionClosedError(
+                "the tensors saved for this backward pass are gone with the session that had them",
+                advice="compute the loss again, then call backward()",
+            ) from None
         return self._call(inputs)
 
     def _call(self, inputs: Sequence[Any]) -> list[Any]:
@@ -182,7 +205,8 @@ class Part:
             saved = self._saved if self._saved is not None and shared.saves else range(0)
             key = (*map(_form, inputs), weights, len(saved))
             made = self._plans.find(key) or self._plans.keep(key, self._make(inputs, weights, saved))
-        results = self._run(made, inputs, remotes) if made.plan is not None else {}
+            session = self._session
+        results = self._run(made, inputs, remotes, session) if made.plan is not None else {}
         outputs = [results.get(one, one) if isinstance(one, str) else one for one in made.outputs]
         for place, number in made.passed.items():
             outputs[place] = inputs[number]
@@ -199,7 +223,7 @@ class Part:
             kept = None
             if isinstance(one, torch.Tensor):
                 if self._stay is None:
-                    kept = self._shared.find(name, one)
+                    kept = self._shared.find(one)
                 elif name in self._stay:
                     will_change = self._saved is not None and one.requires_grad
                     kept = self._shared.refresh(name, one, will_change=will_change)
@@ -210,7 +234,7 @@ class Part:
         return remotes, frozenset(weights)
 
     def _run(
-        self, made: _Made, inputs: Sequence[Any], remotes: Mapping[int, hg.Tensor]
+        self, made: _Made, inputs: Sequence[Any], remotes: Mapping[int, hg.Tensor], session: hg.Session
     ) -> dict[str, torch.Tensor]:
         plan = made.plan
         assert plan is not None
@@ -223,7 +247,7 @@ class Part:
         if not made.saved:
             return {name: as_tensor(array) for name, array in plan.run(feeds).items()}
         types = [plan.outputs[name] for name in made.saved]
-        room = self._shared.session.empty_many([(one.shape, one.dtype) for one in types], plan.device)
+        room = session.empty_many([(one.shape, one.dtype) for one in types], plan.device)
         kept = dict(zip(made.saved, room, strict=True))
         arrays: Any = plan.run(feeds, fetch=made.fetched, out=kept)
         found = {name: as_tensor(arrays[name]) for name in made.fetched}

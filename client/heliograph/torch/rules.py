@@ -25,7 +25,7 @@ class Rule:
     host: bool = False
 
 
-#: Rules by the name of the op, "add", or of one overload, "var.dim".
+#: Rules by the name of the op, "add", of one overload, "var.dim", or of a prim, "prims.fma".
 RULES: dict[str, Rule] = {}
 #: Activations for which there is one op here; PyTorch would make several of them.
 ACTIVATIONS = frozenset({"hardsigmoid", "hardswish", "silu", "softplus"})
@@ -93,6 +93,10 @@ def rule(*ops: str, host: bool = False) -> Callable[[_Function], _Function]:
     return register
 
 
-def find(name: str, overload: str) -> Rule | None:
-    """Return the rule of an overload, or None."""
-    return RULES.get(f"{name}.{overload}") or RULES.get(name)
+def find(target: Any) -> Rule | None:
+    """Return the rule of an overload of ATen's, or of one of torch's prims; else None."""
+    name = target._schema.name.rpartition("::")[2]
+    if target.namespace == "prims":
+        return RULES.get(f"prims.{name}")
+    found = RULES.get(f"{name}.{target._overloadname}") or RULES.get(name)
+    return found if target.namespace == "aten" else None

@@ -68,10 +68,27 @@ def test_a_loop_of_known_length_is_unrolled(here: hg.Session) -> None:
         [tensor("last", [3]), tensor("all", None)],
     )
     plan = hg.onnx.load(made.SerializeToString()).compile(here)
-    for count in (1, 4):
+    for count in (1, 4, 0):
         found = plan.run(x=X, n=np.array(count))
         assert found["last"].tolist() == (X * 2**count).tolist()
         assert found["all"].shape == (count, 3)
+
+
+def test_results_of_no_turn_need_a_declared_shape(here: hg.Session) -> None:
+    body = helper.make_graph(
+        [node("Identity", "c", "go"), node("Identity", "x", "each")],
+        "body",
+        [tensor("i", [], TensorProto.INT64), tensor("c", [], TensorProto.BOOL)],
+        [tensor("go", [], TensorProto.BOOL), tensor("each", ["n"])],
+    )
+    made = model(
+        [node("Loop", "turns _", "all", "never", body=body)],
+        [tensor("x", [3])],
+        [tensor("all", None)],
+        [constant("turns", np.array(0))],
+    )
+    with pytest.raises(hg.UnsupportedError, match=r"'never' .*no turn.*does not declare"):
+        hg.onnx.load(made.SerializeToString()).compile(here)
 
 
 def endless(constants: list[TensorProto]) -> ModelProto:

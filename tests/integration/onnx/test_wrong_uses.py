@@ -116,3 +116,13 @@ def test_the_advice_for_a_narrow_type_names_its_package(here: hg.Session) -> Non
     )
     with pytest.raises(hg.InvalidInputError, match=r"astype\(ml_dtypes.float8_e4m3fn\)"):
         hg.onnx.load(made).compile(here).run(x=X[0, :2])
+
+
+def test_a_wrong_timeout_and_wrong_names_of_outputs_are_refused(
+    loaded: hg.onnx.Model, here: hg.Session
+) -> None:
+    with pytest.raises(hg.InvalidArgumentError, match="timeout is 'soon'"):
+        loaded.compile(here).run({"x": X}, timeout="soon")
+    session = hg.onnx.InferenceSession(perceptron(), session=here)
+    with pytest.raises(hg.InvalidArgumentError, match="names of outputs are of type int"):
+        session.run(5, {"x": X})

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
+from onnx import ValueInfoProto, helper
 
 import heliograph as hg
 from heliograph.lowerings.arrays import cast, part
+from heliograph.onnx.checks import sizes_of
 from heliograph.onnx.elements import Array, Bounded, Item
 from heliograph.onnx.node import Node
 from heliograph.onnx.ops.shapes import pieces
@@ -86,7 +88,8 @@ def _loop(node: Node) -> Result:
         for scan, one in zip(scans, parts, strict=True):
             scan.append(one)
         turn += 1
-    stacked = [_stacked(node, scan, 0) for scan in scans]
+    kinds = node.body("body").output[1 + len(state) :]
+    stacked = [_stacked(node, scan, 0, kind) for scan, kind in zip(scans, kinds, strict=False)]
     if running is not None:
         flags = [one for one in turns if one is not None]
         count = hg.sum(cast(hg.stack(flags), "i64")) + (len(turns) - len(flags))
@@ -112,9 +115,16 @@ def _on_server(
     return node.level.loop(node, steps, condition, state, body)
 
 
-def _stacked(node: Node, items: list[Item], axis: int) -> Item:
+def _stacked(node: Node, items: list[Item], axis: int, kind: ValueInfoProto | None = None) -> Item:
+    """Return the results of all turns along an axis. Of no turn, `kind` tells the type."""
     if not items:
-        raise node.refuse("it has no turn, so that the shape of its results is not known")
+        declared = None if kind is None else sizes_of(kind)
+        element = 0 if kind is None else kind.type.tensor_type.elem_type
+        sizes = [one for one in declared or () if isinstance(one, int)]
+        if declared is None or len(sizes) < len(declared) or not element:
+            raise node.refuse("it has no turn, and its body does not declare the shapes of its results")
+        sizes.insert(axis % (len(sizes) + 1), 0)
+        return np.zeros(sizes, helper.tensor_dtype_to_np_dtype(element))
     if all(isinstance(one, np.ndarray) for one in items):
         arrays: list[Array] = [np.asarray(one) for one in items]
         return np.stack(arrays, axis=axis)

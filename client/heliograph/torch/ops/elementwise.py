@@ -176,7 +176,7 @@ def _times(node: Node, b: hg.Value | Number, alpha: Number, a: hg.Value) -> hg.V
     return hg.multiply(*in_dtype(node, _number_dtype(a, b), b, alpha))
 
 
-@rule("div")
+@rule("div", "true_divide")
 def _divide(node: Node, a: hg.Value, b: hg.Value | Number, mode: str | None = None) -> hg.Value:
     left, right = _numbers(node, a, b)
     if mode is None:
@@ -300,7 +300,12 @@ def _clamp(
     return found if high is None else hg.minimum(found, *in_dtype(node, common, high))
 
 
-@rule("_to_copy")
+@rule("prims.fma")
+def _fma(node: Node, a: hg.Value, b: hg.Value, c: hg.Value) -> hg.Value:
+    return a * b + c
+
+
+@rule("_to_copy", "prims.convert_element_type")
 def _to_copy(node: Node, x: hg.Value, *_: Any) -> hg.Value:
     return cast(x, node.dtype())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -395,6 +396,11 @@ class Trainer:
             self._set_rate(self._schedule(self._host.steps))
 
     def _set_rate(self, rate: float) -> None:
+        if not isinstance(rate, numbers.Real | torch.Tensor):
+            raise hg.InvalidArgumentError(
+                f"the learning rate is {rate!r:.40}",
+                advice="a number, or a function of the number of steps that returns one",
+            )
         for group in self._optimizer.param_groups:
             # As torch's schedulers do: a tensor stays the same one.
             if isinstance(group["lr"], torch.Tensor):
