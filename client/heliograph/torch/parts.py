@@ -97,19 +97,18 @@ class Shared:
         """
         kept: _Kept | None = self._kept.get(tensor)
         if kept is None:
-            kept = self._kept[tensor] = _Kept(tensor.detach(), _version(tensor))
+            kept = _Kept(tensor.detach(), _version(tensor))
             if not will_change and name not in self._weights:
                 self._weights[name] = weakref.ref(kept)
-                return kept
-            self._put(kept)
-            weight = self._weights[name]() if name in self._weights else None
-            if weight is not None and weight.remote is None:
-                # Of several tensors none is a weight, so that all have the same plans.
-                weight.version = _version(weight.alias)
-                self._put(weight)
+            else:
+                self._put(kept, tensor)
+                weight = self._weights[name]() if name in self._weights else None
+                if weight is not None and weight.remote is None:
+                    # Of several tensors none is a weight, so that all have the same plans.
+                    self._put(weight, weight.alias)
+            self._kept[tensor] = kept
         elif not kept.is_now(tensor):
-            kept.alias, kept.version = tensor.detach(), _version(tensor)
-            self._put(kept)
+            self._put(kept, tensor)
         return kept
 
     def find(self, tensor: torch.Tensor) -> _Kept | None:
@@ -117,12 +116,13 @@ class Shared:
         kept: _Kept | None = self._kept.get(tensor)
         return kept if kept is not None and kept.is_now(tensor) else None
 
-    def _put(self, kept: _Kept) -> None:
-        feed = feed_of(kept.alias)
+    def _put(self, kept: _Kept, tensor: torch.Tensor) -> None:
+        version, feed = _version(tensor), feed_of(tensor)
         if kept.remote is None:
             kept.remote = self.session.put(feed, self._device)
         else:
             kept.remote.set(feed)
+        kept.alias, kept.version = tensor.detach(), version
 
 
 @dataclass(frozen=True, slots=True)
