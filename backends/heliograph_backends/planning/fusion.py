@@ -15,10 +15,11 @@ Fusion does not change results: every kernel rounds after each op, as the single
 
 from __future__ import annotations
 
-from operator import attrgetter
+from bisect import bisect_right
+from itertools import starmap
 from typing import Protocol
 
-from heliograph_backends.planning.groups import Group, Role
+from heliograph_backends.planning.groups import Group, PlainGroup, Role
 from heliograph_backends.planning.layout import VIEWS, ValuePlace, broadcast_strides, is_step, value_types
 from heliograph_backends.planning.memory import Headroom
 from heliograph_proto.graph import Graph
@@ -61,13 +62,14 @@ def group_nodes(
 ) -> tuple[Group, ...]:
     """Return the steps of a graph in execution order. Views that move no data have no step."""
     needed = needed_nodes(graph)
-    single = [
-        Group(kernels.role(number), (number,))
+    role = kernels.role
+    single: list[PlainGroup] = [
+        (role(number), (number,))
         for number, node in enumerate(in_turns(graph.nodes))
         if needed[number] and (node.op not in NO_STEPS or is_step(graph, places, number))
     ]
     if not fusion:
-        return tuple(single)
+        return tuple(starmap(Group, single))
     grouping = _Grouping(graph, places, kernels, needed, single)
     for group in in_turns(single):
         grouping.add(group)
@@ -83,75 +85,78 @@ class _Grouping:
         places: tuple[ValuePlace, ...],
         kernels: FusedKernels,
         needed: list[bool],
-        single: list[Group],
+        single: list[PlainGroup],
     ) -> None:
         self.graph = graph
         self.nodes = graph.nodes
         self.types = value_types(graph)
         self.places = places
+        self.roots = [place[0] for place in places]
         self.kernels = kernels
         self.leaves = len(graph.leaves)
-        self.uses, self.last_read = _count_uses(graph, places, needed)
+        self.uses, self.last_read = _count_uses(graph, self.roots, needed)
         #: The steps without fusion, and for the node of each how many come before it.
         self.single = single
-        self.order = {group.nodes[-1]: place for place, group in enumerate(single)}
+        self.order = {number: place for place, (_, (number,)) in enumerate(single)}
         self._headroom: Headroom | None = None
-        self.open: dict[int, Group] = {}
-        self.closed: list[Group] = []
+        self.open: dict[int, PlainGroup] = {}
+        self.closed: list[PlainGroup] = []
 
-    def add(self, group: Group) -> None:
-        if group.role == "elementwise":
+    def add(self, group: PlainGroup) -> None:
+        role, (number,) = group
+        if role == "elementwise":
             group = self._joined(group)
-        number = group.last
         value = self.leaves + number
-        if self.nodes[number].op == "assign" or self.places[value].root < self.leaves:
+        if self.nodes[number].op == "assign" or self.roots[value] < self.leaves:
             # The group writes a variable; groups that may read it stay before it.
             self.closed.extend(self.open.values())
             self.open.clear()
             self.closed.append(group)
-        elif group.role == "other":
+        elif role == "other":
             self.closed.append(group)
         else:
             self.open[value] = group
 
     def finish(self) -> tuple[Group, ...]:
-        return tuple(sorted([*self.closed, *self.open.values()], key=attrgetter("last")))
+        found = sorted([*self.closed, *self.open.values()], key=lambda group: group[1][-1])
+        return tuple(starmap(Group, found))
 
-    def _joined(self, joined: Group) -> Group:
+    def _joined(self, joined: PlainGroup) -> PlainGroup:
         """Merge a node with the groups of its producers where allowed, the latest producer
         first."""
-        node = self.nodes[joined.nodes[-1]]
-        found = [value for value in node.operands if value in self.open]
+        node = self.nodes[joined[1][-1]]
+        operands, uses, open = node.operands, self.uses, self.open
+        found = [value for value in operands if value in open and uses[value] == operands.count(value)]
         for value in sorted(set(found), reverse=True) if len(found) > 1 else found:
-            producer, type = self.open[value], self.types[value]
-            if self.uses[value] != node.operands.count(value):
-                continue
+            producer, type = open[value], self.types[value]
             # Equal types are mostly one object.
             if type is not node.type and type != node.type:
                 continue
             merged = self._merge(joined, producer)
             if merged is not None and self._may_write(merged) and self._may_wait(producer, joined):
                 joined = merged
-                del self.open[value]
+                del open[value]
         return joined
 
-    def _merge(self, group: Group, producer: Group) -> Group | None:
+    def _merge(self, group: PlainGroup, producer: PlainGroup) -> PlainGroup | None:
         """Return both groups as one, or None if no kernel runs that."""
-        role = group.role if producer.role == "elementwise" else producer.role
-        if group.role not in ("elementwise", role) or group.role == producer.role != "elementwise":
+        mine, nodes = group
+        other, before = producer
+        role = mine if other == "elementwise" else other
+        if mine not in ("elementwise", role) or mine == other != "elementwise":
             return None
-        if len(group.nodes) + len(producer.nodes) > MAX_NODES:
+        if len(nodes) + len(before) > MAX_NODES:
             return None
-        merged = Group(role, tuple(sorted(group.nodes + producer.nodes)))
-        if role == "windows" and not self._has_flat_planes(merged):
+        whole = before + nodes if before[-1] < nodes[0] else tuple(sorted(before + nodes))
+        if role == "windows" and not self._has_flat_planes(whole):
             return None
-        if role == "norm" and not is_affine_norm(self.graph, merged.nodes, self.kernels):
+        if role == "norm" and not is_affine_norm(self.graph, whole, self.kernels):
             return None
-        return merged
+        return role, whole
 
-    def _has_flat_planes(self, group: Group) -> bool:
+    def _has_flat_planes(self, numbers: tuple[int, ...]) -> bool:
         """True if each operand of elementwise nodes walks the last two dimensions as one."""
-        for number in group.nodes:
+        for number in numbers:
             node = self.nodes[number]
             for value in node.operands if self.kernels.role(number) == "elementwise" else ():
                 steps = broadcast_strides(
@@ -161,21 +166,25 @@ class _Grouping:
                     return False
         return True
 
-    def _may_write(self, group: Group) -> bool:
+    def _may_write(self, group: PlainGroup) -> bool:
         """True unless the group writes a variable that it also reads; an elementwise group may read
         it in place."""
-        variable = self.places[self.leaves + group.nodes[-1]]
-        if variable.root >= self.leaves:
+        role, numbers = group
+        value = self.leaves + numbers[-1]
+        if self.roots[value] >= self.leaves:
             return True
-        read = {self.places[value] for number in group.nodes for value in self.nodes[number].operands}
+        variable = self.places[value]
+        read = {self.places[value] for number in numbers for value in self.nodes[number].operands}
         found = {place for place in read if place.root == variable.root}
-        return not found or (group.role == "elementwise" and found == {variable})
+        return not found or (role == "elementwise" and found == {variable})
 
-    def _may_wait(self, producer: Group, group: Group) -> bool:
+    def _may_wait(self, producer: PlainGroup, group: PlainGroup) -> bool:
         """True if memory allows the producer to run in the group's place."""
-        number, end = producer.nodes[-1], group.nodes[-1]
+        nodes, number = group[1], producer[1][-1]
+        end = nodes[-1]
         first, last = self.order[number] + 1, self.order[end]
-        if first == last or last - first == sum([each > number for each in group.nodes[:-1]]):
+        # True also if all steps between them are the group's own.
+        if last - first == len(nodes) - 1 - bisect_right(nodes, number):
             return True
         more = self._kept_bytes(producer, end) - self.types[self.leaves + number].nbytes
         if self._headroom is None and more <= 0:
@@ -190,34 +199,33 @@ class _Grouping:
             self._headroom = Headroom(self.graph, self.places, self.single)
         return self._headroom
 
-    def _kept_bytes(self, producer: Group, end: int) -> int:
+    def _kept_bytes(self, producer: PlainGroup, end: int) -> int:
         """Return the bytes of the producer's operands whose other readers all run before node
         `end`."""
-        places, last_read, leaves = self.places, self.last_read, self.leaves
-        roots = {
-            root
-            for number in producer.nodes
-            for value in self.nodes[number].operands
-            if value >= leaves and last_read[root := places[value].root] < end and root >= leaves
-        }
-        roots.difference_update([leaves + number for number in producer.nodes])
-        return sum([self.types[root].nbytes for root in roots])
+        nodes, roots, last_read, leaves = self.nodes, self.roots, self.last_read, self.leaves
+        made, kept, size = producer[1], list[int](), 0
+        for number in made:
+            for value in nodes[number].operands:
+                root = roots[value]
+                if root >= leaves and last_read[root] < end and root not in kept:
+                    kept.append(root)
+                    if root - leaves not in made:
+                        size += self.types[root].nbytes
+        return size
 
 
-def _count_uses(
-    graph: Graph, places: tuple[ValuePlace, ...], needed: list[bool]
-) -> tuple[list[int], list[int]]:
+def _count_uses(graph: Graph, roots: list[int], needed: list[bool]) -> tuple[list[int], list[int]]:
     """Return the number of reads of each value, with those by views and outputs, and the last node
     that reads each root."""
-    uses, last_read = [0] * len(places), [0] * len(places)
+    uses, last_read = [0] * len(roots), [0] * len(roots)
     for number, node in enumerate(graph.nodes):
         if needed[number]:
             for value in node.operands:
                 uses[value] += 1
-                last_read[places[value].root] = number
+                last_read[roots[value]] = number
     for output in graph.outputs:
         uses[output.value] += 1
-        last_read[places[output.value].root] = len(graph.nodes)
+        last_read[roots[output.value]] = len(graph.nodes)
     return uses, last_read
 
 

@@ -12,6 +12,10 @@ from heliograph_proto.ops.table import OPS
 Role: TypeAlias = Literal["elementwise", "matmul", "windows", "norm", "other"]
 
 
+#: A group as a plain tuple, where many are made and few are kept.
+PlainGroup: TypeAlias = tuple[Role, tuple[int, ...]]
+
+
 class Group(NamedTuple):
     """The numbers of the nodes of one step, in order; the last node's value is the result."""
 

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from heliograph_backends.planning.groups import Group
+from heliograph_backends.planning.groups import PlainGroup
 from heliograph_backends.planning.layout import ValuePlace, value_types
 from heliograph_proto.errors import OutOfMemoryError
 from heliograph_proto.graph import Graph
@@ -53,6 +53,19 @@ class Lifetime(NamedTuple):
     last_step: int
 
 
+class Lifetimes(NamedTuple):
+    """Many lifetimes, in columns."""
+
+    sizes: list[int]
+    firsts: list[int]
+    lasts: list[int]
+
+    @classmethod
+    def of(cls, lifetimes: Sequence[Lifetime]) -> Lifetimes:
+        sizes, firsts, lasts = zip(*lifetimes, strict=True) if lifetimes else ((), (), ())
+        return cls(list(sizes), list(firsts), list(lasts))
+
+
 @dataclass(frozen=True, slots=True)
 class ArenaLayout:
     """The sizes of the chunks, and for each lifetime the number of its chunk and its offset
@@ -67,25 +80,27 @@ class ArenaLayout:
         return sum(self.chunk_bytes)
 
 
-def plan_arena(lifetimes: Sequence[Lifetime], alignment: int = 64, max_size: int = UNBOUNDED) -> ArenaLayout:
+def plan_arena(
+    lifetimes: Lifetimes | Sequence[Lifetime], alignment: int = 64, max_size: int = UNBOUNDED
+) -> ArenaLayout:
     """Pack lifetimes so that no two that overlap in time overlap in memory, into chunks of at most
     `max_size` bytes, rounded down to a multiple of the alignment.
 
     Takes O(n log n). Raises OutOfMemoryError for a result that no chunk can hold.
     """
-    aligned = _aligned(lifetimes, alignment)
+    given = lifetimes if isinstance(lifetimes, Lifetimes) else Lifetimes.of(lifetimes)
+    aligned = _aligned(given, alignment)
     limit = max_size // alignment * alignment
-    largest = max(lifetimes, default=None)
-    if largest is not None and padded(largest.size_bytes, alignment) > limit:
+    if max(aligned.sizes, default=0) > limit:
         raise OutOfMemoryError(
-            f"an intermediate result of {largest.size_bytes:,} bytes; "
+            f"an intermediate result of {max(given.sizes):,} bytes; "
             f"one buffer of the device has {limit:,} at most",
             advice="split the tensor",
         )
-    arena = _best_fit(aligned, UNBOUNDED)
-    if arena.size_bytes > _peak(aligned) and _work(aligned) <= MOST_WORK:
+    arena, peak = _best_fit(aligned, UNBOUNDED)
+    if arena.size_bytes > peak and _work(aligned) <= MOST_WORK:
         arena = min(arena, _by_size(aligned), key=lambda each: each.size_bytes)
-    return arena if arena.size_bytes <= limit else _best_fit(aligned, limit)
+    return arena if arena.size_bytes <= limit else _best_fit(aligned, limit)[0]
 
 
 def padded(size: int, alignment: int) -> int:
@@ -93,55 +108,59 @@ def padded(size: int, alignment: int) -> int:
     return (size + alignment - 1) // alignment * alignment or alignment
 
 
-def _changes(lifetimes: Sequence[Lifetime]) -> tuple[list[int], list[int]]:
-    """Return for each step the number of lifetimes that begin and the change of the live bytes."""
-    steps = max((each.last_step for each in lifetimes), default=-1) + 2
-    begun, bytes_more = [0] * steps, [0] * steps
-    for size, first, last in lifetimes:
-        begun[first] += 1
-        bytes_more[first] += size
-        bytes_more[last + 1] -= size
-    return begun, bytes_more
-
-
-def peak_bytes(lifetimes: Sequence[Lifetime], alignment: int) -> int:
+def peak_bytes(lifetimes: Lifetimes, alignment: int) -> int:
     """Return the most bytes that live at once, a lower bound for every packing."""
-    return _peak(_aligned(lifetimes, alignment))
+    more = [0] * (max(lifetimes.lasts, default=-1) + 2)
+    for size, first, last in zip(*_aligned(lifetimes, alignment), strict=True):
+        more[first] += size
+        more[last + 1] -= size
+    return max(accumulate(more), default=0)
 
 
-def _aligned(lifetimes: Sequence[Lifetime], alignment: int) -> list[Lifetime]:
+def _aligned(lifetimes: Lifetimes, alignment: int) -> Lifetimes:
+    sizes, firsts, lasts = lifetimes
     # An empty result takes one unit, so that it has an address of its own.
-    return [Lifetime(padded(size, alignment), first, last) for size, first, last in lifetimes]
+    more = alignment - 1
+    return Lifetimes([(size + more) // alignment * alignment or alignment for size in sizes], firsts, lasts)
 
 
-def _peak(lifetimes: Sequence[Lifetime]) -> int:
-    return max(accumulate(_changes(lifetimes)[1]), default=0)
-
-
-def _work(lifetimes: Sequence[Lifetime]) -> int:
+def _work(lifetimes: Lifetimes) -> int:
     """Return the work of packing by size: the steps of each lifetime and the lifetimes that begin
     there."""
-    begun = [0, *accumulate(_changes(lifetimes)[0])]
-    return sum(last - first + 1 + 2 * (begun[last + 1] - begun[first]) for _, first, last in lifetimes)
+    firsts, ends = np.array(lifetimes.firsts, np.int64), np.array(lifetimes.lasts, np.int64) + 1
+    begun = np.zeros(int(ends.max(initial=0)) + 1, np.int64)
+    np.cumsum(np.bincount(firsts, minlength=len(begun) - 1), out=begun[1:])
+    return int((ends - firsts + 2 * (begun[ends] - begun[firsts])).sum())
 
 
 # Best fit
 
 
-def _best_fit(lifetimes: Sequence[Lifetime], limit: int) -> ArenaLayout:
-    """Pack in the order of the steps, into chunks of at most `limit` bytes."""
-    count = len(lifetimes)
+def _best_fit(lifetimes: Lifetimes, limit: int) -> tuple[ArenaLayout, int]:
+    """Pack in the order of the steps, into chunks of at most `limit` bytes; return also the most
+    bytes that live at once."""
+    sizes, firsts, lasts = lifetimes
+    count = len(sizes)
     offsets, chunks = [0] * count, [0] * count
-    ends = sorted(range(count), key=[each.last_step for each in lifetimes].__getitem__)
+    ends = _in_order(lasts)
     spaces: list[_Space] = []
-    ended = 0
-    for index in sorted(range(count), key=[each.first_step for each in lifetimes].__getitem__):
-        size, first, _ = lifetimes[index]
-        while lifetimes[gone := ends[ended]].last_step < first:
-            spaces[chunks[gone]].release(offsets[gone], lifetimes[gone].size_bytes)
+    ended = live = peak = 0
+    for index in _in_order(firsts):
+        size, first = sizes[index], firsts[index]
+        while lasts[gone := ends[ended]] < first:
+            spaces[chunks[gone]].release(offsets[gone], sizes[gone])
+            live -= sizes[gone]
             ended += 1
+        live += size
+        peak = max(peak, live)
         chunks[index], offsets[index] = _take(spaces, size, limit)
-    return ArenaLayout(tuple(space.top for space in spaces), tuple(chunks), tuple(offsets))
+    return ArenaLayout(tuple(space.top for space in spaces), tuple(chunks), tuple(offsets)), peak
+
+
+def _in_order(keys: list[int]) -> list[int]:
+    """Return the places of keys in ascending order; of equal keys the first comes first."""
+    found: list[int] = np.argsort(np.array(keys, np.int64), kind="stable").tolist()
+    return found
 
 
 def _take(spaces: list[_Space], size: int, limit: int) -> tuple[int, int]:
@@ -222,21 +241,19 @@ class _Space:
 _Span = tuple[int, int]
 
 
-def _by_size(lifetimes: Sequence[Lifetime]) -> ArenaLayout:
+def _by_size(lifetimes: Lifetimes) -> ArenaLayout:
     """Pack the largest first, into one chunk; of equal sizes the longest-lived, then the
     earliest."""
-    offsets = [0] * len(lifetimes)
-    order = sorted(
-        range(len(lifetimes)),
-        key=lambda i: (-lifetimes[i][0], lifetimes[i][1] - lifetimes[i][2], lifetimes[i][1]),
-    )
-    alive: list[list[_Span]] = [[] for _ in range(max((each.last_step for each in lifetimes), default=0) + 1)]
+    sizes, firsts_of, lasts_of = lifetimes
+    offsets = [0] * len(sizes)
+    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], firsts_of[i] - lasts_of[i], firsts_of[i]))
+    alive: list[list[_Span]] = [[] for _ in range(max(lasts_of, default=0) + 1)]
     #: The first steps of the placed lifetimes, in order, and their spans.
     firsts: list[int] = []
     begun: list[_Span] = []
     top = 0
     for index in order:
-        size, first, last = lifetimes[index]
+        size, first, last = sizes[index], firsts_of[index], lasts_of[index]
         # A lifetime that overlaps it is alive at its first step, or begins in a later one of its steps.
         low = bisect_right(firsts, first)
         taken = alive[first] + begun[low : bisect_right(firsts, last, low)]
@@ -247,7 +264,7 @@ def _by_size(lifetimes: Sequence[Lifetime]) -> ArenaLayout:
         begun.insert(low, span)
         for step in range(first, last + 1):
             alive[step].append(span)
-    return ArenaLayout((top,) if lifetimes else (), (0,) * len(lifetimes), tuple(offsets))
+    return ArenaLayout((top,) if sizes else (), (0,) * len(sizes), tuple(offsets))
 
 
 def _smallest_gap(taken: list[_Span], size: int) -> int:
@@ -269,14 +286,14 @@ _ELEMENTWISE = frozenset(name for name, row in OPS.items() if row.group == "elem
 class Liveness:
     """The lifetimes of the blocks of memory, and the number of each root's block."""
 
-    lifetimes: tuple[Lifetime, ...]
+    lifetimes: Lifetimes
     blocks: dict[int, int]
 
 
 def live_blocks(
     graph: Graph,
     places: Sequence[ValuePlace],
-    groups: Sequence[Group],
+    groups: Sequence[PlainGroup],
     elsewhere: Container[int],
     lasting: Iterable[int],
     sets: Sequence[int] | None = None,
@@ -287,7 +304,7 @@ def live_blocks(
     `elsewhere`: roots that lie in other memory. `lasting`: values that are read after the last
     step. `sets`: see `concurrency.side_by_side`; None: every step is a set of its own.
     """
-    return _Blocks(graph, places, groups, elsewhere, lasting, sets or range(len(groups))).found()
+    return _Blocks(graph, places, groups, elsewhere, lasting, sets).found()
 
 
 class _Blocks:
@@ -297,12 +314,13 @@ class _Blocks:
         self,
         graph: Graph,
         places: Sequence[ValuePlace],
-        groups: Sequence[Group],
+        groups: Sequence[PlainGroup],
         elsewhere: Container[int],
         lasting: Iterable[int],
-        sets: Sequence[int],
+        sets: Sequence[int] | None,
     ) -> None:
-        self.sets = sets
+        #: None: every step is a set of its own.
+        self.sets = sets or None
         self.nodes = graph.nodes
         self.places = places
         self.groups = groups
@@ -315,18 +333,15 @@ class _Blocks:
         self.before: dict[int, int] = {}
         self.last = self._last_steps(lasting)
         self.blocks: dict[int, int] = {}
-        #: Size and lifetime of each block.
-        self.sizes: list[int] = []
-        self.firsts: list[int] = []
-        self.lasts: list[int] = []
 
     def _last_steps(self, lasting: Iterable[int]) -> list[int]:
         nodes, roots, before, last = self.nodes, self.roots, self.before, [-1] * len(self.places)
+        is_serial = self.sets is None
         for step, (_, numbers) in enumerate(self.groups):
             for number in numbers:
                 for value in nodes[number].operands:
                     root = roots[value]
-                    if 0 <= last[root] < step:
+                    if not is_serial and 0 <= last[root] < step:
                         before[root] = last[root]
                     last[root] = step
         for value in lasting:
@@ -335,18 +350,22 @@ class _Blocks:
 
     def found(self) -> Liveness:
         roots, leaves, elsewhere, last = self.roots, self.leaves, self.elsewhere, self.last
-        blocks, sizes, firsts, lasts = self.blocks, self.sizes, self.firsts, self.lasts
+        blocks, types = self.blocks, self.types
+        sizes, firsts, lasts = list[int](), list[int](), list[int]()
         # The set of each step; behind the last one, a set after all others.
-        sets = [*self.sets, self.sets[-1] + 1 if self.sets else 0]
+        sets: Sequence[int] = range(len(self.groups) + 1)
+        if self.sets is not None:
+            sets = [*self.sets, self.sets[-1] + 1]
         for step, group in enumerate(self.groups):
-            root = leaves + group.nodes[-1]
+            role, numbers = group
+            root = leaves + numbers[-1]
             if roots[root] != root or root in elsewhere:
                 continue
             now = sets[step]
-            source = None if group.role in ("matmul", "windows") else self._taken_over(root, step, group)
+            source = None if role == "matmul" or role == "windows" else self._taken_over(root, step, group)
             if source is None:
                 block = len(sizes)
-                sizes.append(self.types[root].nbytes)
+                sizes.append(types[root].nbytes)
                 firsts.append(now)
                 lasts.append(now)
             else:
@@ -354,56 +373,64 @@ class _Blocks:
             blocks[root] = block
             # A result that no step reads ends where it is made.
             lasts[block] = sets[last[root]] if last[root] > step else now
-        return Liveness(tuple(map(Lifetime, sizes, firsts, lasts)), blocks)
+        return Liveness(Lifetimes(sizes, firsts, lasts), blocks)
 
-    def _taken_over(self, root: int, step: int, group: Group) -> int | None:
+    def _taken_over(self, root: int, step: int, group: PlainGroup) -> int | None:
         """Return the root whose memory the group's result takes over: that of the first suitable
         operand."""
         role, numbers = group
+        nodes, roots, last, blocks = self.nodes, self.roots, self.last, self.blocks
         for number in numbers if role == "elementwise" else numbers[:1]:
-            op, operands = self.nodes[number].op, self.nodes[number].operands
-            for place in _IN_PLACE.get(op, ()):
+            node = nodes[number]
+            operands = node.operands
+            for place in _IN_PLACE.get(node.op, ()):
                 if place < len(operands):
-                    source = self.roots[operands[place]]
+                    value = operands[place]
+                    source = roots[value]
                     if (
-                        self.last[source] == step
-                        and source in self.blocks
-                        and self._is_last(source, step)
-                        and self._is_whole(operands[place], self.types[root])
-                        and self._is_alone(operands[place], group)
+                        last[source] == step
+                        and source in blocks
+                        and (self.sets is None or self._is_last(source, step))
+                        and self._is_whole(value, self.types[root])
+                        and self._is_alone(value, group)
                     ):
                         return source
         return None
 
     def _is_last(self, root: int, step: int) -> bool:
         """True if no step of the set of a root's last reader reads the root before."""
-        before = self.before.get(root, -1)
-        return before < 0 or self.sets[before] < self.sets[step]
+        before, sets = self.before.get(root, -1), self.sets
+        return sets is None or before < 0 or sets[before] < sets[step]
 
     def _is_whole(self, value: int, type: TensorType) -> bool:
         """True if a value has this type, is contiguous, and fills its root's memory."""
-        source, offset, strides = self.places[value]
-        # Equal types are mostly one object.
         mine = self.types[value]
+        # Equal types are mostly one object.
+        if mine is type and self.roots[value] == value:
+            return True
+        source, offset, strides = self.places[value]
         if offset or (mine is not type and mine != type) or self.types[source].nbytes != type.nbytes:
             return False
         return strides == type.strides or _same_walk(type.shape, strides, type.strides)
 
-    def _is_alone(self, value: int, group: Group) -> bool:
+    def _is_alone(self, value: int, group: PlainGroup) -> bool:
         """True if no other operand of the group lies in the value's memory, or the group is
         elementwise and all of them lie at the value's own place."""
+        role, numbers = group
+        if len(numbers) == len(self.nodes[numbers[0]].operands) == 1:
+            return True
         places, types, roots = self.places, self.types, self.roots
         place, type, root = places[value], types[value], roots[value]
         found = 0
-        for number in group.nodes:
+        for number in numbers:
             for other in self.nodes[number].operands:
                 if roots[other] == root:
                     found += 1
                     if other != value and (places[other] != place or types[other] != type):
                         return False
-        if found == 1 or group.role == "elementwise":
+        if found == 1 or role == "elementwise":
             return True
-        return self.nodes[group.last].op in _ELEMENTWISE
+        return self.nodes[numbers[-1]].op in _ELEMENTWISE
 
 
 def _same_walk(shape: tuple[int, ...], strides: tuple[int, ...], plain: tuple[int, ...]) -> bool:
@@ -422,17 +449,16 @@ class Headroom:
     other, and no sizes of a graph overflow it.
     """
 
-    def __init__(self, graph: Graph, places: Sequence[ValuePlace], groups: Sequence[Group]) -> None:
+    def __init__(self, graph: Graph, places: Sequence[ValuePlace], groups: Sequence[PlainGroup]) -> None:
         leaves = len(graph.leaves)
         elsewhere = {*range(leaves), *(output.value for output in graph.outputs)}
         elsewhere.update(
             value for value, node in enumerate(graph.nodes, leaves) if OPS[node.op].group == "source"
         )
-        changes = np.zeros(len(groups) + 2)
-        for size, first, last in live_blocks(graph, places, groups, elsewhere, ()).lifetimes:
-            changes[first] += size
-            changes[last + 1] -= size
-        live = np.cumsum(changes)
+        sizes, firsts, lasts = live_blocks(graph, places, groups, elsewhere, ()).lifetimes
+        steps = len(groups) + 2
+        begun = np.bincount(np.array(firsts, np.int64), sizes, steps)
+        live = np.cumsum(begun - np.bincount(np.array(lasts, np.int64) + 1, sizes, steps))
         self._room = live.max() - live
 
     def take(self, first: int, last: int, size_bytes: int) -> bool:
@@ -441,7 +467,7 @@ class Headroom:
         if last - first > MOST_STEPS:
             return size_bytes <= 0
         part = self._room[first : last + 1]
-        fits = bool(size_bytes <= part.min())
-        if fits:
-            part -= size_bytes
-        return fits
+        if size_bytes > np.minimum.reduce(part):
+            return False
+        part -= size_bytes
+        return True

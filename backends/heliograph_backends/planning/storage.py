@@ -111,7 +111,7 @@ def plan_storage(
             elsewhere.add(output.value)
     lasting = [graph.outputs[place].value for place in copied]
     chosen: Sequence[int] = range(len(groups))
-    live = live_blocks(graph, places, groups, elsewhere, lasting, chosen)
+    live = live_blocks(graph, places, groups, elsewhere, lasting)
     if sets and sets[-1] + 1 < len(groups):
         together = live_blocks(graph, places, groups, elsewhere, lasting, sets)
         arena = plan_arena(together.lifetimes, alignment, max_size)

@@ -17,7 +17,7 @@ from heliograph_backends.planning import storage as storing
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import place_values
-from heliograph_backends.planning.memory import UNBOUNDED, live_blocks, padded
+from heliograph_backends.planning.memory import UNBOUNDED, Lifetimes, live_blocks, padded
 from heliograph_backends.planning.storage import StorageLayout, StorageRegion
 from heliograph_proto.errors import OutOfMemoryError
 from heliograph_proto.graph import Graph, LeafKind
@@ -324,7 +324,7 @@ def test_a_block_lives_as_long_as_all_that_take_it_over(made: Maker, x: int) -> 
     groups = group_nodes(graph, places, DefinitionOnly(), fusion=False)
     live = live_blocks(graph, places, groups, {0, made.number(-4)}, ())
     assert live.blocks == {made.number(value): 0 for value in (x, y, -3)}
-    assert live.lifetimes == ((128, 0, 3),)
+    assert live.lifetimes == Lifetimes([128], [0], [3])
 
 
 # Chunks

@@ -140,10 +140,12 @@ class CpuLowering:
     def role(self, number: int) -> Role:
         """Return the role of a node in fusion."""
         node = self.graph.nodes[number]
-        if not self.has_kernel(number) or not self._is_f32[self.leaves + number]:
+        if not self._is_f32[self.leaves + number]:
             return "other"
         if node.op in ELEMENTWISE:
-            return "elementwise"
+            return "elementwise" if self.has_kernel(number) else "other"
+        if not self.has_kernel(number):
+            return "other"
         if node.op in PRODUCTS:
             return "matmul"
         if node.op in windows.OPS:
@@ -152,12 +154,12 @@ class CpuLowering:
 
     def has_kernel(self, number: int) -> bool:
         """True if a native step runs this node."""
+        node = self.graph.nodes[number]
+        if node.op in ELEMENTWISE and self._is_f32_alone(number):
+            return True
         found = self._kernels.get(number)
         if found is None:
-            node, places = self.graph.nodes[number], self.places
-            if node.op in ELEMENTWISE and self._is_f32_alone(number):
-                found = self._kernels[number] = True
-                return found
+            places = self.places
             if node.op == "assign":
                 form: Hashable = number
             else:
