@@ -14,7 +14,8 @@ from dataclasses import replace
 from itertools import count
 
 from figures import Figure
-from planner_graphs import MissingError, Twins, llama
+from planner import LARGE, NODES
+from planner_graphs import MissingError, Twins
 from scheduler import Accelerator, layers
 
 from heliograph import Graph as ClientGraph
@@ -31,7 +32,9 @@ from heliograph_server.rpc.plan_service import compile_request
 from heliograph_server.runtime.host import Host
 from heliograph_server.session.session import Session
 
-NODES, LAYERS, RUNS, AGAIN_RUNS = 10_000, 322, 7, 50
+RUNS, AGAIN_RUNS = 7, 50
+#: The planner's graphs that are compiled.
+SHAPES = ("llama", "wide", "elementwise")
 BAR_MS, BAR_AGAIN_MS, BAR_KIB = 250.0, 3.0, 2.0
 
 
@@ -68,14 +71,14 @@ class Compiled:
 
 
 def figures() -> Iterator[Figure]:
-    """Yield the figures of a chain and of a model on one device, and of a pinned graph on three."""
+    """Yield the figures of several graphs on one device, and of a pinned graph on three."""
     take_over()
     graphs = {"chain": _chain()}
     try:
-        with Twins(nodes=2 * NODES) as twins:
-            found = llama(twins, LAYERS, tokens=32, width=64, heads=4, hidden=128)
-            twins.output(twins.op("sum", found))
-            graphs["llama"] = twins.made.graph()
+        for name in SHAPES:
+            with Twins(nodes=2 * NODES) as twins:
+                twins.output(twins.op("sum", LARGE[name](twins)))
+                graphs[name] = twins.made.graph()
     except MissingError:
         graphs["layers"] = layers(NODES)
     for name, graph in graphs.items():

@@ -13,6 +13,7 @@ from heliograph_backends.contract import DeviceCompileOptions
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cpu.plan import plan_layout
 from heliograph_proto.graph import Graph
+from heliograph_server.daemon.garbage import take_over
 
 #: Makes a graph's nodes and gives its result.
 Shape: TypeAlias = Callable[[Twins], Pair]
@@ -42,6 +43,8 @@ MODELS: dict[str, Shape] = {
 
 def figures() -> Iterator[Figure]:
     """Milliseconds for 10,000 nodes of several shapes, then bytes of models' graphs and of random ones."""
+    # As in a daemon, whose collections are rare.
+    take_over()
     device = CpuDevice("planner", threads=1)
     try:
         for name, shape in LARGE.items():
