@@ -4,16 +4,28 @@ definition's elements for random shapes, views, and numbers of threads."""
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import kernel_fixtures
 import numpy as np
 import pytest
-from backend_graphs import Maker, op_path
+from backend_graphs import Maker, op_path, run
+from kernel_runs import addresses, over
 from narrow_views import ENDS, FLOATS, SPECIAL, Devices, Operands, opened
 
-from heliograph_backends.cpu.kernels import available
+from heliograph_backends.cpu.kernels import (
+    BoundProgram,
+    Elementwise,
+    Geometry,
+    Input,
+    Instruction,
+    Operation,
+    ProgramBuilder,
+    Status,
+    available,
+)
 from heliograph_proto.devices import OpPath
 from heliograph_proto.ops.windows import window_sizes
 from heliograph_proto.types import DTYPES, dtype
@@ -146,6 +158,58 @@ def test_a_large_gradient_of_a_pool_is_cut_between_windows(
         attributes = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "average": average}
         made.output(made.node("pool_2d_back", gradient, x, **attributes))
     devices.check_exactly(made, shared=True)
+
+
+def test_an_abort_ends_the_gradient_of_large_windows() -> None:
+    """A block reads windows of hundreds of millions of elements; it looks for an abort after each."""
+    x, gradient = np.zeros((1000, 1000), np.float32), np.zeros((501, 501), np.float32)
+    target, mark = np.empty_like(x), np.zeros(1, np.float32)
+    count = Instruction(Operation.SCALE_BIAS, Input(0), (Input(0),), (1.0, 1.0))
+    windows = Geometry(x.shape, (500, 500), (1, 1), (1, 1), (0, 0), gradient.shape)
+    builder = ProgramBuilder()
+    builder.elementwise((1,), Elementwise((over(3, mark),), (count,)))
+    builder.pool_back((), windows, (over(0, gradient), over(1, x), over(2, target)), average=False)
+    bound = BoundProgram(builder.build(), addresses([gradient, x, target, mark]))
+    statuses: list[Status] = []
+    thread = threading.Thread(target=lambda: statuses.append(bound.run(None)), daemon=True)
+    thread.start()
+    while mark[0] == 0:
+        assert thread.is_alive()
+    bound.abort()
+    thread.join(20)
+    assert statuses == [Status.ABORTED]
+
+
+def test_a_window_as_tall_as_its_image_is_added_in_one_pass(devices: Devices) -> None:
+    """The search for the rows of a window that reach a line does not go along the whole window."""
+    size = 10**6
+    column = np.arange(size, dtype=np.float32)
+    made = Maker()
+    kernel = made.node("broadcast_to", made.input(np.zeros((1, 1, 1, 1), np.float32)), shape=(1, 1, size, 1))
+    rows = made.input(column.reshape(1, 1, 1, size))
+    made.output(made.node("im2col_back", rows, kernel, shape=(1, 1, size, 1)))
+    (found,) = run(devices.with_kernels[0], made)
+    assert np.array_equal(found[0, 0, :, 0], column)
+
+
+def test_rows_with_far_steps_are_added_up(devices: Devices, random: np.random.Generator) -> None:
+    """Windows that are taller than the distance between them, and the other way around; lines that
+    several blocks share."""
+    made = Maker()
+    operands = Operands(made, random, ENDS)
+    for sizes, window, steps, spread in (
+        ((97, 3), (60, 2), (11, 1), (1, 1)),
+        ((97, 3), (3, 2), (2, 1), (31, 1)),
+        ((1, 70_000), (1, 3), (1, 1), (1, 1)),
+        ((2, 700), (1, 300), (1, 1), (1, 1)),
+        ((20, 20), (20, 20), (1, 1), (1, 1)),
+    ):
+        attributes = {"stride": steps, "dilation": spread, "padding": tuple(each // 2 for each in window)}
+        kernel = made.input(np.zeros((1, 1, *window), np.float32))
+        windows = window_sizes(dict(attributes), sizes, window)
+        rows = operands.leaf("f32", 2, *windows, math.prod(window))
+        made.output(made.node("im2col_back", rows, kernel, shape=(2, 1, *sizes), **attributes))
+    devices.check_exactly(made)
 
 
 PLAIN = [name for name, found in DTYPES.items() if found.kind != "quantized"]

@@ -120,8 +120,8 @@ def encode_fold(images: int, channels: int, geometry: Geometry, rows: Operand, d
     words = operand_words((image, geometry.taps * column, row, column))
     words += operand_words(broadcast(data, 4)) + _ABSENT
     words += [Unfolding.ROWS_BACK, 4, 0, channels, geometry.result[0], *geometry_words(geometry, (0, 0, 0))]
-    space = cut_elements((images, channels), height, width, whole_rows=True)
-    nanoseconds = images * channels * height * width * geometry.taps * ADD_NS
+    space = cut_elements((images, channels), height, width, weight=_adds(geometry))
+    nanoseconds = images * channels * height * width * _adds(geometry) * ADD_NS
     return _unfolding(space, words, nanoseconds)
 
 
@@ -149,10 +149,17 @@ def encode_pool_back(
     kind = Unfolding.MEAN_BACK if average else Unfolding.LARGEST_BACK
     line, pixel = strides[2][-2:]
     words += [kind, 4, 0, 1, geometry.result[0], *geometry_words(geometry, (0, line, pixel))]
-    space = cut_elements(sizes, height, width, whole_rows=True)
+    # A window is searched by all blocks that it reaches into.
+    least = 1 if average else geometry.window[0]
+    space = cut_elements(sizes, height, width, whole_rows=True, weight=_adds(geometry), least_rows=least)
     windows = prod(planes) * geometry.result[0] * geometry.result[1]
     nanoseconds = windows * geometry.taps * ADD_NS
     return _unfolding(space, words, nanoseconds, pooled=True)
+
+
+def _adds(geometry: Geometry) -> int:
+    """Return the elements of windows for each element of an image."""
+    return -(-prod(geometry.result) * geometry.taps // prod(geometry.image))
 
 
 def _unfolding(space: Space, words: Sequence[int], nanoseconds: float, *, pooled: bool = False) -> Encoding:

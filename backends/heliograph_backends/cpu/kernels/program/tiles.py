@@ -11,6 +11,8 @@ from heliograph_backends.cpu.kernels.program.stored_types import FEW_COLUMNS
 from heliograph_backends.cpu.kernels.program.words import OUTER_DIMENSIONS, PANEL_COLUMNS, UNPACKED_DEPTH
 
 TILE_ELEMENTS = 32 * 1024
+# Blocks of elements that each take long have at least so many.
+LEAST_ELEMENTS = 64
 TILE_NS = 6000.0
 MAXIMUM_TILES_WANTED = 32
 # Results of at least this many bytes are written past the caches, which avoids reading the
@@ -100,12 +102,21 @@ def split_axes(
     return (1,) * missing + tuple(shape), [(0,) * missing + tuple(each) for each in strides]
 
 
-def cut_elements(outer: tuple[int, ...], rows: int, columns: int, whole_rows: bool = False) -> Space:
+def cut_elements(
+    outer: tuple[int, ...],
+    rows: int,
+    columns: int,
+    whole_rows: bool = False,
+    *,
+    weight: int = 1,
+    least_rows: int = 1,
+) -> Space:
     """Cut into blocks of about `TILE_ELEMENTS`; small blocks of several outer indices form a
-    tile."""
-    column_block = columns if whole_rows else min(columns, TILE_ELEMENTS)
-    row_block = min(rows, max(1, TILE_ELEMENTS // max(1, column_block)))
-    per_tile = max(1, TILE_ELEMENTS // max(1, row_block * column_block))
+    tile. `weight`: the elements that take as long as one of these; blocks have `least_rows`."""
+    most = max(LEAST_ELEMENTS, TILE_ELEMENTS // max(1, weight))
+    column_block = columns if whole_rows else min(columns, most)
+    row_block = min(rows, max(least_rows, most // max(1, column_block)))
+    per_tile = max(1, most // max(1, row_block * column_block))
     return Space(outer, rows, columns, row_block, max(1, column_block), per_tile)
 
 

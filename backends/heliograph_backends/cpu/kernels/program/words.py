@@ -301,11 +301,12 @@ STREAMED: Final = 256
 FETCHED: Final = 512
 
 # Each worker's scratch, in bytes: the block's outer indices, the address of the table of entries,
-# the tile that the worker probably runs next, the addresses of the values in this chunk, those of
-# the operands in this block, buffers, packed matrices.
+# the tile that the worker probably runs next, the address of the run's control block, the addresses
+# of the values in this chunk, those of the operands in this block, buffers, packed matrices.
 INDEX_AT: Final = 0
 ENTRIES_AT: Final = 48
 NEXT_AT: Final = 64
+CONTROL_AT: Final = 72
 MAXIMUM_VALUES: Final = 64
 TABLE_AT: Final = 128
 BASES_AT: Final = TABLE_AT + MAXIMUM_VALUES * WORD_BYTES

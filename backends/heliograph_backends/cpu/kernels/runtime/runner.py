@@ -30,6 +30,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     BLOCKS,
     BLOCKS_PER_TILE,
     CLAIMED,
+    CONTROL_AT,
     COUNTER,
     COUNTER_WORDS,
     COUNTERS,
@@ -231,6 +232,7 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
 def help_along(code: int, slots: int, control: int, scratch: int) -> None:
     """Take part in the shared steps as they open."""
     set_word(scratch + ENTRIES_AT, 0, word(control, ENTRIES))
+    set_word(scratch + CONTROL_AT, 0, control)
     step = code + 8 * PROGRAM_HEADER_WORDS
     for _ in range(word(code, STEP_COUNT)):
         counter = word(step, COUNTER)
@@ -277,6 +279,7 @@ def run_program(code: int, slots: int, control: int, scratch: int, helpers: int,
     """
     set_word(control, WORKERS, helpers + 1)
     set_word(scratch + ENTRIES_AT, 0, word(control, ENTRIES))
+    set_word(scratch + CONTROL_AT, 0, control)
     post(code, slots, control, helpers)
     status = lead(code, slots, control, scratch, helped != 0)
     atomic_store(control, STATUS, status)

@@ -15,8 +15,10 @@ from numba import types
 
 from heliograph_backends.cpu.kernels.elementwise.interpreter import KINDS
 from heliograph_backends.cpu.kernels.program.words import (
+    ABORT,
     BUFFERS_AT,
     COLUMN_STRIDE,
+    CONTROL_AT,
     IMAGE_HEIGHT,
     IMAGE_WIDTH,
     LINE_STRIDE,
@@ -51,7 +53,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     Kind,
     Unfolding,
 )
-from heliograph_backends.cpu.kernels.vector.atomics import load_f32, store_f32, word
+from heliograph_backends.cpu.kernels.vector.atomics import atomic_load, load_f32, store_f32, word
 from heliograph_backends.cpu.kernels.vector.lanes import (
     F32,
     F32_VECTOR,
@@ -195,7 +197,8 @@ def clear_i16(builder: Any, target: Any) -> None:
 
 @jit
 def copy_window(geometry: int, channels: int, size: int, target: int, source: int, y: int, x: int) -> None:
-    """Write the window at (y, x) of each channel, one after the other; 0 is outside of the image."""
+    """Write the window at (y, x) of each channel, one after the other; 0 is outside of the
+    image."""
     height, width = word(geometry, IMAGE_HEIGHT), word(geometry, IMAGE_WIDTH)
     top = y * word(geometry, STEP_DOWN) - word(geometry, PADDING_ABOVE)
     left = x * word(geometry, STEP_ACROSS) - word(geometry, PADDING_LEFT)
@@ -249,13 +252,21 @@ def windows_as_rows(step: int, block: int, slots: int, scratch: int) -> None:
 
 
 @jit
-def add_taps(geometry: int, target: int, tap: int, row: int, beside: int) -> None:
-    """Add the elements of a line of windows, `row` bytes apart, at one place of them, to a line of
-    the image."""
+def is_aborted(scratch: int) -> bool:
+    """True if the run was aborted; a block that takes long then ends, as nothing reads its
+    results."""
+    found: bool = atomic_load(word(scratch + CONTROL_AT, 0), ABORT) != 0
+    return found
+
+
+@jit
+def add_taps(geometry: int, target: int, tap: int, row: int, beside: int, column: int, columns: int) -> None:
+    """Add the elements of a line of windows, `row` bytes apart, at one place of them, to some
+    columns of a line of the image."""
     step = word(geometry, STEP_ACROSS)
     left = beside * word(geometry, SPREAD_ACROSS) - word(geometry, PADDING_LEFT)
-    first = max(0, (step - 1 - left) // step)
-    behind = min(word(geometry, RESULT_WIDTH), (word(geometry, IMAGE_WIDTH) - 1 - left) // step + 1)
+    first = max(0, (step - 1 + column - left) // step)
+    behind = min(word(geometry, RESULT_WIDTH), (column + columns - 1 - left) // step + 1)
     tap += first * row
     target += 4 * (first * step + left)
     for _ in range(first, behind):
@@ -265,24 +276,45 @@ def add_taps(geometry: int, target: int, tap: int, row: int, beside: int) -> Non
 
 
 @jit
+def add_line(step: int, target: int, source: int, line: int, above: int, column: int, columns: int) -> None:
+    """Add row `above` of a line of windows to some columns of a line of the image."""
+    geometry = step + 8 * UNFOLDED_GEOMETRY
+    each, apart = word(step + 8 * UNFOLDED, ROW_STRIDE), word(step + 8 * UNFOLDED, COLUMN_STRIDE)
+    taps = word(geometry, WINDOW_WIDTH)
+    here = source + line * word(geometry, RESULT_WIDTH) * each
+    for beside in range(taps):
+        tap = here + (above * taps + beside) * apart
+        add_taps(geometry, target, tap, each, beside, column, columns)
+
+
+@jit
 def rows_as_image(step: int, block: int, slots: int, scratch: int) -> None:
-    """Run one block of an image's lines, whose outer dimensions are images and channels."""
-    row, rows, _, columns = locate(step, block, scratch)
+    """Run one block of an image's lines, whose outer dimensions are images and channels. Each adds
+    the rows of windows that lie there, from the first row of windows on: it goes along the rows, or
+    along the lines of windows, whichever are fewer."""
+    row, rows, column, columns = locate(step, block, scratch)
     geometry, lines = step + 8 * UNFOLDED_GEOMETRY, word(step, UNFOLDED_LINES)
     source = operand_base(step + 8 * UNFOLDED, slots, scratch)
-    each, apart = word(step + 8 * UNFOLDED, ROW_STRIDE), word(step + 8 * UNFOLDED, COLUMN_STRIDE)
-    down, taps = word(geometry, STEP_DOWN), word(geometry, WINDOW_WIDTH)
+    down, spread = word(geometry, STEP_DOWN), word(geometry, SPREAD_DOWN)
+    height = word(geometry, WINDOW_HEIGHT)
     for y in range(row, row + rows):
+        if is_aborted(scratch):
+            return
         target = operand_address(step + 8 * UNFOLDED_TO, slots, scratch, y, 0)
-        fill_row(target, ZERO, columns)
-        for above in range(word(geometry, WINDOW_HEIGHT)):
-            top = y + word(geometry, PADDING_ABOVE) - above * word(geometry, SPREAD_DOWN)
-            line = top // down
-            if top >= 0 and line * down == top and line < lines:
-                here = source + line * word(geometry, RESULT_WIDTH) * each
-                for beside in range(taps):
-                    tap = here + (above * taps + beside) * apart
-                    add_taps(geometry, target, tap, each, beside)
+        fill_row(target + 4 * column, ZERO, columns)
+        reach = y + word(geometry, PADDING_ABOVE)
+        first = max(0, (reach - (lines - 1) * down + spread - 1) // spread)
+        behind = min(height, reach // spread + 1)
+        if behind - first <= lines:
+            for above in range(first, behind):
+                line = (reach - above * spread) // down
+                if line * down == reach - above * spread:
+                    add_line(step, target, source, line, above, column, columns)
+        else:
+            for line in range(min(lines - 1, reach // down), -1, -1):
+                above = (reach - line * down) // spread
+                if above < height and above * spread == reach - line * down:
+                    add_line(step, target, source, line, above, column, columns)
 
 
 @jit
@@ -347,6 +379,8 @@ def pool_gradients(kind: int, step: int, block: int, slots: int, scratch: int) -
     for window in range(first, behind):
         top = window * down - padding
         for across in range(word(geometry, RESULT_WIDTH)):
+            if is_aborted(scratch):
+                return
             left = across * word(geometry, STEP_ACROSS) - word(geometry, PADDING_LEFT)
             given = source + window * word(step + 8 * UNFOLDED, ROW_STRIDE)
             gradient = load_f32(given + across * word(step + 8 * UNFOLDED, COLUMN_STRIDE))
