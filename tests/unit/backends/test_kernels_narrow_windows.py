@@ -10,9 +10,19 @@ import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Maker, op_path, run, same_bits
+from guarded import GuardedScratch
+from kernel_runs import addresses, over
 from narrow_views import FLOATS, NARROW, WAYS, Devices, Operands, opened
 
-from heliograph_backends.cpu.kernels import available
+from heliograph_backends.cpu.kernels import (
+    BoundProgram,
+    Geometry,
+    ProgramBuilder,
+    Status,
+    Windowing,
+    available,
+)
+from heliograph_backends.cpu.kernels.program.elements import HALF
 from heliograph_proto.devices import OpPath
 from heliograph_proto.types import DTYPES
 
@@ -139,3 +149,24 @@ def test_narrow_windows_that_need_too_much_scratch_run_on_the_definition(devices
     kernel = made.input(np.zeros((1, 100, 3, 3), np.float16))
     made.output(made.node("conv_2d", kernel, made.input(np.zeros((1, 100, 3, 5000), np.float16))))
     assert op_path(devices.with_kernels[0], made) is OpPath.BLAS
+
+
+@pytest.mark.parametrize("kind", Windowing)
+def test_narrow_windows_touch_no_memory_behind_a_worker_s_own(
+    kind: Windowing, random: np.random.Generator
+) -> None:
+    """Lines behind the last window are staged with those of the other phases, but not converted."""
+    for step, spread, taps in ((3, 3, 4), (5, 1, 7), (2, 1, 2), (7, 4, 3), (4, 9, 2)):
+        sizes, window = (16 * step + 5, 700), (taps, 1)
+        lines = (sizes[0] - (taps - 1) * spread - 1) // step + 1
+        image = random.standard_normal((1, 2, *sizes)).astype(np.float16)
+        weights, target = np.ones((1, 2, taps), np.float32), np.empty((1, 2, lines, 700), np.float32)
+        given = over(1, weights) if kind is Windowing.PRODUCT else None
+        geometry = Geometry(sizes, window, (step, 1), (spread, 1), (0, 0), (lines, 700), (HALF, 0))
+        builder = ProgramBuilder()
+        builder.windows(kind, (1,), 2, geometry, (over(0, image), given, over(2, target)))
+        bound = BoundProgram(builder.build(), addresses([image, weights, target]), GuardedScratch.made())
+        assert bound.run() is Status.OK
+        last = image[:, :, (lines - 1) * step :: spread].astype(np.float32)[:, :, :taps]
+        if kind is Windowing.LARGEST:
+            assert np.array_equal(target[:, :, -1], last.max(2))

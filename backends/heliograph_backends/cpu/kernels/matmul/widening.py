@@ -30,6 +30,8 @@ def widen_lines(geometry: int, source: int, top: int, behind: int, channels: int
     staged, own = scratch + PACK_AT + word(geometry, WIDE_LINES_AT), scratch + BUFFERS_AT
     for place in range(GEOMETRY_WORDS):
         set_word(own, place, word(geometry, place))
+    # Lines behind them, which no result needs, count as outside: they may be staged.
+    set_word(own, IMAGE_HEIGHT, first + lines)
     set_word(own, PLANE_STRIDE, 4 * width * lines)
     set_word(own, LINE_STRIDE, 4 * width)
     set_word(own, PIXEL_STRIDE, 4)
