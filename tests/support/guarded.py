@@ -1,4 +1,4 @@
-"""Working memory of kernels between pages that nobody may touch."""
+"""Working memory of kernels that ends at a page without access."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NO_ACCESS = 0
 
 
 class GuardedScratch:
-    """One block of scratch that ends where a page begins that nobody may touch: a kernel that reads
-    or writes behind it ends the process with a fault."""
+    """One block of scratch in front of a page without access: a kernel that reads or writes behind
+    the block ends the process with a fault."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
