@@ -134,7 +134,7 @@ class StagedUpload:
                 self.placed_bytes += count
                 return count
             if not self._filling:
-                self._filling = memoryview(bytearray(most_bytes))
+                self._filling = memoryview(bytearray(max(most_bytes, min(SMALL_BYTES, self.size_bytes))))
             count = into(self._filling[self._filled_bytes : self._filled_bytes + most_bytes])
             self._filled_bytes += count
             if self._sink is not None or self._filled_bytes == self._filling.nbytes:

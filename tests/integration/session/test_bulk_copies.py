@@ -101,6 +101,26 @@ def test_a_server_writes_messages_into_the_tensor_and_nowhere_else(
     assert client.do(c.GetTensor(1, SIZE - 9, 9)).data == DATA[-9:].tobytes()
 
 
+def test_small_parts_that_wait_for_their_command_take_little_more_memory_than_their_bytes(
+    client: CoreClient,
+) -> None:
+    """Each piece of a packed transfer may be a single byte."""
+    size = 64 * 1024
+
+    def fill(place: memoryview) -> int:
+        place[:] = bytes([7]) * place.nbytes
+        return place.nbytes
+
+    with measured() as peak:
+        upload = client.session.begin_upload(7, size)
+        while upload.received_bytes < size:
+            upload.receive(fill, 1)
+        upload.finish()
+    assert peak.size_bytes < 2 * size
+    assert client.do(c.SetTensor(1, 0, None, transfer=7, size_bytes=size)).error is None
+    assert client.do(c.GetTensor(1, size - 9, 9)).data == bytes([7]) * 9
+
+
 @pytest.mark.parametrize("end", ["cancelled", "broken off"])
 def test_a_write_that_ends_before_its_bytes_have_come_frees_its_stream(client: CoreClient, end: str) -> None:
     number = client.send(c.SetTensor(1, 0, None, transfer=7, size_bytes=SIZE))
