@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from raw_client import RawSession
 
 import heliograph as hg
 from heliograph.transport.bulk.messages import Receiver
-from heliograph_proto.codec import decode_error
+from heliograph_proto.codec import decode_error, packing
 from heliograph_proto.codec.frames import FrameReader, framed
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.v1 import direct_pb2, session_pb2, session_pb2_grpc
@@ -79,12 +79,17 @@ def offers(daemon: ThreadDaemon, monkeypatch: pytest.MonkeyPatch, port: int) -> 
 class RawDirect:
     """A raw session with an offer of direct connections."""
 
-    def __init__(self, channel: Any, secret: bytes = b"") -> None:
+    def __init__(
+        self,
+        channel: Any,
+        secret: bytes = b"",
+        features: Sequence[str] = ("direct", *packing.features()),
+    ) -> None:
         """`secret`: that of its tenant."""
         self.session = RawSession(channel)
         opened = session_pb2_grpc.SessionServiceStub(channel).Open(
             session_pb2.OpenRequest(
-                version_min=1, version_max=1, client="raw", features=["direct"], tenant_secret=secret
+                version_min=1, version_max=1, client="raw", features=features, tenant_secret=secret
             ),
             timeout=SECONDS,
         )

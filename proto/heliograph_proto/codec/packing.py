@@ -22,8 +22,10 @@ from heliograph_proto.errors import ProtocolError
 
 Bytes: TypeAlias = "bytes | memoryview"
 
-#: The most plain bytes of a packed piece.
+#: The most plain bytes of a packed piece on a direct connection.
 PIECE_BYTES = 2**20
+#: The same by gRPC, where `Limits.chunk_bytes` may be less. Larger pieces go as they are.
+LARGEST_PIECE_BYTES = 16 * 2**20
 #: A piece's header on a direct connection: encoding, plain bytes, following bytes.
 HEADER = Struct("<BII")
 #: The level of zstd. Higher ones take more time than they save with weights.
@@ -60,9 +62,10 @@ def encodings_of(agreed: Collection[str]) -> tuple[Encoding, ...]:
     return (Encoding.UPPER_HALVES, *((Encoding.PLANES_ZSTD,) if ZSTD in agreed else ()))
 
 
-def encodings_from(numbers: Iterable[int]) -> tuple[Encoding, ...]:
-    """Return the encodings that another side reads and this one writes."""
-    return tuple(one for one in encodings_of(features()) if one in set(numbers))
+def encodings_from(numbers: Iterable[int], agreed: Collection[Encoding]) -> tuple[Encoding, ...]:
+    """Return the encodings that the other side wants, of those agreed on."""
+    wanted = set(numbers)
+    return tuple(one for one in agreed if one in wanted)
 
 
 @cache
@@ -103,16 +106,19 @@ def unpack(encoding: int, packed: memoryview, plain_bytes: int) -> Bytes:
     raise ProtocolError(f"a packed piece of {packed.nbytes:,} bytes in encoding {encoding} cannot be read")
 
 
-def check_piece(encoding: int, plain_bytes: int, packed_bytes: int, most_bytes: int) -> None:
-    """Check the sizes of a packed piece before memory is taken for it. Raises ProtocolError."""
-    if not (encoding in _PACKED and 0 < packed_bytes < plain_bytes <= most_bytes):
+def check_piece(
+    encoding: int, plain_bytes: int, packed_bytes: int, most_bytes: int, agreed: Collection[int]
+) -> None:
+    """Check a packed piece before memory is taken for it: its sizes, and whether its encoding is
+    one of those agreed on. Raises ProtocolError."""
+    if encoding not in agreed:
+        raise ProtocolError(f"a piece is packed in encoding {encoding}, which was not agreed on")
+    most_bytes = min(most_bytes, LARGEST_PIECE_BYTES)
+    if not 0 < packed_bytes < plain_bytes <= most_bytes:
         raise ProtocolError(
             f"a piece of {plain_bytes:,} bytes packed into {packed_bytes:,} in encoding {encoding}; the "
             f"most is {most_bytes:,}"
         )
-
-
-_PACKED = frozenset((Encoding.UPPER_HALVES, Encoding.PLANES_ZSTD))
 
 
 def _upper_halves(data: memoryview) -> memoryview | None:
@@ -172,7 +178,7 @@ class Packer:
 
         With 0 it goes as small as it gets, and with None, an unknown rate, as it is.
         """
-        if bytes_per_second is None or not piece:
+        if bytes_per_second is None or not 0 < piece.nbytes <= LARGEST_PIECE_BYTES:
             return Encoding.PLAIN, piece
         if not self._left:
             self._chosen, self._left = self._best(piece, max(bytes_per_second, 1.0)), SAMPLED_PIECES

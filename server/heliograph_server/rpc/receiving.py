@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Collection
 from concurrent.futures import Executor, Future
 from typing import TypeVar
 
 from heliograph_proto.codec.bulk import UploadPiece, decode_upload
-from heliograph_proto.codec.packing import check_piece, unpack
+from heliograph_proto.codec.packing import Encoding, check_piece, unpack
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, LimitExceededError, ProtocolError
 from heliograph_proto.sessions import Limits
 from heliograph_server.session.staging import HEADER_BYTES
@@ -83,8 +83,9 @@ async def receive(
     first: UploadPiece,
     requests: AsyncIterator[bytes],
     threads: Executor,
+    encodings: Collection[Encoding] = (),
 ) -> None:
-    """Write all pieces of an upload.
+    """Write all pieces of an upload, which may be packed in these encodings.
 
     A piece of a content, or one that is packed, is written on a thread while the next one is read.
     Raises the errors of the upload, ProtocolError, LimitExceededError.
@@ -100,7 +101,7 @@ async def receive(
                 advice="send smaller pieces: Limits.chunk_bytes",
             )
         if piece.encoding:
-            check_piece(piece.encoding, piece.plain_bytes, piece.data.nbytes, limits.chunk_bytes)
+            check_piece(piece.encoding, piece.plain_bytes, piece.data.nbytes, limits.chunk_bytes, encodings)
         if piece is not first and piece.target is not None:
             raise ProtocolError("only the first message of an upload has a target")
         upload.came()

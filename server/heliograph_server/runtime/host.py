@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 
@@ -363,7 +363,7 @@ class Host:
         agreed = tuple(one for one in self._features if one in features)
         own = self._registry.acquire()
         try:
-            session = self._add_session(token, client, own, tenant, WATCH in agreed, principal)
+            session = self._add_session(token, client, own, tenant, agreed, principal)
         except BaseException:
             self._registry.release(own)
             raise
@@ -391,7 +391,7 @@ class Host:
         client: str,
         own: Sequence[Device],
         tenant: bytes,
-        watches: bool,
+        agreed: Collection[str],
         principal: Principal,
     ) -> Session:
         # Under the lock: a session that is added here receives every change that its devices lack.
@@ -431,7 +431,13 @@ class Host:
                 found_lost=self._found_lost,
             )
             session = Session(
-                SessionIdentity(next(self._numbers), _printable(client), principal, watches),
+                SessionIdentity(
+                    next(self._numbers),
+                    _printable(client),
+                    principal,
+                    WATCH in agreed,
+                    packing.encodings_of(agreed),
+                ),
                 services,
                 lambda _session: self._forget(token, own, holding, share),
                 self.observers,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from heliograph_backends.contract import Device, Tensor
+from heliograph_proto.codec.packing import Encoding
 from heliograph_proto.devices import DeviceChange
 from heliograph_proto.errors import (
     CancelledError,
@@ -87,6 +88,8 @@ class SessionIdentity:
     principal: Principal
     #: True if its client receives device changes.
     watches: bool = False
+    #: The encodings of packed pieces that were agreed on.
+    encodings: tuple[Encoding, ...] = ()
 
 
 class Session:
@@ -115,6 +118,8 @@ class Session:
         #: The owner of its share of devices and of compiles.
         self.flow = services.flow
         self._watches = identity.watches
+        #: The encodings that packed pieces of its transfers may have.
+        self.encodings = identity.encodings
         self._on_closed = on_closed
         self._devices = services.devices
         self._exchange = services.exchange

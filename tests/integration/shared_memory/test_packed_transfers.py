@@ -276,3 +276,29 @@ def test_packed_messages_that_cannot_be_are_refused(
     with pytest.raises(grpc.RpcError, match="packed"):
         raw.session.bulk.Upload(iter([message]), timeout=SECONDS)
     assert raw.session.answer(number).HasField("error")
+
+
+def test_packed_bytes_of_a_session_that_did_not_agree_on_them_are_refused(lone: ThreadDaemon) -> None:
+    size = 4096
+    with raw_channel(lone.url) as channel:
+        raw = RawDirect(channel, features=["direct"])
+        raw.session.attach()
+        raw.session.allocate(1, size // 4)
+        for transfer_number in (7, 8):
+            command = command_pb2.SetTensor(tensor=1, transfer=transfer_number, size_bytes=size)
+            number = raw.session.send(set_tensor=command)
+            if transfer_number == 7:
+                with raw.transfers() as connection:
+                    head = transfer(upload=transfer_number, size_bytes=size, is_packed=True)
+                    connection.sendall(head + piece(bytes(size)))
+                    assert "not agreed on" in str(error_of(connection))
+            else:
+                packed = pack(Encoding.PLANES_ZSTD, memoryview(bytes(size)))
+                target = bulk_pb2.UploadTarget(
+                    session=raw.session.token, transfer=transfer_number, size_bytes=size
+                )
+                message = bulk_pb2.UploadRequest(target=target, encoding=2, plain_bytes=size, data=packed)
+                with pytest.raises(grpc.RpcError, match="not agreed on"):
+                    raw.session.bulk.Upload(iter([message]), timeout=SECONDS)
+            assert raw.session.answer(number).HasField("error")
+        raw.session.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from heliograph_proto.codec.bulk import (
     encode_download,
     encode_upload,
 )
+from heliograph_proto.codec.packing import Encoding, pack
 from heliograph_proto.v1 import bulk_pb2
 
 FIXED = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -169,3 +172,22 @@ def test_pieces_that_do_not_fit_together_are_refused(pieces: list[tuple[int, byt
 def test_bytes_that_are_missing_are_noticed() -> None:
     with pytest.raises(hg.ProtocolError, match="0 of 3"):
         Receiver(memoryview(bytearray(3))).finish()
+
+
+@pytest.mark.parametrize(("agreed", "plain_bytes"), [((), 64 * 2**20), ((2,), 64 * 2**20), ((1,), 2**20)])
+def test_a_packed_piece_that_a_client_did_not_ask_for_takes_no_memory(
+    agreed: tuple[int, ...], plain_bytes: int
+) -> None:
+    """A server could otherwise have each message of a download unpack to all of it."""
+    out = np.empty(plain_bytes, np.uint8)
+    packed = pack(Encoding.PLANES_ZSTD, memoryview(bytes(plain_bytes)))
+    assert packed is not None
+    message = encode_download(0, plain_bytes, packed, Encoding.PLANES_ZSTD, plain_bytes)
+    receiver = Receiver(memoryview(out), agreed)
+    tracemalloc.start()
+    try:
+        with pytest.raises(hg.ProtocolError):
+            receiver.piece(message)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

@@ -54,7 +54,7 @@ def test_bytes_come_back_as_they_were(encoding: Encoding, size: int) -> None:
     if packed is None:
         assert size < 64
         return
-    check_piece(encoding, size, len(packed), size)
+    check_piece(encoding, size, len(packed), size, ALL)
     assert unpack(encoding, memoryview(packed), size) == data
 
 
@@ -116,7 +116,21 @@ def test_sizes_that_cannot_be_are_refused_before_memory_is_taken(
     encoding: int, plain: int, packed: int, most: int
 ) -> None:
     with pytest.raises(hg.ProtocolError):
-        check_piece(encoding, plain, packed, most)
+        check_piece(encoding, plain, packed, most, ALL)
+
+
+def test_pieces_that_were_not_agreed_on_and_ones_above_the_largest_are_refused() -> None:
+    with pytest.raises(hg.ProtocolError, match="not agreed on"):
+        check_piece(Encoding.PLANES_ZSTD, 8, 4, 8, (Encoding.UPPER_HALVES,))
+    largest = packing.LARGEST_PIECE_BYTES
+    check_piece(Encoding.PLANES_ZSTD, largest, 4, 2**40, ALL)
+    with pytest.raises(hg.ProtocolError, match="the most is 16,777,216"):
+        check_piece(Encoding.PLANES_ZSTD, largest + 1, 4, 2**40, ALL)
+
+
+def test_pieces_above_the_largest_go_as_they_are() -> None:
+    data = memoryview(bytes(packing.LARGEST_PIECE_BYTES + 1))
+    assert Packer(ALL, Clock(0.0)).pack(data, 0.0) == (Encoding.PLAIN, data)
 
 
 def test_a_piece_that_holds_more_than_it_announces_takes_no_more_memory() -> None:

@@ -176,7 +176,7 @@ class AioBulk:
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
         request = self._link.download_request(self._info.session, download.transfer, download.out.nbytes)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
-        receiver, meter = messages.Receiver(download.out), self._link.receiving()
+        receiver, meter = messages.Receiver(download.out, request.encodings), self._link.receiving()
         try:
             async for message in call:
                 if request.encodings:

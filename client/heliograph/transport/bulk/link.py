@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from heliograph.transport.bulk.messages import Pack, as_it_is
 from heliograph.transport.same_host import is_of_this_host
 from heliograph_proto.addresses import Address
-from heliograph_proto.codec.packing import Encoding, Packer, encodings_of
+from heliograph_proto.codec.packing import Encoding, Packer, encodings_of, features
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.sessions import SessionInfo
 from heliograph_proto.v1 import bulk_pb2
@@ -45,7 +45,9 @@ class Link:
     def __init__(self, address: Address, info: SessionInfo, compression: CompressionArgument) -> None:
         """Look the address up, which may take a while."""
         self._compression = compression
-        self.encodings: tuple[Encoding, ...] = () if compression == "off" else encodings_of(info.features)
+        self.encodings: tuple[Encoding, ...] = (
+            () if compression == "off" else encodings_of({*info.features} & {*features()})
+        )
         #: The same, as messages have them.
         self.numbers: list[Any] = [one.value for one in self.encodings]
         #: False if nothing is ever packed. A server on this host has no link that could be slow.

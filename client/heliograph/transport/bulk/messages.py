@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TypeAlias
 
 from heliograph_proto.codec.bulk import decode_download, encode_upload
@@ -42,10 +42,13 @@ def upload_target(session: bytes, target: int | bytes, size_bytes: int) -> bulk_
 
 
 class Receiver:
-    """A writer of a download's pieces into memory, which checks that they come in order and fit."""
+    """A writer of a download's pieces into memory, which checks that they come in order and fit.
 
-    def __init__(self, out: memoryview) -> None:
-        self._out = out
+    `encodings` are those that packed pieces may have.
+    """
+
+    def __init__(self, out: memoryview, encodings: Collection[int] = ()) -> None:
+        self._out, self._encodings = out, encodings
         self._received_bytes = 0
         #: The bytes that came in messages, packed or not, and those that were copied out of them.
         self.came_bytes = self.copied_bytes = 0
@@ -60,7 +63,7 @@ class Receiver:
                 f"a download of {size} bytes got bytes {offset} to {end} of {found.size_bytes}"
             )
         if found.encoding:
-            check_piece(found.encoding, found.plain_bytes, data.nbytes, size)
+            check_piece(found.encoding, found.plain_bytes, data.nbytes, size, self._encodings)
             data = memoryview(unpack(found.encoding, data, found.plain_bytes))
         self._out[offset:end] = data
         self.came_bytes += found.data.nbytes

@@ -10,7 +10,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from struct import Struct
 
@@ -124,7 +124,7 @@ class Connection:
         header = HEADER.pack(encoding, plain_bytes, data.nbytes)
         return self.send(memoryview(header), flags=_MORE) and self.send(data)
 
-    def receive_packed(self, out: memoryview, deadline: Deadline) -> int:
+    def receive_packed(self, out: memoryview, deadline: Deadline, encodings: Collection[Encoding]) -> int:
         """Fill memory with the pieces of a packed transfer. Returns the bytes that came.
 
         Raises as `receive`, and ProtocolError.
@@ -139,7 +139,7 @@ class Connection:
                     raise ProtocolError(f"a piece of {packed_bytes:,} bytes, where {out.nbytes:,} are left")
                 self.receive(out[:plain_bytes], deadline)
             else:
-                check_piece(encoding, plain_bytes, packed_bytes, min(PIECE_BYTES, out.nbytes))
+                check_piece(encoding, plain_bytes, packed_bytes, min(PIECE_BYTES, out.nbytes), encodings)
                 packed = memoryview(bytearray(packed_bytes))
                 self.receive(packed, deadline)
                 out[:plain_bytes] = unpack(encoding, packed, plain_bytes)
@@ -328,7 +328,7 @@ class DirectTransfers:
             if rate is None:
                 connection.receive(out, deadline)
             else:
-                came = connection.receive_packed(out, deadline)
+                came = connection.receive_packed(out, deadline, self._link.encodings)
             self._link.received(came, time.monotonic() - start)
 
     def abandon(self) -> None:

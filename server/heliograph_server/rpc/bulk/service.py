@@ -57,7 +57,7 @@ class BulkService:
         upload = await self._begin(session, target, first.offset_bytes)
         workers = self._relays if upload.is_relayed else self._hashers
         try:
-            await receive(session.limits, upload, first, requests, workers)
+            await receive(session.limits, upload, first, requests, workers, session.encodings)
             if not upload.is_relayed:
                 return bulk_pb2.UploadResponse(received_bytes=upload.finish())
             received = await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
@@ -112,7 +112,7 @@ class BulkService:
         try:
             messages = await asyncio.wrap_future(download.future)
             assert isinstance(messages, StagedMessages), "this reader takes no bytes in place"
-            pack = self._packed(request)
+            pack = self._packed(session, request)
             while messages.encoded:
                 message = messages.encoded.popleft()
                 await context.write(message if pack is None else await pack(message))
@@ -121,11 +121,13 @@ class BulkService:
         finally:
             download.close()
 
-    def _packed(self, request: bulk_pb2.DownloadRequest) -> Callable[[bytes], Awaitable[bytes]] | None:
+    def _packed(
+        self, session: Session, request: bulk_pb2.DownloadRequest
+    ) -> Callable[[bytes], Awaitable[bytes]] | None:
         """A function that packs messages on a thread; None if the client wants them as they are."""
         if not request.encodings:
             return None
-        packer = Packer(encodings_from(request.encodings), time.thread_time)
+        packer = Packer(encodings_from(request.encodings, session.encodings), time.thread_time)
 
         def pack(message: bytes) -> bytes:
             piece = decode_download(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from heliograph_proto.codec.packing import (
     HEADER,
@@ -11,7 +11,6 @@ from heliograph_proto.codec.packing import (
     Encoding,
     Packer,
     check_piece,
-    encodings_from,
     unpack,
 )
 from heliograph_proto.errors import HeliographError, ProtocolError
@@ -24,8 +23,8 @@ class PackedUpload:
     At most one packed piece is held, and as much again while it is unpacked.
     """
 
-    def __init__(self, upload: IncomingUpload) -> None:
-        self._upload = upload
+    def __init__(self, upload: IncomingUpload, agreed: Collection[Encoding]) -> None:
+        self._upload, self._agreed = upload, agreed
         self._header = bytearray(HEADER.size)
         #: Memory that is being filled, and its bytes so far: the header, or a packed piece.
         self._filling, self._filled_bytes = memoryview(self._header), 0
@@ -71,7 +70,7 @@ class PackedUpload:
         self._filled_bytes = 0
         left = upload.size_bytes - upload.received_bytes
         if self._encoding != Encoding.PLAIN:
-            check_piece(self._encoding, self._plain_bytes, packed_bytes, min(PIECE_BYTES, left))
+            check_piece(self._encoding, self._plain_bytes, packed_bytes, min(PIECE_BYTES, left), self._agreed)
             self._filling = memoryview(bytearray(packed_bytes))
         elif not 0 < self._plain_bytes == packed_bytes <= left:
             raise ProtocolError(f"a piece of {packed_bytes:,} bytes, where {left:,} are left")
@@ -80,8 +79,8 @@ class PackedUpload:
 class PackedDownload:
     """The pieces of one download, at the rate that its client measured."""
 
-    def __init__(self, encodings: Iterable[int], bytes_per_second: int) -> None:
-        self._packer = Packer(encodings_from(encodings), time.thread_time)
+    def __init__(self, encodings: Collection[Encoding], bytes_per_second: int) -> None:
+        self._packer = Packer(encodings, time.thread_time)
         self._rate = float(bytes_per_second)
 
     def __repr__(self) -> str:

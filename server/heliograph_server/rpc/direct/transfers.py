@@ -26,6 +26,7 @@ from heliograph_backends.host_memory.sealed import FILES
 from heliograph_proto.codec import encode_error
 from heliograph_proto.codec.bulk import decode_download
 from heliograph_proto.codec.frames import LENGTH_BYTES, framed
+from heliograph_proto.codec.packing import encodings_from
 from heliograph_proto.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -343,7 +344,8 @@ class _Connection:
                 self._begin(request, request.content, request.offset_bytes)
             case "download":
                 if request.encodings:
-                    self._packing = PackedDownload(request.encodings, request.bytes_per_second)
+                    encodings = encodings_from(request.encodings, session.encodings)
+                    self._packing = PackedDownload(encodings, request.bytes_per_second)
                 self._download = session.open_download(request.download, takes_placed=True)
                 return Next.THREAD if self._download.future.done() else Next.COMMAND
             case _:
@@ -355,7 +357,7 @@ class _Connection:
         try:
             self._upload = self._session.begin_upload(target, size_bytes, offset_bytes)
             if request.is_packed:
-                self._unpacking = PackedUpload(self._upload)
+                self._unpacking = PackedUpload(self._upload, self._session.encodings)
         except HeliographError:
             # The client sends them all the same.
             self._dropped_bytes = max(0, size_bytes - offset_bytes) + self._header_bytes
