@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import platform
 import sys
 from collections.abc import Callable
@@ -43,6 +44,7 @@ def run(config: ServerConfig, sources: Sources | None = None, share: Share | Non
     `sources`: the sources of the configuration, if it may change meanwhile. `share`: the URL to
     print for clients on other hosts.
     """
+    _open_standard_streams()
     logs.configure(config.log_level, config.log_format)
     use_one_arena()
     if not tune_allocator():
@@ -62,6 +64,18 @@ def run(config: ServerConfig, sources: Sources | None = None, share: Share | Non
         # Otherwise the interpreter would be finalized while the thread runs native code.
         leave(0)
     return 0
+
+
+def _open_standard_streams() -> None:
+    """Open closed ones on the null device. Otherwise a socket gets the number of stderr, and libraries
+    write their messages into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open
 
 
 def _raise_descriptor_limit() -> None:

@@ -207,3 +207,87 @@ def test_a_daemon_whose_log_nobody_reads_goes_on_and_tells_of_lost_lines() -> No
     assert "lines of the log were lost" in read
     # What came while nobody read is whole: no line is cut.
     assert all(line.startswith("20") for line in read.splitlines())
+
+
+def of_a_process(code: str) -> tuple[list[str], str]:
+    """Return the lines of the log of a process, and what it printed."""
+    begin = (
+        "import logging, os, sys, threading; from heliograph_server.telemetry import logs; "
+        "logs.configure('info', 'human'); log = logging.getLogger('test')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, timeout=60)
+    return ended.stderr.splitlines(), ended.stdout
+
+
+def test_the_child_of_a_fork_writes_its_own_lines_and_none_of_its_parent() -> None:
+    code = """
+log.info("of the parent")
+if not (child := os.fork()):
+    log.info("of the child")
+    logging.shutdown()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    lines, _ = of_a_process(code)
+    assert sorted(line.rpartition(": ")[2] for line in lines) == ["of the child", "of the parent"]
+
+
+def test_lines_of_many_threads_are_all_written_before_the_end_of_the_process() -> None:
+    code = """
+def tell(who):
+    for number in range(2000):
+        log.info("%d %d", who, number)
+threads = [threading.Thread(target=tell, args=(who,)) for who in range(4)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+raise SystemError("a crash")
+"""
+    lines, _ = of_a_process(code)
+    found = [line.rpartition(": ")[2].split() for line in lines if " test: " in line]
+    assert len(found) == 8000
+    for who in "0123":
+        assert [int(number) for one, number in found if one == who] == list(range(2000))
+    assert "SystemError: a crash" in lines
+
+
+class Broken(io.StringIO):
+    """Breaks for the first line in a way that is no error of the system."""
+
+    def write(self, text: str) -> int:
+        if "first" in text:
+            raise RuntimeError("broken")
+        return super().write(text)
+
+
+def test_a_stream_that_breaks_once_gets_the_later_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Broken()
+    handler = logging_handler("human", stream, monkeypatch)
+    for text in ("first", "second"):
+        handler.handle(logging.makeLogRecord({"msg": text, "levelno": 20}))
+        handler.flush()
+    handler.close()
+    assert "second" in stream.getvalue()
+
+
+def test_a_daemon_that_is_started_without_stderr_serves_and_ends_well() -> None:
+    """Otherwise a descriptor of gRPC gets its number, and messages of libraries go there."""
+    code = SERVE + (
+        "sys.exit(run(ServerConfig(('grpc://127.0.0.1:0',), devices=('cpu:threads=1,memory=64MiB',))))"
+    )
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("listening on ").strip()
+        wait_until_serving(url)
+        with hg.connect(url) as session:
+            assert session.devices
+        process.terminate()
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
