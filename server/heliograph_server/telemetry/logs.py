@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import time
 from contextlib import suppress
-from queue import Full, Queue
-from threading import Thread
+from logging import LogRecord
+from threading import Condition, Thread
 from typing import Any, TextIO
+from weakref import WeakMethod
 
 from heliograph_proto.errors import ConfigurationError
 from heliograph_proto.sessions import check_level
 
-logger = logging.getLogger(__name__)
-
 FORMATS = ("human", "json")
 #: The most lines that wait for the reader of the log.
 UNWRITTEN_LINES = 10_000
+#: The most lines that are written at once.
+WRITTEN_LINES = 250
 #: How long the end of the process waits for them.
 FLUSH_SECONDS = 1.0
 #: The longest message, and the longest traceback, in characters.
@@ -69,47 +71,82 @@ def _without_secrets(text: str) -> str:
 class LogWriter(logging.Handler):
     """Writes lines in a thread of its own, as the reader of a pipe may be slow or gone.
 
-    The time of a line is that at which it enters the queue, so times rise: threads make their
-    records before they get the handler's lock, perhaps in another order. Lines that do not fit are
-    dropped and counted.
+    The time of a line is that at which it is queued, so times rise: threads make their records
+    before they get the handler's lock, perhaps in another order. Lines that do not fit are dropped
+    and counted.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
-        self._lines: Queue[str | None] = Queue(UNWRITTEN_LINES)
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            # Weak, since it cannot be taken back.
+            forked = WeakMethod(self._forked)
+            os.register_at_fork(after_in_child=lambda: (call := forked()) and call())
+
+    def _begin(self) -> None:
+        self._lines: list[str] = []
         self._lost = 0
+        self._is_writing = self._is_closed = False
+        # Reentrant: a finalizer may log anywhere.
+        self._changed = Condition()
         Thread(target=self._write, name="heliograph-log", daemon=True).start()
+
+    def _forked(self) -> None:
+        """Begin anew in the child of a fork, whose parent writes the lines from before."""
+        if not self._is_closed:
+            self._begin()
 
     def emit(self, record: logging.LogRecord) -> None:
         record.created = time.time()
         record.msecs = record.created % 1 * 1000
         try:
-            self._lines.put_nowait(self.format(record))
-        except Full:
-            self._lost += 1
+            line = self.format(record)
         except Exception:
             self.handleError(record)
+            return
+        with self._changed:
+            if len(self._lines) < UNWRITTEN_LINES:
+                self._lines.append(line)
+                self._changed.notify_all()
+            else:
+                self._lost += 1
 
     def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
-            with suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
-                self._stream.write(f"{line}\n")
+        while (lines := self._next()) is not None:
+            # The reader may be gone, and the stream closed.
+            with suppress(Exception):
+                self._stream.write("\n".join((*lines, "")))
                 self._stream.flush()
-            self._lines.task_done()
-            if self._lost and self._lines.empty():
-                lost, self._lost = self._lost, 0
-                logger.warning("%d lines of the log were lost: its reader was too slow", lost)
+
+    def _next(self) -> list[str] | None:
+        """Wait for lines, and take the first ones; None at the end."""
+        with self._changed:
+            self._is_writing = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._lines or self._is_closed)
+            lines = self._lines[:WRITTEN_LINES]
+            del self._lines[:WRITTEN_LINES]
+            lost = 0 if self._lines else self._lost
+            self._lost -= lost
+            self._is_writing = bool(lines)
+        if lost:
+            # Not by the logger: a thread that flushes the handler holds its lock.
+            text = f"{lost} lines of the log were lost: its reader was too slow"
+            lines.append(self.format(LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)))
+        return lines or None
 
     def flush(self) -> None:
         """Wait until all lines are written, for a bounded time."""
-        with self._lines.all_tasks_done:
-            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, FLUSH_SECONDS)
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._lines or self._is_writing), FLUSH_SECONDS)
 
     def close(self) -> None:
         """End the thread when all lines are written."""
-        with suppress(Full):
-            self._lines.put_nowait(None)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         super().close()
 
 
