@@ -155,20 +155,19 @@ def test_an_upload_that_breaks_fails_its_command(raw: RawDirect) -> None:
 
 def test_a_reader_that_stops_holds_no_thread(lone: ThreadDaemon) -> None:
     """There are four threads; eight readers stop, and others go on."""
-    with raw_channel(lone.url) as one, raw_channel(lone.url) as other:
+    size = 16 * MIB
+    with raw_channel(lone.url) as channel:
         kept = []
-        sessions = [RawDirect(channel) for channel in (one, other)]
+        # Each in a session of its own, since a command may wait for the reader of the one before.
+        sessions = [RawDirect(channel) for _ in range(8)]
         for raw in sessions:
             raw.session.attach()
-            raw.session.send(allocate=command_pb2.Allocate(tensor=1, type=f32(4 * MIB)))
-            for number in range(4):
-                size = 16 * MIB
-                command = command_pb2.GetTensor(tensor=1, transfer=number + 1, size_bytes=size)
-                raw.session.send(get_tensor=command)
-                connection = raw.transfers()
-                connection.sendall(transfer(download=number + 1, size_bytes=size))
-                assert message_of(connection)
-                kept.append(connection)
+            raw.session.send(allocate=command_pb2.Allocate(tensor=1, type=f32(size // 4)))
+            raw.session.send(get_tensor=command_pb2.GetTensor(tensor=1, transfer=1, size_bytes=size))
+            connection = raw.transfers()
+            connection.sendall(transfer(download=1, size_bytes=size))
+            assert message_of(connection)
+            kept.append(connection)
         with hg.connect(lone.url) as session:
             assert session.put(np.ones(4 * MIB, np.uint8)).get(timeout=SECONDS).all()
         for connection in kept:
@@ -315,13 +314,19 @@ def test_a_command_that_is_cancelled_while_it_is_read_ends(raw: RawDirect) -> No
     raise AssertionError("no command was read in place")
 
 
-def test_a_reader_that_leaves_before_its_command_gives_its_place_back(raw: RawDirect) -> None:
+def test_a_reader_that_leaves_before_its_command_gives_its_place_back(
+    lone: ThreadDaemon, raw: RawDirect
+) -> None:
     raw.session.attach()
     raw.session.allocate(1, 4)
     for number in range(1, 9):
         # No command names the transfer, and a session has four connections.
         with raw.transfers() as connection:
             connection.sendall(transfer(download=number, size_bytes=16))
+    for _ in range(1000):
+        still_serves(lone.url)
+        if not connections_of(lone):
+            break
     with raw.transfers() as connection:
         connection.sendall(transfer(download=8, size_bytes=16))
         raw.session.send(get_tensor=command_pb2.GetTensor(tensor=1, transfer=8, size_bytes=16))
