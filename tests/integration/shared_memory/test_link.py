@@ -24,18 +24,39 @@ def test_a_link_is_measured_before_anything_is_packed() -> None:
     one = far()
     assert one.up is None and one.packer(8 * MIB) is not None
     assert one.download_rate(8 * MIB) is None
-    assert one.sent(2 * MIB, 0.2)
+    one.sent(2 * MIB, 0.2)
     assert one.up == pytest.approx(10 * MIB)
     assert one.download_rate(8 * MIB) == 10 * MIB
 
 
-def test_short_measurements_go_on() -> None:
+def test_many_bytes_count_however_fast_they_went() -> None:
     one = far()
-    assert not one.sent(64 * 1024, 1.0) and not one.sent(MIB, 0.01)
-    assert one.up is None
-    # Many bytes count however fast they went.
-    assert one.sent(4 * MIB, 0.001)
+    one.sent(4 * MIB, 0.001)
     assert one.packer(8 * MIB) is None
+
+
+def test_short_uploads_are_measured_together() -> None:
+    """On a fast link each would otherwise go in pieces that nothing packs."""
+    fast, slow = far(), far()
+    for _ in range(3):
+        fast.sent(MIB, 0.001)
+        assert fast.packer(MIB) is not None
+    fast.sent(MIB, 0.001)
+    assert fast.packer(MIB) is None
+    slow.sent(64 * 1024, 0.01)
+    assert slow.up is None
+    slow.sent(64 * 1024, 0.01)
+    assert slow.up == pytest.approx(128 * 1024 / 0.02)
+
+
+def test_downloads_that_wait_for_packing_make_no_link_slow() -> None:
+    one = far()
+    one.received(8 * MIB, 0.1)
+    for _ in range(2 * link.MEASUREMENTS):
+        one.received(MIB, 0.1, is_packed=True)
+        assert one.download_rate(8 * MIB) == 80 * MIB
+    one.received(10 * MIB, 0.1, is_packed=True)
+    assert one.download_rate(8 * MIB) == 100 * MIB
 
 
 def test_a_fast_link_is_left_alone() -> None:

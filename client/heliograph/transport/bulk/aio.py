@@ -110,8 +110,8 @@ class AioBulk:
             pieces = messages.upload_messages(target, upload.data, chunk_bytes, start_bytes, pack)
             while True:
                 # Packing takes too long for the loop.
-                is_short = pack is messages.as_it_is
-                message = next(pieces, None) if is_short else await moved(partial(next, pieces, None))
+                is_packed = pack is not messages.as_it_is
+                message = await moved(partial(next, pieces, None)) if is_packed else next(pieces, None)
                 if message is None:
                     break
                 start = time.monotonic()
@@ -176,7 +176,10 @@ class AioBulk:
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
         request = self._link.download_request(self._info.session, download.transfer, download.out.nbytes)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
-        receiver, meter = messages.Receiver(download.out, request.encodings), self._link.receiving()
+        receiver, meter = (
+            messages.Receiver(download.out, request.encodings),
+            self._link.receiving(is_packed=bool(request.encodings)),
+        )
         try:
             async for message in call:
                 if request.encodings:

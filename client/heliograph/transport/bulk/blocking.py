@@ -253,7 +253,10 @@ class BlockingBulk:
         request = self._link.download_request(self._info.session, download.transfer, download.out.nbytes)
         call = method(request.SerializeToString(), timeout=deadline.remaining())
         calls.add(call)
-        receiver, meter = messages.Receiver(download.out, request.encodings), self._link.receiving()
+        receiver, meter = (
+            messages.Receiver(download.out, request.encodings),
+            self._link.receiving(is_packed=bool(request.encodings)),
+        )
         try:
             for message in call:
                 receiver.piece(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from typing import Any, Literal, TypeAlias
@@ -59,6 +60,9 @@ class Link:
         #: The highest of them.
         self._up: float | None = None
         self._down: float | None = None
+        self._lock = threading.Lock()
+        #: Of uploads since the last measurement: short ones are measured together.
+        self._sent_bytes, self._sent_seconds = 0, 0.0
 
     def __repr__(self) -> str:
         return f"<Link up {self._up or 0:,.0f}, down {self._down or 0:,.0f} bytes/s>"
@@ -107,22 +111,29 @@ class Link:
             request.bytes_per_second = rate
         return request
 
-    def receiving(self) -> ArrivalMeter:
+    def receiving(self, *, is_packed: bool) -> ArrivalMeter:
         """Return the meter of a download by a call."""
-        return ArrivalMeter(self)
+        return ArrivalMeter(self, is_packed)
 
-    def sent(self, size_bytes: int, seconds: float) -> bool:
-        """Record a measurement of bytes to the server. False: it goes on, since it is too short."""
-        if (rate := _rate(size_bytes, seconds)) is not None:
-            self._ups.append(rate)
-            self._up = max(tuple(self._ups))
-        return rate is not None
+    def sent(self, size_bytes: int, seconds: float) -> None:
+        """Record bytes to the server. They count once they are enough for a measurement."""
+        with self._lock:
+            self._sent_bytes += size_bytes
+            self._sent_seconds += seconds
+            if (rate := _rate(self._sent_bytes, self._sent_seconds)) is not None:
+                self._sent_bytes, self._sent_seconds = 0, 0.0
+                self._ups.append(rate)
+                self._up = max(self._ups)
 
-    def received(self, size_bytes: int, seconds: float) -> None:
-        """Record a measurement of bytes that came."""
-        if (rate := _rate(size_bytes, seconds)) is not None:
-            self._downs.append(rate)
-            self._down = max(tuple(self._downs))
+    def received(self, size_bytes: int, seconds: float, *, is_packed: bool = False) -> None:
+        """Record bytes that came. Packed ones may have waited for the server to pack them, so the
+        link is at least as fast."""
+        if (rate := _rate(size_bytes, seconds)) is None:
+            return
+        with self._lock:
+            if not is_packed or rate > (self._down or 0.0):
+                self._downs.append(rate)
+                self._down = max(self._downs)
 
 
 def _rate(size_bytes: int, seconds: float) -> float | None:
@@ -137,7 +148,6 @@ class CallMeter:
         """None: nothing is measured."""
         self._link = link
         self._buffered_bytes = BUFFERED_BYTES
-        self._size_bytes, self._seconds = 0, 0.0
 
     def __repr__(self) -> str:
         return f"<CallMeter of {self._link}>"
@@ -145,19 +155,15 @@ class CallMeter:
     def took(self, size_bytes: int, seconds: float) -> None:
         """Record a message that the call took after a wait."""
         self._buffered_bytes -= size_bytes
-        if self._buffered_bytes > 0 or self._link is None:
-            return
-        self._size_bytes += size_bytes
-        self._seconds += seconds
-        if self._link.sent(self._size_bytes, self._seconds):
-            self._size_bytes, self._seconds = 0, 0.0
+        if self._buffered_bytes <= 0 and self._link is not None:
+            self._link.sent(size_bytes, seconds)
 
 
 class ArrivalMeter:
     """A measurement of a download, from its first message on."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: Link, is_packed: bool) -> None:
+        self._link, self._is_packed = link, is_packed
         self._first_bytes, self._start = 0, 0.0
 
     def __repr__(self) -> str:
@@ -169,4 +175,4 @@ class ArrivalMeter:
         if not self._start:
             self._first_bytes, self._start = size_bytes, now
             return
-        self._link.received(size_bytes - self._first_bytes, now - self._start)
+        self._link.received(size_bytes - self._first_bytes, now - self._start, is_packed=self._is_packed)

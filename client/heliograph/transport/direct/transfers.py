@@ -308,8 +308,9 @@ class DirectTransfers:
             if moved is not None:
                 moved(piece.nbytes)
             now = connection.sent()
-            if before and now and self._link.sent(now[0] - before[0], now[1] - before[1]):
-                before = now
+            if before and now:
+                self._link.sent(now[0] - before[0], now[1] - before[1])
+            before = now
         return True
 
     def download(self, connection: Connection, transfer: int, out: memoryview, deadline: Deadline) -> None:
@@ -329,7 +330,7 @@ class DirectTransfers:
                 connection.receive(out, deadline)
             else:
                 came = connection.receive_packed(out, deadline, self._link.encodings)
-            self._link.received(came, time.monotonic() - start)
+            self._link.received(came, time.monotonic() - start, is_packed=rate is not None)
 
     def abandon(self) -> None:
         """Close the connections in the child of a fork, without an effect on the parent's."""
