@@ -372,4 +372,5 @@ def test_a_command_socket_that_is_reset_ends_its_session_with_an_error(lone: Thr
             # A reset instead of an end.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert isinstance(raw.session.end(), hg.UnavailableError)
+        raw.session.close()
     still_serves(lone.url)
