@@ -67,8 +67,10 @@ def run(config: ServerConfig, sources: Sources | None = None, share: Share | Non
 
 
 def _open_standard_streams() -> None:
-    """Open closed ones on the null device. Otherwise a socket gets the number of stderr, and libraries
-    write their messages into it."""
+    """Open closed ones on the null device.
+
+    Otherwise a descriptor of gRPC gets the number of stderr, and libraries write messages into it.
+    """
     for number in range(3):
         try:
             os.fstat(number)
