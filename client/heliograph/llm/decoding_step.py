@@ -31,6 +31,22 @@ class Weights(Protocol):
         """Add a tensor to a graph, as it is stored. Raises InvalidModelError if there is none."""
 
 
+class Kept(Protocol):
+    """The keys and values of sequences."""
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a sequence."""
+
+    @property
+    def rows(self) -> int:
+        """The rows of a sequence."""
+
+    def write(self, graph: hg.Graph, which: str, new: hg.Value, places: hg.Value) -> hg.Value:
+        """Write the rows of tokens at their positions, [n, k], and return all rows of their
+        sequences, [sequences * rows, k]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cache:
     """The keys and values of a sequence: variables of the session, a row for each token."""
@@ -55,7 +71,8 @@ class Cache:
 
 @dataclass
 class Step:
-    """A graph under construction that takes n tokens at consecutive positions.
+    """A graph under construction that takes n tokens: those of one sequence at consecutive
+    positions, or equally many of several.
 
     Methods that name a weight take its name without ".weight".
     """
@@ -63,9 +80,10 @@ class Step:
     graph: hg.Graph
     config: Configuration
     weights: Weights
-    cache: Cache
+    cache: Kept
     #: i32 [n].
     positions: hg.Value
+    sequences: int = 1
     #: Whether the graph ends with the keys and values of the last layer.
     only_fills: bool = False
     _made: dict[str, hg.Value] = field(default_factory=dict)
@@ -163,7 +181,7 @@ class Step:
         if self.only_fills and number == config.layers - 1:
             raise FilledError
         attended = ops.flash_attn_ext(
-            _by_heads(q),
+            self._by_heads(q),
             keys,
             values,
             self._mask(window),
@@ -175,21 +193,29 @@ class Step:
 
     def _kept(self, number: int, which: str, new: hg.Value) -> hg.Value:
         """Write keys or values [n, heads, size] into the cache, and return all of it as attention
-        takes it, [1, heads, c, size]."""
+        takes it, [sequences, heads, c, size]."""
         _, heads, size = new.shape
         rows = hg.reshape(new, (self.tokens, heads * size))
         kept = self.cache.write(self.graph, f"{which}{number}", rows, self.positions)
-        return _by_heads(hg.reshape(kept, (self.cache.rows, heads, size)))
+        return self._by_heads(hg.reshape(kept, (self.sequences * self.cache.rows, heads, size)))
+
+    def _by_heads(self, x: hg.Value) -> hg.Value:
+        """Return [sequences * m, heads, size] as [sequences, heads, m, size]."""
+        rows, heads, size = x.shape
+        apart = hg.reshape(x, (self.sequences, rows // self.sequences, heads, size))
+        return hg.permute_dims(apart, (0, 2, 1, 3))
 
     def _mask(self, window: int) -> hg.Value:
-        """Return what scores grow by, f32 [n, c]: 0 where a token sees a key, else -inf."""
+        """Return what scores grow by, f32 [sequences, 1, n / sequences, c]: 0 where a token sees a
+        key, else -inf."""
         if window not in self._masks:
             keys = ops.arange(graph=self.graph, start=0.0, stop=float(self.cache.rows), step=1.0)
             distance = hg.reshape(hg.astype(self.positions, "f32"), (self.tokens, 1)) - keys
             is_seen = distance >= 0.0
             if window:
                 is_seen = is_seen & (distance < float(window))
-            self._masks[window] = hg.where(is_seen, 0.0, float("-inf"))
+            shape = (self.sequences, 1, self.tokens // self.sequences, self.cache.rows)
+            self._masks[window] = hg.reshape(hg.where(is_seen, 0.0, float("-inf")), shape)
         return self._masks[window]
 
     # Feed-forward
@@ -217,8 +243,3 @@ class Step:
         rows = hg.reshape(x, (n, 1, x.shape[1]))
         inner = ops.swiglu(product("ffn_gate", rows), product("ffn_up", rows))
         return hg.sum(product("ffn_down", inner) * hg.expand_dims(weights, axis=2), axis=1)
-
-
-def _by_heads(x: hg.Value) -> hg.Value:
-    """Return [m, heads, size] as [1, heads, m, size]."""
-    return hg.expand_dims(hg.permute_dims(x, (1, 0, 2)), axis=0)

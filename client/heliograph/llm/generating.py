@@ -174,7 +174,7 @@ class Engine:
         try:
             for chunk in chunks:
                 plan = yield from self._plan(("fill", chunk.size), partial(self.decoder.fill, chunk.size))
-                futures.append(plan.submit(_inputs(tokens, chunk)))
+                futures.append(plan.submit(inputs_of(tokens, chunk)))
                 if len(futures) > AHEAD:
                     yield Ask(futures.pop(0).result)
             while futures:
@@ -192,7 +192,7 @@ class Engine:
             plan = yield from self._plan(output, partial(self.decoder.rows, ROWS, output))
             parts = []
             for chunk in cut(0, len(tokens), self.decoder.cache.rows, (ROWS,)):
-                results = yield Ask(partial(plan.run, _inputs(tokens, chunk)))
+                results = yield Ask(partial(plan.run, inputs_of(tokens, chunk)))
                 parts.append(results[output][: chunk.count])
             self._kept[:] = tokens
             return np.concatenate(parts)
@@ -248,7 +248,7 @@ class Engine:
             taps = loop.taps()
             while not pieces.is_stopped and (tap := (yield AskNext(taps))) is not None:
                 result.seconds = time.perf_counter() - began
-                token = _take(tap.value, result)
+                token = take(tap.value[0], result)
                 if token in request.ends:
                     result.finish_reason = "stop"
                 elif text := pieces.add(token):
@@ -273,8 +273,9 @@ def built(build: Callable[[], hg.Graph]) -> hg.Graph:
         ) from None
 
 
-def _take(chosen: Array, result: Result) -> int:
-    """Add a token of a tap to the result, and return it."""
+def take(chosen: Array, result: Result) -> int:
+    """Add a token of a tap to the result, and return it. `chosen` is a row of
+    `graphs.described`."""
     token = int(chosen[0])
     result.tokens.append(token)
     if chosen.size > 1:
@@ -285,7 +286,7 @@ def _take(chosen: Array, result: Result) -> int:
     return token
 
 
-def _inputs(tokens: Sequence[int], chunk: Chunk) -> dict[str, Array]:
+def inputs_of(tokens: Sequence[int], chunk: Chunk) -> dict[str, Array]:
     """Return the inputs of a chunk's run, padded with zeros."""
     padded = np.zeros(chunk.size, np.int32)
     padded[: chunk.count] = tokens[chunk.start : chunk.start + chunk.count]

@@ -54,8 +54,7 @@ class Decoder:
         """A graph that takes one `token` (i32 [1]) at a `position` (i32 [1]) and chooses the next.
 
         `CARRIES` and those of the choice make it a loop. `done` is true after one of `ends`
-        (i32). `chosen` (i32) is the token; with log-probabilities its own follows, then the most
-        likely tokens, then theirs, as bits of f32.
+        (i32). `chosen` is what `described` returns.
         """
         graph = hg.Graph()
         token, position = graph.input("token", (1,), "i32"), graph.input("position", (1,), "i32")
@@ -63,13 +62,19 @@ class Decoder:
         step = Step(graph, self.config, self.weights, self.cache, position)
         logits = step.logits(step.norm("output_norm", hidden(step, token)))
         following = choose(graph, logits, position, form)
-        chosen = following
-        if form.has_logprobs:
-            own, tokens, others = log_probabilities(logits, following)
-            bits = (ops.bitcast(one, dtype="i32") for one in (own, others))
-            chosen = hg.concat([following, next(bits), tokens, next(bits)], axis=0)
         graph.output("token_next", following)
         graph.output("position_next", position + 1)
         graph.output("done", hg.any(following == ends))
-        graph.output("chosen", chosen)
+        graph.output("chosen", described(logits, following, form))
         return graph
+
+
+def described(logits: hg.Value, following: hg.Value, form: Form) -> hg.Value:
+    """Return a row of each chosen token, i32 [b, .]: the token; with log-probabilities its own,
+    then the most likely tokens, then theirs, as bits of f32."""
+    column = hg.reshape(following, (following.shape[0], 1))
+    if not form.has_logprobs:
+        return column
+    own, tokens, others = log_probabilities(logits, following)
+    bits = (ops.bitcast(one, dtype="i32") for one in (own, others))
+    return hg.concat([column, next(bits), tokens, next(bits)], axis=1)

@@ -66,6 +66,35 @@ class Options(TypedDict, total=False):
     logprobs: bool
 
 
+def request_of(
+    engine: AnyEngine, tokenizer: Tokenizer, tokens: list[int], options: Options
+) -> tuple[Request, Pieces, Result]:
+    """Check a request before anything is sent, and return what its answer needs.
+
+    Raises InvalidArgumentError, and LimitExceededError for a prompt that exceeds the context.
+    """
+    given: dict[str, Any] = dict(options)
+    max_tokens, stop = given.pop("max_tokens", None), given.pop("stop", ())
+    if given.get("seed") is None:
+        given["seed"] = secrets.randbits(63)
+    try:
+        settings = Settings(**given)
+    except TypeError as error:
+        raise hg.InvalidArgumentError(
+            f"there is no such option: {error}",
+            advice=f"options are {', '.join(Options.__annotations__)}",
+        ) from None
+    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+        raise hg.InvalidArgumentError(f"max_tokens is {max_tokens!r:.40}", advice="a number from 1 on")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(one, str) and one for one in stops):
+        raise hg.InvalidArgumentError(f"stop is {stop!r:.80}", advice="a text, or several")
+    engine.check(tokens, 1)
+    ends = tuple(sorted(tokenizer.stops))[:ENDS]
+    request = Request(tokens, settings, max_tokens, ends, stops)
+    return request, Pieces(tokenizer.decode_stream(), stops), Result(prompt_tokens=len(tokens))
+
+
 class ModelBase:
     """The parts that `LanguageModel` and `AsyncLanguageModel` share."""
 
@@ -114,9 +143,11 @@ class ModelBase:
     def _tokens(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
 
-    def _chat_tokens(
+    def chat_tokens(
         self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any] | None
     ) -> list[int]:
+        """Return the prompt that the template makes of messages. Blocks. Raises as
+        `chat_template.render`."""
         return self.chat_template.tokens(self.tokenizer, messages, tools=tools, variables=variables)
 
     def _close_template(self) -> None:
@@ -125,34 +156,14 @@ class ModelBase:
             self.chat_template.close()
 
     def _request(self, tokens: list[int], options: Options) -> tuple[Request, Pieces, Result]:
-        """Check a request before anything is sent."""
-        given: dict[str, Any] = dict(options)
-        max_tokens, stop = given.pop("max_tokens", None), given.pop("stop", ())
-        if given.get("seed") is None:
-            given["seed"] = secrets.randbits(63)
-        try:
-            settings = Settings(**given)
-        except TypeError as error:
-            raise hg.InvalidArgumentError(
-                f"there is no such option: {error}",
-                advice=f"options are {', '.join(Options.__annotations__)}",
-            ) from None
-        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
-            raise hg.InvalidArgumentError(f"max_tokens is {max_tokens!r:.40}", advice="a number from 1 on")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(one, str) and one for one in stops):
-            raise hg.InvalidArgumentError(f"stop is {stop!r:.80}", advice="a text, or several")
-        self._engine.check(tokens, 1)
-        ends = tuple(sorted(self.tokenizer.stops))[:ENDS]
-        request = Request(tokens, settings, max_tokens, ends, stops)
-        return request, Pieces(self.tokenizer.decode_stream(), stops), Result(prompt_tokens=len(tokens))
+        return request_of(self._engine, self.tokenizer, tokens, options)
 
     def _checked(self, prompt: Prompt) -> list[int]:
         tokens = self._tokens(prompt)
         self._engine.check(tokens, 0)
         return tokens
 
-    def _checked_all(self, texts: str | Sequence[str]) -> list[list[int]]:
+    def _checked_all(self, texts: str | Sequence[Prompt]) -> list[list[int]]:
         return [self._checked(one) for one in ([texts] if isinstance(texts, str) else texts)]
 
 
@@ -192,13 +203,13 @@ class LanguageModel(ModelBase):
         Raises UnsupportedError for a model without a template, and the errors of `generate` and of
         `chat_template.render`.
         """
-        return Answer(self._engine, *self._request(self._chat_tokens(messages, tools, variables), options))
+        return Answer(self._engine, *self._request(self.chat_tokens(messages, tools, variables), options))
 
     def logits(self, tokens: Prompt) -> Array:
         """Return the logits after each token, f32 [tokens, vocabulary]. Raises as `generate`."""
         return _result(self._engine.rows(self._checked(tokens), "logits"))
 
-    def embed(self, texts: str | Sequence[str]) -> Array:
+    def embed(self, texts: str | Sequence[Prompt]) -> Array:
         """Return a unit vector for each text, f32 [texts, width]. Raises as `generate`."""
         return _result(self._engine.embed(self._checked_all(texts)))
 
@@ -224,14 +235,14 @@ class AsyncLanguageModel(ModelBase):
         **options: Unpack[Options],
     ) -> AsyncAnswer:
         """Answer messages: `answer = await llm.chat(messages)`. See `LanguageModel.chat`."""
-        tokens = await asyncio.to_thread(self._chat_tokens, messages, tools, variables)
+        tokens = await asyncio.to_thread(self.chat_tokens, messages, tools, variables)
         return AsyncAnswer(self._engine, *self._request(tokens, options))
 
     async def logits(self, tokens: Prompt) -> Array:
         """Return the logits after each token, f32 [tokens, vocabulary]."""
         return await _awaited(self._engine.rows(self._checked(tokens), "logits"))
 
-    async def embed(self, texts: str | Sequence[str]) -> Array:
+    async def embed(self, texts: str | Sequence[Prompt]) -> Array:
         """Return a unit vector for each text, f32 [texts, width]."""
         return await _awaited(self._engine.embed(self._checked_all(texts)))
 

@@ -76,7 +76,7 @@ def load(
     InvalidModelError for a broken file, and the errors of `session.compile`.
     """
     found = open_file(file)
-    engine = _engine(session, found, context, cache, options)
+    engine = engine_of(session, found, context, cache, options)
     if isinstance(session, hg.Session):
         for _ in blocking(engine.prepare()):
             pass
@@ -90,14 +90,14 @@ async def _load(found: File, engine: Engine | EncoderEngine, chat_template: str 
     return AsyncLanguageModel(found.header, engine, read_tokenizer(found.header), chat_template)
 
 
-def _engine(
+def engine_of(
     session: hg.Session | hg.aio.Session,
     found: File,
     context: int | None,
     cache: str,
     options: dict[str, Any],
 ) -> Engine | EncoderEngine:
-    """Return the engine of a model's architecture."""
+    """Return the engine of a model's architecture, which has compiled nothing yet."""
     fields, pooling = Fields(found.header), pooling_of(found.header)
     if fields.architecture in ENCODERS:
         return EncoderEngine(session, bert.configure(fields), found.weights, pooling, options)

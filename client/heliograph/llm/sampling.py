@@ -92,31 +92,35 @@ class Settings:
         candidates = CANDIDATES if self.temperature == 0 or 0 < self.top_k <= CANDIDATES else 0
         return Form(candidates, bool(self.logit_bias), self.logprobs)
 
-    def inputs(self, vocabulary: int, tokens: list[int]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the inputs of the graph after these tokens. Raises InvalidArgumentError."""
-        if self.form.candidates == 1:
+    def inputs(
+        self, vocabulary: int, tokens: list[int], form: Form | None = None
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Return a row of the inputs of the graph after these tokens; of a graph of another form
+        that can make the same choices, if one is given. Raises InvalidArgumentError."""
+        form = form or self.form
+        if form.candidates == 1:
             return {}
-        recent = np.full(RECENT, -1, np.int32)
+        recent = np.full((1, RECENT), -1, np.int32)
         last = tokens[-RECENT:]
-        recent[RECENT - len(last) :] = last
+        recent[0, RECENT - len(last) :] = last
         factors = [getattr(self, name) for name in _RANGES]
         made: dict[str, np.ndarray[Any, Any]] = {
-            "factors": np.array(factors, np.float32),
-            "top_k": np.array([self.top_k or vocabulary], np.int32),
-            "penalty_last": np.array([self.penalty_last], np.int32),
+            "factors": np.array([factors], np.float32),
+            "top_k": np.array([[self.top_k or vocabulary]], np.int32),
+            "penalty_last": np.array([[self.penalty_last]], np.int32),
             "seed": np.array([self.seed], np.int64),
             "recent": recent,
         }
-        if self.logit_bias:
+        if form.is_biased:
             made["bias"] = self._bias(vocabulary)
         return made
 
     def _bias(self, vocabulary: int) -> np.ndarray[Any, Any]:
-        bias = np.zeros(vocabulary, np.float32)
+        bias = np.zeros((1, vocabulary), np.float32)
         for token, value in self.logit_bias.items():
             if not isinstance(token, (int, np.integer)) or not 0 <= token < vocabulary or math.isnan(value):
                 raise _bad("logit_bias", {token: value}, f"numbers by tokens from 0 to {vocabulary - 1}")
-            bias[token] = value
+            bias[0, token] = value
         return bias
 
 
@@ -128,74 +132,92 @@ def _bad(name: str, value: object, wanted: str) -> hg.InvalidArgumentError:
 CARRIED = {"recent_next": "recent"}
 
 
-def choose(graph: hg.Graph, logits: hg.Value, position: hg.Value, form: Form) -> hg.Value:
-    """Return the next token, i32 [1], of logits [1, v] after a position i32 [1].
+def choose(graph: hg.Graph, logits: hg.Value, positions: hg.Value, form: Form) -> hg.Value:
+    """Return the next tokens, i32 [b], of logits [b, v] after positions i32 [b].
 
-    Adds the inputs of `Settings.inputs`, and the outputs of `CARRIED`.
+    Adds the inputs of `Settings.inputs`, a row each, and the outputs of `CARRIED`. The choice of a
+    row does not depend on the others.
     """
     if form.candidates == 1:
         return ops.argmax(logits)
-    vocabulary = logits.shape[1]
-    factors = graph.input("factors", (len(_RANGES),), "f32")
-    temperature, top_p, min_p, *penalties = (factors[place : place + 1] for place in range(len(_RANGES)))
-    recent = graph.input("recent", (RECENT,), "i32")
-    penalised = _penalised(logits, recent, graph.input("penalty_last", (1,), "i32"), *penalties)
+    rows, vocabulary = logits.shape
+    factors = graph.input("factors", (rows, len(_RANGES)), "f32")
+    temperature, top_p, min_p, *penalties = (factors[:, place : place + 1] for place in range(len(_RANGES)))
+    recent = graph.input("recent", (rows, RECENT), "i32")
+    penalised = _penalised(logits, recent, graph.input("penalty_last", (rows, 1), "i32"), *penalties)
     if form.is_biased:
-        penalised = penalised + graph.input("bias", (vocabulary,), "f32")
+        penalised = penalised + graph.input("bias", (rows, vocabulary), "f32")
     best = largest(penalised, min(form.candidates or vocabulary, vocabulary))
     count = best.shape[1]
-    picked = hg.reshape(_at(penalised, best), (count,))
+    picked = _at(penalised, best)
     ranks = graph.constant(np.arange(count, dtype=np.int32))
     # Each filter keeps the first candidate.
-    is_kept = ranks < graph.input("top_k", (1,), "i32")
-    chances = hg.softmax(hg.where(is_kept, picked, float("-inf")))
-    before = hg.cumulative_sum(chances, axis=0) - chances
-    is_kept = is_kept & (before < top_p) & (chances >= min_p * chances[:1]) | (ranks == 0)
-    units = hg.maximum(hg.random.uniform((count,), graph.input("seed", (1,), "i64"), position), 2.0**-25)
+    is_kept = ranks < graph.input("top_k", (rows, 1), "i32")
+    chances = hg.softmax(hg.where(is_kept, picked, float("-inf")), axis=-1)
+    before = hg.cumulative_sum(chances, axis=1) - chances
+    is_kept = is_kept & (before < top_p) & (chances >= min_p * chances[:, :1]) | (ranks == 0)
+    units = hg.maximum(_units(graph.input("seed", (rows,), "i64"), positions, count), 2.0**-25)
     noisy = picked - temperature * hg.log(-hg.log(units))
-    place = ops.argmax(hg.reshape(hg.where(is_kept, noisy, float("-inf")), (1, count)))
-    token = hg.take(hg.reshape(best, (count,)), place, axis=0)
-    graph.output("recent_next", hg.concat([recent[1:], token], axis=0))
-    return token
+    place = ops.argmax(hg.where(is_kept, noisy, float("-inf")))
+    token = _at(best, hg.reshape(place, (rows, 1)))
+    graph.output("recent_next", hg.concat([recent[:, 1:], token], axis=1))
+    return hg.reshape(token, (rows,))
+
+
+def _units(seeds: hg.Value, positions: hg.Value, count: int) -> hg.Value:
+    """Return `count` random numbers for each row, by its seed and its position alone."""
+    drawn = (
+        hg.random.uniform((1, count), seeds[row : row + 1], positions[row : row + 1])
+        for row in range(seeds.shape[0])
+    )
+    return hg.concat(list(drawn), axis=0)
 
 
 def log_probabilities(logits: hg.Value, token: hg.Value) -> tuple[hg.Value, hg.Value, hg.Value]:
-    """Return the log-probability of a token, [1], and the most likely tokens with theirs."""
+    """Return the log-probability of a token of each row, [b, 1], and the most likely tokens with
+    theirs, [b, k]."""
     top = hg.max(logits, axis=-1, keepdims=True)
     total = hg.log(hg.sum(hg.exp(logits - top), axis=-1, keepdims=True)) + top
     best = largest(logits, min(ALTERNATIVES, logits.shape[1]))
-    own = hg.reshape(_at(logits, hg.reshape(token, (1, 1))) - total, (1,))
-    return own, hg.reshape(best, (best.shape[1],)), hg.reshape(_at(logits, best) - total, (best.shape[1],))
+    own = _at(logits, hg.reshape(token, (logits.shape[0], 1))) - total
+    return own, best, _at(logits, best) - total
 
 
 def largest(logits: hg.Value, count: int) -> hg.Value:
-    """Return the places of the `count` largest logits, i32 [1, count] from [1, v], in the order of
+    """Return the places of the `count` largest logits, i32 [b, count] from [b, v], in the order of
     `top_k`.
 
     The largest ones lie in the `count` blocks that have the largest maxima. So two short rows are
     sorted in place of the whole one.
     """
-    v = logits.shape[1]
+    rows, v = logits.shape
     blocks = -(-v // BLOCK)
     if count * BLOCK * 2 > v:
         return ops.top_k(logits, k=count)
     table = logits
     if blocks * BLOCK != v:
-        filling = logits.graph.full((1, blocks * BLOCK - v), float("-inf"), logits.dtype)
+        filling = logits.graph.full((rows, blocks * BLOCK - v), float("-inf"), logits.dtype)
         table = hg.concat([logits, filling], axis=1)
-    table = hg.reshape(table, (blocks, BLOCK))
-    chosen = ops.top_k(hg.reshape(hg.max(table, axis=1), (1, blocks)), k=count)
+    table = hg.reshape(table, (rows, blocks, BLOCK))
+    chosen = ops.top_k(hg.max(table, axis=2), k=count)
     # In the vocabulary's order, so that of equal logits the first one stays first.
-    ordered = hg.sort(hg.reshape(chosen, (count,)))
-    found = ops.top_k(hg.reshape(ops.get_rows(table, ordered), (1, count * BLOCK)), k=count)
-    block = hg.take(ordered, hg.reshape(found // BLOCK, (count,)), axis=0)
-    return hg.reshape(block, (1, count)) * BLOCK + found % BLOCK
+    ordered = hg.sort(chosen, axis=1)
+    found = ops.top_k(hg.reshape(ops.get_rows(table, ordered), (rows, count * BLOCK)), k=count)
+    return _at(ordered, found // BLOCK) * BLOCK + found % BLOCK
 
 
-def _at(logits: hg.Value, tokens: hg.Value) -> hg.Value:
-    """Return the logits [1, v] of tokens [1, k], [1, k]."""
-    column = hg.reshape(logits, (logits.shape[1], 1))
-    return hg.reshape(ops.get_rows(column, hg.reshape(tokens, (tokens.shape[1],))), tokens.shape)
+def _flat(tokens: hg.Value, v: int) -> hg.Value:
+    """Return the places of tokens [b, k] in b rows of v, in a line."""
+    rows, count = tokens.shape
+    if rows > 1:
+        tokens = tokens + tokens.graph.constant(np.arange(rows, dtype=np.int32)[:, None] * v)
+    return hg.reshape(tokens, (rows * count,))
+
+
+def _at(table: hg.Value, tokens: hg.Value) -> hg.Value:
+    """Return the elements of a table [b, v] at tokens [b, k], [b, k]."""
+    flat = hg.reshape(table, (table.size,))
+    return hg.reshape(hg.take(flat, _flat(tokens, table.shape[1]), axis=0), tokens.shape)
 
 
 def _penalised(
@@ -206,20 +228,20 @@ def _penalised(
     frequency: hg.Value,
     presence: hg.Value,
 ) -> hg.Value:
-    """Return logits [1, v] with those of recent tokens changed.
+    """Return logits [b, v] with those of recent tokens changed.
 
-    `recent`, i32 [r], ends with the newest token, and begins with -1 where there are fewer.
+    `recent`, i32 [b, r], ends with the newest token, and begins with -1 where there are fewer.
     """
-    graph, count = logits.graph, recent.shape[0]
-    places = graph.constant(np.arange(count, dtype=np.int32))
+    (rows, vocabulary), count = logits.shape, recent.shape[1]
+    places = logits.graph.constant(np.arange(count, dtype=np.int32))
     is_seen = (recent >= 0) & (places >= count - last)
     # A place without a token stands for the newest one once more, which changes nothing.
-    tokens = hg.where(is_seen, recent, recent[count - 1 :])
-    same = hg.expand_dims(tokens, axis=1) == hg.expand_dims(recent, axis=0)
-    times = hg.sum(hg.astype(same & is_seen, "f32"), axis=1)
-    was = hg.reshape(_at(logits, hg.reshape(tokens, (1, count))), (count,))
+    tokens = hg.maximum(hg.where(is_seen, recent, recent[:, count - 1 :]), 0)
+    same = hg.expand_dims(tokens, axis=2) == hg.expand_dims(recent, axis=1)
+    times = hg.sum(hg.astype(same & hg.expand_dims(is_seen, axis=1), "f32"), axis=2)
+    was = _at(logits, tokens)
     scaled = hg.where(was > 0, was / repeat, was * repeat) - times * frequency - presence
     changed = hg.where(times > 0, scaled, was)
-    column = hg.reshape(logits, (logits.shape[1], 1))
-    written = ops.set_rows(column, hg.reshape(changed, (count, 1)), tokens)
+    column = hg.reshape(logits, (rows * vocabulary, 1))
+    written = ops.set_rows(column, hg.reshape(changed, (rows * count, 1)), _flat(tokens, vocabulary))
     return hg.reshape(written, logits.shape)
