@@ -1,0 +1,13 @@
+"""Many answers of one model at a time: continuous batching.
+
+    HTTP (http/) ──▸ Server (engine.py) ──▸ Scheduler (scheduler.py): what to do next, pure
+                                       └──▸ SlotDecoder (graphs.py): the graphs of each step
+
+A *slot* is a part of the cache that has the keys and values of one sequence. Requests join and
+leave between two loops of the decoding plan.
+"""
+
+from heliograph.llm.serving.engine import Server
+from heliograph.llm.serving.scheduler import Bounds, QueueFullError
+
+__all__ = ["Bounds", "QueueFullError", "Server"]

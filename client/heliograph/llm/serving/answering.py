@@ -1,0 +1,96 @@
+"""An answer that a server of many writes, as its reader sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import heliograph as hg
+from heliograph.llm.generating import Array, Logprob, Reason, Request, Result, take
+from heliograph.llm.pieces import Pieces
+from heliograph.llm.serving.scheduler import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The addition of a token, or of the end, to an answer."""
+
+    text: str = ""
+    logprob: Logprob | None = None
+    #: Whether it came with a token.
+    is_token: bool = False
+
+
+class Answering:
+    """An answer in progress: an asynchronous iterator of what is added to it.
+
+    Its length is bounded by the context, so a slow reader costs memory for one answer at most.
+    """
+
+    def __init__(self, job: Job, request: Request, pieces: Pieces, result: Result, deadline: float) -> None:
+        self.job = job
+        self.request = request
+        self.result = result
+        #: The end of its time, by `time.monotonic`.
+        self.deadline = deadline
+        #: By `time.perf_counter`.
+        self.begun = time.perf_counter()
+        self._pieces = pieces
+        self._deltas: asyncio.Queue[Delta | hg.HeliographError | None] = asyncio.Queue()
+        self._leave: Callable[[Answering], None] = lambda _: None
+
+    def on_leave(self, leave: Callable[[Answering], None]) -> None:
+        """Set what frees its slot."""
+        self._leave = leave
+
+    def close(self) -> None:
+        """End the answer here. Its slot is free after the present loop. Idempotent."""
+        self._leave(self)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Yield what is added. Raises the error that ended the answer."""
+        try:
+            while (found := await self._deltas.get()) is not None:
+                if isinstance(found, hg.HeliographError):
+                    raise found
+                yield found
+        finally:
+            self.close()
+
+    # The server's side
+
+    def add(self, chosen: Array) -> bool:
+        """Add a token, and return whether the answer is complete."""
+        result, now = self.result, time.perf_counter()
+        if not result.tokens:
+            result.prompt_seconds = now - self.begun
+        result.seconds = now - self.begun - result.prompt_seconds
+        has_logprob = self.request.settings.logprobs
+        token = take(chosen if has_logprob else chosen[:1], result)
+        logprob = result.logprobs[-1] if has_logprob else None
+        if token in self.request.ends:
+            self._give(Delta("", logprob, True))
+            self.end("stop")
+            return True
+        self._give(Delta(self._pieces.add(token), logprob, True))
+        if self._pieces.is_stopped or len(result.tokens) >= self.job.limit:
+            self.end("stop" if self._pieces.is_stopped else "length")
+            return True
+        return False
+
+    def end(self, reason: Reason) -> None:
+        """Complete the answer."""
+        if rest := self._pieces.rest():
+            self._give(Delta(rest))
+        self.result.finish_reason = "stop" if self._pieces.is_stopped else reason
+        self._deltas.put_nowait(None)
+
+    def fail(self, error: hg.HeliographError) -> None:
+        """End the answer with an error."""
+        self._deltas.put_nowait(error)
+
+    def _give(self, delta: Delta) -> None:
+        self.result.text += delta.text
+        self._deltas.put_nowait(delta)

@@ -1,0 +1,305 @@
+"""A model that writes many answers at a time: each is what it is alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forked_daemons import running_daemon
+from gguf_files import write_model
+from llm_models import write_other
+
+import heliograph as hg
+from heliograph.llm import Result
+from heliograph.llm.serving import Bounds, QueueFullError, Server
+from heliograph.llm.serving.answering import Answering
+from heliograph.llm.serving.http.endpoints import EventStream
+
+CONTEXT = 400
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    return write_model(folder / "small.gguf", "llama", "q8_0", context=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running_daemon("--device", "cpu:threads=2,memory=1GiB") as url:
+        yield url
+
+
+@asynccontextmanager
+async def serving(url: str, model: Path, bounds: Bounds | None = None) -> AsyncIterator[Server]:
+    async with hg.aio.connect(url) as session:
+        server = await Server.load(session, model, bounds=bounds)
+        try:
+            yield server
+        finally:
+            await server.close()
+            assert not [one for one in asyncio.all_tasks() if one.get_name() == "llm-serving"]
+
+
+def scenario(url: str, model: Path, body: Callable[[Server], Awaitable[None]], *bounds: int) -> None:
+    async def run() -> None:
+        async with serving(url, model, Bounds(*bounds)) as server:
+            await asyncio.wait_for(body(server), SECONDS)
+
+    asyncio.run(run())
+
+
+async def read(answering: Answering) -> Result:
+    text = "".join([delta.text async for delta in answering])
+    assert text == answering.result.text
+    return answering.result
+
+
+def prompt(number: int, length: int = 9) -> list[int]:
+    return np.random.default_rng(number).integers(300, 600, length).tolist()
+
+
+def request(number: int) -> tuple[list[int], dict[str, Any]]:
+    """One of many kinds of requests."""
+    options: dict[str, Any] = {
+        "max_tokens": 10 + number % 7,
+        "seed": number,
+        "temperature": (0.0, 0.8, 1.3)[number % 3],
+        "top_k": (40, 5, 128)[number % 3],
+        "top_p": (1.0, 0.9)[number % 2],
+        "repeat_penalty": (1.0, 1.2)[number % 2],
+        "logprobs": number % 4 == 0,
+    }
+    if number % 5 == 0:
+        options["logit_bias"] = {400: 2.0, 401: -100.0}
+    return prompt(number, 1 + (number * 37) % 150), options
+
+
+def same(one: Result, other: Result) -> bool:
+    return (one.tokens, one.logprobs, one.text) == (other.tokens, other.logprobs, other.text)
+
+
+def test_an_answer_beside_31_others_has_the_bits_of_one_alone(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        asked = [request(number) for number in range(32)]
+        together = await asyncio.gather(
+            *(read(server.submit(tokens, **options)) for tokens, options in asked)
+        )
+        for number, (tokens, options) in enumerate(asked):
+            alone = await read(server.submit(tokens, **options))
+            assert same(alone, together[number]), f"request {number}"
+
+    scenario(url, model, body, 32)
+
+
+def test_an_answer_has_the_bits_of_a_model_that_writes_one_at_a_time(url: str, model: Path) -> None:
+    asked = [request(number) for number in (0, 1, 2, 5, 8, 10)]
+    with hg.connect(url, progress=None) as session:
+        llm = hg.llm.load(session, model)
+        expected = [llm.generate(tokens, **options).result() for tokens, options in asked]
+
+    async def body(server: Server) -> None:
+        found = await asyncio.gather(*(read(server.submit(tokens, **options)) for tokens, options in asked))
+        assert all(map(same, found, expected))
+
+    scenario(url, model, body, 8)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "phi3", "qwen3moe"])
+def test_windows_caps_and_experts_keep_answers_apart(url: str, folder: Path, kind: str) -> None:
+    path = write_other(folder / f"{kind}.gguf", kind)
+
+    async def body(server: Server) -> None:
+        words = server.model.config.vocabulary
+        asked = [np.random.default_rng(n).integers(10, words, 5 + 9 * n).tolist() for n in range(5)]
+        options: dict[str, Any] = {"max_tokens": 12, "seed": 3}
+        together = await asyncio.gather(*(read(server.submit(tokens, **options)) for tokens in asked))
+        for tokens, one in zip(asked, together, strict=True):
+            assert same(await read(server.submit(tokens, **options)), one)
+
+    scenario(url, path, body, 8)
+
+
+def test_a_prefix_that_a_slot_has_is_not_computed_again_and_changes_no_bit(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        long = prompt(5, 150)
+        first = await read(server.submit(long[:100], max_tokens=8, seed=1))
+        whole = await read(server.submit(long, max_tokens=8, seed=1, logprobs=True))
+        again = await read(server.submit(long, max_tokens=8, seed=1, logprobs=True))
+        assert (first.reused_tokens, whole.reused_tokens, again.reused_tokens) == (0, 100, 149)
+        assert same(whole, again)
+
+    scenario(url, model, body, 4)
+
+
+def test_requests_join_while_others_are_written(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        first = server.submit(prompt(1), max_tokens=300, temperature=0.9, seed=1)
+        deltas = aiter(first)
+        await anext(deltas)
+        second = await read(server.submit(prompt(2), max_tokens=5, seed=2))
+        assert len(second.tokens) == 5 and first.result.finish_reason is None
+        async for _ in deltas:
+            pass
+        assert first.result.finish_reason
+
+    scenario(url, model, body, 4)
+
+
+def test_a_reader_that_leaves_frees_its_slot(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        expected = await read(server.submit(prompt(3), max_tokens=6, seed=5))
+        first = server.submit(prompt(1), max_tokens=300, seed=1)
+        waiting = server.submit(prompt(3), max_tokens=6, seed=5)
+        deltas = aiter(first)
+        await anext(deltas)
+        assert server.scheduler.waiting == 1
+        first.close()
+        assert same(await read(waiting), expected)
+        assert not server.scheduler.jobs
+
+    scenario(url, model, body, 1)
+
+
+def test_a_task_that_is_cancelled_frees_its_slot(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        task = asyncio.create_task(read(server.submit(prompt(1), max_tokens=300, seed=1)))
+        other = asyncio.create_task(read(server.submit(prompt(2), max_tokens=300, seed=1)))
+        await read(server.submit(prompt(3), max_tokens=2, seed=1))
+        task.cancel()
+        assert len((await other).tokens) <= 300 and task.cancelled()
+        assert not server.scheduler.jobs
+
+    scenario(url, model, body, 4)
+
+
+def test_a_stream_whose_client_left_before_its_first_event_frees_its_slot(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        answering = server.submit(prompt(1), max_tokens=300, seed=1)
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            raise AssertionError("the stream is read")
+            yield b""
+
+        async def receive() -> dict[str, str]:
+            return {"type": "http.disconnect"}
+
+        async def send(_: object) -> None:
+            await asyncio.Event().wait()
+
+        scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
+        await EventStream(events(), [answering])(scope, receive, send)
+        assert not list(server.scheduler.all_jobs)
+
+    scenario(url, model, body, 1)
+
+
+def test_a_full_queue_refuses_a_request(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        taken = [server.submit(prompt(number), max_tokens=5, seed=1) for number in range(3)]
+        with pytest.raises(QueueFullError, match="requests wait already, of at most 2"):
+            server.submit(prompt(9), max_tokens=5)
+        for one in taken:
+            assert len((await read(one)).tokens) <= 5
+
+    scenario(url, model, body, 1, 2)
+
+
+def test_an_answer_that_takes_too_long_is_an_error_and_the_others_go_on(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        late = server.submit(prompt(1), max_tokens=300, seed=1, seconds=0.0)
+        other = server.submit(prompt(2), max_tokens=5, seed=1)
+        with pytest.raises(hg.DeadlineExceededError, match="took longer than its time"):
+            await read(late)
+        assert (await read(other)).finish_reason
+
+    scenario(url, model, body, 2)
+
+
+def test_bad_requests_are_refused_before_they_wait(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        for options, match in (
+            ({"temperature": -1}, "temperature is -1"),
+            ({"top_k": 0}, "top_k is 0"),
+            ({"top_k": 200}, "top_k is 200"),
+            ({"logit_bias": {100_000: 1.0}}, "logit_bias is"),
+            ({"max_tokens": 0}, "max_tokens is 0"),
+        ):
+            with pytest.raises(hg.InvalidArgumentError, match=match):
+                server.submit(prompt(1), **options)  # type: ignore[arg-type]
+        with pytest.raises(hg.LimitExceededError, match=f"has {CONTEXT} tokens, the context {CONTEXT}"):
+            server.submit(prompt(1, CONTEXT))
+        assert not server.scheduler.jobs and not server.scheduler.waiting
+
+    scenario(url, model, body, 2)
+
+
+def test_an_answer_ends_with_the_context_of_its_slot(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        options: dict[str, Any] = {"seed": 3, "logit_bias": {server.model.tokenizer.eos: -np.inf}}
+        beside = server.submit(prompt(4), max_tokens=20, **options)
+        result = await read(server.submit(prompt(2, CONTEXT - 10), **options))
+        assert len(result.tokens) == 11 and result.finish_reason == "length"
+        assert len((await read(beside)).tokens) == 20
+
+    scenario(url, model, body, 2)
+
+
+def test_a_stop_text_ends_its_own_answer_alone(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        whole = await read(server.submit(prompt(1), max_tokens=30, seed=7))
+        stop = whole.text[8:11]
+        beside = server.submit(prompt(1), max_tokens=30, seed=7)
+        stopped = await read(server.submit(prompt(1), max_tokens=30, seed=7, stop=stop))
+        assert stopped.text == whole.text[: whole.text.index(stop)] and stopped.finish_reason == "stop"
+        assert same(await read(beside), whole)
+
+    scenario(url, model, body, 2)
+
+
+def test_a_server_that_closes_ends_its_answers_with_an_error(url: str, model: Path) -> None:
+    async def run() -> None:
+        async with serving(url, model) as server:
+            answering = server.submit(prompt(1), max_tokens=300, seed=1)
+            await server.close()
+            with pytest.raises(hg.DrainingError):
+                await read(answering)
+            with pytest.raises(hg.DrainingError):
+                server.submit(prompt(1))
+
+    asyncio.run(run())
+
+
+def test_a_daemon_that_ends_ends_answers_with_an_error(model: Path) -> None:
+    async def run() -> None:
+        with running_daemon("--device", "cpu:threads=1,memory=1GiB") as url:
+            session = await hg.aio.connect(url)
+            server = await Server.load(session, model, bounds=Bounds(2))
+            answering = server.submit(prompt(1), max_tokens=300, seed=1)
+            await anext(aiter(answering))
+        with pytest.raises(hg.HeliographError):
+            async with asyncio.timeout(SECONDS):
+                await read(server.submit(prompt(2), max_tokens=300))
+        await server.close()
+        await session.close()
+
+    asyncio.run(run())
+
+
+def test_slots_are_bounded(url: str, model: Path) -> None:
+    async def run() -> None:
+        async with hg.aio.connect(url) as session:
+            with pytest.raises(hg.InvalidArgumentError, match="slots is 33"):
+                await Server.load(session, model, bounds=Bounds(33))
+
+    asyncio.run(run())
