@@ -2,8 +2,8 @@
 
 The command is a small script in the folder `bin` of a sample's sandbox. It hands its arguments,
 environment and streams to the process of the tests, which forks the command from a loaded process
-(see `forked_daemons`). `heliograph serve` returns when the daemon listens; the daemon ends with the
-block, and must end with status 0. `make` is a dry run, which fails for an unknown target. A block
+(see `forked_daemons`). `heliograph serve` and `llm-serve` return when they listen; they end with
+the block, and must end with status 0. `make` is a dry run, which fails for an unknown target. A block
 that starts daemons has free ports in place of those that it names.
 """
 
@@ -37,6 +37,7 @@ sys.exit(int(asked.recv(16) or b"1"))
 #: Addresses of the samples, and what they are here.
 _HOSTS = {"0.0.0.0": "127.0.0.1", "10.0.0.": "127.0.0.", "gpu.example": "localhost"}
 _PORT = re.compile(r"(?<=[.\w\]]:)(\d{4,5})\b")
+_LISTENS = re.compile(r"^heliograph (llm-)?serve\b(?!.*--print-config)", re.MULTILINE)
 _STARTS_A_DAEMON = re.compile(r"^heliograph serve\b(?!.*--print-config)", re.MULTILINE)
 _MESSAGE_BYTES = 2**18
 _STOP_SECONDS = 40.0
@@ -73,8 +74,9 @@ class SampleShell:
         included."""
         ports: dict[str, int] = {}
         server = self._url
-        if _STARTS_A_DAEMON.search(script):
+        if _LISTENS.search(script):
             script = _PORT.sub(lambda found: str(ports.setdefault(found[1], free_port())), script)
+        if _STARTS_A_DAEMON.search(script):
             server = f"grpc://127.0.0.1:{ports.setdefault('7070', free_port())}"
         for host, here in _HOSTS.items():
             script = script.replace(host, here)
@@ -139,13 +141,15 @@ class SampleShell:
 
     def _command(self, what: dict[str, object], streams: list[int]) -> int:
         arguments = [str(one) for one in what["arguments"]]  # type: ignore[attr-defined]
-        starts = arguments[:1] == ["serve"] and not {"--print-config", "--help"} & set(arguments)
+        listens = arguments[:1] in (["serve"], ["llm-serve"])
+        starts = listens and not {"--print-config", "--help"} & set(arguments)
         environment = dict(what["environment"])  # type: ignore[call-overload]
         if not starts:
             return fork(arguments, environment, str(what["folder"]), streams).wait(COMMAND_SECONDS)
-        if "--listen" not in arguments and "--config" not in arguments:
-            environment["HELIOGRAPH_LISTEN"] = environment["HELIOGRAPH_SERVER"]
-        environment.pop("HELIOGRAPH_SERVER")
+        if arguments[0] == "serve":
+            address = environment.pop("HELIOGRAPH_SERVER")
+            if "--listen" not in arguments and "--config" not in arguments:
+                environment["HELIOGRAPH_LISTEN"] = address
         reading, writing = os.pipe()
         try:
             daemon = fork(arguments, environment, str(what["folder"]), [streams[0], writing, streams[2]])

@@ -100,6 +100,8 @@ LAYERS = {
         LLM_BASE,
         "llm/architectures",
         "llm",
+        "llm/serving",
+        "llm/serving/http",
         "heliograph",
         "cli/common",
         "cli/doctor",
@@ -136,6 +138,8 @@ NARROWER = {
     f"heliograph/{LLM_BASE}": (),
     "heliograph/llm/architectures": (LLM_BASE,),
     "heliograph/llm": (LLM_BASE, "llm/architectures", "llm/chat", "llm/tokenizers"),
+    "heliograph/llm/serving": (LLM_BASE, "llm", "llm/architectures", "llm/tokenizers"),
+    "heliograph/llm/serving/http": ("llm", "llm/serving", "llm/tokenizers"),
     "heliograph/torch/ops": (TORCH_BASE, "lowerings"),
     "heliograph/torch": (TORCH_BASE, "_base/kept_plans", "lowerings", "torch/ops"),
 }

@@ -36,6 +36,7 @@ GROUPS = {
         "embed": "embed texts with a sentence-transformers model",
         "generate": "continue a prompt with a language model",
         "chat": "talk to a language model",
+        "llm-serve": "serve a language model by OpenAI's HTTP interface",
     },
     "inspect a daemon": {
         "devices": "list the devices of a daemon",

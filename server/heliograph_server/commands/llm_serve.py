@@ -1,0 +1,195 @@
+"""`heliograph llm-serve`: OpenAI's HTTP interface in front of a language model."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+import heliograph as hg
+from heliograph.cli.common.arguments import add_server_argument
+from heliograph.llm.serving import Bounds, Server
+from heliograph.llm.serving.engine import SECONDS
+from heliograph.llm.serving.http import HttpSettings, make_app
+from heliograph.llm.serving.scheduler import SIZES
+from heliograph_proto.errors import ConfigurationError, PermissionDeniedError
+from heliograph_proto.sessions import Quota
+from heliograph_server.auth.tokens import TokenFile
+from heliograph_server.resources.principals import Right
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, --server, and those of the model and of the HTTP server."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="GGUF file here, or of the server's models (serve --models)"
+    )
+    add_server_argument(parser)
+    parser.add_argument("--name", help="the model's name for clients (default: the file's, without .gguf)")
+    parser.add_argument(
+        "--slots", type=int, metavar="N", default=Bounds().slots, help=f"answers at a time, 1 to {SIZES[-1]} "
+        "(default: %(default)s); each takes memory for its context",
+    )  # fmt: skip
+    parser.add_argument(
+        "--context", metavar="N", type=int,
+        help="tokens of a prompt and its answer (default: the model's, at most 4096)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cache", metavar="TYPE", default="f16", choices=("f16", "f32", "bf16", "q8_0", "q4_0"),
+        help="type that keys and values are kept in: %(choices)s (default: f16)",
+    )  # fmt: skip
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="template in place of the model's")
+    group = parser.add_argument_group("requests")
+    group.add_argument(
+        "--listen", metavar="HOST:PORT", default="127.0.0.1:8080", help="address (default: %(default)s)"
+    )
+    group.add_argument(
+        "--queue", type=int, metavar="N", default=Bounds().queue,
+        help="requests that wait for a slot; more are refused with 429 (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--timeout", type=float, metavar="SECONDS", default=SECONDS,
+        help="the most time of an answer, its wait included (default: %(default)g)",
+    )  # fmt: skip
+    group.add_argument(
+        "--drain", type=int, metavar="SECONDS", default=30,
+        help="time for the answers in progress after SIGTERM (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--token-file", metavar="FILE", help="tokens of callers: heliograph token new --file FILE"
+    )
+    group.add_argument("--tls-certificate", metavar="FILE", help="PEM file: answer https://")
+    group.add_argument("--tls-key", metavar="FILE", help="PEM file of its key")
+    group.add_argument(
+        "--insecure", action="store_true", help="listen beyond loopback without TLS: the network is trusted"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT. Raises the errors of the model's loading."""
+    host, port = parse_address(arguments.listen)
+    check(arguments, host)
+    return asyncio.run(_serve(arguments, host, port))
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return the host and port of HOST:PORT. Raises ConfigurationError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"--listen is {text!r:.80}", advice="give HOST:PORT, as 127.0.0.1:8080")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def check(arguments: argparse.Namespace, host: str) -> None:
+    """Check what depends on one another. Raises ConfigurationError."""
+    if bool(arguments.tls_certificate) != bool(arguments.tls_key):
+        raise ConfigurationError("--tls-certificate and --tls-key go together", advice="give both PEM files")
+    is_loopback = host == "localhost"
+    with suppress(ValueError):
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    if is_loopback or arguments.insecure:
+        return
+    if not arguments.tls_certificate:
+        raise ConfigurationError(
+            f"prompts and answers would go in plain text to {host}",
+            advice="give --tls-certificate and --tls-key, or --insecure if the network is trusted",
+        )
+    if not arguments.token_file:
+        raise ConfigurationError(
+            f"every host that reaches {host} could use the model",
+            advice="give --token-file, or --insecure if the network is trusted",
+        )
+
+
+def tenants(path: str | None) -> Callable[[str], str]:
+    """Return what finds the tenant of a token. Raises ConfigurationError."""
+    if path is None:
+        return lambda _: ""
+    tokens = TokenFile(path)
+
+    def authenticate(token: str) -> str:
+        found = tokens.identify(token, Quota())
+        if not found.may(Right.USE):
+            raise PermissionDeniedError(
+                f"the token {found.shown!r} lacks the right 'use'", advice="ask the operator for another"
+            )
+        return found.tenant
+
+    return authenticate
+
+
+async def _serve(arguments: argparse.Namespace, host: str, port: int) -> int:
+    failures: list[BaseException] = []
+    authenticate = tenants(arguments.token_file)
+    try:
+        listening = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=256
+        )
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen at {host}:{port}: {error.strerror}", advice="choose another --listen"
+        ) from None
+    with listening:
+        scheme = "https" if arguments.tls_certificate else "http"
+        shown = f"[{host}]" if ":" in host else host
+        url = f"{scheme}://{shown}:{listening.getsockname()[1]}/v1"
+
+        def fail(error: BaseException) -> None:
+            failures.append(error)
+            server.should_exit = True
+
+        name = arguments.name or Path(arguments.model).name.removesuffix(".gguf")
+        settings = HttpSettings(name, authenticate, arguments.timeout, fail)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(partial(_opened, arguments, name, url), settings),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                ssl_certfile=arguments.tls_certificate,
+                ssl_keyfile=arguments.tls_key,
+                timeout_graceful_shutdown=arguments.drain,
+            )
+        )
+        # uvicorn raises the signal that ended it once more, which is no error here.
+        for one in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(one, lambda: None)
+        await server.serve(sockets=[listening])
+    if failures:
+        raise failures[0]
+    return 0
+
+
+@asynccontextmanager
+async def _opened(arguments: argparse.Namespace, name: str, url: str) -> AsyncIterator[Server]:
+    """Load the model, say so, and close it at the end."""
+    template = arguments.chat_template and arguments.chat_template.read_text(encoding="utf-8")
+    is_here = Path(arguments.model).exists()  # noqa: ASYNC240 - before the first request
+    async with hg.aio.connect(arguments.server) as session:
+        file: Any = arguments.model
+        if not is_here and file in map(str, await session.models()):
+            file = await session.server_weights(file)
+        server = await Server.load(
+            session,
+            file,
+            bounds=Bounds(arguments.slots, arguments.queue),
+            context=arguments.context,
+            cache=arguments.cache,
+            chat_template=template,
+        )
+        try:
+            print(f"serving {name} at {url}", flush=True)
+            yield server
+        finally:
+            await server.close()

@@ -1,0 +1,95 @@
+"""`heliograph llm-serve`: a language model behind HTTP, from its start to SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from gguf_files import write_model
+
+from heliograph.cli import main
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "small.gguf", "llama", context=2000)
+
+
+@contextmanager
+def serving(model: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command, and the URL that it prints once its model is loaded."""
+    given = ["llm-serve", str(model), "--server", "local:", "--listen", "127.0.0.1:0", *arguments]
+    command = [sys.executable, "-m", "heliograph.cli", *given]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout and process.stderr
+            line = process.stdout.readline()
+            assert line.startswith("serving "), process.stderr.read()
+            yield process, line.split()[-1]
+        finally:
+            process.kill()
+
+
+def ask(url: str, body: object, token: str = "") -> dict[str, object]:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=30) as response:
+        found: dict[str, object] = json.load(response)
+        return found
+
+
+def test_sigterm_waits_for_the_answers_in_progress(model: Path) -> None:
+    with serving(model, "--name", "mine", "--slots", "2") as (process, url):
+        body = {"model": "mine", "prompt": "x", "max_tokens": 300, "logit_bias": {"2": -100}, "stream": True}
+        with urlopen(Request(f"{url}/completions", json.dumps(body).encode()), timeout=30) as response:
+            response.readline()
+            process.send_signal(signal.SIGTERM)
+            lines = [line for line in response if line.startswith(b"data: ")]
+        assert lines[-1] == b"data: [DONE]\n" and b'"finish_reason":"length"' in lines[-2]
+        assert process.wait(30) == 0
+
+
+def test_tokens_of_a_file_are_asked_for(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "tokens")
+    assert main(["token", "new", "--file", file, "--name", "alice", "--tenant", "research"]) == 0
+    token = capsys.readouterr().out.split()[-1]
+    assert main(["token", "new", "--file", file, "--name", "operator", "--right", "admin"]) == 0
+    admin = capsys.readouterr().out.split()[-1]
+    with serving(model, "--token-file", file) as (_, url):
+        assert ask(f"{url}/completions", {"prompt": "x", "max_tokens": 2}, token)["choices"]
+        for given, status in (("", 401), ("hgt_wrong", 401), (admin, 403)):
+            with pytest.raises(HTTPError) as error:
+                ask(f"{url}/completions", {"prompt": "x"}, given)
+            with error.value as refusal:
+                assert refusal.code == status
+
+
+def test_addresses_beyond_loopback_need_tls_and_tokens(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, match in (
+        (["--listen", "0.0.0.0:0"], "plain text"),
+        (["--listen", "0.0.0.0:0", "--tls-certificate", "a", "--tls-key", "b"], "every host that reaches"),
+        (["--tls-key", "b"], "go together"),
+        (["--listen", "nowhere"], "HOST:PORT"),
+        (["--token-file", str(tmp_path / "none")], "cannot read the tokens"),
+    ):
+        assert main(["llm-serve", str(model), "--server", "local:", *arguments]) == 1
+        assert match in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_ends_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(tmp_path / "none.gguf"), "--server", "local:", "--listen", "127.0.0.1:0"]
+    assert main(["llm-serve", *arguments]) == 1
+    assert "cannot read" in capsys.readouterr().err

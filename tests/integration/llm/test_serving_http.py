@@ -1,0 +1,324 @@
+"""OpenAI's HTTP interface in front of a model."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forked_daemons import running_daemon
+from gguf_files import write_model
+from llm_models import write_encoder
+from llm_servers import SECONDS, HttpModel, events, served
+
+import heliograph as hg
+from heliograph.llm.serving import Bounds
+
+PROMPT = "The daemon serves graphs"
+CHAT = [{"role": "user", "content": "Hello there!"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    return write_model(folder / "small.gguf", "llama", "q8_0", context=700)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running_daemon("--device", "cpu:threads=2,memory=1GiB") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def http(url: str, model: Path) -> Iterator[HttpModel]:
+    with served(url, model, Bounds(4, 8)) as http:
+        yield http
+
+
+def refusal(http: HttpModel, path: str, body: Any = None, **given: Any) -> tuple[int, Any, Any]:
+    """The status, the parameter and the code of a refusal."""
+    status, found, _ = http.call("POST", path, body, **given)
+    error = found["error"]
+    assert error["message"] and error["type"]
+    return status, error["param"], error["code"]
+
+
+def text_of(response: HTTPResponse) -> str:
+    """The text of the rest of a stream."""
+    return "".join(one["choices"][0]["text"] for one in events(response) if one != "[DONE]")
+
+
+def test_a_completion_is_the_text_of_the_model_with_the_same_seed(
+    http: HttpModel, url: str, model: Path
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 12, "seed": 5, "temperature": 0.9, "top_p": 0.8}
+    with hg.connect(url, progress=None) as session:
+        expected = hg.llm.load(session, model).generate(PROMPT, min_p=0.0, **options).result()
+    found = http.post("/v1/completions", model="small", prompt=PROMPT, **options)
+    [choice] = found["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (expected.text, "length")
+    assert found["object"] == "text_completion" and found["model"] == "small"
+    assert found["usage"]["prompt_tokens"] == expected.prompt_tokens
+    assert (found["usage"]["completion_tokens"], found["usage"]["total_tokens"]) == (
+        12,
+        12 + expected.prompt_tokens,
+    )
+
+
+def test_the_pieces_of_a_stream_make_up_the_text(http: HttpModel) -> None:
+    options: dict[str, Any] = {"max_tokens": 20, "seed": 5}
+    whole = http.post("/v1/completions", prompt=PROMPT, **options)["choices"][0]
+    pieces = http.stream("/v1/completions", prompt=PROMPT, **options)
+    assert len(pieces) > 3
+    assert "".join(one["choices"][0]["text"] for one in pieces) == whole["text"]
+    assert [one["choices"][0]["finish_reason"] for one in pieces if one["choices"][0]["finish_reason"]] == [
+        "length"
+    ]
+
+
+def test_a_chat_streams_a_role_then_pieces_then_its_usage(http: HttpModel) -> None:
+    options: dict[str, Any] = {"max_completion_tokens": 10, "seed": 5, "messages": CHAT}
+    found = http.post("/v1/chat/completions", **options)
+    message = found["choices"][0]["message"]
+    assert message["role"] == "assistant" and found["object"] == "chat.completion"
+    *pieces, last = http.stream("/v1/chat/completions", stream_options={"include_usage": True}, **options)
+    deltas = [one["choices"][0]["delta"] for one in pieces]
+    assert deltas[0] == {"role": "assistant", "content": ""} and deltas[-1] == {}
+    assert "".join(one.get("content", "") for one in deltas) == message["content"]
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 10
+    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_several_answers_and_prompts_come_in_their_order(http: HttpModel) -> None:
+    options: dict[str, Any] = {"max_tokens": 6, "seed": 9}
+    found = http.post("/v1/completions", prompt=[PROMPT, "Another one"], n=2, **options)["choices"]
+    assert [one["index"] for one in found] == [0, 1, 2, 3]
+    alone = [
+        http.post("/v1/completions", prompt=prompt, **{**options, "seed": seed})["choices"][0]["text"]
+        for prompt in (PROMPT, "Another one")
+        for seed in (9, 10)
+    ]
+    assert [one["text"] for one in found] == alone
+    pieces = http.stream("/v1/completions", prompt=[PROMPT, "Another one"], n=2, **options)
+    texts = ["", "", "", ""]
+    for piece in pieces:
+        texts[piece["choices"][0]["index"]] += piece["choices"][0]["text"]
+    assert texts == alone
+
+
+def test_log_probabilities_come_with_each_token(http: HttpModel) -> None:
+    options: dict[str, Any] = {"max_tokens": 5, "seed": 5, "temperature": 0}
+    found = http.post("/v1/completions", prompt=PROMPT, logprobs=2, **options)["choices"][0]
+    shown = found["logprobs"]
+    assert "".join(shown["tokens"]) == found["text"] and len(shown["top_logprobs"]) == 5
+    assert shown["token_logprobs"] == [max(one.values()) for one in shown["top_logprobs"]]
+    chat = http.post("/v1/chat/completions", messages=CHAT, logprobs=True, top_logprobs=3, **options)
+    content = chat["choices"][0]["logprobs"]["content"]
+    assert len(content) == 5 and all(len(one["top_logprobs"]) == 3 for one in content)
+    assert all(one["top_logprobs"][0]["token"] == one["token"] for one in content)
+    streamed = http.stream("/v1/chat/completions", messages=CHAT, logprobs=True, top_logprobs=3, **options)
+    shown = [one["choices"][0]["logprobs"] for one in streamed]
+    assert [entry for one in shown if one for entry in one["content"]] == content
+
+
+def test_penalties_biases_and_stops_are_those_of_the_model(http: HttpModel) -> None:
+    forced = http.post("/v1/completions", prompt=PROMPT, logit_bias={"400": 100}, max_tokens=3)
+    token = http.post("/detokenize", tokens=[400, 400, 400])["content"]
+    assert forced["choices"][0]["text"] == token
+    whole = http.post("/v1/completions", prompt=PROMPT, seed=7, max_tokens=24)["choices"][0]["text"]
+    stopped = http.post("/v1/completions", prompt=PROMPT, seed=7, max_tokens=24, stop=[whole[6:9]])
+    assert stopped["choices"][0]["text"] == whole[: whole.index(whole[6:9])]
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    changed = http.post(
+        "/v1/completions", prompt=PROMPT, seed=7, max_tokens=24, presence_penalty=2, frequency_penalty=2
+    )
+    assert changed["choices"][0]["text"] != whole
+
+
+def test_two_streams_go_on_side_by_side(http: HttpModel) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "logit_bias": {"2": -100}}
+    first, second = ({**body, "seed": seed} for seed in (1, 2))
+    with (
+        http.opened("POST", "/v1/completions", first) as one,
+        http.opened("POST", "/v1/completions", second) as other,
+    ):
+        begun = next(events(other)), next(events(one))
+        assert all(piece["choices"][0]["finish_reason"] is None for piece in begun)
+        texts = [
+            "".join(x["choices"][0]["text"] for x in events(got) if x != "[DONE]") for got in (one, other)
+        ]
+    alone = [
+        http.post("/v1/completions", **{**x, "stream": False})["choices"][0]["text"] for x in (first, second)
+    ]
+    starts = [piece["choices"][0]["text"] for piece in reversed(begun)]
+    assert [start + text for start, text in zip(starts, texts, strict=True)] == alone
+
+
+def test_a_client_that_leaves_frees_its_slots(url: str, model: Path) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 600, "logit_bias": {"2": -100}}
+    with served(url, model, Bounds(1, 8)) as http:
+        assert http.server is not None
+        with http.opened("POST", "/v1/completions", {**body, "stream": True}) as response:
+            next(events(response))
+        # A request that waits for the one slot is served, long before the 600 tokens.
+        assert http.post("/v1/completions", prompt="Next", max_tokens=2)["choices"][0]["text"]
+        assert http.on_loop(lambda: http.server.scheduler.jobs) == []
+
+
+def test_a_full_queue_says_when_to_come_again(url: str, model: Path) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 600, "stream": True, "logit_bias": {"2": -100}}
+    with served(url, model, Bounds(1, 0)) as http:
+        with http.opened("POST", "/v1/completions", body) as response:
+            next(events(response))
+            status, found, headers = http.call("POST", "/v1/completions", {"prompt": "x"})
+            assert (status, found["error"]["code"], headers["retry-after"]) == (429, "queue_full", "1")
+        assert http.call("POST", "/v1/completions", {"prompt": "x", "n": 2})[0] == 429
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "prompt", "invalid_value"),
+        ({"prompt": 5}, "prompt", "invalid_value"),
+        ({"prompt": [[5, 100_000]]}, None, "invalid_value"),
+        ({"prompt": "x", "temprature": 1}, "temprature", "unknown_parameter"),
+        ({"prompt": "x", "temperature": "hot"}, "temperature", "invalid_value"),
+        ({"prompt": "x", "temperature": -1}, "temperature", "invalid_value"),
+        ({"prompt": "x", "top_p": 7}, "top_p", "invalid_value"),
+        ({"prompt": "x", "top_k": 0}, "top_k", "invalid_value"),
+        ({"prompt": "x", "n": 0}, "n", "invalid_value"),
+        ({"prompt": ["x"] * 20, "n": 2}, "n", "invalid_value"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs", "invalid_value"),
+        ({"prompt": "x", "stop": [""]}, "stop", "invalid_value"),
+        ({"prompt": "x", "logit_bias": [1]}, "logit_bias", "invalid_value"),
+        ({"prompt": "x", "logit_bias": {"100000": 1}}, "logit_bias", "invalid_value"),
+        ({"prompt": "x", "seed": 1.5}, "seed", "invalid_value"),
+        ({"prompt": "x", "stream": 1}, "stream", "invalid_value"),
+        ({"prompt": "x", "stream_options": {"x": 1}}, "stream_options", "invalid_value"),
+        ({"prompt": "x", "echo": True}, "echo", "invalid_value"),
+        ({"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
+        ({"prompt": "word " * 2000}, None, "context_length_exceeded"),
+    ],
+)
+def test_bad_parameters_are_named(http: HttpModel, body: dict[str, Any], param: str, code: str) -> None:
+    assert refusal(http, "/v1/completions", body) == (400, param, code)
+
+
+def test_bad_chats_are_refused(http: HttpModel) -> None:
+    for body, param in (
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": CHAT, "tools": {}}, "tools"),
+        ({"messages": CHAT, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": CHAT, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": CHAT, "prompt": "x"}, "prompt"),
+    ):
+        assert refusal(http, "/v1/chat/completions", body)[:2] == (400, param)
+
+
+def test_bodies_that_are_no_json_too_long_or_for_another_model_are_refused(http: HttpModel) -> None:
+    path = "/v1/completions"
+    assert refusal(http, path, raw=b'{"prompt": ') == (400, None, "invalid_json")
+    assert refusal(http, path, raw=b"[" * 100_000) == (400, None, "invalid_json")
+    assert refusal(http, path, [1]) == (400, None, "invalid_json")
+    assert refusal(http, path, raw=b" " * (2**22 + 1)) == (413, None, "too_large")
+    assert refusal(http, path, {"prompt": "x", "model": "other"}) == (404, "model", "model_not_found")
+    assert refusal(http, "/v1/nothing", {}) == (404, None, "not_found")
+    assert http.call("GET", path)[0] == 405
+
+
+def test_messages_in_parts_and_tools_reach_the_template(http: HttpModel) -> None:
+    options: dict[str, Any] = {"max_tokens": 6, "seed": 5}
+    parts = [
+        {"role": "user", "content": [{"type": "text", "text": "Hello "}, {"type": "text", "text": "there!"}]}
+    ]
+    found = http.post("/v1/chat/completions", messages=parts, tools=[{"type": "function"}], **options)
+    expected = http.post("/v1/chat/completions", messages=CHAT, **options)
+    assert found["choices"] == expected["choices"]
+
+
+def test_embeddings_are_unit_vectors_as_numbers_and_as_bytes(http: HttpModel) -> None:
+    found = http.post("/v1/embeddings", input=["Hello", "there"])
+    vectors = np.array([one["embedding"] for one in found["data"]])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    encoded = http.post("/v1/embeddings", input="Hello", encoding_format="base64")["data"][0]["embedding"]
+    np.testing.assert_array_equal(
+        np.frombuffer(base64.b64decode(encoded), "<f4"), vectors[0].astype(np.float32)
+    )
+    assert found["usage"]["prompt_tokens"] > 0
+    assert refusal(http, "/v1/embeddings", {"input": []})[:2] == (400, "input")
+    assert refusal(http, "/v1/embeddings", {"input": "x", "dimensions": 3})[:2] == (400, "dimensions")
+
+
+def test_a_model_that_only_embeds_refuses_to_write(url: str, folder: Path) -> None:
+    with served(url, write_encoder(folder / "encoder.gguf", "bert")) as http:
+        assert len(http.post("/v1/embeddings", input="hello")["data"]) == 1
+        status, found, _ = http.call("POST", "/v1/completions", {"prompt": "hello"})
+        assert status == 400 and "writes no text" in found["error"]["message"]
+
+
+def test_tokens_and_their_text(http: HttpModel) -> None:
+    tokens = http.post("/tokenize", content=PROMPT)["tokens"]
+    assert http.post("/detokenize", tokens=tokens)["content"] == PROMPT
+    assert len(http.post("/tokenize", content=PROMPT, add_special=True)["tokens"]) == len(tokens) + 1
+    assert refusal(http, "/detokenize", {"tokens": [100_000]})[0] == 400
+    assert http.post("/v1/completions", prompt=[tokens, tokens], max_tokens=1)["choices"][1]["text"]
+
+
+def test_health_models_and_metrics(http: HttpModel) -> None:
+    http.post("/v1/completions", prompt=PROMPT, max_tokens=3, logit_bias={"2": -100})
+    assert http.call("GET", "/health")[:2] == (200, {"status": "ok", "model": "small"})
+    assert [one["id"] for one in http.call("GET", "/v1/models")[1]["data"]] == ["small"]
+    text = http.call("GET", "/metrics")[1]
+    assert 'heliograph_llm_requests_total{path="/v1/completions",status="200"}' in text
+    for name in ("waiting 0.0", "slots 4.0", "first_token_seconds_count", "next_token_seconds_count"):
+        assert f"heliograph_llm_{name}" in text
+
+
+def test_callers_are_told_while_the_model_loads(url: str, model: Path) -> None:
+    gate = threading.Event()
+    with served(url, model, gate=gate) as http:
+        status, found, headers = http.call("POST", "/v1/completions", {"prompt": "x"})
+        assert (status, found["error"]["message"]) == (503, "the model is loading")
+        assert headers["retry-after"] == "1" and http.call("GET", "/health")[0] == 503
+        gate.set()
+        assert http.ready.wait(SECONDS)
+        assert http.post("/v1/completions", prompt="x")["choices"]
+
+
+def test_tokens_name_tenants_and_others_are_refused(url: str, model: Path) -> None:
+    def authenticate(token: str) -> str:
+        if token != "secret":
+            raise hg.UnauthenticatedError("the server does not know this token", advice="ask for one")
+        return "alice"
+
+    with served(url, model, authenticate=authenticate) as http:
+        for given in ("", "wrong"):
+            status, found, headers = http.call("POST", "/v1/completions", {"prompt": "x"}, given)
+            assert (status, found["error"]["code"]) == (401, "invalid_api_key")
+            assert headers["www-authenticate"] == "Bearer"
+            assert http.call("GET", "/metrics", token=given)[0] == 401
+        assert http.call("POST", "/v1/completions", {"prompt": "x"}, "secret")[0] == 200
+        assert http.call("GET", "/health")[0] == 200
+
+
+def test_an_answer_out_of_time_is_a_timeout(url: str, model: Path) -> None:
+    with served(url, model, seconds=0.0) as http:
+        status, found, _ = http.call("POST", "/v1/completions", {"prompt": "x"})
+        assert (status, found["error"]["code"]) == (504, "timeout")
+        with http.opened("POST", "/v1/completions", {"prompt": "x", "stream": True}) as response:
+            error, done = events(response)
+        assert error["error"]["code"] == "timeout" and done == "[DONE]"
