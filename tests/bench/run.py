@@ -44,6 +44,7 @@ BENCHMARKS = {
     "hosts": "hosts:figures",
     "links": "packed_links:figures",
     "llm": "language_models:figures",
+    "llm-serving": "llm_serving:figures",
     "loops": "loops:figures",
     "minilm": "minilm:figures",
     "plan-cost": "plan_cost:figures",
