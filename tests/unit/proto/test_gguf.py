@@ -150,11 +150,11 @@ def test_a_header_apart_from_its_file_is_the_same(tmp_path: Path) -> None:
 
 
 def test_an_unknown_type_is_kept_by_its_number_and_has_no_size() -> None:
-    tensors = [tensor(b"odd", (4,), 77), tensor(b"w", (1,), 0, 32), tensor(b"q", (32,), 9, 64)]
-    odd, known, stored = read(file_of(tensors=tensors, data=bytes(128))).tensors
+    tensors = [tensor(b"odd", (4,), 77), tensor(b"w", (1,), 0, 32), tensor(b"q", (256,), 16, 64)]
+    odd, known, stored = read(file_of(tensors=tensors, data=bytes(160))).tensors
     assert (odd.type_name, odd.nbytes, odd.type) == ("ggml type 77", None, None)
     assert (str(known.type), known.nbytes) == ("f32[1]", 4)
-    assert (stored.type_name, stored.nbytes, stored.type) == ("q8_1", 36, None)
+    assert (stored.type_name, stored.nbytes, stored.type) == ("iq2_xxs", 66, None)
 
 
 N = entry(b"n", U32, bytes(4))
