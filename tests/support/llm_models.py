@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import dequantize, quantize
 from gguf_files import spm, wordpiece
 
 Array = np.ndarray[Any, Any]
@@ -27,14 +28,31 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "phi3": {"rope.dimension_count": 16, "attention.sliding_window": 10},
     "mixtral": {"expert_count": 4, "expert_used_count": 2, "rope.dimension_count": 16},
     "qwen3moe": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
+    "gpt-oss": {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 32,
+        "attention.sliding_window": 7,
+        "rope.freq_base": 1000.0,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+    },
 }
 WIDTH, HEADS, KV_HEADS, ROW, HIDDEN, LAYERS, CONTEXT, EPSILON = 64, 4, 2, 16, 96, 3, 128, 1e-5
 
 
 def write_other(
-    path: Path, kind: str, *, seed: int = 1, dtype: Any = np.float32, entries: dict[str, Any] | None = None
+    path: Path,
+    kind: str,
+    *,
+    seed: int = 1,
+    dtype: Any = np.float32,
+    entries: dict[str, Any] | None = None,
+    experts: GGMLQuantizationType | None = None,
 ) -> Path:
-    """Write a model of a kind of ENTRIES, or with the form of Llama for "mixtral"."""
+    """Write a model of a kind of ENTRIES, or with the form of Llama for "mixtral". Its experts may
+    be blocks."""
     name = "llama" if kind == "mixtral" else kind
     writer, words = GGUFWriter(path, name), spm()
     sizes: dict[str, Any] = {
@@ -58,7 +76,10 @@ def write_other(
     for tensor, shape in _shapes(kind, sizes, len(words.tokens)).items():
         made = rng.uniform(0.5, 1.5, shape) if len(shape) == 1 else rng.standard_normal(shape)
         made *= 1.0 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5
-        writer.add_tensor(tensor, made.astype(dtype if len(shape) > 1 else np.float32))
+        if experts is not None and tensor.endswith("_exps.weight"):
+            writer.add_tensor(tensor, quantize(made.astype(np.float32), experts), raw_dtype=experts)
+        else:
+            writer.add_tensor(tensor, made.astype(dtype if len(shape) > 1 else np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -88,6 +109,11 @@ def _shapes(kind: str, sizes: dict[str, Any], words: int) -> dict[str, tuple[int
         if kind == "qwen3moe":
             parts |= {"attn_q_norm": (ROW,), "attn_k_norm": (ROW,)}
         parts["attn_output"] = (WIDTH, queries)
+        if kind == "gpt-oss":
+            parts["post_attention_norm"] = parts.pop("ffn_norm")
+            biased = [part for part, shape in parts.items() if len(shape) > 1]
+            found |= {f"blk.{layer}.{part}.bias": (*parts[part][:-2], parts[part][-2]) for part in biased}
+            parts["attn_sinks"] = (HEADS,)
         found |= {f"blk.{layer}.{part}.weight": shape for part, shape in parts.items()}
     if kind == "phi3":
         for length in ("short", "long"):
@@ -102,7 +128,9 @@ class NumpyModel:
         reader = GGUFReader(path)
         self.fields = {key: one.contents() for key, one in reader.fields.items()}
         self.name: str = self.fields["general.architecture"]
-        self.tensors = {one.name: np.asarray(one.data, np.float64) for one in reader.tensors}
+        self.tensors = {
+            one.name: dequantize(one.data, one.tensor_type).astype(np.float64) for one in reader.tensors
+        }
         self.heads = self.get("attention.head_count")
         self.kv_heads = self.get("attention.head_count_kv")
         self.width = self.get("embedding_length")
@@ -125,9 +153,10 @@ class NumpyModel:
 
     def _block(self, layer: int, x: Array) -> Array:
         p, has_post = f"blk.{layer}.", self.name.startswith("gemma")
+        is_oss = self.name == "gpt-oss"
         y = self._attention(layer, self._norm(p + "attn_norm", x))
         x = x + (self._norm(p + "post_attention_norm", y) if has_post else y)
-        h = self._norm(p + "ffn_norm", x)
+        h = self._norm(p + ("post_attention_norm" if is_oss else "ffn_norm"), x)
         y = self._experts(p, h) if p + "ffn_gate_inp.weight" in self.tensors else self._gated(p, h)
         return x + (self._norm(p + "post_ffw_norm", y) if has_post else y)
 
@@ -156,13 +185,16 @@ class NumpyModel:
             scores = cap * np.tanh(scores / cap)
         distance = np.arange(n)[:, None] - np.arange(n)
         scores[:, (distance < 0) | (distance >= (window or n))] = -np.inf
+        # A sink is the score of one more key, without a value.
+        sinks = self.tensors.get(p + "attn_sinks.weight", np.full(self.heads, -np.inf))
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (self.heads, n, 1))], -1)
         chances = np.exp(scores - scores.max(-1, keepdims=True))
-        chances /= chances.sum(-1, keepdims=True)
+        chances = (chances / chances.sum(-1, keepdims=True))[..., :-1]
         return self._dense(p + "attn_output", np.einsum("hij,jhd->ihd", chances, v).reshape(n, -1))
 
     def _window(self, layer: int) -> tuple[int, bool]:
         window = self.get("attention.sliding_window", 0)
-        period = {"gemma2": 2, "gemma3": 6}.get(self.name, 0)
+        period = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}.get(self.name, 0)
         is_local = bool(period) and (layer + 1) % period != 0
         return (window if is_local or not period else 0), is_local and self.name == "gemma3"
 
@@ -213,6 +245,12 @@ class NumpyModel:
             return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
         return x / (1 + np.exp(-x))
 
+    def _inner(self, gate: Array, up: Array) -> Array:
+        if self.name != "gpt-oss":
+            return self._active(gate) * up
+        gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+        return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
     def _experts(self, p: str, x: Array) -> Array:
         scores = self._dense(p + "ffn_gate_inp", x)
         chances = np.exp(scores - scores.max(-1, keepdims=True))
@@ -222,9 +260,13 @@ class NumpyModel:
             gate, up, down = (
                 self.tensors[f"{p}ffn_{one}_exps.weight"][chosen] for one in ("gate", "up", "down")
             )
-            inner = self._active(gate @ x[row]) * (up @ x[row])
+            gate_bias, up_bias, down_bias = (
+                self.tensors.get(f"{p}ffn_{one}_exps.bias", np.zeros((len(chances[0]), 1)))[chosen]
+                for one in ("gate", "up", "down")
+            )
+            inner = self._inner(gate @ x[row] + gate_bias, up @ x[row] + up_bias)
             shares = chance[chosen] / chance[chosen].sum()
-            found[row] = np.einsum("e,ewh,eh->w", shares, down, inner)
+            found[row] = shares @ (np.einsum("ewh,eh->ew", down, inner) + down_bias)
         return found
 
 

@@ -164,6 +164,8 @@ class Step:
     ) -> hg.Value:
         """Attend from the tokens to all before them, and to themselves: [n, w] from [n, w].
 
+        Sinks, if the model has them, are scores of each head whose values are zeros.
+
         Args:
             number: The layer's.
             x: The normed rows.
@@ -180,11 +182,13 @@ class Step:
         keys, values = self._kept(number, "keys", k), self._kept(number, "values", v)
         if self.only_fills and number == config.layers - 1:
             raise FilledError
+        sinks = f"{layer}.attn_sinks.weight"
         attended = ops.flash_attn_ext(
             self._by_heads(q),
             keys,
             values,
             self._mask(window),
+            *((self.weight(sinks),) if self.has(sinks) else ()),
             scale=config.scale,
             logit_softcap=config.score_cap,
         )

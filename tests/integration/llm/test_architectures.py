@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from gguf_files import write_model
 from llm_models import ENTRIES, NumpyModel, error_of, write_other
 
@@ -46,6 +47,12 @@ def test_logits_of_further_architectures_are_those_of_the_reference(
     session: hg.Session, tmp_path: Path, name: str
 ) -> None:
     check(session, write_other(tmp_path / "m.gguf", name), 1e-10, cache="f32")
+
+
+@pytest.mark.parametrize("kind", ["MXFP4", "Q8_0"])
+def test_experts_may_be_blocks(session: hg.Session, tmp_path: Path, kind: str) -> None:
+    path = write_other(tmp_path / "m.gguf", "gpt-oss", experts=GGMLQuantizationType[kind])
+    check(session, path, 1e-10, cache="f32")
 
 
 def test_narrow_weights_and_keys_change_little(session: hg.Session, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 import heliograph as hg
 from heliograph.llm.architectures import bert as bert
-from heliograph.llm.architectures import gemma2, gemma3, llama, phi3, qwen2, qwen3, qwen3moe
+from heliograph.llm.architectures import gemma2, gemma3, gpt_oss, llama, phi3, qwen2, qwen3, qwen3moe
 from heliograph.llm.configuration import Configuration, Fields
 from heliograph.llm.decoding_step import Step
 
@@ -29,6 +29,7 @@ class Architecture(Protocol):
 ARCHITECTURES: dict[str, Architecture] = {
     "gemma2": cast(Architecture, gemma2),
     "gemma3": cast(Architecture, gemma3),
+    "gpt-oss": cast(Architecture, gpt_oss),
     "llama": cast(Architecture, llama),
     "phi3": cast(Architecture, phi3),
     "qwen2": cast(Architecture, qwen2),
