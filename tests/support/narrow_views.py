@@ -15,7 +15,7 @@ from heliograph_backends.conformance.harness.expected import compare, evaluate
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.quantization import blocks
-from heliograph_proto.types import TensorType
+from heliograph_proto.types import DTYPES, TensorType
 
 NARROW = ("f16", "bf16")
 FLOATS = ("f32", *NARROW)
@@ -38,6 +38,22 @@ def stored(x: Array, name: str) -> Array:
         return x.astype(np.float16 if name == "f16" else np.float32)
 
 
+def whole(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
+    """Numbers of a data type that NumPy has: small ones, of all sizes, and the ends of the range."""
+    kind = DTYPES[name].numpy
+    if name == "bool":
+        return random.random(shape) < 0.5
+    if kind.kind == "f":
+        special = np.array((*ENDS, 1e300, -1e-300))
+        x = random.standard_normal(shape) * 100
+        return np.where(random.random(shape) < 0.2, random.choice(special, shape), x).astype(kind)
+    least, most = np.iinfo(kind).min, np.iinfo(kind).max
+    small = random.integers(max(least, -70), 71, shape, dtype=kind)
+    some = random.integers(least, most, shape, dtype=kind, endpoint=True)
+    ends = random.choice(np.array([least, most, 0, 1], kind), shape)
+    return np.choose(random.integers(0, 3, shape), [small, some, ends])
+
+
 class Operands:
     """Makes leaves of random numbers, and views of them."""
 
@@ -48,6 +64,8 @@ class Operands:
         self.special = special
 
     def leaf(self, name: str, *shape: int) -> int:
+        if name not in FLOATS:
+            return self.made.input(whole(self.random, name, shape))
         # Within bounds, as a rare large power would be all that an error is measured with.
         x = np.clip(2 * self.random.standard_normal(shape, np.float32), -3, 3)
         if self.special:

@@ -1,6 +1,9 @@
 """Fusion of nodes into steps: elementwise chains, a matrix product with its elementwise epilogue, a
 norm with its weight and bias, windows of images with an elementwise epilogue.
 
+Chains may have several data types if the values between their nodes have four bytes an element, or
+are truth values; products and windows take f32 alone.
+
 A group has one result, that of its last node, and runs in that node's place. A node joins the group
 of a producer only if:
 
@@ -40,6 +43,8 @@ class FusedKernels(Protocol):
 #: Limit that keeps a chain's operands and temporaries in the first-level cache: a group is a tree
 #: of nodes with at most two operands each, so it reads at most one value more than it has nodes.
 MAX_NODES = 12
+#: The roles of nodes in chains.
+CHAINS = ("elementwise", "mixed")
 #: Ops whose nodes may be no steps, see `is_step`.
 NO_STEPS = VIEWS | {"assign"}
 
@@ -104,7 +109,7 @@ class _Grouping:
 
     def add(self, group: PlainGroup) -> None:
         role, (number,) = group
-        if role == "elementwise":
+        if role in CHAINS:
             group = self._joined(group)
         value = self.leaves + number
         if self.nodes[number].op == "assign" or self.roots[value] < self.leaves:
@@ -127,24 +132,35 @@ class _Grouping:
         node = self.nodes[joined[1][-1]]
         operands, uses, open = node.operands, self.uses, self.open
         found = [value for value in operands if value in open and uses[value] == operands.count(value)]
-        for value in sorted(set(found), reverse=True) if len(found) > 1 else found:
+        for value in sorted(set(found), key=self._preference) if len(found) > 1 else found:
             producer, type = open[value], self.types[value]
             # Equal types are mostly one object.
             if type is not node.type and type != node.type:
-                continue
+                mixed = "mixed" in (joined[0], producer[0])
+                if not mixed or type.shape != node.type.shape:
+                    continue
             merged = self._merge(joined, producer)
             if merged is not None and self._may_write(merged) and self._may_wait(producer, joined):
                 joined = merged
                 del open[value]
         return joined
 
+    def _preference(self, value: int) -> tuple[bool, int]:
+        """Return the key of an operand in the order in which producers are tried: chains of several
+        data types, which join no others, are the last."""
+        return self.open[value][0] == "mixed", -value
+
     def _merge(self, group: PlainGroup, producer: PlainGroup) -> PlainGroup | None:
         """Return both groups as one, or None if no kernel runs that."""
         mine, nodes = group
         other, before = producer
-        role = mine if other == "elementwise" else other
-        if mine not in ("elementwise", role) or mine == other != "elementwise":
-            return None
+        role: Role
+        if mine in CHAINS and other in CHAINS:
+            role = "mixed" if "mixed" in (mine, other) else "elementwise"
+        else:
+            role = mine if other == "elementwise" else other
+            if mine not in ("elementwise", role) or mine == other:
+                return None
         if len(nodes) + len(before) > MAX_NODES:
             return None
         whole = before + nodes if before[-1] < nodes[0] else tuple(sorted(before + nodes))

@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple, TypeAlias
 from heliograph_proto.graph import Graph
 from heliograph_proto.ops.table import OPS
 
-#: The role of a node in a group; "other": a node that is always a step by itself.
-Role: TypeAlias = Literal["elementwise", "matmul", "windows", "norm", "other"]
+#: The role of a node in a group; "mixed": an elementwise node of several data types, in a chain with
+#: others; "other": a node that is always a step by itself.
+Role: TypeAlias = Literal["elementwise", "mixed", "matmul", "windows", "norm", "other"]
 
 
 #: A group as a plain tuple, where many are made and few are kept.

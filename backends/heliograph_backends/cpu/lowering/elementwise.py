@@ -7,11 +7,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels import Operation
+from heliograph_backends.cpu.kernels.program.words import TYPED
+from heliograph_backends.cpu.lowering.typed import Recipe
 from heliograph_proto.graph import Node
 
 _NAMES = {Operation.COPY: "cont", Operation.SQUARE: "sqr", Operation.SCALE_BIAS: "scale"}
 #: Elementwise ops that are a single instruction, most of the same name.
-INSTRUCTIONS: Mapping[str, Operation] = {_NAMES.get(one, one.name.lower()): one for one in Operation}
+INSTRUCTIONS: Mapping[str, Operation] = {
+    _NAMES.get(one, one.name.lower()): one for one in Operation if one not in TYPED
+}
 #: The attributes of ops that become immediates of instructions, in order.
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     "scale": ("scale", "bias"), "clamp": ("min", "max"), "leaky_relu": ("slope",),
@@ -35,6 +39,8 @@ class ElementwiseForm(NamedTuple):
     op: str
     sources: tuple[Ref, ...]
     numbers: tuple[str, ...] = ()
+    #: The instructions of a typed node; else none.
+    recipe: Recipe = ()
 
 
 def form_of(node: Node, sources: tuple[Ref, ...]) -> ElementwiseForm:
@@ -73,7 +79,16 @@ class _Chain:
         sources = tuple(
             self.results[-1 - ref] if isinstance(ref, int) and ref < 0 else ref for ref in form.sources
         )
-        if form.op in GATED:
+        if form.recipe:
+            made: list[Ref] = []
+            for operation, places in form.recipe:
+                found = [
+                    each if isinstance(each, str) else sources[each] if each >= 0 else made[each]
+                    for each in places
+                ]
+                made.append(self._put(operation, tuple(found)))
+            self.results.append(made[-1])
+        elif form.op in GATED:
             x, gate = sources
             self.results.append(self._gated(form.op, x, gate, *form.numbers))
         else:

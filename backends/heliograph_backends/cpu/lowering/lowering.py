@@ -21,6 +21,7 @@ from heliograph_backends.cpu.lowering import (
     reductions,
     rope,
     searches,
+    typed,
     windows,
 )
 from heliograph_backends.cpu.lowering import rows as row_ops
@@ -43,7 +44,7 @@ from heliograph_backends.cpu.lowering.products import (
     repeats,
     stored_operand,
 )
-from heliograph_backends.planning.fusion import other_operand
+from heliograph_backends.planning.fusion import CHAINS, other_operand
 from heliograph_backends.planning.groups import Group, Role
 from heliograph_backends.planning.layout import ValuePlace, value_types, view
 from heliograph_backends.planning.storage import StorageLayout
@@ -82,8 +83,10 @@ DECIDED = {
 #: Floats of 16 bits, which elementwise kernels stage as f32, and all data types that they accept.
 NARROW = {"f16": HALF, "bf16": BRAIN}
 STAGED = frozenset({"f32", *NARROW})
-#: An operand and the number of its 16-bit float type; 0: f32.
+#: An operand and the conversions of its elements, see `elements`; 0: none.
 Stored: TypeAlias = tuple[k.Operand, int]
+#: The sources of values, by their numbers, and of staged ones by their conversions, too.
+Known: TypeAlias = dict[int | tuple[int, int], Ref]
 
 #: Matrix products; mul_mat's first operand is the transposed right side.
 PRODUCTS = frozenset({"matmul", "mul_mat"})
@@ -140,11 +143,13 @@ class CpuLowering:
     def role(self, number: int) -> Role:
         """Return the role of a node in fusion."""
         node = self.graph.nodes[number]
-        if not self._is_f32[self.leaves + number]:
-            return "other"
-        if node.op in ELEMENTWISE:
-            return "elementwise" if self.has_kernel(number) else "other"
+        if node.op in ELEMENTWISE and self._is_f32_alone(number):
+            return "elementwise"
         if not self.has_kernel(number):
+            return "other"
+        if self._typed(node) is not None:
+            return "mixed" if node.type.dtype.name in typed.REGISTERS else "other"
+        if not self._is_f32[self.leaves + number]:
             return "other"
         if node.op in PRODUCTS:
             return "matmul"
@@ -196,6 +201,8 @@ class CpuLowering:
             return DECIDED[node.op](node, *self._around(number))
         if node.op == "philox":
             return self.places[self.leaves + number].strides == node.type.strides
+        if self._typed(node) is not None:
+            return True
         plain = self._is_f32[self.leaves + number]
         if node.op == "mul_mat_id":
             return plain and experts.has_kernel(*self._around(number))
@@ -225,6 +232,12 @@ class CpuLowering:
         node, (types, strides) = self.graph.nodes[number], self._around(number)
         move = moves.move_of(node, types)
         return move is not None and moves.fits(node, move, types, strides)
+
+    def _typed(self, node: Node) -> typed.Typed | None:
+        """Return the instructions of a node on truth values, integers or several data types."""
+        if node.op not in typed.OPS:
+            return None
+        return typed.typed(node, [self.types[value] for value in node.operands])
 
     def _is_narrow(self, node: Node) -> bool:
         """True for elementwise nodes on f16 or bf16. Each of them computes in f32 and rounds
@@ -297,7 +310,8 @@ class CpuLowering:
 
     def _has_form(self, node: Node) -> bool:
         """True if the steps of a node follow from its op, attributes, types and strides."""
-        return node.op in APPENDED or node.op == "mul_mat_id" or self._is_narrow(node)
+        found = node.op in APPENDED or node.op == "mul_mat_id" or self._is_narrow(node)
+        return found or self._typed(node) is not None
 
     def _form_of(self, group: Group, packed: Container[int]) -> tuple[Hashable, list[int]]:
         """Return all that decides the steps of a group, and its values: operands, then the
@@ -328,7 +342,7 @@ class CpuLowering:
     ) -> None:
         """Append the steps of a group that has a form."""
         node = self.graph.nodes[group.last]
-        if group.role == "elementwise":
+        if group.role in CHAINS or self._typed(node) is not None:
             body = self._body(group.nodes, storage, product=None)
             builder.elementwise(node.type.shape, body)
         elif group.role == "matmul":
@@ -362,12 +376,19 @@ class CpuLowering:
         """Return the instructions of elementwise nodes; `product` is a value that is already in
         place."""
         result = self.leaves + nodes[-1]
-        operands = [(self.operand(storage, result), NARROW.get(self.types[result].dtype.name, 0))]
-        sources: dict[int, Ref] = {} if product is None else {product: 0}
+        last = self._typed(self.graph.nodes[nodes[-1]])
+        written = last.written if last else NARROW.get(self.types[result].dtype.name, 0)
+        operands = [(self.operand(storage, result), written)]
+        sources: Known = {} if product is None else {product: 0}
         forms = []
         for place, number in enumerate(nodes):
             node = self.graph.nodes[number]
-            forms.append(form_of(node, self._sources(node, sources, operands, storage)))
+            found = self._typed(node)
+            if found is None:
+                forms.append(form_of(node, self._sources(node, sources, operands, storage)))
+            else:
+                read = self._typed_sources(node, found.reads, sources, operands, storage)
+                forms.append(ElementwiseForm(node.op, read, (), found.recipe))
             sources[self.leaves + number] = -1 - place
         key = tuple(forms)
         instructions = self._instructions.get(key)
@@ -378,9 +399,7 @@ class CpuLowering:
             tuple([each for each, _ in operands]), instructions, narrow if any(narrow) else ()
         )
 
-    def _sources(
-        self, node: Node, known: dict[int, Ref], operands: list[Stored], storage: Located
-    ) -> tuple[Ref, ...]:
+    def _sources(self, node: Node, known: Known, operands: list[Stored], storage: Located) -> tuple[Ref, ...]:
         """Return the sources of a node's instructions, and append new operands."""
         if node.op in GATED and len(node.operands) == 1:
             found: tuple[Ref, ...] = self._halves(node, operands, storage)
@@ -391,11 +410,26 @@ class CpuLowering:
             found = tuple([known[value] for value in node.operands])
         return found[::-1] if node.op in GATED and node.attributes["swap"] else found
 
-    def _source(self, value: int, operands: list[Stored], storage: Located) -> Ref:
+    def _typed_sources(
+        self, node: Node, reads: Sequence[int], known: Known, operands: list[Stored], storage: Located
+    ) -> tuple[Ref, ...]:
+        """Return the sources of a typed node's instructions, and append new operands. A value may
+        be staged as several."""
+        found = []
+        for value, read in zip(node.operands, reads, strict=True):
+            # A value of the group is a register, and one that is not staged is known by itself.
+            key = value if value in known or not read else (value, read)
+            if key not in known:
+                known[key] = self._source(value, operands, storage, read)
+            found.append(known[key])
+        return tuple(found)
+
+    def _source(self, value: int, operands: list[Stored], storage: Located, read: int | None = None) -> Ref:
         number = self._scalars.get(value)
         if number is not None:
             return number
-        operands.append((self.operand(storage, value), NARROW.get(self.types[value].dtype.name, 0)))
+        narrow = NARROW.get(self.types[value].dtype.name, 0) if read is None else read
+        operands.append((self.operand(storage, value), narrow))
         return len(operands) - 1
 
     def _halves(self, node: Node, operands: list[Stored], storage: Located) -> tuple[Ref, Ref]:

@@ -4,8 +4,9 @@ Theory of operation (as in numexpr: Cooke, Hochberg, Alted). A program runs over
 thousand elements, so that its registers stay in the L1 cache and the dispatch of an instruction is
 paid once per chunk. A chunk is a piece of one row, or several whole short rows. If an operand's
 part of the chunk is contiguous, instructions read and write it in place. If it is broadcast,
-strided, f16 or bf16, it is staged in a buffer: gathered before the first instruction, scattered
-after the last. Chunks do not change bits, since every instruction treats each element by itself.
+strided, or of elements that are not of four bytes, it is staged in a buffer: gathered before the
+first instruction, scattered after the last. Chunks do not change bits, since every instruction
+treats each element by itself.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     SECOND,
     STREAMED,
     TABLE_AT,
+    THIRD,
     WIDE_ROW,
     WIDENING,
     WRITTEN,
@@ -76,7 +78,7 @@ def prepare(body: int, slots: int, scratch: int, elements: int) -> None:
 
 @jit
 def is_direct(operand: int, rows: int, columns: int) -> bool:
-    """True if an operand's part of a chunk is float32 and contiguous."""
+    """True if an operand's part of a chunk has four bytes for each element, and is contiguous."""
     if word(operand, ACCESS) >> WIDENING or (word(operand, COLUMN_STRIDE) != 4 and columns > 1):
         return False
     contiguous: bool = rows == 1 or word(operand, ROW_STRIDE) == 4 * columns
@@ -94,8 +96,8 @@ def gather(
     whole_rows: bool,
     again: bool,
 ) -> None:
-    """Point the table at each operand's part of the chunk, and stage the read ones that are not
-    float32 or not contiguous.
+    """Point the table at each operand's part of the chunk, and stage the read ones that are not of
+    four bytes for each element or not contiguous.
     """
     for number in range(word(body, OPERANDS)):
         operand = body + 8 * (BODY_HEADER_WORDS + number * BODY_OPERAND_WORDS)
@@ -133,6 +135,7 @@ def interpret(body: int, scratch: int, elements: int) -> None:
             word(table, word(instruction, RESULT)),
             word(table, word(instruction, FIRST)),
             word(table, word(instruction, SECOND)),
+            word(table, word(instruction, THIRD)),
             float_of_bits(immediates),
             float_of_bits(immediates >> 32),
             elements,

@@ -1,4 +1,4 @@
-"""Elementwise instructions: one loop for each, over contiguous float32 buffers.
+"""Elementwise instructions: one loop for each, over contiguous buffers of four bytes an element.
 
 Each loop loads sixteen lanes, computes and stores, so a result may overwrite a source at the same
 place. The last lanes are masked and use the same instructions, so an element's bits do not depend
@@ -12,7 +12,14 @@ from typing import Any
 
 from numba import types
 
-from heliograph_backends.cpu.kernels.program.words import FETCHED, STREAMED, TRANSCENDENTAL
+from heliograph_backends.cpu.kernels.elementwise import integers
+from heliograph_backends.cpu.kernels.program.words import (
+    FETCHED,
+    STREAMED,
+    TERNARY,
+    TRANSCENDENTAL,
+    TYPED,
+)
 from heliograph_backends.cpu.kernels.program.words import Operation as Op
 from heliograph_backends.cpu.kernels.vector import vector_math as m
 from heliograph_backends.cpu.kernels.vector.lanes import (
@@ -29,8 +36,14 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     tail_mask,
 )
 
-# x, y: the two sources; p, q: the two immediates.
+# x, y: the two sources; p, q: the two immediates. Of three sources, p is the third one.
 Formula = Callable[[Lanes, Lanes, Lanes, Lanes], Lanes]
+
+
+def _of_two(formula: integers.Formula) -> Formula:
+    return lambda x, y, p, q: formula(x, y)
+
+
 FORMULAS: dict[Op, Formula] = {
     Op.COPY: lambda x, y, p, q: x,
     Op.ADD: lambda x, y, p, q: x + y,
@@ -69,6 +82,9 @@ FORMULAS: dict[Op, Formula] = {
     Op.ELU: lambda x, y, p, q: x.where(">", 0.0, x, m.expm1(x)),
     Op.SOFTPLUS: lambda x, y, p, q: m.softplus(x),
     Op.RELU_BACK: lambda x, y, p, q: y.where("<=", 0.0, 0.0, x),
+    Op.COPYSIGN: lambda x, y, p, q: x.copysign(y),
+    Op.WHERE: lambda x, y, p, q: integers.select(x, y, p),
+    **{op: _of_two(formula) for op, formula in integers.FORMULAS.items()},
 }
 # Short loops are unrolled to reduce the share of counting; the processor overlaps long chains
 # anyway.
@@ -77,11 +93,17 @@ UNROLL = 2
 FETCH_BYTES = 4096
 
 
-def _body(formula: Formula, unroll: int) -> Callable[..., None]:
+def _body(formula: Formula, unroll: int, *, ternary: bool) -> Callable[..., None]:
     def body(
-        builder: Any, result: Any, first: Any, second: Any, p: Any, q: Any, count: Any, flags: Any
+        builder: Any, result: Any, first: Any, second: Any, third: Any, p: Any, q: Any, count: Any, flags: Any
     ) -> None:
         immediates = Lanes.broadcast(builder, p), Lanes.broadcast(builder, q)
+        bases = (first, second, third) if ternary else (first, second)
+
+        def computed(sources: list[Lanes]) -> Lanes:
+            x, y, *rest = sources
+            return formula(x, y, *(*rest, *immediates)[:2])
+
         aligned = builder.icmp_signed("==", builder.and_(result, integer(63)), integer(0))
         streamed = builder.and_(aligned, _has(builder, flags, STREAMED))
         fetched = _has(builder, flags, FETCHED)
@@ -92,10 +114,9 @@ def _body(formula: Formula, unroll: int) -> Callable[..., None]:
                 for place in places:
                     prefetch(builder, builder.add(element(builder, first, place), integer(FETCH_BYTES)))
             sources = [
-                [Lanes.load(builder, element(builder, base, place)) for base in (first, second)]
-                for place in places
+                [Lanes.load(builder, element(builder, base, place)) for base in bases] for place in places
             ]
-            values = [formula(x, y, *immediates) for x, y in sources]
+            values = [computed(each) for each in sources]
             with builder.if_else(streamed) as (past, through):
                 with past:
                     for place, lanes in zip(places, values, strict=True):
@@ -105,10 +126,8 @@ def _body(formula: Formula, unroll: int) -> Callable[..., None]:
                         lanes.store(element(builder, result, place))
         with loop(builder, whole, count, LANES) as index:
             mask = tail_mask(builder, builder.sub(count, index))
-            x, y = (
-                Lanes.load_masked(builder, element(builder, base, index), mask) for base in (first, second)
-            )
-            formula(x, y, *immediates).store_masked(element(builder, result, index), mask)
+            last = [Lanes.load_masked(builder, element(builder, base, index), mask) for base in bases]
+            computed(last).store_masked(element(builder, result, index), mask)
 
     return body
 
@@ -117,20 +136,21 @@ def _has(builder: Any, flags: Any, flag: int) -> Any:
     return builder.icmp_signed("!=", builder.and_(flags, integer(flag)), integer(0))
 
 
-@emitted(types.void, *[types.int64] * 4, types.float32, types.float32, types.int64, types.int64)
+@emitted(types.void, *[types.int64] * 5, types.float32, types.float32, types.int64, types.int64)
 def apply_operation(
     builder: Any,
     operation: Any,
     result: Any,
     first: Any,
     second: Any,
+    third: Any,
     p: Any,
     q: Any,
     count: Any,
     flags: Any,
 ) -> None:
-    """Compute `count` float32 at address `result` from those at `first` and `second` and two
-    immediates.
+    """Compute `count` elements at address `result` from those at `first`, `second` and `third` and
+    two immediates.
 
     STREAMED in `flags` writes past the caches if `result` is a multiple of 64; FETCHED prefetches
     `first`.
@@ -142,10 +162,14 @@ def apply_operation(
             function = subroutine(
                 builder,
                 f"apply_{op.name.lower()}",
-                (I64, I64, I64, F32, F32, I64, I64),
-                _body(formula, unroll=1 if op in TRANSCENDENTAL else UNROLL),
+                (I64, I64, I64, I64, F32, F32, I64, I64),
+                _body(
+                    formula,
+                    unroll=1 if op in TRANSCENDENTAL or op in TYPED - TERNARY else UNROLL,
+                    ternary=op in TERNARY,
+                ),
             )
             switch.add_case(integer(op), builder.block)
-            builder.call(function, [result, first, second, p, q, count, flags])
+            builder.call(function, [result, first, second, third, p, q, count, flags])
             builder.branch(done)
     builder.position_at_end(done)

@@ -18,7 +18,13 @@ from heliograph_backends.cpu.kernels.program.program import (
     Source,
 )
 from heliograph_backends.cpu.kernels.program.tiles import MEMORY_BYTES_PER_NS, STREAM_BYTES, Strides
-from heliograph_backends.cpu.kernels.program.words import BINARY, IMMEDIATE_COUNTS, TRANSCENDENTAL, WIDE_ROW
+from heliograph_backends.cpu.kernels.program.words import (
+    BINARY,
+    IMMEDIATE_COUNTS,
+    TERNARY,
+    TRANSCENDENTAL,
+    WIDE_ROW,
+)
 
 LONG_CHUNK, SHORT_CHUNK = 1024, 512
 SIMPLE_NS, TRANSCENDENTAL_NS = 0.05, 0.4
@@ -58,10 +64,12 @@ def encode_body(
 
 
 def _encode(instruction: Instruction, numbers: dict[_Key, int]) -> list[int]:
-    """Return an instruction's words. A unary one names its source twice, at no cost."""
+    """Return an instruction's words. One with fewer than three sources names the first again, at no
+    cost."""
     first, *rest = (numbers[_key(source)] for source in instruction.sources)
+    second, third = (*rest, first, first)[:2]
     result, immediates = numbers[instruction.result], immediate_word(instruction)
-    return [int(instruction.operation), result, first, rest[0] if rest else first, immediates]
+    return [int(instruction.operation), result, first, second, immediates, third]
 
 
 def immediate_word(instruction: Instruction) -> int:
@@ -143,7 +151,8 @@ def check_body(body: Elementwise, shape: Sequence[int], strides: Sequence[Stride
 
 def _check_arity(instruction: Instruction) -> None:
     operation = instruction.operation
-    arity, immediates = 2 if operation in BINARY else 1, IMMEDIATE_COUNTS.get(operation, 0)
+    arity = 3 if operation in TERNARY else 2 if operation in BINARY else 1
+    immediates = IMMEDIATE_COUNTS.get(operation, 0)
     if len(instruction.sources) != arity or len(instruction.immediates) != immediates:
         raise ValueError(f"{operation.name.lower()} takes {arity} sources, not {instruction}")
 

@@ -22,14 +22,28 @@ class Conversion(IntEnum):
     BYTES_8 = 3
     F32_F16 = 4
     F32_BF16 = 5
-    F16_F32 = 6
-    F16_BF16 = 7
-    BF16_F32 = 8
-    BF16_F16 = 9
-    ADD_F32 = 10  # combined with the target's elements
-    MUL_F32 = 11
-    MAX_F32 = 12
-    MIN_F32 = 13
+    I32_I8 = 6  # the low bits
+    I32_I16 = 7
+    I32_I64 = 8
+    U32_I64 = 9
+    F32_I64 = 10  # towards 0; the least int64 for numbers outside, and NaN
+    F32_F64 = 11
+    F16_F32 = 12  # the first of those that end with four bytes, up to F64_F32
+    BF16_F32 = 13
+    BOOL_I32 = 14  # 1 for any byte but 0
+    I8_I32 = 15
+    U8_I32 = 16
+    I16_I32 = 17
+    U16_I32 = 18
+    I64_I32 = 19  # the low bits
+    I64_F32 = 20
+    F64_F32 = 21
+    F16_BF16 = 22
+    BF16_F16 = 23
+    ADD_F32 = 24  # combined with the target's elements
+    MUL_F32 = 25
+    MAX_F32 = 26
+    MIN_F32 = 27
 
 
 def _staged(widen: Conversion, narrow: Conversion) -> int:
@@ -39,6 +53,36 @@ def _staged(widen: Conversion, narrow: Conversion) -> int:
 #: The conversions of f16 and bf16 in float32 kernels that stage them.
 HALF: Final = _staged(Conversion.F16_F32, Conversion.F32_F16)
 BRAIN: Final = _staged(Conversion.BF16_F32, Conversion.F32_BF16)
+
+#: The conversions of other elements, as which float32, int32 or uint32 are staged, by what they are
+#: in an instruction: sources' data types and as what they are read, results' and of what they are
+#: written.
+READ_AS: Final = {
+    **{(name, "int"): CONVERTED + Conversion[f"{name}_I32".upper()] << WIDENING
+       for name in ("bool", "i8", "u8", "i16", "u16", "i64")},
+    ("u64", "int"): CONVERTED + Conversion.I64_I32 << WIDENING,
+    ("f16", "float"): HALF, ("bf16", "float"): BRAIN,
+    ("i64", "float"): CONVERTED + Conversion.I64_F32 << WIDENING,
+    ("f64", "float"): CONVERTED + Conversion.F64_F32 << WIDENING,
+    **dict.fromkeys([("f32", "float"), ("i32", "int"), ("u32", "int"), ("f32", "bits")], 0),
+    **{(name, "bits"): CONVERTED + Conversion.U16_I32 << WIDENING for name in ("f16", "bf16")},
+}  # fmt: skip
+WRITTEN_AS: Final = {
+    **dict.fromkeys([(name, "int") for name in ("bool", "i8", "u8")],
+                    CONVERTED + Conversion.I32_I8 << ROUNDING),
+    **dict.fromkeys([(name, "int") for name in ("i16", "u16")],
+                    CONVERTED + Conversion.I32_I16 << ROUNDING),
+    **dict.fromkeys([(name, "bits") for name in ("f16", "bf16")],
+                    CONVERTED + Conversion.I32_I16 << ROUNDING),
+    **dict.fromkeys([(name, "int") for name in ("i64", "u64")],
+                    CONVERTED + Conversion.I32_I64 << ROUNDING),
+    **dict.fromkeys([(name, "uint") for name in ("i64", "u64")],
+                    CONVERTED + Conversion.U32_I64 << ROUNDING),
+    ("f16", "float"): HALF, ("bf16", "float"): BRAIN,
+    ("i64", "float"): CONVERTED + Conversion.F32_I64 << ROUNDING,
+    ("f64", "float"): CONVERTED + Conversion.F32_F64 << ROUNDING,
+    **dict.fromkeys([("f32", "float"), ("i32", "int"), ("u32", "int"), ("f32", "bits")], 0),
+}  # fmt: skip
 
 #: Of no operand's elements: random bits, and after it random float32.
 RANDOM: Final = 32
@@ -67,7 +111,10 @@ BYTES: Final = {
     4: Conversion.BYTES_4,
     8: Conversion.BYTES_8,
 }
-_SIZES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+_SIZES: Final = {
+    "F32": 4, "F16": 2, "BF16": 2, "F64": 8, "BOOL": 1,
+    **{f"{kind}{8 * size}": size for kind in "IU" for size in (1, 2, 4, 8)},
+}  # fmt: skip
 
 
 class Unit(NamedTuple):

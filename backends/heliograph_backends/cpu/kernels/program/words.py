@@ -264,8 +264,8 @@ ACCESS: Final = OPERAND_WORDS
 BODY_OPERAND_WORDS: Final = OPERAND_WORDS + 1
 READ: Final = 1
 WRITTEN: Final = 2
-# Operands of f16 and bf16 are staged: at these bits are the conversions to and from float32, see
-# `elements`.
+# Operands whose elements are not of four bytes are staged: at these bits are the conversions to and
+# from four bytes, see `elements`.
 WIDENING: Final = 2
 ROUNDING: Final = 12
 
@@ -295,7 +295,8 @@ RESULT: Final = 1
 FIRST: Final = 2
 SECOND: Final = 3
 IMMEDIATES: Final = 4  # two float32, the first in the low half
-INSTRUCTION_WORDS: Final = 5
+THIRD: Final = 5
+INSTRUCTION_WORDS: Final = 6
 # Added to the operation: write the result past the caches; prefetch the first source.
 STREAMED: Final = 256
 FETCHED: Final = 512
@@ -476,7 +477,8 @@ class Status(IntEnum):
 
 
 class Operation(IntEnum):
-    """The instructions of elementwise programs; x and y are sources, p and q immediates.
+    """The instructions of elementwise programs, on values of four bytes: float32, unless the name
+    says otherwise; x and y are sources, p and q immediates.
 
     Each rounds to float32 as written, operator by operator, so a chain has the same bits fused and
     unfused.
@@ -519,6 +521,43 @@ class Operation(IntEnum):
     ELU = 34  # x if x > 0, else expm1(x)
     SOFTPLUS = 35  # maximum(x, 0) + log1p(exp(-abs(x)))
     RELU_BACK = 36  # 0 if y <= 0, else x
+    COPYSIGN = 37  # x with the sign of y
+    # Below, a truth value is the int32 1 or 0, and integers have 32 bits.
+    WHERE = 38  # the second source where the first is not 0, else the third
+    EQUAL = 39
+    LESS = 40
+    LESS_EQUAL = 41
+    IS_NAN = 42
+    IS_INF = 43
+    IS_FINITE = 44
+    IS_ZERO = 45  # of an integer, as the next ones
+    SAME = 46  # x == y
+    INT_LESS = 47
+    UINT_LESS = 48
+    AND = 49
+    OR = 50
+    XOR = 51
+    INVERT = 52
+    SHIFT_LEFT = 53  # 0 for counts outside of 0 to 31
+    INT_SHIFT_RIGHT = 54  # for these counts the sign
+    UINT_SHIFT_RIGHT = 55
+    INT_ADD = 56
+    INT_SUB = 57
+    INT_MUL = 58
+    INT_MAXIMUM = 59
+    INT_MINIMUM = 60
+    UINT_MAXIMUM = 61
+    UINT_MINIMUM = 62
+    INT_ABS = 63
+    INT_SGN = 64
+    INT_DIVIDE = 65  # floor(x / y); 0 if y is 0
+    UINT_DIVIDE = 66
+    INT_REMAINDER = 67  # of the sign of y; 0 if y is 0
+    UINT_REMAINDER = 68
+    FLOAT_OF_INT = 69
+    FLOAT_OF_UINT = 70
+    INT_OF_FLOAT = 71  # towards 0; the least int32 for numbers outside, and NaN
+    UINT_OF_FLOAT = 72  # the low bits of the number as int64, 0 for NaN and numbers outside of it
 
 
 #: The instructions of chains.
@@ -550,8 +589,21 @@ BINARY: Final = frozenset(
         Operation.MAXIMUM,
         Operation.MINIMUM,
         Operation.RELU_BACK,
+        Operation.COPYSIGN,
+        Operation.EQUAL,
+        Operation.LESS,
+        Operation.LESS_EQUAL,
+        Operation.SAME,
+        Operation.INT_LESS,
+        Operation.UINT_LESS,
+        *range(Operation.AND, Operation.XOR + 1),
+        *range(Operation.SHIFT_LEFT, Operation.UINT_MINIMUM + 1),
+        *range(Operation.INT_DIVIDE, Operation.UINT_REMAINDER + 1),
     }
 )
+TERNARY: Final = frozenset({Operation.WHERE})
+#: Instructions on truth values and integers; the others are ops of the same name, on float32.
+TYPED: Final = frozenset(Operation(number) for number in range(Operation.WHERE, len(Operation)))
 IMMEDIATE_COUNTS: Final = {Operation.SCALE_BIAS: 2, Operation.CLAMP: 2, Operation.LEAKY_RELU: 1}
 # Polynomials; the other operations take a few instructions per element.
 TRANSCENDENTAL: Final = frozenset(

@@ -1,4 +1,4 @@
-"""Conversion of rows between float32, f16 and bf16, and copies of rows of any elements.
+"""Conversion of rows between data types, and copies of rows of any elements.
 
 Floats are rounded once, to the nearest, halves to even; NaN stays NaN. Sixteen elements are
 converted at a time, gathered and scattered if rows are strided. The rest of a row goes one element
@@ -18,6 +18,8 @@ from heliograph_backends.cpu.kernels.matmul.stored_lanes import HALVES, SHORTS, 
 from heliograph_backends.cpu.kernels.program.elements import Conversion
 from heliograph_backends.cpu.kernels.vector.lanes import (
     F32,
+    F32_VECTOR,
+    F64,
     I32,
     I32_VECTOR,
     I64,
@@ -97,7 +99,58 @@ class _Element(NamedTuple):
 _F32 = _Element(F32, 4, Lanes, lambda builder, lanes: lanes.value)
 _F16 = _Element(I16, 2, from_half, to_half)
 _BF16 = _Element(I16, 2, from_bfloat, to_bfloat)
-#: The elements that conversions of floats read and write; other conversions move bytes.
+
+
+def _integers(bits: int) -> Any:
+    return ir.VectorType(ir.IntType(bits), LANES)
+
+
+def _to_wide(builder: Any, lanes: Lanes) -> Any:
+    """Return the lanes as int64, rounded towards 0; the least one for numbers outside, and NaN."""
+    kind = _integers(64)
+    inside = builder.and_(
+        builder.fcmp_ordered(">=", lanes.value, lanes.lift(-(2.0**63)).value),
+        builder.fcmp_ordered("<", lanes.value, lanes.lift(2.0**63).value),
+    )
+    # An instruction of numbers outside has no defined result.
+    safe = builder.select(inside, lanes.value, lanes.lift(0.0).value)
+    least = ir.Constant(kind, [-(2**63)] * LANES)
+    return builder.select(inside, builder.fptosi(safe, kind), least)
+
+
+def _read(kind: ir.Type, size: int, change: Callable[[Any, Any], Any]) -> _Element:
+    """Return elements that `change` turns into int32 of lanes."""
+    return _Element(
+        kind, size, lambda builder, found: Lanes.from_bits(builder, change(builder, found)), _bits
+    )
+
+
+def _write(kind: ir.Type, size: int, change: Callable[[Any, Any], Any]) -> _Element:
+    """Return elements that `change` makes of the int32 of lanes."""
+    return _Element(kind, size, Lanes, lambda builder, lanes: change(builder, lanes.bits()))
+
+
+def _bits(builder: Any, lanes: Lanes) -> Any:
+    return lanes.bits()
+
+
+def _is_true(builder: Any, found: Any) -> Any:
+    return builder.zext(builder.icmp_signed("!=", found, ir.Constant(found.type, None)), I32_VECTOR)
+
+
+def _extended(builder: Any, found: Any) -> Any:
+    return builder.sext(found, I32_VECTOR)
+
+
+def _padded(builder: Any, found: Any) -> Any:
+    return builder.zext(found, I32_VECTOR)
+
+
+def _narrowed(bits: int) -> Callable[[Any, Any], Any]:
+    return lambda builder, found: builder.trunc(found, _integers(bits))
+
+
+#: The elements that conversions of floats and integers read and write; others move bytes.
 _FLOATS: dict[Conversion, tuple[_Element, _Element]] = {
     Conversion.F32_F16: (_F32, _F16),
     Conversion.F32_BF16: (_F32, _BF16),
@@ -105,6 +158,23 @@ _FLOATS: dict[Conversion, tuple[_Element, _Element]] = {
     Conversion.F16_BF16: (_F16, _BF16),
     Conversion.BF16_F32: (_BF16, _F32),
     Conversion.BF16_F16: (_BF16, _F16),
+    Conversion.I32_I8: (_F32, _write(I8, 1, _narrowed(8))),
+    Conversion.I32_I16: (_F32, _write(I16, 2, _narrowed(16))),
+    Conversion.I32_I64: (_F32, _write(I64, 8, lambda builder, found: builder.sext(found, _integers(64)))),
+    Conversion.U32_I64: (_F32, _write(I64, 8, lambda builder, found: builder.zext(found, _integers(64)))),
+    Conversion.F32_I64: (_F32, _Element(I64, 8, Lanes, _to_wide)),
+    Conversion.F32_F64: (_F32, _Element(F64, 8, Lanes, lambda builder, lanes: lanes.widen())),
+    Conversion.BOOL_I32: (_read(I8, 1, _is_true), _F32),
+    Conversion.I8_I32: (_read(I8, 1, _extended), _F32),
+    Conversion.U8_I32: (_read(I8, 1, _padded), _F32),
+    Conversion.I16_I32: (_read(I16, 2, _extended), _F32),
+    Conversion.U16_I32: (_read(I16, 2, _padded), _F32),
+    Conversion.I64_I32: (_read(I64, 8, _narrowed(32)), _F32),
+    Conversion.I64_F32: (
+        _Element(I64, 8, lambda builder, found: Lanes(builder, builder.sitofp(found, F32_VECTOR)), _bits),
+        _F32,
+    ),
+    Conversion.F64_F32: (_Element(F64, 8, Lanes.narrow, _bits), _F32),
 }
 
 

@@ -210,8 +210,8 @@ def convert_rows(
     rows: Any,
     columns: Any,
 ) -> None:
-    """Convert rows of f16 or bf16 with these strides to float32 in a buffer, or back, by the entry
-    of moves.
+    """Convert rows of other elements with these strides to four bytes each in a buffer, or back, by
+    the entry of moves.
 
     It is a separate function, which does not enlarge its callers.
     """

@@ -1,0 +1,172 @@
+"""Elementwise nodes on truth values, integers, and several data types. Pure.
+
+Instructions work on four bytes. Other elements are staged: floats of 16 bits as float32, integers
+of fewer bits, and bool, as int32. So a chain of float32, int32, uint32 and bool is one step, in
+which a mask is a register. Elements of 64 bits are only cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from heliograph_backends.cpu.kernels import Operation as Op
+from heliograph_backends.cpu.kernels.program.elements import READ_AS, WRITTEN_AS
+from heliograph_backends.cpu.lowering import moves
+from heliograph_proto.graph import Node
+from heliograph_proto.types import DType, TensorType
+
+#: Data types of values that may stay in a register between nodes of a chain.
+REGISTERS = frozenset({"f32", "i32", "u32", "bool"})
+FLOATS = frozenset({"f32", "f16", "bf16"})
+SMALL_INTEGERS = frozenset({"i8", "u8", "i16", "u16", "i32", "u32"})
+
+#: Operations on the sources of a node: its operands from 0, earlier results from the last one, -1,
+#: and digits of constants.
+Recipe: TypeAlias = tuple[tuple[Op, tuple[int | str, ...]], ...]
+ZERO = "0x0.0p+0"
+COPY: Recipe = ((Op.COPY, (0,)),)
+
+
+class Typed(NamedTuple):
+    """The instructions of a node, and the conversions of its operands and its result."""
+
+    recipe: Recipe
+    reads: tuple[int, ...]
+    written: int
+
+
+def _one(operation: Op, *sources: int | str) -> Recipe:
+    return ((operation, sources or (0, 1)),)
+
+
+def _not(recipe: Recipe) -> Recipe:
+    return (*recipe, (Op.IS_ZERO, (-1,)))
+
+
+def _compared(equal: Op, less: Op, less_equal: Op | None = None) -> dict[str, Recipe]:
+    found = {"equal": _one(equal), "not_equal": _not(_one(equal))}
+    found |= {"less": _one(less), "greater": _one(less, 1, 0)}
+    for name, places in (("less_equal", (0, 1)), ("greater_equal", (1, 0))):
+        # Of numbers that NaN is not among, a <= b is not b < a.
+        plain = _one(less_equal, *places) if less_equal else _not(_one(less, *places[::-1]))
+        found[name] = plain
+    return found
+
+
+_FLOAT = {
+    **_compared(Op.EQUAL, Op.LESS, Op.LESS_EQUAL),
+    "isnan": _one(Op.IS_NAN, 0),
+    "isinf": _one(Op.IS_INF, 0),
+    "isfinite": _one(Op.IS_FINITE, 0),
+    "signbit": _one(Op.INT_LESS, 0, ZERO),
+}
+_BOOL = {
+    **_compared(Op.SAME, Op.INT_LESS),
+    "logical_and": _one(Op.AND),
+    "logical_or": _one(Op.OR),
+    "logical_xor": _one(Op.XOR),
+    "logical_not": _one(Op.IS_ZERO, 0),
+}
+_ALL_INTEGERS = {
+    "add": _one(Op.INT_ADD),
+    "sub": _one(Op.INT_SUB),
+    "mul": _one(Op.INT_MUL),
+    "sqr": _one(Op.INT_MUL, 0, 0),
+    "neg": _one(Op.INT_SUB, ZERO, 0),
+    "bitwise_invert": _one(Op.INVERT, 0),
+    "bitwise_and": _one(Op.AND),
+    "bitwise_or": _one(Op.OR),
+    "bitwise_xor": _one(Op.XOR),
+    "bitwise_left_shift": _one(Op.SHIFT_LEFT),
+}
+_INT = {
+    **_ALL_INTEGERS,
+    **_compared(Op.SAME, Op.INT_LESS),
+    "maximum": _one(Op.INT_MAXIMUM),
+    "minimum": _one(Op.INT_MINIMUM),
+    "abs": _one(Op.INT_ABS, 0),
+    "sgn": _one(Op.INT_SGN, 0),
+    "floor_divide": _one(Op.INT_DIVIDE),
+    "remainder": _one(Op.INT_REMAINDER),
+    "bitwise_right_shift": _one(Op.INT_SHIFT_RIGHT),
+}
+_UINT = {
+    **_ALL_INTEGERS,
+    **_compared(Op.SAME, Op.UINT_LESS),
+    "maximum": _one(Op.UINT_MAXIMUM),
+    "minimum": _one(Op.UINT_MINIMUM),
+    "abs": COPY,
+    "sgn": _not(_one(Op.IS_ZERO, 0)),
+    "floor_divide": _one(Op.UINT_DIVIDE),
+    "remainder": _one(Op.UINT_REMAINDER),
+    "bitwise_right_shift": _one(Op.UINT_SHIFT_RIGHT),
+}
+#: Ops that may be typed.
+OPS = frozenset(_FLOAT) | frozenset(_BOOL) | frozenset(_INT) | {"where", "cast"}
+
+
+def typed(node: Node, types: Sequence[TensorType]) -> Typed | None:
+    """Return the instructions of a node; None if it is none of this module's, or runs on the
+    definition."""
+    if node.op not in OPS:
+        return None
+    target = node.type.dtype.name
+    if node.op == "cast":
+        return _cast(types[0].dtype, node.type.dtype)
+    if node.op == "where":
+        names = {types[1].dtype.name, types[2].dtype.name, target}
+        read = "bits" if target in FLOATS else "int"
+        if len(names) > 1 or target not in REGISTERS | FLOATS | SMALL_INTEGERS:
+            return None
+        return _typed(
+            _one(Op.WHERE, 0, 1, 2), ("bool", "int"), (target, read), (target, read), (target, read)
+        )
+    name = types[0].dtype.name
+    if any(each.dtype is not types[0].dtype for each in types):
+        return None
+    recipe = _table(name).get(node.op)
+    if recipe is None or target not in (name, "bool"):
+        return None
+    read = "float" if name in FLOATS else "int"
+    return _typed(recipe, *[(name, read)] * len(types), (target, "int"))
+
+
+def _table(name: str) -> dict[str, Recipe]:
+    if name in FLOATS:
+        return _FLOAT
+    if name == "u32":
+        return _UINT
+    return _INT if name in SMALL_INTEGERS else _BOOL if name == "bool" else {}
+
+
+def _typed(recipe: Recipe, *uses: tuple[str, str]) -> Typed:
+    *reads, written = uses
+    return Typed(recipe, tuple(READ_AS[each] for each in reads), WRITTEN_AS[written])
+
+
+def _cast(source: DType, target: DType) -> Typed | None:
+    s, t = source.name, target.name
+    if s == t or {s, t} <= FLOATS or (t not in REGISTERS and moves.conversion(source, target)):
+        return None
+    integers = SMALL_INTEGERS | {"bool"}
+    if s in FLOATS:
+        if t in ("f64", "i64"):
+            return _typed(COPY, (s, "float"), (t, "float"))
+        if t in integers:
+            kinds = {"bool": _not(_one(Op.EQUAL, 0, ZERO)), "u32": _one(Op.UINT_OF_FLOAT, 0)}
+            return _typed(kinds.get(t, _one(Op.INT_OF_FLOAT, 0)), (s, "float"), (t, "int"))
+    elif s in integers:
+        if t in FLOATS:
+            operation = Op.FLOAT_OF_UINT if s == "u32" else Op.FLOAT_OF_INT
+            return _typed(_one(operation, 0), (s, "int"), (t, "float"))
+        if t in ("i64", "u64"):
+            return _typed(COPY, (s, "int"), (t, "uint" if s == "u32" else "int"))
+        if t in integers:
+            recipe = _not(_one(Op.IS_ZERO, 0)) if t == "bool" else COPY
+            return _typed(recipe, (s, "int"), (t, "int"))
+    elif s in ("i64", "u64") and t in SMALL_INTEGERS:
+        return _typed(COPY, (s, "int"), (t, "int"))
+    elif s in ("i64", "f64") and t == "f32":
+        return _typed(COPY, (s, "float"), (t, "float"))
+    return None
