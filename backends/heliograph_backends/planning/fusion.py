@@ -41,7 +41,7 @@ class FusedKernels(Protocol):
 
 
 #: Limit that keeps a chain's operands and temporaries in the first-level cache: a group is a tree
-#: of nodes with at most two operands each, so it reads at most one value more than it has nodes.
+#: of nodes with few operands each, so it reads at most two or three values for each node.
 MAX_NODES = 12
 #: The roles of nodes in chains.
 CHAINS = ("elementwise", "mixed")

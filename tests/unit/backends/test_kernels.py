@@ -33,7 +33,7 @@ from heliograph_backends.cpu.kernels import (
     available,
 )
 from heliograph_backends.cpu.kernels.program.tiles import STREAM_BYTES, coalesce, with_long_rows
-from heliograph_backends.cpu.kernels.program.words import BINARY
+from heliograph_backends.cpu.kernels.program.words import BINARY, TYPED
 
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -68,6 +68,7 @@ EXACT: dict[Operation, Callable[..., Any]] = {
     Op.TRUNC: np.trunc,
     Op.HARDSIGMOID: lambda x: np.clip(x + np.float32(3), np.float32(0), np.float32(6)) / np.float32(6),
     Op.HARDSWISH: lambda x: x * EXACT[Op.HARDSIGMOID](x),
+    Op.COPYSIGN: np.copysign,
     Op.RELU_BACK: lambda x, y: np.where(y <= 0, np.float32(0), x),
 }
 FUNCTIONS: dict[Operation, tuple[Callable[..., Any], float]] = {
@@ -110,7 +111,8 @@ SPECIAL = np.array(
 
 
 def test_every_operation_is_tested() -> None:
-    assert {*EXACT, *FUNCTIONS, *COMPOSITES, *IMMEDIATE} == set(Operation)
+    """Those of integers are in the tests of typed nodes."""
+    assert {*EXACT, *FUNCTIONS, *COMPOSITES, *IMMEDIATE} == set(Operation) - TYPED
 
 
 @pytest.mark.parametrize("operation", EXACT)

@@ -411,12 +411,18 @@ class CpuLowering:
         return found[::-1] if node.op in GATED and node.attributes["swap"] else found
 
     def _typed_sources(
-        self, node: Node, reads: Sequence[int], known: Known, operands: list[Stored], storage: Located
+        self,
+        node: Node,
+        reads: Sequence[tuple[int, int]],
+        known: Known,
+        operands: list[Stored],
+        storage: Located,
     ) -> tuple[Ref, ...]:
         """Return the sources of a typed node's instructions, and append new operands. A value may
         be staged as several."""
         found = []
-        for value, read in zip(node.operands, reads, strict=True):
+        for place, read in reads:
+            value = node.operands[place]
             # A value of the group is a register, and one that is not staged is known by itself.
             key = value if value in known or not read else (value, read)
             if key not in known:

@@ -2,7 +2,8 @@
 
 Instructions work on four bytes. Other elements are staged: floats of 16 bits as float32, integers
 of fewer bits, and bool, as int32. So a chain of float32, int32, uint32 and bool is one step, in
-which a mask is a register. Elements of 64 bits are only cast.
+which a mask is a register. Integers of 64 bits are compared as two halves; other elements of 64
+bits are only cast.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ REGISTERS = frozenset({"f32", "i32", "u32", "bool"})
 FLOATS = frozenset({"f32", "f16", "bf16"})
 SMALL_INTEGERS = frozenset({"i8", "u8", "i16", "u16", "i32", "u32"})
 
-#: Operations on the sources of a node: its operands from 0, earlier results from the last one, -1,
+#: Operations on the sources of a node: what it reads from 0, earlier results from the last one, -1,
 #: and digits of constants.
 Recipe: TypeAlias = tuple[tuple[Op, tuple[int | str, ...]], ...]
 ZERO = "0x0.0p+0"
@@ -29,10 +30,11 @@ COPY: Recipe = ((Op.COPY, (0,)),)
 
 
 class Typed(NamedTuple):
-    """The instructions of a node, and the conversions of its operands and its result."""
+    """The instructions of a node, and the conversions of what it reads and writes."""
 
     recipe: Recipe
-    reads: tuple[int, ...]
+    #: Numbers of operands, with their conversions.
+    reads: tuple[tuple[int, int], ...]
     written: int
 
 
@@ -102,6 +104,29 @@ _UINT = {
     "remainder": _one(Op.UINT_REMAINDER),
     "bitwise_right_shift": _one(Op.UINT_SHIFT_RIGHT),
 }
+_WIDE = frozenset({"i64", "u64"})
+
+
+def _halves_compared(name: str) -> dict[str, Recipe]:
+    """Return the comparisons of 64 bits; the sources are two lower halves, then two higher ones."""
+
+    def less(a: int, b: int) -> Recipe:
+        higher = Op.INT_LESS if name == "i64" else Op.UINT_LESS
+        lower: Recipe = ((Op.UINT_LESS, (a, b)), (Op.SAME, (2, 3)), (Op.AND, (-1, -2)))
+        return (*lower, (higher, (a + 2, b + 2)), (Op.OR, (-1, -2)))
+
+    equal: Recipe = ((Op.SAME, (0, 1)), (Op.SAME, (2, 3)), (Op.AND, (-1, -2)))
+    return {
+        "equal": equal,
+        "not_equal": _not(equal),
+        "less": less(0, 1),
+        "greater": less(1, 0),
+        "less_equal": _not(less(1, 0)),
+        "greater_equal": _not(less(0, 1)),
+    }
+
+
+_OF_HALVES = {name: _halves_compared(name) for name in _WIDE}
 #: Ops that may be typed.
 OPS = frozenset(_FLOAT) | frozenset(_BOOL) | frozenset(_INT) | {"where", "cast"}
 
@@ -125,6 +150,9 @@ def typed(node: Node, types: Sequence[TensorType]) -> Typed | None:
     name = types[0].dtype.name
     if any(each.dtype is not types[0].dtype for each in types):
         return None
+    if name in _WIDE:
+        recipe = _OF_HALVES[name].get(node.op)
+        return _of_halves(recipe, name, len(types)) if recipe else None
     recipe = _table(name).get(node.op)
     if recipe is None or target not in (name, "bool"):
         return None
@@ -142,7 +170,15 @@ def _table(name: str) -> dict[str, Recipe]:
 
 def _typed(recipe: Recipe, *uses: tuple[str, str]) -> Typed:
     *reads, written = uses
-    return Typed(recipe, tuple(READ_AS[each] for each in reads), WRITTEN_AS[written])
+    pairs = tuple((place, READ_AS[each]) for place, each in enumerate(reads))
+    return Typed(recipe, pairs, WRITTEN_AS[written])
+
+
+def _of_halves(recipe: Recipe, name: str, operands: int) -> Typed:
+    """Return the instructions that read the halves of operands of 64 bits, and write a truth
+    value."""
+    pairs = [(place, READ_AS[name, half]) for half in ("int", "high") for place in range(operands)]
+    return Typed(recipe, tuple(pairs), WRITTEN_AS["bool", "int"])
 
 
 def _cast(source: DType, target: DType) -> Typed | None:
@@ -160,12 +196,14 @@ def _cast(source: DType, target: DType) -> Typed | None:
         if t in FLOATS:
             operation = Op.FLOAT_OF_UINT if s == "u32" else Op.FLOAT_OF_INT
             return _typed(_one(operation, 0), (s, "int"), (t, "float"))
-        if t in ("i64", "u64"):
+        if t in _WIDE:
             return _typed(COPY, (s, "int"), (t, "uint" if s == "u32" else "int"))
         if t in integers:
             recipe = _not(_one(Op.IS_ZERO, 0)) if t == "bool" else COPY
             return _typed(recipe, (s, "int"), (t, "int"))
-    elif s in ("i64", "u64") and t in SMALL_INTEGERS:
+    elif s in _WIDE and t == "bool":
+        return _of_halves(_not(_not(_one(Op.OR, 0, 1))), s, 1)
+    elif s in _WIDE and t in SMALL_INTEGERS:
         return _typed(COPY, (s, "int"), (t, "int"))
     elif s in ("i64", "f64") and t == "f32":
         return _typed(COPY, (s, "float"), (t, "float"))

@@ -36,14 +36,15 @@ class Conversion(IntEnum):
     I16_I32 = 17
     U16_I32 = 18
     I64_I32 = 19  # the low bits
-    I64_F32 = 20
-    F64_F32 = 21
-    F16_BF16 = 22
-    BF16_F16 = 23
-    ADD_F32 = 24  # combined with the target's elements
-    MUL_F32 = 25
-    MAX_F32 = 26
-    MIN_F32 = 27
+    I64_HIGH = 20  # the high bits, as int32
+    I64_F32 = 21
+    F64_F32 = 22
+    F16_BF16 = 23
+    BF16_F16 = 24
+    ADD_F32 = 25  # combined with the target's elements
+    MUL_F32 = 26
+    MAX_F32 = 27
+    MIN_F32 = 28
 
 
 def _staged(widen: Conversion, narrow: Conversion) -> int:
@@ -61,6 +62,7 @@ READ_AS: Final = {
     **{(name, "int"): CONVERTED + Conversion[f"{name}_I32".upper()] << WIDENING
        for name in ("bool", "i8", "u8", "i16", "u16", "i64")},
     ("u64", "int"): CONVERTED + Conversion.I64_I32 << WIDENING,
+    **dict.fromkeys([("i64", "high"), ("u64", "high")], CONVERTED + Conversion.I64_HIGH << WIDENING),
     ("f16", "float"): HALF, ("bf16", "float"): BRAIN,
     ("i64", "float"): CONVERTED + Conversion.I64_F32 << WIDENING,
     ("f64", "float"): CONVERTED + Conversion.F64_F32 << WIDENING,
@@ -113,6 +115,7 @@ BYTES: Final = {
 }
 _SIZES: Final = {
     "F32": 4, "F16": 2, "BF16": 2, "F64": 8, "BOOL": 1,
+    "HIGH": 4,
     **{f"{kind}{8 * size}": size for kind in "IU" for size in (1, 2, 4, 8)},
 }  # fmt: skip
 

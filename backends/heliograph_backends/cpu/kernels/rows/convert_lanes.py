@@ -146,6 +146,10 @@ def _padded(builder: Any, found: Any) -> Any:
     return builder.zext(found, I32_VECTOR)
 
 
+def _high(builder: Any, found: Any) -> Any:
+    return builder.trunc(builder.lshr(found, ir.Constant(found.type, [32] * LANES)), I32_VECTOR)
+
+
 def _narrowed(bits: int) -> Callable[[Any, Any], Any]:
     return lambda builder, found: builder.trunc(found, _integers(bits))
 
@@ -170,6 +174,7 @@ _FLOATS: dict[Conversion, tuple[_Element, _Element]] = {
     Conversion.I16_I32: (_read(I16, 2, _extended), _F32),
     Conversion.U16_I32: (_read(I16, 2, _padded), _F32),
     Conversion.I64_I32: (_read(I64, 8, _narrowed(32)), _F32),
+    Conversion.I64_HIGH: (_read(I64, 8, _high), _F32),
     Conversion.I64_F32: (
         _Element(I64, 8, lambda builder, found: Lanes(builder, builder.sitofp(found, F32_VECTOR)), _bits),
         _F32,
