@@ -65,7 +65,8 @@ def check(devices: Devices, made: Maker, *, shared: bool = False) -> None:
 
 
 def shapes(operands: Operands, random: np.random.Generator) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Ways in which operands lie, with shapes of one to five dimensions and rows of up to 70."""
+    """Ways in which operands lie, with shapes of up to five dimensions and rows of up to 70."""
+    yield "whole", ()
     for dimensions in range(1, 6):
         for way in WAYS:
             yield way, operands.shape(dimensions, int(random.integers(1, 71)))
@@ -74,7 +75,7 @@ def shapes(operands: Operands, random: np.random.Generator) -> Iterator[tuple[st
 def narrower(random: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape that broadcasts to this one."""
     some = tuple(int(random.choice([1, size])) for size in shape)
-    return some[int(random.integers(0, len(shape))) :]
+    return some[int(random.integers(0, len(shape) + 1)) :]
 
 
 @pytest.mark.parametrize(("op", "name"), [(op, name) for op in OF_TWO for name in OF_TWO[op]])

@@ -147,6 +147,8 @@ class CpuLowering:
             return "elementwise"
         if not self.has_kernel(number):
             return "other"
+        if node.op in ELEMENTWISE and self._is_f32_alone(number):
+            return "elementwise"
         if self._typed(node) is not None:
             return "mixed" if node.type.dtype.name in typed.REGISTERS else "other"
         if not self._is_f32[self.leaves + number]:

@@ -50,9 +50,8 @@ def _compared(equal: Op, less: Op, less_equal: Op | None = None) -> dict[str, Re
     found = {"equal": _one(equal), "not_equal": _not(_one(equal))}
     found |= {"less": _one(less), "greater": _one(less, 1, 0)}
     for name, places in (("less_equal", (0, 1)), ("greater_equal", (1, 0))):
-        # Of numbers that NaN is not among, a <= b is not b < a.
-        plain = _one(less_equal, *places) if less_equal else _not(_one(less, *places[::-1]))
-        found[name] = plain
+        # Without NaN, a <= b where not b < a.
+        found[name] = _one(less_equal, *places) if less_equal else _not(_one(less, *places[::-1]))
     return found
 
 
@@ -138,7 +137,7 @@ def typed(node: Node, types: Sequence[TensorType]) -> Typed | None:
         return None
     target = node.type.dtype.name
     if node.op == "cast":
-        return _cast(types[0].dtype, node.type.dtype)
+        return _cast(types[0].dtype, node.type.dtype, moved=node.type.ndim > 0)
     if node.op == "where":
         names = {types[1].dtype.name, types[2].dtype.name, target}
         read = "bits" if target in FLOATS else "int"
@@ -181,13 +180,16 @@ def _of_halves(recipe: Recipe, name: str, operands: int) -> Typed:
     return Typed(recipe, tuple(pairs), WRITTEN_AS["bool", "int"])
 
 
-def _cast(source: DType, target: DType) -> Typed | None:
+def _cast(source: DType, target: DType, *, moved: bool) -> Typed | None:
+    """Return the instructions of a cast. `moved`: those that end a chain are left to the kernel of
+    moves, if it has them."""
     s, t = source.name, target.name
-    if s == t or {s, t} <= FLOATS or (t not in REGISTERS and moves.conversion(source, target)):
+    ends = t not in REGISTERS or {s, t} <= FLOATS
+    if s == t or (moved and ends and moves.conversion(source, target)):
         return None
     integers = SMALL_INTEGERS | {"bool"}
     if s in FLOATS:
-        if t in ("f64", "i64"):
+        if t in FLOATS | {"f64", "i64"}:
             return _typed(COPY, (s, "float"), (t, "float"))
         if t in integers:
             kinds = {"bool": _not(_one(Op.EQUAL, 0, ZERO)), "u32": _one(Op.UINT_OF_FLOAT, 0)}
