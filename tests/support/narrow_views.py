@@ -1,5 +1,5 @@
-"""Operands that lie in every way that a view can lie, on several numbers of threads: for the tests of kernels
-on f16, bf16 and what stands beside them.
+"""Operands that lie in every way that a view can lie, on several numbers of threads: for the tests
+of kernels on data types other than float32.
 """
 
 from __future__ import annotations
@@ -110,9 +110,10 @@ class Devices:
         self.definition = definition
 
     def found(self, made: Maker, *, shared: bool = False) -> list[Array]:
-        """What kernels alone compute, the same with any number of threads.
+        """Return the results of kernels alone, the same with any number of threads.
 
-        `shared`: steps take long enough that helpers share them; of others the least and the most will do.
+        `shared`: steps take long enough that helpers share them; of others the least and the most
+        will do.
         """
         outputs = []
         for device in self.with_kernels if shared else (self.with_kernels[0], self.with_kernels[-1]):

@@ -1,4 +1,4 @@
-"""The CPU kernels, elementwise: values against float64, and bits that depend on nothing but the inputs."""
+"""The CPU kernels, elementwise: values against float64, and bits that depend on the inputs alone."""
 
 from __future__ import annotations
 
