@@ -20,7 +20,7 @@ PACKAGES = {
     "heliograph": ROOT / "client/heliograph",
 }
 #: What both the rules of ONNX's ops and the walk of a graph are made of.
-ONNX_BASE = "= onnx/elements onnx/errors onnx/node onnx/ports onnx/rules onnx/tensors"
+ONNX_BASE = "= onnx/checks onnx/elements onnx/errors onnx/node onnx/ports onnx/rules onnx/tensors"
 #: The same of PyTorch's.
 TORCH_BASE = "= torch/elements torch/errors torch/node torch/rules"
 #: The sizes of a language model, and the parts of its layers.
@@ -127,11 +127,12 @@ NARROWER = {
         "cuda/lowering",
     ),
     "heliograph_backends/conformance/harness": ("contract", "reference"),
-    # Importers of models use the public names of `heliograph`; of its inside, only the plans that are kept.
+    # Importers of models use the public names of `heliograph`; of its inside, only
+    # the plans that are kept, and the check of a timeout.
     "heliograph/lowerings": (),
     f"heliograph/{ONNX_BASE}": ("lowerings",),
     "heliograph/onnx/ops": (ONNX_BASE, "lowerings"),
-    "heliograph/onnx": (ONNX_BASE, "_base/kept_plans", "lowerings", "onnx/ops"),
+    "heliograph/onnx": (ONNX_BASE, "_base/kept_plans", "graph", "lowerings", "onnx/ops"),
     f"heliograph/{TORCH_BASE}": ("lowerings",),
     "heliograph/llm/tokenizers": ("errors",),
     "heliograph/llm/chat": ("errors",),

@@ -430,14 +430,9 @@ class Host:
                 flow=share,
                 found_lost=self._found_lost,
             )
+            name, encodings = _printable(client), packing.encodings_of(agreed)
             session = Session(
-                SessionIdentity(
-                    next(self._numbers),
-                    _printable(client),
-                    principal,
-                    WATCH in agreed,
-                    packing.encodings_of(agreed),
-                ),
+                SessionIdentity(next(self._numbers), name, principal, WATCH in agreed, encodings),
                 services,
                 lambda _session: self._forget(token, own, holding, share),
                 self.observers,
