@@ -86,6 +86,38 @@ def test_a_model_of_the_server_is_named_as_the_server_lists_it(
     assert "cannot read other.gguf" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_input_that_is_closed_or_no_utf8_is_an_error_that_says_so(
+    model: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latin = io.TextIOWrapper(io.BytesIO(b"a\xff\n"), errors="surrogateescape")
+    for stream, match in ((latin, "standard input is not UTF-8"), (None, "standard input is closed")):
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert main([command, str(model), "-n", "3", "--server", "local:"]) == 1
+        assert match in capsys.readouterr().err
+
+
+def test_text_that_the_output_has_no_letters_for_is_escaped(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    arguments = ["-p", PROMPT, "-n", "30", "--seed", "1", "--server", "local:"]
+    assert main(["generate", str(model), *arguments]) == 0
+    wanted = expected(model, max_tokens=30, seed=1) + "\n"
+    assert not wanted.isascii() and printed.getvalue() == wanted.encode("ascii", "backslashreplace")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_an_error_without_a_traceback(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["generate", str(model), "-p", PROMPT, "-n", "9", "--server", "local:"]) == 1
+    assert capsys.readouterr().err.startswith("error: [Errno 28]")
+
+
 def test_ctrl_c_ends_the_answer_and_not_the_talk(model: Path) -> None:
     """In a terminal of its own, as the prompt is one's."""
     control, terminal = pty.openpty()

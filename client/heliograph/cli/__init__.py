@@ -9,6 +9,7 @@ prints nothing.
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -24,7 +25,7 @@ from heliograph_proto import __version__
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from heliograph_proto.errors import ConfigurationError, HeliographError
+    from heliograph_proto.errors import ConfigurationError
 
 #: The built-in commands in groups, in the order of the help.
 GROUPS = {
@@ -77,15 +78,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader is gone; the flush of stdout at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141
     except Exception as error:
         from heliograph_proto.errors import HeliographError
 
-        if not isinstance(error, HeliographError):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            _discard_output()
+        elif not isinstance(error, HeliographError):
             raise
         return complain(error, verbose)
+
+
+def _discard_output() -> None:
+    """Standard output takes no more; its flush at exit must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
@@ -184,7 +191,7 @@ def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigurationErro
     )
 
 
-def complain(error: HeliographError, verbose: int) -> int:
+def complain(error: Exception, verbose: int) -> int:
     """Print an error and return the exit status."""
     if verbose > 1:
         logging.getLogger("heliograph").error("the traceback", exc_info=error)

@@ -6,7 +6,15 @@ import argparse
 import sys
 
 import heliograph as hg
-from heliograph.cli.common.language_models import add_model_arguments, load_model, options_of, report, show
+from heliograph.cli.common.language_models import (
+    add_model_arguments,
+    given,
+    load_model,
+    options_of,
+    report,
+    show,
+    standard_input,
+)
 from heliograph.llm import Answer
 
 
@@ -40,9 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _line() -> str | None:
     """Return the next line of standard input, None at its end or after Ctrl-C on a terminal."""
-    is_terminal = sys.stdin.isatty()
+    is_terminal = standard_input().isatty()
     try:
-        return input("> " if is_terminal else "")
+        return given(lambda: input("> " if is_terminal else ""))
     except EOFError:
         return None
     except KeyboardInterrupt:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 import heliograph as hg
-from heliograph.cli.common.language_models import add_model_arguments, load_model, options_of, report, show
+from heliograph.cli.common.language_models import (
+    add_model_arguments,
+    given,
+    load_model,
+    options_of,
+    report,
+    show,
+    standard_input,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a prompt's continuation as it comes, and its figures to stderr."""
-    prompt = sys.stdin.read() if arguments.prompt is None else arguments.prompt
+    prompt = given(lambda: standard_input().read()) if arguments.prompt is None else arguments.prompt
     with hg.connect(arguments.server) as session:
         llm = load_model(session, arguments)
         answer = llm.generate(prompt, **options_of(arguments))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import heliograph as hg
 from heliograph.cli.common.arguments import add_server_argument
@@ -54,6 +55,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageModel:
     """Load the model: a file here, else one of the server's."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Letters that the output's encoding lacks are escaped.
+        sys.stdout.reconfigure(errors="backslashreplace")
     file: str | hg.ServerWeights = arguments.model
     if not Path(arguments.model).exists() and arguments.model in map(str, session.models()):
         file = session.server_weights(arguments.model)
@@ -64,6 +68,25 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options of an answer that were given."""
     given = {name: getattr(arguments, name) for name in (*SAMPLING, "stop")}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def standard_input() -> TextIO:
+    """Return standard input, which is read as UTF-8. Raises InvalidArgumentError if it is closed."""
+    if sys.stdin is None:
+        raise hg.InvalidArgumentError("standard input is closed, and has no prompt", advice="open it")
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    return sys.stdin
+
+
+def given(read: Callable[[], str]) -> str:
+    """Return what is read of standard input. Raises InvalidArgumentError if it is no UTF-8."""
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise hg.InvalidArgumentError(
+            f"standard input is not UTF-8: {error}", advice="convert it, as with: iconv -t UTF-8"
+        ) from None
 
 
 def show(answer: Answer) -> None:
