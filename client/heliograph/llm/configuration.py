@@ -115,7 +115,7 @@ class Fields:
     def size(self, key: str, default: int | None = None) -> int:
         """A whole number from 1 on, or the default. Raises InvalidModelError."""
         found = self._find(key, default)
-        if isinstance(found, (np.ndarray, tuple, list)):
+        if isinstance(found, np.ndarray) and found.size and found.dtype.kind in "iu":
             found = self._same(key, found)
         is_whole = isinstance(found, (int, np.integer)) and not isinstance(found, bool)
         most = MOST.get(key, 2**31 - 1)
@@ -157,7 +157,7 @@ class Fields:
 
     def _same(self, key: str, found: Any) -> Any:
         """The one number of all layers."""
-        if len(set(map(int, found))) != 1:
+        if (found != found[0]).any():
             raise hg.UnsupportedError(
                 f"{self.name}: layers differ in {self.architecture}.{key}",
                 advice="models whose layers have one size are supported",

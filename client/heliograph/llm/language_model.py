@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from math import inf
+from numbers import Integral
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import heliograph as hg
@@ -15,7 +18,7 @@ from heliograph.llm.effects import Procedure, awaiting, blocking
 from heliograph.llm.encoding import EncoderEngine
 from heliograph.llm.generating import Array, Engine, Logprob, Request, Result
 from heliograph.llm.pieces import Pieces
-from heliograph.llm.sampling import ENDS, Settings
+from heliograph.llm.sampling import ENDS, Settings, is_within
 from heliograph_proto.gguf import GgufHeader
 
 if TYPE_CHECKING:
@@ -62,7 +65,7 @@ class Options(TypedDict, total=False):
     penalty_last: int
     logit_bias: Mapping[int, float]
     seed: int | None
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     logprobs: bool
 
 
@@ -74,7 +77,7 @@ def request_of(
     Raises InvalidArgumentError, and LimitExceededError for a prompt that exceeds the context.
     """
     given: dict[str, Any] = dict(options)
-    max_tokens, stop = given.pop("max_tokens", None), given.pop("stop", ())
+    max_tokens, stop = given.pop("max_tokens", None), given.pop("stop", None) or ()
     if given.get("seed") is None:
         given["seed"] = secrets.randbits(63)
     try:
@@ -84,9 +87,9 @@ def request_of(
             f"there is no such option: {error}",
             advice=f"options are {', '.join(Options.__annotations__)}",
         ) from None
-    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+    if max_tokens is not None and not is_within(max_tokens, Integral, 1, inf):
         raise hg.InvalidArgumentError(f"max_tokens is {max_tokens!r:.40}", advice="a number from 1 on")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = tuple(_listed(stop))
     if not all(isinstance(one, str) and one for one in stops):
         raise hg.InvalidArgumentError(f"stop is {stop!r:.80}", advice="a text, or several")
     engine.check(tokens, 1)
@@ -141,7 +144,16 @@ class ModelBase:
         return len(self.tokenizer.encode(text))
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        try:
+            if not isinstance(prompt, (bytes, bytearray)):
+                return [index(one) for one in prompt]
+        except TypeError:
+            pass
+        raise hg.InvalidArgumentError(
+            f"a prompt is {prompt!r:.60}", advice="it is a text, or a sequence of tokens"
+        )
 
     def chat_tokens(
         self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any] | None
@@ -164,7 +176,12 @@ class ModelBase:
         return tokens
 
     def _checked_all(self, texts: str | Sequence[Prompt]) -> list[list[int]]:
-        return [self._checked(one) for one in ([texts] if isinstance(texts, str) else texts)]
+        return [self._checked(one) for one in _listed(texts)]
+
+
+def _listed(texts: Any) -> Iterable[Any]:
+    """Return several as they are, and one in a list."""
+    return [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else texts
 
 
 class LanguageModel(ModelBase):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, Unpack, overload
+from typing import Any, Literal, TypeAlias, Unpack, get_args, overload
 
 import heliograph as hg
 from heliograph.llm.architectures import ENCODERS, architecture_of, bert
@@ -17,8 +18,9 @@ from heliograph.llm.generating import Engine
 from heliograph.llm.graphs import Decoder
 from heliograph.llm.language_model import AsyncLanguageModel, LanguageModel
 from heliograph.llm.pooling import pooling_of
-from heliograph.llm.tokenizers import read_tokenizer
+from heliograph.llm.tokenizers import Tokenizer, read_tokenizer
 from heliograph.llm.weights import File, open_file
+from heliograph_proto.types import dtype
 
 #: A file here, or one on the server: `session.server_weights(name)`.
 FileArgument: TypeAlias = str | Path | hg.ServerWeights
@@ -77,17 +79,31 @@ def load(
     """
     found = open_file(file)
     engine = engine_of(session, found, context, cache, options)
+    # A broken vocabulary is an error before anything is uploaded.
+    tokenizer = tokenizer_of(found, engine)
     if isinstance(session, hg.Session):
         for _ in blocking(engine.prepare()):
             pass
-        return LanguageModel(found.header, engine, read_tokenizer(found.header), chat_template)
-    return _load(found, engine, chat_template)
+        return LanguageModel(found.header, engine, tokenizer, chat_template)
+    return _load(engine, partial(AsyncLanguageModel, found.header, engine, tokenizer, chat_template))
 
 
-async def _load(found: File, engine: Engine | EncoderEngine, chat_template: str | None) -> AsyncLanguageModel:
+async def _load(engine: Engine | EncoderEngine, make: Callable[[], AsyncLanguageModel]) -> AsyncLanguageModel:
     async for _ in awaiting(engine.prepare()):
         pass
-    return AsyncLanguageModel(found.header, engine, read_tokenizer(found.header), chat_template)
+    return make()
+
+
+def tokenizer_of(found: File, engine: Engine | EncoderEngine) -> Tokenizer:
+    """Return the tokenizer of a model. Raises InvalidModelError, UnsupportedError and
+    ConfigurationError."""
+    tokenizer = read_tokenizer(found.header)
+    if len(tokenizer) != engine.config.vocabulary:
+        raise hg.InvalidModelError(
+            f"{found.header.name} has {len(tokenizer)} words and embeddings of {engine.config.vocabulary}",
+            advice="convert the model to GGUF again",
+        )
+    return tokenizer
 
 
 def engine_of(
@@ -102,6 +118,7 @@ def engine_of(
     if fields.architecture in ENCODERS:
         return EncoderEngine(session, bert.configure(fields), found.weights, pooling, options)
     config = architecture_of(fields.architecture, fields.name).configure(fields)
+    _check_cache(config, cache)
     decoder = Decoder(config, found.weights, Cache(f"llm{next(_numbers)}", _context(config, context), cache))
     return Engine(session, decoder, pooling, options)
 
@@ -115,3 +132,16 @@ def _context(config: Configuration, wanted: int | None) -> int:
             f"context is {wanted!r:.40}", advice=f"the model takes 1 to {config.context} tokens"
         )
     return wanted
+
+
+def _check_cache(config: Configuration, cache: str) -> None:
+    """Raises InvalidArgumentError for a type that no head's keys and values can be kept in."""
+    known = get_args(CacheType)
+    if cache not in known:
+        raise hg.InvalidArgumentError(f"cache is {cache!r:.40}", advice=f"it is one of {', '.join(known)}")
+    sizes, block = (config.key_size, config.value_size), dtype(cache).block_size
+    if any(size % block for size in sizes):
+        raise hg.InvalidArgumentError(
+            f"cache is {cache!r}, of blocks of {block} elements, and a head has {max(sizes)}",
+            advice="f16 and f32 fit every model",
+        )

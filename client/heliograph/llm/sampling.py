@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,6 @@ ENDS = 16
 CANDIDATES = 128
 #: Alternatives with log-probabilities for each token.
 ALTERNATIVES = 20
-#: Candidates are found in blocks of so many logits.
-BLOCK = 32
 
 _RANGES = {
     "temperature": (0.0, 100.0),
@@ -76,12 +75,14 @@ class Settings:
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not least <= value <= most:
+            if not is_within(value, Real, least, most):
                 raise _bad(name, value, f"a number from {least:g} to {most:g}")
         for name, most in (("top_k", 2**31 - 1), ("penalty_last", RECENT), ("seed", 2**63 - 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or not 0 <= value <= most:
+            if not is_within(value, Integral, 0, most):
                 raise _bad(name, value, f"a whole number from 0 to {most}")
+        if self.logit_bias and not isinstance(self.logit_bias, Mapping):
+            raise _bad("logit_bias", self.logit_bias, "a mapping of tokens to numbers")
 
     @property
     def form(self) -> Form:
@@ -118,10 +119,17 @@ class Settings:
     def _bias(self, vocabulary: int) -> np.ndarray[Any, Any]:
         bias = np.zeros((1, vocabulary), np.float32)
         for token, value in self.logit_bias.items():
-            if not isinstance(token, (int, np.integer)) or not 0 <= token < vocabulary or math.isnan(value):
+            is_known = is_within(token, Integral, 0, vocabulary - 1)
+            if not is_known or not isinstance(value, Real) or math.isnan(value):
                 raise _bad("logit_bias", {token: value}, f"numbers by tokens from 0 to {vocabulary - 1}")
-            bias[0, token] = value
+            with np.errstate(over="ignore"):
+                bias[0, token] = value
         return bias
+
+
+def is_within(value: Any, kind: type[Any], least: float, most: float) -> bool:
+    """True for a number of a kind, NumPy's too, that lies in a range."""
+    return isinstance(value, kind) and least <= value <= most
 
 
 def _bad(name: str, value: object, wanted: str) -> hg.InvalidArgumentError:
@@ -147,7 +155,7 @@ def choose(graph: hg.Graph, logits: hg.Value, positions: hg.Value, form: Form) -
     penalised = _penalised(logits, recent, graph.input("penalty_last", (rows, 1), "i32"), *penalties)
     if form.is_biased:
         penalised = penalised + graph.input("bias", (rows, vocabulary), "f32")
-    best = largest(penalised, min(form.candidates or vocabulary, vocabulary))
+    best = ops.top_k(penalised, k=min(form.candidates or vocabulary, vocabulary))
     count = best.shape[1]
     picked = _at(penalised, best)
     ranks = graph.constant(np.arange(count, dtype=np.int32))
@@ -178,32 +186,9 @@ def log_probabilities(logits: hg.Value, token: hg.Value) -> tuple[hg.Value, hg.V
     theirs, [b, k]."""
     top = hg.max(logits, axis=-1, keepdims=True)
     total = hg.log(hg.sum(hg.exp(logits - top), axis=-1, keepdims=True)) + top
-    best = largest(logits, min(ALTERNATIVES, logits.shape[1]))
+    best = ops.top_k(logits, k=min(ALTERNATIVES, logits.shape[1]))
     own = _at(logits, hg.reshape(token, (logits.shape[0], 1))) - total
     return own, best, _at(logits, best) - total
-
-
-def largest(logits: hg.Value, count: int) -> hg.Value:
-    """Return the places of the `count` largest logits, i32 [b, count] from [b, v], in the order of
-    `top_k`.
-
-    The largest ones lie in the `count` blocks that have the largest maxima. So two short rows are
-    sorted in place of the whole one.
-    """
-    rows, v = logits.shape
-    blocks = -(-v // BLOCK)
-    if count * BLOCK * 2 > v:
-        return ops.top_k(logits, k=count)
-    table = logits
-    if blocks * BLOCK != v:
-        filling = logits.graph.full((rows, blocks * BLOCK - v), float("-inf"), logits.dtype)
-        table = hg.concat([logits, filling], axis=1)
-    table = hg.reshape(table, (rows, blocks, BLOCK))
-    chosen = ops.top_k(hg.max(table, axis=2), k=count)
-    # In the vocabulary's order, so that of equal logits the first one stays first.
-    ordered = hg.sort(chosen, axis=1)
-    found = ops.top_k(hg.reshape(ops.get_rows(table, ordered), (rows, count * BLOCK)), k=count)
-    return _at(ordered, found // BLOCK) * BLOCK + found % BLOCK
 
 
 def _flat(tokens: hg.Value, v: int) -> hg.Value:

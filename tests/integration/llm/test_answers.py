@@ -192,9 +192,31 @@ def test_bad_options_are_refused_before_anything_is_sent(llm: hg.llm.LanguageMod
     ):
         with pytest.raises(hg.InvalidArgumentError, match=match):
             llm.generate(PROMPT, **options).result()  # type: ignore[arg-type]
+    for options, match in (
+        ({"stop": 5}, "stop is 5"),
+        ({"logit_bias": [400]}, "logit_bias is"),
+        ({"logit_bias": {400: "x"}}, "logit_bias is"),
+    ):
+        with pytest.raises(hg.InvalidArgumentError, match=match):
+            llm.generate(PROMPT, **options).result()  # type: ignore[arg-type]
     with pytest.raises(hg.InvalidArgumentError, match="token 100000 is not"):
         llm.generate([5, 100_000])
     assert text(llm)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"abc", ["a"], [1.5], [[3, 4]]])
+def test_a_prompt_of_another_type_is_refused(llm: hg.llm.LanguageModel, prompt: Any) -> None:
+    for call in (llm.generate, llm.logits):
+        with pytest.raises(hg.InvalidArgumentError, match="a prompt is"):
+            call(prompt)
+    with pytest.raises(hg.InvalidArgumentError, match="a prompt is"):
+        llm.embed([prompt])
+
+
+def test_numbers_of_numpy_and_an_absent_stop_are_options_too(llm: hg.llm.LanguageModel) -> None:
+    found = text(llm, temperature=np.float32(0.5), top_k=np.int64(5), max_tokens=np.int64(9), stop=None)
+    assert found == text(llm, temperature=0.5, top_k=5, max_tokens=9)
+    assert text(llm, np.array([3, 400])) == text(llm, [3, 400])
 
 
 def test_an_answer_that_is_closed_leaves_the_model_usable(llm: hg.llm.LanguageModel) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
-from gguf_files import write_model
+from gguf_files import spm, write_model
 from llm_models import ENTRIES, NumpyModel, error_of, write_other
 
 import heliograph as hg
-from heliograph.llm.sampling import largest
 
 TOKENS = np.random.default_rng(11).integers(3, 500, 45).tolist()
 
@@ -96,19 +95,47 @@ def test_sizes_that_contradict_the_tensors_are_refused(session: hg.Session, tmp_
         hg.llm.load(session, path)
 
 
+@pytest.mark.parametrize("sizes", [[1.5], ["a"], [[1]]])
+def test_sizes_of_layers_that_are_no_whole_numbers_are_refused(
+    session: hg.Session, tmp_path: Path, sizes: list[Any]
+) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", entries={"llama.feed_forward_length": sizes})
+    with pytest.raises(hg.InvalidModelError, match="llama.feed_forward_length is"):
+        hg.llm.load(session, path)
+
+
+def test_a_vocabulary_of_another_size_is_refused_before_anything_is_uploaded(tmp_path: Path) -> None:
+    """A token without a word, or a word without an embedding, would end an answer in its middle."""
+    words = spm()
+    entries = {
+        f"tokenizer.ggml.{key}": getattr(words, one)[:-1]
+        for key, one in (("tokens", "tokens"), ("token_type", "types"), ("scores", "scores"))
+    }
+    path = write_model(tmp_path / "m.gguf", "llama", vocabulary=words, entries=entries)
+    told: list[int] = []
+    with (
+        hg.connect("local:", progress=lambda done, total: told.append(done)) as session,
+        pytest.raises(hg.InvalidModelError, match=r"words and embeddings of \d+"),
+    ):
+        hg.llm.load(session, path)
+    assert not told
+
+
+@pytest.mark.parametrize("cache", ["q4_0", "q8_0"])
+def test_keys_may_be_kept_in_blocks_where_heads_are_whole_ones(
+    session: hg.Session, tmp_path: Path, cache: Any
+) -> None:
+    wide = write_model(tmp_path / "wide.gguf", "llama", row=32)
+    llm = hg.llm.load(session, wide, cache=cache)
+    assert len(llm.generate(TOKENS, max_tokens=3, seed=1).tokens) == 3
+    narrow = write_model(tmp_path / "narrow.gguf", "llama", row=16)
+    with pytest.raises(hg.InvalidArgumentError, match="blocks of 32 elements, and a head has 16"):
+        hg.llm.load(session, narrow, cache=cache)
+    with pytest.raises(hg.InvalidArgumentError, match="it is one of f16"):
+        hg.llm.load(session, narrow, cache="f64")  # type: ignore[call-overload]
+
+
 def test_a_model_without_a_tensor_of_its_architecture_is_refused(session: hg.Session, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", "llama", entries={"llama.block_count": 3})
     with pytest.raises(hg.InvalidModelError, match="has no tensor 'blk.2.attn_norm.weight'"):
         hg.llm.load(session, path)
-
-
-@pytest.mark.parametrize("size", [5000, 5017])
-def test_the_largest_logits_are_those_of_a_sort_in_its_order(session: hg.Session, size: int) -> None:
-    """Also where many are equal, and the first of them counts."""
-    rng = np.random.default_rng(20261123)
-    for many in (3, 50, 10**6):
-        logits = rng.integers(0, many, (1, size)).astype(np.float32)
-        g = hg.Graph()
-        g.output("best", largest(g.input("logits", logits.shape, "f32"), 40))
-        found = session.compile(g).run(logits=logits)["best"]
-        np.testing.assert_array_equal(found[0], np.argsort(-logits[0], kind="stable")[:40])

@@ -18,12 +18,11 @@ from heliograph.llm.effects import awaiting
 from heliograph.llm.generating import Engine, built, inputs_of
 from heliograph.llm.graphs import CARRIES
 from heliograph.llm.language_model import AsyncLanguageModel, Options, request_of
-from heliograph.llm.loading import CacheType, FileArgument, engine_of
+from heliograph.llm.loading import CacheType, FileArgument, engine_of, tokenizer_of
 from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings
 from heliograph.llm.serving.answering import Answering
 from heliograph.llm.serving.graphs import SlotDecoder
 from heliograph.llm.serving.scheduler import SIZES, Bounds, Decode, Fill, Job, Scheduler
-from heliograph.llm.tokenizers import read_tokenizer
 from heliograph.llm.weights import open_file
 
 logger = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ class Server:
             raise hg.InvalidArgumentError(f"slots is {bounds.slots}", advice=f"1 to {SIZES[-1]}")
         found = await asyncio.to_thread(open_file, file)
         engine = engine_of(session, found, context, cache, dict(options))
-        tokenizer = await asyncio.to_thread(read_tokenizer, found.header)
+        tokenizer = await asyncio.to_thread(tokenizer_of, found, engine)
         model = AsyncLanguageModel(found.header, engine, tokenizer, chat_template)
         server = cls(session, model, engine, bounds, dict(options))
         await server._prepare()
