@@ -77,6 +77,24 @@ def test_a_prompt_in_two_calls_gives_the_bits_of_one(url: str, model: Path) -> N
     assert continued.tokens == whole.tokens and continued.logprobs == whole.logprobs
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_threads_and_answers_that_were_cancelled_change_no_bits(tmp_path: Path, architecture: str) -> None:
+    path = write_model(tmp_path / "m.gguf", architecture, "f16", context=256)
+    tokens = [one - 250 for one in long_prompt(100)]
+    found = []
+    for threads in (1, 2, 4):
+        device = f"cpu:threads={threads},memory=1GiB"
+        with running_daemon("--device", device) as url, hg.connect(url, progress=None) as session:
+            llm = hg.llm.load(session, path)
+            for read in (0, 17, 61):
+                cancelled = llm.generate(tokens[: read + 1], seed=read, max_tokens=50)
+                next(cancelled, None)
+                cancelled.close()
+                result = llm.generate(tokens, max_tokens=12, seed=1, logprobs=True).result()
+                found.append((result.tokens, result.logprobs))
+    assert all(one == found[0] for one in found)
+
+
 def test_decoded_rows_are_those_of_a_prompt_to_the_bit(llm: hg.llm.LanguageModel) -> None:
     tokens = long_prompt(40)
     first = llm.generate(tokens, max_tokens=30, temperature=0, logprobs=True).result()
