@@ -54,7 +54,8 @@ def test_generate_takes_its_prompt_from_standard_input_and_prints_json(
 def test_chat_answers_each_line_with_all_before_it(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n\nAnd now?\n"))
+    lines = io.TextIOWrapper(io.BytesIO(b"Hello\n\nAnd now?\n"), errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", lines)
     arguments = ["--temperature", "0", "-n", "6", "--server", "local:", "--system", "Be kind."]
     assert main(["chat", str(model), *arguments]) == 0
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]

@@ -74,7 +74,9 @@ def standard_input() -> TextIO:
     """Return standard input, which is read as UTF-8. Raises InvalidArgumentError if it is closed."""
     if sys.stdin is None:
         raise hg.InvalidArgumentError("standard input is closed, and has no prompt", advice="open it")
-    if isinstance(sys.stdin, TextIOWrapper):
+    # Once: a stream that was read from takes no other encoding.
+    is_ready = (sys.stdin.encoding, sys.stdin.errors) == ("utf-8", "strict")
+    if isinstance(sys.stdin, TextIOWrapper) and not is_ready:
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     return sys.stdin
 
