@@ -138,7 +138,7 @@ NARROWER = {
     "heliograph/llm/chat": ("errors",),
     f"heliograph/{LLM_BASE}": (),
     "heliograph/llm/architectures": (LLM_BASE,),
-    "heliograph/llm": (LLM_BASE, "llm/architectures", "llm/chat", "llm/tokenizers"),
+    "heliograph/llm": (LLM_BASE, "llm/architectures", "llm/chat", "llm/tokenizers", "lowerings"),
     "heliograph/llm/serving": (LLM_BASE, "llm", "llm/architectures", "llm/tokenizers"),
     "heliograph/llm/serving/http": ("llm", "llm/serving", "llm/tokenizers"),
     "heliograph/torch/ops": (TORCH_BASE, "lowerings"),

@@ -20,6 +20,7 @@ from heliograph.llm.language_model import AsyncLanguageModel, LanguageModel
 from heliograph.llm.pooling import pooling_of
 from heliograph.llm.tokenizers import Tokenizer, read_tokenizer
 from heliograph.llm.weights import File, open_file
+from heliograph.lowerings.importers import check_session
 from heliograph_proto.types import dtype
 
 #: A file here, or one on the server: `session.server_weights(name)`.
@@ -75,8 +76,11 @@ def load(
         options: Arguments of `session.compile`, such as `devices` and `memory`.
 
     Raises UnsupportedError for an architecture or a type that Heliograph lacks, which it names,
-    InvalidModelError for a broken file, and the errors of `session.compile`.
+    InvalidModelError for a broken file, InvalidArgumentError for what is no session, and the errors
+    of `session.compile`.
     """
+    if not isinstance(session, hg.aio.Session):
+        check_session(session, "hg.llm.load()")
     found = open_file(file)
     engine = engine_of(session, found, context, cache, options)
     # A broken vocabulary is an error before anything is uploaded.

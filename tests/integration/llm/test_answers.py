@@ -231,6 +231,12 @@ def test_a_prompt_of_another_type_is_refused(llm: hg.llm.LanguageModel, prompt: 
         llm.embed([prompt])
 
 
+@pytest.mark.parametrize("session", [None, "grpc://127.0.0.1:7070"])
+def test_a_model_is_loaded_on_a_session_alone(session: Any, model: Path) -> None:
+    with pytest.raises(hg.InvalidArgumentError, match="takes a session"):
+        hg.llm.load(session, model)
+
+
 def test_numbers_of_numpy_and_an_absent_stop_are_options_too(llm: hg.llm.LanguageModel) -> None:
     found = text(llm, temperature=np.float32(0.5), top_k=np.int64(5), max_tokens=np.int64(9), stop=None)
     assert found == text(llm, temperature=0.5, top_k=5, max_tokens=9)
