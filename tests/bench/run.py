@@ -12,6 +12,7 @@ import fnmatch
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -132,12 +133,21 @@ class Run:
         self.seconds: dict[str, float] = {}
 
     def measure(self, names: Sequence[str], rounds: int) -> None:
-        """Measure all of them once in each round, so that a drift of the machine meets all."""
+        """Measure all of them once in each round, so that a drift of the machine meets all.
+
+        An interrupt ends it; what was measured until then is kept.
+        """
         for number in range(rounds):
             for name in names:
                 if name not in self.missing:
                     print(f"measuring {name} ({number + 1}/{rounds}) ...", file=sys.stderr, flush=True)
-                    self._measure(name)
+                    try:
+                        self._measure(name)
+                    except KeyboardInterrupt:
+                        print("interrupted", file=sys.stderr)
+                        rest = [one for one in names[names.index(name) :] if one not in self.seconds]
+                        self.missing |= dict.fromkeys(rest, "interrupted")
+                        return
 
     def _measure(self, name: str) -> None:
         begun = time.monotonic()
@@ -204,6 +214,8 @@ def main() -> int:
     share = arguments.share or (QUICK_SHARE if arguments.quick else SHARE)
     # Before a benchmark is imported; also for peers.
     os.environ["BENCH_SHARE"] = str(share)
+    # As Ctrl-C, so that daemons and peers are ended too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     begun = time.monotonic()
     run = Run()
     run.measure(chosen(arguments.only or (QUICK if arguments.quick else ())), arguments.rounds)
