@@ -14,6 +14,7 @@ import pytest
 import heliograph as hg
 from heliograph.connection import address_of
 from heliograph.core.effects import StartUpload
+from heliograph.transport.bulk.link import Link
 from heliograph.transport.direct.transfers import Connection, DirectTransfers
 from heliograph_proto.codec.frames import framed
 from heliograph_proto.v1 import direct_pb2
@@ -28,7 +29,8 @@ class Uploads:
 
     def __init__(self) -> None:
         info: Any = None
-        self._transfers = DirectTransfers(address_of("grpc://127.0.0.1:1"), info, None)
+        address = address_of("grpc://127.0.0.1:1")
+        self._transfers = DirectTransfers(address, info, None, Link(address, info, "off"))
         self._opened = ExitStack()
 
     def begin(self, target: int | bytes, size_bytes: int) -> tuple[Connection, socket.socket, Future[None]]:
@@ -75,7 +77,8 @@ def test_a_tensor_waits_for_no_content(uploads: Uploads) -> None:
     _, stalled, content = uploads.begin(bytes(32), LARGE_BYTES)
     assert stalled.recv(1)
     _, other, tensor = uploads.begin(1, 10)
-    assert other.recv(1)
+    request = framed(direct_pb2.DirectTransfer(upload=1, size_bytes=10).SerializeToString())
+    assert len(other.recv(len(request) + 10, socket.MSG_WAITALL)) == len(request) + 10
     other.sendall(framed(direct_pb2.DirectTransferResponse(size_bytes=10).SerializeToString()))
     tensor.result(SECONDS)
     assert not content.done()
