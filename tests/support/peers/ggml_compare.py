@@ -61,6 +61,10 @@ DIFFERENCES: Mapping[str, Difference] = {
 }
 
 
+#: Ops that make blocks of floats.
+ENCODING_OPS = frozenset({"add", "add1", "cast", "cpy", "set_rows"})
+
+
 @dataclass
 class Comparison:
     """What became of an op's cases."""
@@ -113,8 +117,11 @@ def _content(values: Array) -> Content:
 def compare_recipe(recipe: Recipe) -> float:
     """The error of ggml's result of a recipe's only node. Raises NotTaken, or MismatchError."""
     contents, op = [leaf.content for leaf in recipe.leaves], recipe.nodes[0][0]
+    graph = recipe.graph()
+    if op in ENCODING_OPS and graph.type_of(graph.outputs[0].value).dtype.name == "iq4_nl":
+        raise NotTaken("ggml's ops take the first scale for iq4_nl, ours search one as its quantizer does")
     found = by_ggml(recipe, contents)
-    (expected,), _ = evaluate(recipe.graph(), contents)
+    (expected,), _ = evaluate(graph, contents)
     if op in INDEX_OPS:
         return INDEX_OPS[op](contents[0].values, found.values, expected.numbers)
     if op in DIFFERENCES:
