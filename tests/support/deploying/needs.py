@@ -6,15 +6,15 @@ import re
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("server", "models", "cli")
-
 
 def main() -> None:
     found = tomllib.loads(Path("pyproject.toml").read_text())
     project = found["project"]
     needed = [*found["build-system"]["requires"], *project["dependencies"]]
-    for extra in EXTRAS:
-        needed += project["optional-dependencies"][extra]
+    extras = project["optional-dependencies"]
+    # The demo's is "heliograph[...]", with the names of others.
+    for extra in extras["demo"][0].removeprefix("heliograph[").removesuffix("]").split(","):
+        needed += extras[extra]
     for one in needed:
         if not one.startswith("heliograph["):
             print(re.sub(r"\s|;.*", "", one))
