@@ -160,7 +160,9 @@ def test_an_estimate_is_what_a_plan_takes_of_three_devices(
         outputs = plan.run(**given)
         alone = session.compile(graph, "three") if model is not decoder else None
         if alone is not None:
-            np.testing.assert_array_equal(outputs["y"], alone.run(**given)["y"])
+            # NumPy's products may round differently by the processor, the shape and the memory.
+            close = 0.0 if kind == "native" else 1e-3
+            np.testing.assert_allclose(outputs["y"], alone.run(**given)["y"], rtol=close, atol=close)
 
 
 def test_a_model_that_fits_once_is_spread_and_computed(give: Callable[..., None]) -> None:
