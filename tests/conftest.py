@@ -85,6 +85,19 @@ def session(url: str) -> Iterator[hg.Session]:
             assert watcher.devices[0].memory().free_bytes == before
 
 
+@pytest.fixture(scope="module")
+def local() -> Iterator[hg.Session]:
+    """A session of this process."""
+    import heliograph as hg
+
+    with hg.connect("local:") as session:
+        # The device starts its threads with its first work; they are not a test's.
+        g = hg.Graph()
+        g.output("y", hg.ones(3, graph=g))
+        session.compute(g)
+        yield session
+
+
 @pytest.fixture(autouse=True)
 def no_threads_are_left() -> Iterator[None]:
     """Every thread that a test started has ended when it is over."""

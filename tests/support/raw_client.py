@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +161,24 @@ def raw_channel(url: str) -> Iterator[grpc.Channel]:
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(url.removeprefix("grpc://"), options=options) as channel:
         yield channel
+
+
+def check_leaves_no_descriptor(url: str, act: Callable[[], None], times: int) -> None:
+    """Whether an act with a daemon of this process leaves no more open than its first time did."""
+
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    act()
+    still_serves(url)
+    before = count()
+    for _ in range(times):
+        act()
+    for _ in range(1000):
+        still_serves(url)
+        if count() <= before:
+            break
+    assert count() <= before
 
 
 def still_serves(url: str) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from itertools import zip_longest
 
 import numpy as np
-import pytest
 from paths import ROOT
 
 import heliograph as hg
@@ -20,16 +18,6 @@ from op_examples import EXAMPLES
 
 PAGES = ROOT / "docs/api/ops"
 AGAIN = "make op-pages writes the pages again"
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[hg.Session]:
-    with hg.connect("local:") as session:
-        # The device starts its threads with its first work; they are not a test's.
-        g = hg.Graph()
-        g.output("y", hg.ones(3, graph=g))
-        session.compute(g)
-        yield session
 
 
 def test_every_op_has_an_example() -> None:

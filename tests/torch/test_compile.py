@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,24 +15,11 @@ from torch_modules import block, convolutional, perceptron  # noqa: E402
 
 import heliograph as hg  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nothing_compiled")]
 
 
 def assert_near(found: object, wanted: object, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def remote(daemon: Any) -> Iterator[hg.Session]:
-    with hg.connect(daemon.tcp, shared_memory=False) as made:
-        yield made
 
 
 def sent_bytes(session: hg.Session) -> int:

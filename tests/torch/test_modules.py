@@ -34,12 +34,6 @@ class Calls(nn.Module):
         return self.function(self, *args, **options)
 
 
-@pytest.fixture
-def local() -> Any:
-    with hg.connect("local:") as made:
-        yield made
-
-
 def run(module: nn.Module, *inputs: Any, session: hg.Session) -> Any:
     return hg.torch.export(module, inputs).compile(session)(*inputs)
 

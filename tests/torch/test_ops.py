@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,12 +42,6 @@ PLAIN = {
 }
 #: Ops whose further results only their gradient reads.
 FIRST = {"_embedding_bag", "adaptive_max_pool2d", "adaptive_max_pool3d"}
-
-
-@pytest.fixture
-def local() -> Iterator[hg.Session]:
-    with hg.connect("local:") as made:
-        yield made
 
 
 def twisted(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,26 +17,7 @@ from torch_modules import block, convolutional, perceptron  # noqa: E402
 
 import heliograph as hg  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def session() -> Iterator[hg.Session]:
-    with hg.connect("local:") as made:
-        yield made
-
-
-@pytest.fixture
-def remote(daemon: Any) -> Iterator[hg.Session]:
-    with hg.connect(daemon.tcp, shared_memory=False) as made:
-        yield made
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nothing_compiled")]
 
 
 class Wide(nn.Module):

@@ -17,12 +17,6 @@ from heliograph.torch.elements import DTYPES  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture
-def local() -> Any:
-    with hg.connect("local:") as made:
-        yield made
-
-
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_a_data_type_of_torch_is_a_data_type(dtype: Any, local: hg.Session) -> None:
     g = hg.Graph()

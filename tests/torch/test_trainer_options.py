@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 SGD = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
-
-
-@pytest.fixture
-def session() -> Iterator[hg.Session]:
-    with hg.connect("local:") as made:
-        yield made
 
 
 def small() -> tuple[nn.Module, list[Batch]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 MOMENTUM = partial(SGD, lr=0.01, momentum=0.9, weight_decay=1e-4)
-
-
-@pytest.fixture
-def session() -> Iterator[hg.Session]:
-    with hg.connect("local:") as made:
-        yield made
 
 
 def trained(case: cases.Case, make: Any, session: hg.Session, **options: Any) -> tuple[list[float], Any]:

@@ -27,12 +27,6 @@ def transformers() -> Any:
     return pytest.importorskip("transformers", reason="transformers is not installed")
 
 
-@pytest.fixture
-def local() -> Any:
-    with hg.connect("local:") as made:
-        yield made
-
-
 @pytest.mark.parametrize("make", [resnet50, mobilenet])
 def test_a_network_for_images_is_near_eager(make: Any, local: hg.Session) -> None:
     torch.manual_seed(3)

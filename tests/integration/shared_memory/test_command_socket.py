@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import socket
 import threading
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from daemon_threads import ThreadDaemon, thread_daemon
 from forked_daemons import running_daemon
-from raw_client import RawSession, f32, raw_channel, still_serves
+from raw_client import RawSession, check_leaves_no_descriptor, f32, raw_channel, still_serves
 
 import heliograph as hg
 from heliograph.transport import aio as aio_transport
@@ -461,16 +460,7 @@ def test_half_a_message_and_an_end_leave_nothing_behind(lone: ThreadDaemon) -> N
             assert raw.answer(raw.command(memset=command_pb2.Memset(tensor=5)))
             raw.socket.sendall(b"\x00\x10\x00\x00half")
 
-    once()
-    still_serves(lone.url)
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(10):
-        once()
-    for _ in range(1000):
-        still_serves(lone.url)
-        if len(os.listdir("/proc/self/fd")) <= before:
-            break
-    assert len(os.listdir("/proc/self/fd")) <= before
+    check_leaves_no_descriptor(lone.url, once, 10)
 
 
 def test_many_empty_messages_leave_turns_to_others() -> None:

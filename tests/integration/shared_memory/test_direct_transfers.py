@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import textwrap
@@ -18,7 +17,7 @@ from direct_clients import (
     bulk_calls,
     connected,
 )
-from raw_client import still_serves
+from raw_client import check_leaves_no_descriptor
 
 import heliograph as hg
 
@@ -135,16 +134,7 @@ def test_transfers_end_with_the_session_and_nothing_stays_open(lone: ThreadDaemo
         with hg.connect(lone.url) as session:
             session.put(np.ones(MIB, np.float32)).get()
 
-    once()
-    still_serves(lone.url)
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
-        once()
-    for _ in range(1000):
-        still_serves(lone.url)
-        if len(os.listdir("/proc/self/fd")) <= before:
-            break
-    assert len(os.listdir("/proc/self/fd")) <= before
+    check_leaves_no_descriptor(lone.url, once, 5)
 
 
 def test_a_fork_leaves_the_connections_to_the_parent(lone: ThreadDaemon) -> None:

@@ -60,6 +60,15 @@ def wide(made: Maker, value: int) -> int:
     return value if made.type(value).dtype is F32 else made.node("cast", value, dtype=F32)
 
 
+def check_pairs(devices: Devices, made: Maker, values: list[int]) -> None:
+    """Whether each value of a pair has the other's bits, and all are those of the definition."""
+    made.output(*values)
+    found = devices.found(made)
+    for narrow, plain in zip(found[::2], found[1::2], strict=True):
+        assert same_bits(narrow, plain)
+    devices.check_closely(made)
+
+
 @pytest.mark.parametrize("kernel", FLOATS)
 @pytest.mark.parametrize("data", FLOATS)
 def test_narrow_convolutions_have_the_bits_of_wide_ones(
@@ -77,11 +86,7 @@ def test_narrow_convolutions_have_the_bits_of_wide_ones(
         attributes["groups"] = groups
         for first, second in ((weights, x), (wide(made, weights), wide(made, x))):
             same.append(made.node("conv_2d", first, second, **attributes))
-    made.output(*same)
-    found = devices.found(made)
-    for narrow, plain in zip(found[::2], found[1::2], strict=True):
-        assert same_bits(narrow, plain)
-    devices.check_closely(made)
+    check_pairs(devices, made, same)
 
 
 @pytest.mark.parametrize("kernel", FLOATS)
@@ -98,11 +103,7 @@ def test_narrow_depthwise_convolutions_have_the_bits_of_wide_ones(
         x = operands.any_view(data, int(random.integers(1, 3)), channels, *sizes)
         for first, second in ((weights, x), (wide(made, weights), wide(made, x))):
             same.append(made.node("conv_2d_dw", first, second, **attributes))
-    made.output(*same)
-    found = devices.found(made)
-    for narrow, plain in zip(found[::2], found[1::2], strict=True):
-        assert same_bits(narrow, plain)
-    devices.check_closely(made)
+    check_pairs(devices, made, same)
 
 
 @pytest.mark.parametrize("name", NARROW)

@@ -3,7 +3,7 @@ signs, denormals, the largest and the smallest, and what lies between."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,14 +33,6 @@ OF_FLOATS = (
 UNITS = {"tan": 4, "sinh": 4, "cosh": 4, "log1p": 3, "log10": 3}
 #: Of which zero of two that are equal IEEE 754 says nothing; NumPy's own slip for f16 in nextafter.
 ANY_ZERO = ("maximum", "minimum", "nextafter")
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[hg.Session]:
-    with hg.connect("local:") as session:
-        # The device starts its threads with its first work; they are not a test's.
-        computed(session, hg.positive, (np.zeros(1, np.float32),))
-        yield session
 
 
 def edges(name: str) -> Array:

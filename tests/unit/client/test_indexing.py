@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,6 @@ import heliograph as hg
 Array = np.ndarray[Any, Any]
 SEED = 20
 FORMS = 150
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[hg.Session]:
-    with hg.connect("local:") as session:
-        # The device starts its threads with its first work; they are not a test's.
-        results(session, np.zeros(1, np.float32), [lambda x: x + 1])
-        yield session
 
 
 def results(session: hg.Session, array: Array, forms: list[Callable[[Any], Any]]) -> list[Array]:
