@@ -57,6 +57,17 @@ def seconds_of(call: Callable[[], object], runs: int, warmup: int = 3) -> list[f
     return found
 
 
+def least_computing(call: Callable[[], object], runs: int) -> float:
+    """Return the least of the seconds that this thread computes in a call, which other processes on
+    the machine disturb little."""
+    found = []
+    for _ in range(runs):
+        start = time.thread_time()
+        call()
+        found.append(time.thread_time() - start)
+    return min(found)
+
+
 def rested_turns(
     ours: Callable[[], object], peer: Callable[[], object], rounds: int, runs: int
 ) -> tuple[list[float], list[float]]:

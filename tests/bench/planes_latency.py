@@ -119,7 +119,7 @@ def _seconds_of_runs(session: hg.Session) -> Callable[[int], list[float]]:
 
 def pipelined() -> Iterator[Figure]:
     """Microseconds a run, with 500 under way and every result collected, over each kind of socket."""
-    others = _ggml_rpc("pipelined", "takes graphs that nobody waits for at one in")
+    others = _ggml_rpc("pipelined", "takes graphs without an answer at one in")
     with running_daemon("--log-level", "warning") as url:
         for name, near in (("unix", True), ("tcp", False)):
             with hg.connect(url, shared_memory="auto" if near else False) as session:

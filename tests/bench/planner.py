@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from figures import Figure, seconds_of
+from figures import Figure, least_computing, seconds_of
 from planner_graphs import MissingError, Pair, Twins, bert, chain, convolutions, elementwise, llama, wide
 
 from heliograph_backends.contract import DeviceCompileOptions
@@ -60,14 +60,13 @@ def figures() -> Iterator[Figure]:
 def _time(device: CpuDevice, name: str, shape: Shape) -> Figure:
     with Twins(nodes=2 * NODES) as twins:
         graph = _graph(twins, shape)
-        seconds = seconds_of(lambda: plan_layout(device, graph, DeviceCompileOptions()), RUNS, warmup=1)
+        seconds = least_computing(lambda: plan_layout(device, graph, DeviceCompileOptions()), RUNS)
         note = f"{len(graph.nodes):,} nodes"
         # ggml ends the process where more than 256 blocks are free at once.
         if name != "wide":
             (peer,) = seconds_of(twins.peer_bytes, 1, warmup=0)
             note += f"; ggml in C {peer * 1e3:.1f} ms, its graph included"
-    # It is one thread that computes: what others do on the machine can only add to the least.
-    found = min(seconds) * 1e3
+    found = seconds * 1e3
     return Figure(f"planner-time/{name}", found, BAR_MS, 1.0, "ms", f"{BAR_MS:.0f} ms", note)
 
 

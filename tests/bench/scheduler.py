@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import Figure, seconds_of
+from figures import Figure, least_computing, seconds_of
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
@@ -100,8 +100,7 @@ def _cold(name: str, graph: Graph, lacks: str, size_bytes: int, pins: Mapping[in
     devices = [*accelerators, CpuDevice("cpu0", 1)]
     try:
         splits = scheduled(graph, devices, pins)
-        # It is one thread that computes: what others do on the machine can only add to the least.
-        seconds = min(seconds_of(lambda: scheduled(graph, devices, pins), RUNS, warmup=1))
+        seconds = least_computing(lambda: scheduled(graph, devices, pins), RUNS)
     finally:
         for device in devices:
             device.close()
@@ -124,7 +123,7 @@ def _by_time(graph: Graph) -> Figure:
         return len(stretches(problem, roots, costs_of(problem)))
 
     assert place(), "nothing fits"
-    seconds = min(seconds_of(place, RUNS, warmup=1))
+    seconds = least_computing(place, RUNS)
     found = schedule(problem)
     predicted = predict(graph, found, costs_of(problem)).seconds
     by_memory = replace(problem, links={})

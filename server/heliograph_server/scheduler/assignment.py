@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import compress
 
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import LeafKind
@@ -55,8 +56,14 @@ class Table:
         self.last = len(problem.devices) - 1
         self.found: list[Assignment | None] = [None] * len(self.graph.nodes)
         self.views = [node.op in VIEWS for node in self.graph.nodes]
+        self._computed = [not is_view for is_view in self.views]
         # Equal assignments are one object.
         self._one = cache(Assignment)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all nodes are assigned, but for views."""
+        return None not in compress(self.found, self._computed)
 
     def can(self, device: int, number: int) -> bool:
         return not self.devices[device].refusals[number]
@@ -177,6 +184,8 @@ def sweep(table: Table) -> None:
     count = len(table.graph.nodes)
     for with_last in (False, True):
         for order in (range(count), range(count - 1, -1, -1)):
+            if table.is_complete:
+                return
             _sweep(table, order, with_last)
 
 
@@ -199,15 +208,24 @@ def _sweep(table: Table, order: Iterable[int], with_last: bool) -> None:
 def upgrade(table: Table) -> None:
     """Move nodes to devices of higher priority where that costs no copy, and assign the unassigned
     ones."""
-    helps = any(one.helps for one in table.devices)
+    helpers = [_helpers(table, place) for place in range(len(table.devices))]
+    if table.is_complete and not any(helpers):
+        return
     for number, node in enumerate(table.graph.nodes):
         if table.views[number]:
             continue
         found = table.found[number]
         if found is None:
             _rescue(table, number)
-        elif helps and found.cause not in (Cause.USER, Cause.OFFLOAD) and node.op != "assign":
-            _move_up(table, number, found)
+        elif found.cause not in (Cause.USER, Cause.OFFLOAD) and node.op != "assign":
+            _move_up(table, number, helpers[found.device])
+
+
+def _helpers(table: Table, place: int) -> list[int]:
+    """Return the devices of higher priority that help others and work in a device's memory."""
+    reads = table.devices[place].reads
+    before = enumerate(table.devices[:place])
+    return [number for number, one in before if one.helps and number in reads and place in one.reads]
 
 
 def _rescue(table: Table, number: int) -> None:
@@ -221,16 +239,11 @@ def _rescue(table: Table, number: int) -> None:
         table.put(number, best, Cause.INPUT if are_inputs else Cause.BEST_INPUTS)
 
 
-def _move_up(table: Table, number: int, found: Assignment) -> None:
-    """Move to a device that helps others and works in the same memory, so that nothing is
-    copied."""
+def _move_up(table: Table, number: int, helpers: Sequence[int]) -> None:
+    """Move to the first of these devices that can run the node, so that nothing is copied."""
     operands = table.graph.nodes[number].operands
-    present = table.devices[found.device]
-    for device in range(found.device):
-        better = table.devices[device]
-        same_memory = device in present.reads and found.device in better.reads
-        fits = better.helps and same_memory and table.can(device, number)
-        if fits and all(table.reads(device, value) for value in operands):
+    for device in helpers:
+        if table.can(device, number) and all(table.reads(device, value) for value in operands):
             table.put(number, device, Cause.UPGRADED)
             return
 
@@ -242,6 +255,8 @@ def complete(table: Table) -> None:
     """Assign views to their source's device, else to their consumer's; the rest to the first device
     that can."""
     _follow_sources(table)
+    if None not in table.found:
+        return
     consumers = _first_consumers(table)
     for number in range(len(table.graph.nodes) - 1, -1, -1):
         if table.found[number] is None:
