@@ -13,8 +13,8 @@
     Graphs      Graph, Value, assign, save, load, quantize, dequantize
     Functions   the array API's names and rules; `hg.ops.NAME` is the raw op of the op table
     Sessions    connect, Session, Tensor, Buffer, aligned_empty
-    Plans       Plan, RunFuture, Tap, Checkpoint, Reservation, CompileOptions, copy_plan,
-                SplitBufferType
+    Plans       Plan, RunFuture, FeedFuture, Tap, Checkpoint, Reservation, CompileOptions,
+                SplitBufferType, copy_plan
     Devices     Device, Stream, Event, DeviceEvent
     Errors      every one is an HeliographError; the tree is in `heliograph.errors`
     Tools       compare, tune_allocator, and `plan.explain()`
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from heliograph.procedures.rebuild import Rebuild
     from heliograph.procedures.server_weights import ServerWeights
     from heliograph.procedures.taps import Tap
-    from heliograph.run_future import RunFuture
+    from heliograph.run_future import FeedFuture, RunFuture
     from heliograph.session import Session, copy_plan
     from heliograph.tensor import Buffer, Tensor, WriteFuture
     from heliograph.transport.allocator import tune_allocator
@@ -110,8 +110,8 @@ if TYPE_CHECKING:
     from heliograph_proto.sessions import LogLine
     from heliograph_proto.types import DType, TensorType
 
-#: The modules of the names, which are imported on first use: a program pays for what it uses, and the
-#: command line for nothing else. `test_every_lazy_name_is_in_its_module` compares.
+#: The modules of the names, which are imported on first use: a program pays for what it uses, and
+#: the command line for nothing else. `test_every_lazy_name_is_in_its_module` compares.
 _LAZY = {
     "heliograph._base.buffer": "aligned_empty",
     "heliograph._base.reservation": "Reservation",
@@ -129,7 +129,7 @@ _LAZY = {
     "heliograph.procedures.checkpoint": "Checkpoint load_checkpoint",
     "heliograph.procedures.rebuild": "Rebuild",
     "heliograph.procedures.taps": "Tap",
-    "heliograph.run_future": "RunFuture",
+    "heliograph.run_future": "FeedFuture RunFuture",
     "heliograph.session": "Session copy_plan",
     "heliograph.tensor": "Buffer Tensor WriteFuture",
     "heliograph.transport.allocator": "tune_allocator",
@@ -152,7 +152,7 @@ _LAZY = {
         "ContentMismatchError DeadlineExceededError DeviceLostError DrainingError HandleError "
         "HandleExistsError HeliographError InternalError InvalidArgumentError "
         "InvalidGraphError InvalidInputError InvalidModelError LimitExceededError "
-        "MemberLostError MissingContentError NotHeliographError Origin OutOfMemoryError "
+        "LoopEndedError MemberLostError MissingContentError NotHeliographError Origin OutOfMemoryError "
         "OutOfRangeError PermissionDeniedError ProtocolError Reason ResourceError "
         "SessionClosedError UnauthenticatedError UnavailableError UnknownDeviceError "
         "UnknownHandleError UnknownOpError UnsupportedError VersionMismatchError WorkError"
@@ -221,6 +221,7 @@ __all__ += [
     "Cause",
     "Checkpoint",
     "Explanation",
+    "FeedFuture",
     "Plan",
     "PlanEstimate",
     "SplitEstimate",

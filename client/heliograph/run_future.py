@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from heliograph._base.plan import Outputs, RunRequest
+from heliograph._base.inputs import FedInputs, not_fed, step_of
+from heliograph._base.plan import Outputs, RunRequest, fed_inputs
 from heliograph.core.future import Deadline, Pending, What
 from heliograph.core.inline_run import InlinePlan
 from heliograph.errors import DeadlineExceededError, HeliographError
+from heliograph.graph.arguments import timeout_ms
 from heliograph.procedures.rebuild import RepeatedRun
-from heliograph.procedures.run import SentRun, collect
+from heliograph.procedures.run import SentRun, collect, feed
 from heliograph.procedures.taps import Tap, next_tap, not_observed
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ def send(plan: Plan, request: RunRequest) -> RunFuture:
     """Send a run or a loop. Returns when the caller may overwrite its arrays."""
     sending = plan._submitting(plan._submission(request))
     run = plan._shell.drive(sending, request.timeout, plan._spec.what)
-    return RunFuture(plan._shell, run, plan._tensors(run.kept, request.out), plan._spec.what)
+    tensors = plan._tensors(run.kept, request.out)
+    return RunFuture(plan._shell, run, tensors, plan._spec.what, fed_inputs(plan, request))
 
 
 def repeat(plan: Plan, request: RunRequest) -> RepeatedFuture:
@@ -32,8 +35,9 @@ def repeat(plan: Plan, request: RunRequest) -> RepeatedFuture:
 
     It is sent at once unless `run` waits for it right away.
     """
-    repeated, out = plan._enqueue(request), request.out
-    future = RepeatedFuture(plan._shell, repeated, lambda run: plan._tensors(run.kept, out), request.timeout)
+    repeated, out, fed = plan._enqueue(request), request.out, fed_inputs(plan, request)
+    tensors = lambda run: plan._tensors(run.kept, out)  # noqa: E731
+    future = RepeatedFuture(plan._shell, repeated, tensors, request.timeout, fed)
     if request.method != "run":
         future.send()
     return future
@@ -45,8 +49,19 @@ class RunFuture:
     Made by `plan.submit` and `plan.loop`; `result` waits for its outputs.
     """
 
-    def __init__(self, shell: BlockingShell, run: SentRun, tensors: Mapping[str, Any], what: What) -> None:
+    #: The inputs that may be fed; None if there are none.
+    _fed: FedInputs | None = None
+
+    def __init__(
+        self,
+        shell: BlockingShell,
+        run: SentRun,
+        tensors: Mapping[str, Any],
+        what: What,
+        fed: FedInputs | None = None,
+    ) -> None:
         self._shell, self._run, self._tensors, self._what = shell, run, tensors, what
+        self._fed = fed
         self._pending = run.pending
 
     def done(self) -> bool:
@@ -74,6 +89,39 @@ class RunFuture:
             return False
         self._shell.advance(lambda: self._shell.core.stop(self._pending))
         return True
+
+    def feed(
+        self, values: Mapping[str, Any], *, rows: Sequence[int] | None = None, timeout: float | None = None
+    ) -> FeedFuture:
+        """Give a running loop new values of inputs that `plan.loop(feed=...)` names.
+
+        The loop takes all values together before one of its steps, and feeds in their order. A
+        carried input has the value for that step alone, since the next step takes the step's
+        output. Others keep it until the next feed. Each value reaches a step: two feeds of the same
+        rows go to two steps. A step takes all others that wait.
+
+        Args:
+            values: Arrays by the names of inputs, of the plan's types.
+            rows: Numbers of rows. The values are those rows of the inputs, and the other rows stay
+                as they are; of a carried input, as the step before made them. None: whole inputs.
+            timeout: Seconds, after which the feed fails unless a step took it.
+
+        Returns when the values are on their way; it waits while the loop has too many that no step
+        took. `result` of the returned future is the number of the step that took them.
+
+        Raises InvalidArgumentError or InvalidInputError for inputs that may not be fed and values
+        that do not fit, LimitExceededError for values that no message can carry, and
+        DeadlineExceededError. The future raises LoopEndedError if the loop ended before it took the
+        values.
+        """
+        if self._fed is None:
+            raise not_fed()
+        kind, limit_ms = self._fed.command(values, rows), timeout_ms(timeout)
+        sending = feed(self._shell.core, self._to_feed(), kind, limit_ms)
+        return FeedFuture(self._shell, self._shell.drive(sending, timeout, "a feed of a loop"))
+
+    def _to_feed(self) -> Pending:
+        return self._pending
 
     @property
     def steps(self) -> int | None:
@@ -200,8 +248,9 @@ class RepeatedFuture(RunFuture):
         repeated: RepeatedRun,
         tensors: Callable[[SentRun], dict[str, Any]],
         timeout: float | None,
+        fed: FedInputs | None = None,
     ) -> None:
-        self._shell, self._repeated, self._make = shell, repeated, tensors
+        self._shell, self._repeated, self._make, self._fed = shell, repeated, tensors, fed
         self._what = repeated.plan._spec.what
         self._made: Outputs | None = None
         self._deadline = Deadline(timeout, self._what)
@@ -218,6 +267,10 @@ class RepeatedFuture(RunFuture):
 
     def stop(self) -> bool:
         return self._shell.advance(self._repeated.stop)
+
+    def _to_feed(self) -> Pending:
+        self._shell.advance(self._repeated.was_fed)
+        return self._pending
 
     def send(self) -> None:
         self._shell.drive(self._repeated.sending(), self._deadline.remaining(), self._what)
@@ -240,6 +293,47 @@ class RepeatedFuture(RunFuture):
         """Make the tensors once, even if several threads wait: each frees its handle in the end."""
         if self._made is None:
             self._made = {**(run.results or {}), **self._make(run)}
+
+
+class FeedFuture:
+    """New values on their way to a step of a running loop. Made by `loop.feed`."""
+
+    def __init__(self, shell: BlockingShell, pending: Pending) -> None:
+        self._shell, self._pending = shell, pending
+
+    def done(self) -> bool:
+        """True if a step took the values, or none will."""
+        return self._pending.done
+
+    def result(self, timeout: float | None = None) -> int:
+        """Wait until a step takes the values, and return its number, from 0.
+
+        The step may still fail or be cancelled: `loop.steps` counts those that were completed.
+
+        Raises LoopEndedError if the loop ended before, or DeadlineExceededError after `timeout`
+        seconds; the values stay on their way then.
+        """
+        if not self._pending.done:
+            self._shell.wait(self._pending, Deadline(timeout, "a feed of a loop"))
+        self._shell.advance(lambda: self._shell.core.raise_error(self._pending))
+        return step_of(self._pending)
+
+    def exception(self, timeout: float | None = None) -> HeliographError | None:
+        """Wait until a step took the values, and return None, or the error.
+
+        Raises DeadlineExceededError.
+        """
+        try:
+            self.result(timeout)
+        except HeliographError as error:
+            if not self.done():
+                raise
+            return error
+        return None
+
+    def __repr__(self) -> str:
+        pending = self._pending
+        return f"<FeedFuture {'pending' if not pending.done else 'failed' if pending.error else 'done'}>"
 
 
 class TapIterator:

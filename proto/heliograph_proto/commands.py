@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from heliograph_proto.devices import CopyPath, Usage
-from heliograph_proto.errors import HeliographError, InvalidArgumentError
+from heliograph_proto.errors import HeliographError, InvalidArgumentError, LoopEndedError
 from heliograph_proto.plans import Edge, PeerSource, Port
 from heliograph_proto.types import TensorType
 
@@ -28,6 +28,8 @@ DEFAULT_STREAM = 0
 MAX_LOOP_STEPS = 1_000_000_000
 #: The overhead counted for each value that a loop streams, beyond its bytes.
 STREAMED_VALUE_BYTES = 512
+#: The overhead counted for each feed of a loop that waits, beyond its bytes.
+FEED_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,9 @@ class Loop:
     #: Outputs to stream.
     taps: tuple[int, ...] = ()
     unread_bytes: int = 0
+    #: Inputs that feeds may replace, and the most bytes of feeds that wait.
+    fed_inputs: tuple[int, ...] = ()
+    fed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +271,20 @@ class Continue:
     taken_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FeedLoop:
+    sequence: int
+    #: (input's place, bytes) of each.
+    values: tuple[tuple[int, Bytes], ...]
+    #: Empty: the values are whole inputs.
+    rows: tuple[int, ...] = ()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes that it counts while it waits (`Loop.fed_bytes`)."""
+        return sum(len(data) for _, data in self.values) + 4 * len(self.rows) + FEED_BYTES
+
+
 CommandKind: TypeAlias = (
     Allocate
     | View
@@ -290,6 +309,7 @@ CommandKind: TypeAlias = (
     | ClearBuffer
     | ResetBuffer
     | Continue
+    | FeedLoop
 )
 
 
@@ -317,7 +337,7 @@ class Completion:
     device_us: float = 0.0
     #: Of a copy.
     copy_path: CopyPath | None = None
-    #: Of a loop.
+    #: Of a loop, or before a feed was taken.
     steps: int = 0
 
 
@@ -347,6 +367,14 @@ class CompletionBatch:
     completions: tuple[Completion | InlineResult, ...] = ()
     taps: tuple[TapPiece, ...] = ()
     changes: tuple[DeviceChange, ...] = ()
+
+
+def loop_ended() -> LoopEndedError:
+    """Return the error of a feed that no step took."""
+    return LoopEndedError(
+        "the loop ended before a step took the feed",
+        advice="start another loop with these values as its first inputs",
+    )
 
 
 def check_until(port: Port) -> None:

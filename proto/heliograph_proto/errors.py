@@ -19,6 +19,7 @@
     │   ├── CancelledError         it was cancelled
     │   ├── DeadlineExceededError  it exceeded its deadline; also a TimeoutError
     │   ├── ComputeFailedError     the device failed
+    │   ├── LoopEndedError         a feed came too late: no step of its loop took it
     │   └── DeviceLostError        the device is lost until its daemon restarts
     │       └── MemberLostError    a daemon of the pool is unreachable, or was restarted
     ├── ConnectionError            the session cannot be used; also a builtin ConnectionError
@@ -66,6 +67,7 @@ __all__ = [
     "InvalidInputError",
     "InvalidModelError",
     "LimitExceededError",
+    "LoopEndedError",
     "MemberLostError",
     "MissingContentError",
     "NotHeliographError",
@@ -269,6 +271,12 @@ class ComputeFailedError(WorkError):
     """The device failed while computing."""
 
     reason = Reason.REASON_COMPUTE_FAILED
+
+
+class LoopEndedError(WorkError):
+    """A feed came too late: its loop ended before one of its steps took it."""
+
+    reason = Reason.REASON_LOOP_ENDED
 
 
 class DeviceLostError(WorkError):

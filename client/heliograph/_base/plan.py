@@ -9,12 +9,10 @@ from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from heliograph._base.inputs import FedInputs, bound_array
 from heliograph._base.streams import StreamBase, stream_handle
-from heliograph._base.tensor import TensorBase, as_elements
-from heliograph._base.type_advice import new_tensor, shape_advice, type_advice
-from heliograph.core.arrays import empty_array
+from heliograph._base.tensor import TensorBase
+from heliograph._base.type_advice import new_tensor, type_advice
 from heliograph.core.credit import OrderGate
 from heliograph.core.effects import Compute, Procedure, ask
 from heliograph.core.future import Deadline, Pending
@@ -31,6 +29,7 @@ from heliograph.procedures.rebuild import Rebuild, RebuildGroup, RepeatedRun
 from heliograph.procedures.run import (
     Bound,
     Carries,
+    Fed,
     Observed,
     PlanSpec,
     RunOutput,
@@ -71,7 +70,7 @@ _RUN_OPTIONS = ("copy", "fetch", "out", "stream", "timeout")
 _OPTIONS = {
     "run": _RUN_OPTIONS,
     "submit": (*_RUN_OPTIONS, "pause", "taps"),
-    "loop": (*_RUN_OPTIONS, "carry", "steps", "taps", "until"),
+    "loop": (*_RUN_OPTIONS, "carry", "feed", "steps", "taps", "until"),
 }
 
 
@@ -414,7 +413,7 @@ class PlanBase(Handle):
         return found
 
     def _looping(
-        self, steps: int, carry: Carries, until: str | None, taps: Taps
+        self, steps: int, carry: Carries, until: str | None, taps: Taps, feed: Fed
     ) -> tuple[c.Loop, Observed | None]:
         """Return a loop and its checked values to observe.
 
@@ -422,7 +421,7 @@ class PlanBase(Handle):
         """
         recipe, info = self._spec.recipe, self._shell.info
         assert recipe is not None
-        loop = loop_of(self._spec.info, steps, carry, until)
+        loop = loop_of(self._spec.info, steps, carry, until, feed)
         if taps is None:
             return loop, None
         nodes, outputs = tapped_in_loop(recipe.graph, taps)
@@ -553,17 +552,7 @@ class PlanBase(Handle):
                     advice=type_advice(port.type, value.type),
                 )
             return value._used_in(self._shell)
-        try:
-            array = as_elements(value, port.type.dtype, casts=True)
-        except InvalidInputError as error:
-            raise InvalidInputError(f"input {port.name!r}: {error.message}", advice=error.advice) from None
-        expected = port.type.shape if port.type.dtype.kind != "quantized" else empty_array(port.type).shape
-        if array.shape != expected:
-            raise InvalidInputError(
-                f"input {port.name!r} has shape {array.shape}; the plan needs {expected}",
-                advice=shape_advice(array.shape, expected),
-            )
-        return np.ascontiguousarray(array).reshape(array.shape)
+        return bound_array(port, value)
 
     def _choose(self, fetch: Fetch, out: Out) -> tuple[list[RunOutput], list[RunOutput]]:
         """Return the outputs to fetch, and those that stay as tensors, new and existing ones."""
@@ -619,6 +608,13 @@ class PlanBase(Handle):
                 )
             handles[name] = tensor._used_in(self._shell)
         return handles
+
+
+def fed_inputs(plan: PlanBase, request: RunRequest) -> FedInputs | None:
+    """Return the inputs of a loop that may be fed; None if there are none."""
+    if request.loop is None or not request.loop.fed_inputs:
+        return None
+    return FedInputs(plan._spec.info, request.loop, plan._shell.info.limits)
 
 
 def _assigned_by(spec: PlanSpec) -> frozenset[str]:

@@ -14,7 +14,7 @@ from heliograph._base.reservation import Reservation
 from heliograph.aio.connection import connect
 from heliograph.aio.device import Device, Event, Stream
 from heliograph.aio.plan import Plan
-from heliograph.aio.run_future import RunFuture
+from heliograph.aio.run_future import FeedFuture, RunFuture
 from heliograph.aio.session import Session, copy_plan
 from heliograph.aio.tensor import Buffer, Tensor, WriteFuture
 
@@ -22,6 +22,7 @@ __all__ = [
     "Buffer",
     "Device",
     "Event",
+    "FeedFuture",
     "Plan",
     "Reservation",
     "RunFuture",

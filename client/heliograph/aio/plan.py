@@ -16,7 +16,7 @@ from heliograph.aio.run_future import InlineFuture, RunFuture, repeat, send
 from heliograph.aio.tensor import Tensor
 from heliograph.graph.builder import Graph
 from heliograph.procedures.checkpoint import Checkpoint
-from heliograph.procedures.run import Carries, RunOutput, run_once
+from heliograph.procedures.run import Carries, Fed, RunOutput, run_once
 from heliograph.procedures.taps import Taps
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ class Plan(PlanBase):
         carry: Carries = None,
         until: str | None = None,
         taps: Taps = None,
+        feed: Fed = None,
         fetch: Fetch = True,
         out: Out = None,
         timeout: float | None = None,
@@ -200,6 +201,8 @@ class Plan(PlanBase):
                 `future.taps()` yields the values, each with its `step`. The loop pauses while too
                 much is unread, see `RunFuture.taps`; work sent later on its stream waits as well.
                 Several such loops share the room for values sent ahead.
+            feed: Names of inputs (one or several) that `future.feed` may give new values while the
+                loop runs.
 
         The other arguments are those of `submit`. Returns a future of the last step's outputs,
         which are bit for bit those of as many calls of `run`. `future.steps` counts the steps, also
@@ -210,7 +213,7 @@ class Plan(PlanBase):
         no loops, and LimitExceededError if there is no room for the loop's taps until other taps
         are read.
         """
-        looping, observed = self._looping(steps, carry, until, taps)
+        looping, observed = self._looping(steps, carry, until, taps, feed)
         request = RunRequest("loop", inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
         return send(self, request) if self._group is None else repeat(self, request)
 

@@ -5,19 +5,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from heliograph._base.plan import Outputs, RunRequest
+from heliograph._base.inputs import FedInputs, not_fed, step_of
+from heliograph._base.plan import Outputs, RunRequest, fed_inputs
 from heliograph.core.credit import OrderGate
 from heliograph.core.effects import Procedure
 from heliograph.core.future import Deadline, Outcome, Pending, What, cancelled
 from heliograph.core.inline_run import InlinePlan
+from heliograph.core.loop_feeds import MOST_UNSENT
+from heliograph.graph.arguments import timeout_ms
 from heliograph.procedures.rebuild import RepeatedRun
 from heliograph.procedures.run import SentRun, collect
 from heliograph.procedures.taps import Tap, next_tap, not_observed
-from heliograph_proto.errors import DeadlineExceededError, HeliographError
+from heliograph_proto.commands import FeedLoop, loop_ended
+from heliograph_proto.errors import DeadlineExceededError, HeliographError, LimitExceededError
 
 if TYPE_CHECKING:
     from heliograph.aio.plan import Plan
@@ -36,7 +40,9 @@ def send(plan: Plan, request: RunRequest) -> RunFuture:
     kept = plan._tensors(submission.kept, request.out)
     deadline = Deadline(request.timeout, plan._spec.what)
     sent = _send(shell, plan._submitting(submission), gate, deadline, request)
-    return RunFuture(shell, sent, kept, plan._spec.what, request.observed is not None)
+    made = RunFuture(shell, sent, kept, plan._spec.what, request.observed is not None)
+    made._fed = fed_inputs(plan, request)
+    return made
 
 
 def _send(
@@ -72,7 +78,9 @@ def repeat(plan: Plan, request: RunRequest) -> RepeatedFuture:
     deadline = Deadline(request.timeout, plan._spec.what)
     sent = _send_repeated(shell, repeated, deadline)
     tensors = lambda run: plan._tensors(run.kept, out)  # noqa: E731
-    return RepeatedFuture(shell, repeated, sent, tensors, deadline, request.observed is not None)
+    made = RepeatedFuture(shell, repeated, sent, tensors, deadline, request.observed is not None)
+    made._fed = fed_inputs(plan, request)
+    return made
 
 
 def _send_repeated(shell: AioShell, repeated: RepeatedRun, deadline: Deadline) -> asyncio.Future[SentRun]:
@@ -103,6 +111,9 @@ class RunFuture:
     `await future` or `await future.result(timeout)` waits for its outputs.
     """
 
+    #: The inputs that may be fed; None if there are none.
+    _fed: FedInputs | None = None
+
     def __init__(
         self,
         shell: AioShell,
@@ -114,6 +125,8 @@ class RunFuture:
         self._shell, self._sent, self._tensors, self._what = shell, sent, tensors, what
         self._is_observed = is_observed
         self._ended = Outcome()
+        #: Feeds from before the loop was sent.
+        self._early: list[Callable[[], None]] = []
         sent.add_done_callback(self._was_sent)
         if sent.done():
             self._was_sent(sent)
@@ -125,6 +138,9 @@ class RunFuture:
             sent.result().pending.add_callback(self._ended.finish)
         else:
             self._ended.finish()
+        early, self._early = self._early, []
+        for feed in early:
+            feed()
 
     def done(self) -> bool:
         """True if the run has ended, with or without an error."""
@@ -158,6 +174,58 @@ class RunFuture:
         if not sent.cancelled() and sent.exception() is None:
             pending = sent.result().pending
             self._shell.advance(lambda: self._shell.core.stop(pending))
+
+    def feed(
+        self, values: Mapping[str, Any], *, rows: Sequence[int] | None = None, timeout: float | None = None
+    ) -> FeedFuture:
+        """Give a running loop new values of inputs that `plan.loop(feed=...)` names.
+
+        The loop takes all values together before one of its steps, and feeds in their order. A
+        carried input has the value for that step alone, since the next step takes the step's
+        output. Others keep it until the next feed. Each value reaches a step: two feeds of the same
+        rows go to two steps. A step takes all others that wait.
+
+        Args:
+            values: Arrays by the names of inputs, of the plan's types.
+            rows: Numbers of rows. The values are those rows of the inputs, and the other rows stay
+                as they are; of a carried input, as the step before made them. None: whole inputs.
+            timeout: Seconds from the arrival at the server, after which the feed fails unless a
+                step took it.
+
+        Returns at once; awaiting the future waits for the step that takes the values, and gives its
+        number.
+
+        Raises InvalidArgumentError or InvalidInputError for inputs that may not be fed and values
+        that do not fit, and LimitExceededError for values that no message can carry, or while 1,024
+        earlier feeds wait to be sent. The future raises LoopEndedError if the loop ended before it
+        took the values.
+        """
+        if self._fed is None:
+            raise not_fed()
+        kind, limit_ms = self._fed.command(values, rows), timeout_ms(timeout)
+        if len(self._early) >= MOST_UNSENT:
+            raise LimitExceededError(f"{len(self._early):,} feeds wait for their loop to be sent")
+        made = FeedFuture(self._shell)
+        send = partial(self._send_feed, made, kind, limit_ms)
+        # The callback of the loop's sending keeps their order.
+        if self._sent.done() and not self._early:
+            send()
+        else:
+            self._early.append(send)
+        return made
+
+    def _send_feed(self, made: FeedFuture, kind: FeedLoop, limit_ms: int) -> None:
+        run, core = self._to_feed(), self._shell.core
+        if run is None:
+            made._ended.finish(loop_ended())
+        else:
+            made._follow(self._shell.advance(lambda: core.feed(run, kind, limit_ms)))
+
+    def _to_feed(self) -> Pending | None:
+        """The loop; None if it was not sent."""
+        if self._sent.cancelled() or self._sent.exception() is not None:
+            return None
+        return self._sent.result().pending
 
     def taps(self, timeout: float | None = None) -> TapIterator:
         """Iterate over the values of the observed nodes, in a run with `taps=`.
@@ -340,6 +408,11 @@ class RepeatedFuture(RunFuture):
         stopped = self._shell.advance(self._repeated.stop)
         return stopped if was_sent else super().stop()
 
+    def _to_feed(self) -> Pending | None:
+        self._shell.advance(self._repeated.was_fed)
+        run = self._repeated.run
+        return None if run is None else run.pending
+
     @property
     def steps(self) -> int | None:
         run = self._repeated.run
@@ -361,6 +434,61 @@ class RepeatedFuture(RunFuture):
             run = await self._shell.resume(procedure, lambda: next(procedure), deadline)
             self._made = self._made or {**(run.results or {}), **self._make(run)}
         return dict(self._made)
+
+
+class FeedFuture:
+    """New values on their way to a step of a running loop. Made by `loop.feed`.
+
+    `await future` or `await future.result(timeout)` waits for the number of the step.
+    """
+
+    def __init__(self, shell: AioShell) -> None:
+        self._shell = shell
+        self._pending: Pending | None = None
+        self._ended = Outcome()
+
+    def _follow(self, pending: Pending) -> None:
+        self._pending = pending
+        pending.add_callback(self._ended.finish)
+
+    def done(self) -> bool:
+        """True if a step took the values, or none will."""
+        return self._ended.done
+
+    async def result(self, timeout: float | None = None) -> int:
+        """Wait until a step takes the values, and return its number, from 0.
+
+        The step may still fail or be cancelled: `loop.steps` counts those that were completed.
+
+        Raises LoopEndedError if the loop ended before, or DeadlineExceededError after `timeout`
+        seconds; the values stay on their way then.
+        """
+        if not self._ended.done:
+            await self._shell.wait(self._ended, Deadline(timeout, "a feed of a loop"))
+        self._ended.raise_error()
+        pending = self._pending
+        assert pending is not None
+        self._shell.advance(lambda: self._shell.core.raise_error(pending))
+        return step_of(pending)
+
+    def __await__(self) -> Generator[Any, Any, int]:
+        return self.result().__await__()
+
+    async def exception(self, timeout: float | None = None) -> HeliographError | None:
+        """Wait until a step took the values, and return None, or the error.
+
+        Raises DeadlineExceededError.
+        """
+        try:
+            await self.result(timeout)
+        except HeliographError as error:
+            if not self.done():
+                raise
+            return error
+        return None
+
+    def __repr__(self) -> str:
+        return f"<FeedFuture {'done' if self.done() else 'pending'}>"
 
 
 class TapIterator:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from heliograph.core.credit import CreditCore, OrderGate
 from heliograph.core.future import ALONE, Outcome, Pending, Transfer, cancelled, late, logger
+from heliograph.core.loop_feeds import LoopFeeds
 from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
@@ -136,6 +137,9 @@ class ClientCore(CreditCore):
         self._cancels: deque[tuple[Pending, bool]] = deque()
         #: Runs that wait at an observed node and may go on.
         self._continues: deque[Pending] = deque()
+        #: New values for loops that run.
+        self.feeds = LoopFeeds(self.settle)
+        self._unsent_feeds, self._fed = self.feeds.unsent, self.feeds.known
         #: Commands that were sent and are not done, in order of their sequence numbers.
         self._in_flight: OrderedDict[int, Pending] = OrderedDict()
         self._completed_through = 0
@@ -236,6 +240,17 @@ class ClientCore(CreditCore):
         if not pending.done and self.lost is None:
             self._cancels.append((pending, True))
 
+    def feed(self, run: Pending, kind: c.FeedLoop, timeout_ms: int) -> Pending:
+        """Queue new values for a loop. They fail if the loop has ended.
+
+        Raises the error that ended the session, or LimitExceededError.
+        """
+        self.check()
+        pending = Pending(kind, self.default_stream, True, timeout_ms)
+        pending.observed, pending.what = True, lambda: "a feed of a loop"
+        self.feeds.add(run, pending)
+        return pending
+
     def proceed(self, pending: Pending) -> None:
         """Let a run go on from an observed node, or acknowledge a loop's values when due.
 
@@ -288,12 +303,14 @@ class ClientCore(CreditCore):
     @property
     def has_only_garbage(self) -> bool:
         """True if there is nothing to send but frees, which may gather for a moment."""
-        return bool(self._garbage) and not (self._outbox or self._cancels or self._continues)
+        queued = self._outbox or self._cancels or self._continues or self._unsent_feeds
+        return bool(self._garbage) and not queued
 
     @property
     def has_output(self) -> bool:
         """True if `take` might return something."""
-        return bool(self._outbox or self._cancels or self._continues or self._garbage)
+        queued = self._outbox or self._cancels or self._continues or self._garbage
+        return bool(queued or (self._unsent_feeds and self.feeds.is_ready))
 
     @property
     def is_answered(self) -> bool:
@@ -314,6 +331,7 @@ class ClientCore(CreditCore):
             pending = (
                 (self._cancels and self._next_cancel())
                 or (self._continues and self._next_continue())
+                or (self._unsent_feeds and self.feeds.next())
                 or self._next(most_bytes - size, first=not taken)
             )
             if pending is None:
@@ -423,6 +441,8 @@ class ClientCore(CreditCore):
             self._observed_ended(pending.feed)
         if pending.slot is not None and self.shared is not None:
             self.shared.give(pending.slot)
+        if self._fed:
+            self.feeds.ended(pending)
 
     def settle(self, outcome: Outcome, error: HeliographError | None = None) -> None:
         """Make an outcome done, unless it is already."""
@@ -524,7 +544,7 @@ class ClientCore(CreditCore):
         ]
         for outcome in (*self._in_flight.values(), *queued):
             self.settle(outcome, error)
-        for credit in (self.credit, self._observed):
+        for credit in (self.credit, self._observed, self.feeds):
             credit.end(error)
         for held in (self._in_flight, self._outbox, self._gates):
             held.clear()
@@ -563,8 +583,10 @@ def size_of(kind: c.CommandKind | InlineRun) -> int:
             return _COMMAND_BYTES + len(data)
         case c.RunCommand(inputs=inputs, outputs=outputs, loop=loop):
             data_bytes = sum(len(one.data) for one in inputs if one.data is not None)
-            looped = 2 + len(loop.carries) + len(loop.taps) if loop is not None else 0
+            looped = 3 + len(loop.carries) + len(loop.taps) + len(loop.fed_inputs) if loop is not None else 0
             return _COMMAND_BYTES + data_bytes + 32 * (len(inputs) + len(outputs) + looped)
+        case c.FeedLoop(values=values, rows=rows):
+            return 2 * _COMMAND_BYTES + sum(16 + len(data) for _, data in values) + 5 * len(rows)
         case c.Free(handles):
             return _COMMAND_BYTES + 10 * len(handles)
         case c.FreeVariable(name):

@@ -98,6 +98,12 @@ class RepeatedRun:
             self.plan._shell.core.stop(run.pending)
         return True
 
+    def was_fed(self) -> None:
+        """Record that a loop was fed. A repetition would not know at which steps."""
+        if self.run is not None and self.run.pending.done:
+            return
+        self.entry.why_not = self.entry.why_not or "the loop was fed while it ran"
+
     def seconds(self, timeout: float | None, deadline: Deadline, is_whole: bool) -> float | None:
         """Return the seconds to wait with a `timeout`, for a run with a deadline.
 

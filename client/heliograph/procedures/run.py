@@ -43,8 +43,14 @@ Carries: TypeAlias = Mapping[str, "str | Collection[str]"] | None
 #: of one value if that is larger: 8 MiB for the first loop, if the server holds 256 MiB.
 UNREAD_PART = 24
 
+#: The names of the inputs that may be fed while a loop runs: one, or several.
+Fed: TypeAlias = "str | Collection[str] | None"
 
-def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None) -> c.Loop:
+#: The room for feeds of a loop that wait for a step, beyond twice the size of all its fed inputs.
+FED_BYTES = 64 * 1024
+
+
+def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None, feed: Fed) -> c.Loop:
     """Return the loop with numbers in place of names, without taps. Raises InvalidArgumentError."""
     if not isinstance(steps, Integral) or isinstance(steps, bool) or not 1 <= steps <= c.MAX_LOOP_STEPS:
         raise InvalidArgumentError(
@@ -56,7 +62,21 @@ def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None) -> c.
             f"input {plan.inputs[twice[0]].name!r} takes its value from two outputs",
             advice="carry one of them, or combine them in the graph",
         )
-    return c.Loop(int(steps), carries, None if until is None else _until(plan, until))
+    fed = _fed(plan, feed)
+    fed_bytes = sum(plan.inputs[place].type.nbytes for place in fed)
+    room = 2 * (fed_bytes + c.FEED_BYTES) + FED_BYTES if fed else 0
+    ends = None if until is None else _until(plan, until)
+    return c.Loop(int(steps), carries, ends, fed_inputs=fed, fed_bytes=room)
+
+
+def _fed(plan: PlanInfo, names: Fed) -> tuple[int, ...]:
+    """Return the numbers of the inputs that may be fed. Raises InvalidArgumentError."""
+    chosen = [names] if isinstance(names, str) else [] if names is None else names
+    if not isinstance(chosen, Collection) or isinstance(chosen, Mapping):
+        raise InvalidArgumentError(
+            f"feed is {type(names).__name__}", advice="the names of inputs: feed=['token', 'active']"
+        )
+    return tuple(sorted({_place(plan.inputs, name, "input") for name in chosen}))
 
 
 def _pairs(carry: Carries) -> list[tuple[Any, Any]]:
@@ -375,6 +395,8 @@ def _send_run(
         for one in chain(submission.fetched, submission.kept)
     )
     inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
+    # The server keeps this room until the loop has ended.
+    inline_bytes += submission.loop.fed_bytes if submission.loop is not None else 0
     run = c.RunCommand(
         plan.handle,
         bindings,
@@ -388,7 +410,16 @@ def _send_run(
     else:
         pending = yield from _send_observed(core, run, submission, submission.observed, inline_bytes)
     pending.source_of, pending.what = plan.source_of, plan.what
+    if submission.loop is not None and submission.loop.fed_inputs:
+        core.feeds.open(pending, submission.loop.fed_bytes)
     return pending
+
+
+def feed(core: ClientCore, run: Pending, kind: c.FeedLoop, timeout_ms: int) -> Procedure[Pending]:
+    """Feed a loop, when the server has room for what was fed before."""
+    while (waits := core.feeds.blocking(run)) is not None:
+        yield WaitFor(waits)
+    return core.feed(run, kind, timeout_ms)
 
 
 def _send_observed(

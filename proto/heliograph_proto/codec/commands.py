@@ -22,20 +22,8 @@ def encode_command(command: c.Command) -> command_pb2.Command:
     match command.kind:
         case c.RunCommand():
             _encode_run(message.run, command.kind)
-        case c.SetTensor(tensor, offset, data, transfer, size, chunks, shared):
-            message.set_tensor.tensor = tensor
-            message.set_tensor.offset_bytes = offset
-            if data is not None:
-                message.set_tensor.data = bytes(data)
-            else:
-                message.set_tensor.size_bytes = size
-                if shared is not None:
-                    message.set_tensor.shared.offset_bytes = shared
-                    # Marks the field as present even for offset 0.
-                    message.set_tensor.shared.SetInParent()
-                else:
-                    message.set_tensor.transfer = transfer
-            _encode_chunks(message.set_tensor, chunks)
+        case c.SetTensor():
+            _encode_set(message.set_tensor, command.kind)
         case c.GetTensor(tensor, offset, size, transfer, chunks, shared):
             message.get_tensor.tensor = tensor
             message.get_tensor.offset_bytes = offset
@@ -69,9 +57,29 @@ def encode_command(command: c.Command) -> command_pb2.Command:
         case c.Continue(sequence, taken_bytes):
             proceeding = getattr(message, "continue")
             proceeding.sequence, proceeding.taken_bytes = sequence, taken_bytes
+        case c.FeedLoop(sequence, values, rows):
+            message.feed_loop.sequence = sequence
+            message.feed_loop.rows.extend(rows)
+            for place, data in values:
+                message.feed_loop.values.add(input=place, data=bytes(data))
         case _:
             _encode_memory_command(message, command.kind)
     return message
+
+
+def _encode_set(message: command_pb2.SetTensor, kind: c.SetTensor) -> None:
+    message.tensor, message.offset_bytes = kind.tensor, kind.offset_bytes
+    if kind.data is not None:
+        message.data = bytes(kind.data)
+    else:
+        message.size_bytes = kind.size_bytes
+        if kind.shared is not None:
+            message.shared.offset_bytes = kind.shared
+            # Marks the field as present even for offset 0.
+            message.shared.SetInParent()
+        else:
+            message.transfer = kind.transfer
+    _encode_chunks(message, kind.chunks)
 
 
 def _encode_run(message: command_pb2.Run, run: c.RunCommand) -> None:
@@ -90,6 +98,8 @@ def _encode_loop(message: command_pb2.Loop, loop: c.Loop) -> None:
     message.steps, message.unread_bytes = loop.steps, loop.unread_bytes
     message.carries.extend(command_pb2.Carry(output=one.output, input=one.input) for one in loop.carries)
     message.taps.extend(loop.taps)
+    message.fed_inputs.extend(loop.fed_inputs)
+    message.fed_bytes = loop.fed_bytes
     if loop.until is not None:
         message.until = loop.until
 
@@ -213,6 +223,10 @@ def _decode_kind(message: command_pb2.Command) -> c.CommandKind:
         case "continue":
             proceeding = getattr(message, "continue")
             return c.Continue(proceeding.sequence, proceeding.taken_bytes)
+        case "feed_loop":
+            fed = message.feed_loop
+            values = tuple((one.input, one.data) for one in fed.values)
+            return c.FeedLoop(fed.sequence, values, tuple(fed.rows))
     return _decode_memory_command(message)
 
 
@@ -284,6 +298,8 @@ def _decode_loop(loop: command_pb2.Loop) -> c.Loop:
         until=loop.until if loop.HasField("until") else None,
         taps=tuple(loop.taps),
         unread_bytes=loop.unread_bytes,
+        fed_inputs=tuple(loop.fed_inputs),
+        fed_bytes=loop.fed_bytes,
     )
 
 

@@ -175,6 +175,10 @@ class PlanCopy:
         """Return a tensor for a loop's copy of an input that lies on another device."""
         return self._scratch_tensor(("near", place), type)
 
+    def fed_for(self, place: int, type: TensorType) -> Tensor:
+        """Return a tensor for an input of a loop that its client feeds."""
+        return self._scratch_tensor(("fed", place), type)
+
     def other_for(self, place: int, type: TensorType) -> Tensor:
         """Return a tensor for a loop's output in every second step, while the next step reads the
         previous one."""

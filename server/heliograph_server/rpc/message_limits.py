@@ -14,7 +14,8 @@ from heliograph_proto.sessions import Limits
 from heliograph_proto.types import MAX_DIMENSIONS
 from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
 
-#: The most handles of one Free, and tensors of one AllocateTensors, which take some 50 ms.
+#: The most handles of one Free, tensors of one AllocateTensors, which take some 50 ms, and rows of
+#: one FeedLoop.
 MAX_LISTED = 10_000
 #: The most devices that one plan may name.
 MAX_DEVICES = 1024
@@ -32,6 +33,10 @@ def check_command(message: command_pb2.Command, limits: Limits) -> None:
             _check(len(message.run.outputs), limits.graph_nodes, "outputs")
             _check(len(message.run.loop.carries), limits.graph_nodes, "carried values")
             _check(len(message.run.loop.taps), limits.graph_nodes, "taps")
+            _check(len(message.run.loop.fed_inputs), limits.graph_nodes, "fed inputs")
+        case "feed_loop":
+            _check(len(message.feed_loop.values), limits.graph_nodes, "values")
+            _check(len(message.feed_loop.rows), MAX_LISTED, "rows")
         case "allocate":
             _check_dimensions(len(message.allocate.type.shape))
         case "view":

@@ -23,7 +23,7 @@ from typing import Any
 from heliograph_backends.contract import Abort, BufferType
 from heliograph_backends.host_memory.sealed import SealedMemory
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
-from heliograph_proto.commands import Command, CompletionBatch, RunCommand
+from heliograph_proto.commands import Command, CompletionBatch, FeedLoop, RunCommand
 from heliograph_proto.devices import DeviceChange
 from heliograph_proto.errors import (
     CancelledError,
@@ -79,7 +79,7 @@ from heliograph_server.session.protocol.run_validation import InlineRunFit
 from heliograph_server.session.run_timeline import RunBook
 from heliograph_server.session.staging import StagedUpload, Staging
 from heliograph_server.session.taps import LoopObserver, Observer
-from heliograph_server.session.work import CommandWork
+from heliograph_server.session.work import CommandWork, stepwise_of
 
 logger = logging.getLogger(__name__)
 
@@ -434,14 +434,15 @@ class Executor:
         loaded: LoadedPlan = task.plan.plan
         sequence = work.state.sequence
         if task.command.loop is not None:
-            self._observers[sequence] = LoopObserver(partial(self._stream, sequence), work.device_lock)
+            stream, take = partial(self._stream, sequence), partial(self._take_feeds, sequence)
+            self._observers[sequence] = LoopObserver(stream, take, work.device_lock)
         elif loaded.is_observed:
             self._observers[sequence] = Observer(partial(self._send, sequence), work.device_lock)
         if self._at_once and work.queue.queued == 1:
             if self._is_short(work, task) and work.device_lock.at_once(work.run_at_once):
                 self.work_done(work, None)
                 return True
-            if task.command.exchange_run and (partition := _stepwise(task)) is not None:
+            if task.command.exchange_run and (partition := stepwise_of(task)) is not None:
                 # Without the lock, since it writes to other hosts.
                 self._calls.append(partial(self._run_stepwise, work, partition))
                 return True
@@ -552,6 +553,13 @@ class Executor:
             was_sent = self.core.taps.stream(sequence, step, node, output, data)
         self.deliver()
         return was_sent
+
+    def _take_feeds(self, sequence: int, step: int) -> list[FeedLoop]:
+        """Return the feeds that a step of a loop takes, and report them. Called by the loop."""
+        with self.lock:
+            taken = self.core.feeds.take(sequence, step)
+        self.deliver()
+        return taken
 
     def _proceed(self, instruction: Proceed) -> None:
         if (observer := self._observers.get(instruction.sequence)) is not None:
@@ -683,13 +691,3 @@ class Executor:
 def _why_lost(plan: PlanHandle) -> HeliographError | None:
     loaded: LoadedPlan | None = plan.plan
     return loaded.lost if loaded is not None else None
-
-
-def _stepwise(task: RunTask) -> Stepwise | None:
-    """The steps of a partition whose splits are all short, if the run touches no tensors."""
-    if any(isinstance(one, TensorHandle) for one in task.inputs):
-        return None
-    if any(one.tensor is not None or one.into is not None for one in task.outputs):
-        return None
-    loaded: LoadedPlan = task.plan.plan
-    return loaded.copies[task.slot].stepwise()

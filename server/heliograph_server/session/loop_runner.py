@@ -5,7 +5,8 @@ A carried value has two tensors, and each step writes the one that it does not r
     step 0: given ─▸ A      step 1: A ─▸ B      step 2: B ─▸ A      ...
 
 So no step copies, and every step is bound before the first one runs. If the number of steps is
-fixed, the last step writes the client's tensors; otherwise a copy at the end may be needed.
+fixed, the last step writes the client's tensors; otherwise a copy at the end may be needed. A step
+with a feed reads fed inputs from tensors of their own (`fed_inputs.py`); the others pay nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from heliograph_server.plans.loaded_plan import LoadedPlan
 from heliograph_server.plans.multi_device import MultiDevicePlan, Observe
 from heliograph_server.resources.handles import TensorHandle
 from heliograph_server.resources.reclaim import MemoryReclaim
+from heliograph_server.session.fed_inputs import FedInputs
 from heliograph_server.session.protocol.instructions import RunTask
 from heliograph_server.session.taps import LoopObserver
 
@@ -45,6 +47,13 @@ class LoopRun:
         self._progress = task.progress
         self._copy = loaded.copies[task.slot]
         self._requested = outputs
+        self._mailbox = self._progress.mailbox
+        self._fed_inputs: FedInputs | None = None
+        if self._mailbox is not None:
+            self._fed_inputs = FedInputs(self._copy, self._loop, task.plan.inputs)
+            inputs = self._fed_inputs.lasting(inputs)
+        #: The inputs of the present step, if feeds changed them.
+        self._changed: Inputs | None = None
         home, other = self._sides(outputs)
         # The last step is known if no output can end the loop early.
         at_home = (self._loop.steps - 1) % 2 if self._loop.until is None else 0
@@ -129,18 +138,33 @@ class LoopRun:
         is_long = self._loaded.expected_us > TURN_SECONDS * 1e6
         begun = ended = time.perf_counter()
         first = self.done
+        has_mailbox = self._mailbox is not None
         with self._copy.turn(abort) as turn:
             while self.done == first or not (self._loop.taps or self._is_complete()):
                 if abort.is_set:
                     raise CancelledError("the loop was cancelled")
                 observer.step = self.done
                 inputs, outputs = self._bound[self.done % 2] if self.done else self._first
+                if has_mailbox:
+                    inputs = self._with_feeds(observer, inputs)
                 self._copy.compute(inputs, outputs, abort, observe, turn=turn if is_long else None)
                 self._progress.done += 1
+                self._changed = None
                 ended = time.perf_counter()
                 if ended - begun > TURN_SECONDS:
                     break
         self._loaded.note(self._task.slot, (ended - begun) * 1e6 / (self.done - first))
+
+    def _with_feeds(self, observer: LoopObserver, inputs: Inputs) -> Inputs:
+        """The inputs of the present step, after the feeds that it takes.
+
+        A step that is tried once more keeps those that it took.
+        """
+        assert self._mailbox is not None and self._fed_inputs is not None
+        if self._mailbox.waiting:
+            feeds = observer.take_feeds(self.done)
+            self._changed = self._fed_inputs.apply(feeds, self._changed or inputs)
+        return self._changed or inputs
 
     def _is_complete(self) -> bool:
         """True if no step is to follow the last one."""

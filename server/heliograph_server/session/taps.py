@@ -6,10 +6,11 @@ Runs on device threads. Any thread resumes a run.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from heliograph_backends.contract import Abort, Tensor, access
+from heliograph_proto.commands import FeedLoop
 from heliograph_proto.errors import CancelledError
 from heliograph_server.resources.device_queue import DeviceLock
 
@@ -73,14 +74,19 @@ class LoopObserver(Observer):
     """Sends the values that a loop streams, and waits while its client has too much unread.
 
     `stream` receives the step, a node's number or else an output's index, and the bytes. If it
-    returns False, the value is sent again after `proceed`. It may raise.
+    returns False, the value is sent again after `proceed`. It may raise. `take_feeds` receives the
+    step, and returns the feeds that it takes.
     """
 
     def __init__(
-        self, stream: Callable[[int, int, int | None, memoryview], bool], device_lock: DeviceLock
+        self,
+        stream: Callable[[int, int, int | None, memoryview], bool],
+        take_feeds: Callable[[int], Sequence[FeedLoop]],
+        device_lock: DeviceLock,
     ) -> None:
         super().__init__(lambda _node, _data: False, device_lock)
         self._stream = stream
+        self.take_feeds = take_feeds
         #: The current step.
         self.step = 0
 

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from heliograph_backends.contract import Abort
 from heliograph_proto.commands import Completion
+from heliograph_server.plans.loaded_plan import LoadedPlan
+from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.resources.device_queue import DeviceLock
-from heliograph_server.resources.handles import DeviceQueue
+from heliograph_server.resources.handles import DeviceQueue, TensorHandle
 from heliograph_server.session.protocol.dependencies import CommandState
+from heliograph_server.session.protocol.instructions import RunTask
 
 if TYPE_CHECKING:
     from heliograph_server.session.executor import Executor
@@ -43,3 +46,14 @@ class CommandWork:
         """Perform the work on the submitting thread, which holds the session's lock."""
         if self.executor.begin_work(self):
             self.executor.do_work(self)
+
+
+def stepwise_of(task: RunTask) -> Stepwise | None:
+    """Return the steps of a partition whose splits are all short, if the run touches no
+    tensors."""
+    if any(isinstance(one, TensorHandle) for one in task.inputs):
+        return None
+    if any(one.tensor is not None or one.into is not None for one in task.outputs):
+        return None
+    loaded: LoadedPlan = task.plan.plan
+    return loaded.copies[task.slot].stepwise()

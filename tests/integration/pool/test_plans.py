@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from daemon_threads import ThreadDaemon
+from fed_loops import adding, check_random_feeds
 from forked_daemons import running_daemon
 from pool_daemons import Daemon
 
@@ -203,6 +204,12 @@ def test_a_loop_over_several_hosts_is_a_run_for_each_step(head: hg.Session) -> N
         y = plan.run(x=y)["y"]
     found = plan.loop(x=X, steps=5, carry={"y": "x"}).result(60)["y"]
     assert found.tobytes() == y.tobytes()
+
+
+def test_a_loop_over_several_hosts_is_fed_between_its_steps(head: hg.Session) -> None:
+    names = names_of(head)
+    plan = head.compile(adding(), devices=names, pins={"half/*": names[1]})
+    check_random_feeds(plan, 100, 40, 7)
 
 
 def test_observed_nodes_make_a_plan_go_through_the_head_and_it_says_so(head: hg.Session) -> None:

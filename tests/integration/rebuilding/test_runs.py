@@ -126,6 +126,27 @@ def test_a_loop_that_was_stopped_is_not_repeated(pool: Losable, session: hg.Sess
         plan.run(x=GIVEN[0][0], timeout=SECONDS)
 
 
+def test_a_loop_that_was_fed_is_not_repeated(pool: Losable, session: hg.Session) -> None:
+    plan = session.compile(summing(), ALL, on_loss="rebuild")
+    plan.checkpoint()
+    loop = plan.loop(x=GIVEN[0][0], steps=10**9, feed="x", timeout=SECONDS)
+    assert loop.feed({"x": GIVEN[1][0]}).result(SECONDS) >= 0
+    pool.lose(plan.device)
+    with pytest.raises(hg.DeviceLostError, match="the loop was fed while it ran"):
+        loop.result(SECONDS)
+
+
+def test_a_feed_that_came_too_late_lets_a_loop_be_repeated(pool: Losable, session: hg.Session) -> None:
+    plan = session.compile(summing(), ALL, on_loss="rebuild")
+    plan.checkpoint()
+    x = GIVEN[0][0]
+    loop = plan.loop(x=x, steps=2, feed="x", timeout=SECONDS)
+    loop.result(SECONDS)
+    assert isinstance(loop.feed({"x": x}).exception(SECONDS), hg.LoopEndedError)
+    pool.lose(plan.device)
+    assert same(plan.run(x=x, timeout=SECONDS)["y"], undisturbed(summing(), [x] * 3)[-1])
+
+
 def test_what_stop_comes_too_late_for_is_repeated(pool: Losable, session: hg.Session) -> None:
     plan = session.compile(summing(), ALL, on_loss="rebuild")
     plan.checkpoint()

@@ -26,6 +26,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, tensor_type
+from heliograph_server.session.protocol.instructions import RunTask
 
 script = protocol_script.script
 
@@ -205,12 +206,16 @@ KINDS = st.one_of(
     st.builds(c.Memset, NUMBERS, st.just(0), st.just(16), st.just(1)),
     st.builds(c.CopyTensor, NUMBERS, NUMBERS),
     st.builds(
-        lambda plan, source, result: c.RunCommand(
-            plan, (c.InputBinding(0, None, source),), (c.OutputBinding(0, result, False),)
+        lambda plan, source, result, loop: c.RunCommand(
+            plan, (c.InputBinding(0, None, source),), (c.OutputBinding(0, result, False),), loop=loop
         ),
         NUMBERS,
         NUMBERS,
         NUMBERS,
+        st.sampled_from([None, c.Loop(3), c.Loop(3, fed_inputs=(0,), fed_bytes=1200)]),
+    ),
+    st.builds(
+        lambda loop, size: c.FeedLoop(loop, ((0, bytes(size)),)), st.integers(0, 30), st.sampled_from([8, 16])
     ),
     st.builds(c.Record, NUMBERS),
     st.builds(c.WaitCommand, NUMBERS),
@@ -244,12 +249,24 @@ def test_no_sequence_of_commands_breaks_the_invariants(
 def _disturb(script: Script, chance: random.Random) -> None:
     """Lets a queue work, perhaps badly, or a bulk call do something."""
     busy = [queue for queue, work in script.submitted.items() if work]
-    choice = chance.randrange(4)
+    choice = chance.randrange(5)
     if choice == 0:
         _upload(script, chance)
+    elif choice == 4:
+        _take_feeds(script, chance)
     elif busy:
         queue = chance.choice(busy)
         script.end(queue, ComputeFailedError("burnt") if choice == 1 else None)
+
+
+def _take_feeds(script: Script, chance: random.Random) -> None:
+    """Lets a step of a loop that is fed take what waits."""
+    running = [state for work in script.submitted.values() for state in work]
+    tasks = {one.sequence: one.task for one in running if isinstance(one.task, RunTask)}
+    fed = [number for number, one in tasks.items() if one.progress is not None and one.progress.mailbox]
+    if fed:
+        script.core.feeds.take(chance.choice(fed), 0)
+        script.follow()
 
 
 def _upload(script: Script, chance: random.Random) -> None:

@@ -82,6 +82,7 @@ from heliograph_server.session.protocol.instructions import (
     Start,
     WriteTask,
 )
+from heliograph_server.session.protocol.loop_feeds import LoopFeeds
 from heliograph_server.session.protocol.plan_state import PlanState
 from heliograph_server.session.protocol.resource_state import ResourceState
 from heliograph_server.session.protocol.run_validation import InlineRunFit, fit_of
@@ -100,8 +101,8 @@ class SessionCore:
     `devices` are names by priority. `recorded` contains the sequence numbers of the runs for which
     a `RunEnded` instruction is issued.
 
-    `plans`, `transfers`, `taps` and `resources` hold the rest of the state. They share the core's
-    lists of instructions and of tapped pieces, which are emptied and never replaced.
+    `plans`, `transfers`, `taps`, `feeds` and `resources` hold the rest of the state. They share the
+    core's lists of instructions and of tapped pieces, which are emptied and never replaced.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class SessionCore:
         self.plans = PlanState(self.handles, self.resources, self._instructions)
         self.transfers = TransferState(limits.in_flight_commands, self._instructions, self._ready)
         self.taps = TapState(self._open, self._tap_pieces, self._instructions, limits.inline_bytes)
+        self.feeds = LoopFeeds(self._commands, self._end, limits.inline_bytes)
         self._context = ValidationContext(
             self.handles, limits, tuple(devices), self.resources.open_queue, memory, holding
         )
@@ -246,6 +248,8 @@ class SessionCore:
             state = self._validator.validate(command)
             if isinstance(kind, c.Continue):
                 self.taps.proceed(state, kind)
+            elif isinstance(kind, c.FeedLoop):
+                self.feeds.receive(state, kind)
         state.counts = counts
         self._add(state, kind)
         if isinstance(kind, c.Cancel) and not state.is_refused:
@@ -339,7 +343,7 @@ class SessionCore:
 
     def _order(self, state: CommandState, kind: c.CommandKind) -> None:
         # A refused command waits for nothing: keeping it would take the room that it was refused.
-        if isinstance(kind, c.Cancel | c.Continue) or state.is_refused:
+        if isinstance(kind, c.Cancel | c.Continue | c.FeedLoop) or state.is_refused:
             return
         gates = isinstance(kind, c.WaitCommand) and self._wait_for_event(state, kind)
         if isinstance(state.task, FreeTask):
@@ -505,7 +509,8 @@ class SessionCore:
         elif state.notify or result.outputs or result.steps > 0:
             self._completions.append(result)
         if state.unread is not None:
-            # An interrupted loop sends no more values, while its step may go on for long.
+            # An interrupted loop sends and takes no more values, while its step may go on for long.
+            self.feeds.end(state.task)
             self._context.give_back(state, state.unread.most_bytes)
         if state.timed:
             self._instructions.append(Disarm(state.sequence))

@@ -30,6 +30,7 @@ from heliograph_server.resources.handles import (
 
 if TYPE_CHECKING:
     from heliograph_server.session.protocol.dependencies import CommandState
+    from heliograph_server.session.protocol.loop_feeds import Mailbox
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,6 +150,8 @@ class Progress:
     done: int = 0
     #: True if the loop is to end after the present step.
     stops: bool = False
+    #: The feeds that wait; None for a loop that takes none.
+    mailbox: Mailbox | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,6 +32,12 @@ def check_loop(run: c.RunCommand, inputs: Sequence[Port], outputs: Sequence[Port
     for place in loop.taps:
         _check_output(place, outputs)
     _check_once(loop.taps, "output", "is streamed twice")
+    for place in loop.fed_inputs:
+        if not 0 <= place < len(inputs):
+            raise InvalidArgumentError(f"input {place} of a plan with {len(inputs)}")
+    _check_once(loop.fed_inputs, "input", "is named twice among those that may be fed")
+    if loop.fed_bytes and not loop.fed_inputs:
+        raise InvalidArgumentError("bytes for feeds of a loop that takes none")
 
 
 def _check_carry(carry: c.Carry, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:

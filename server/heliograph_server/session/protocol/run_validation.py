@@ -12,6 +12,7 @@ from heliograph_server.resources.checks import check_separate, len_bytes
 from heliograph_server.resources.handles import PlanHandle, TensorHandle
 from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import Progress, RunTask, WantedOutput
+from heliograph_server.session.protocol.loop_feeds import Mailbox
 from heliograph_server.session.protocol.loop_rules import Unread, check_loop, streamed_bytes
 from heliograph_server.session.protocol.validation_context import ValidationContext
 
@@ -47,9 +48,12 @@ class RunValidator:
             check_loop(kind, plan.inputs, plan.outputs)
             state.unread = Unread(kind.loop.unread_bytes)
             held_bytes += kind.loop.unread_bytes + streamed_bytes(kind.loop, plan.outputs)
+            held_bytes += kind.loop.fed_bytes
         self._context.hold(state, held_bytes)
         slot = plan.slots.next()
-        progress = None if kind.loop is None else Progress()
+        progress = None
+        if kind.loop is not None:
+            progress = Progress(mailbox=Mailbox(kind.loop, plan.inputs) if kind.loop.fed_inputs else None)
         self._context.work(state, RunTask(plan, kind, inputs, outputs, slot, progress), plan.device)
         if plan.exchange_run is not None:
             plan.exchange_run = kind.exchange_run
