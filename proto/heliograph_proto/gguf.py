@@ -10,13 +10,14 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import math
+import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, BinaryIO, TypeAlias, TypeVar, overload
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -38,6 +39,10 @@ MAX_NAME_BYTES = 1024
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 2**20
 ALIGNMENT_KEY = "general.alignment"
+#: The entries of a part of a model: its number from 0, the number of parts, and of all tensors.
+PART_KEY, PARTS_KEY, PARTS_TENSORS_KEY = "split.no", "split.count", "split.tensors.count"
+#: The most files that a model is split into.
+MAX_PARTS = 1024
 
 #: ggml's data types by number: the name, the elements of a block, its bytes.
 _TYPES: dict[int, tuple[str, int, int]] = {
@@ -129,6 +134,8 @@ class GgufTensor:
     offset_bytes: int
     #: None for an unknown type.
     nbytes: int | None
+    #: The file that has it, of a model that is split: its number from 0.
+    part: int = 0
 
     @property
     def type(self) -> TensorType | None:
@@ -457,3 +464,89 @@ class _Reader:
             return self._take(length).decode()
         except UnicodeDecodeError:
             raise self.refusal("a text that is not UTF-8") from None
+
+
+# Models that are split into several files
+
+
+class PartName(NamedTuple):
+    """The name of a part of a model: "stem-00001-of-00003.gguf"."""
+
+    stem: str
+    #: From 0.
+    number: int
+    count: int
+
+    def of(self, number: int) -> str:
+        """The name of another part."""
+        return f"{self.stem}-{number + 1:05}-of-{self.count:05}.gguf"
+
+
+_PART_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
+
+
+def part_name(name: str) -> PartName | None:
+    """Return what the name of a file says of a part; None for a name of another form."""
+    found = _PART_NAME.fullmatch(name)
+    if found is None:
+        return None
+    part = PartName(found[1], int(found[2]) - 1, int(found[3]))
+    return part if 0 <= part.number < part.count else None
+
+
+def part_names(header: GgufHeader) -> tuple[str, ...]:
+    """Return the names of the files that a model is in, in order: its own name alone if it is not
+    split.
+
+    Raises InvalidModelError where its entries and its name contradict each other.
+    """
+    count = header.value(PARTS_KEY, int, 1)
+    if count <= 1:
+        return (header.name,)
+    number, found = header.value(PART_KEY, int), part_name(header.name)
+    if count > MAX_PARTS:
+        raise InvalidModelError(f"{header.name} is one of {count} parts; at most {MAX_PARTS} are supported")
+    if found is None or (found.number, found.count) != (number, count):
+        raise InvalidModelError(
+            f"{header.name} says that it is part {number + 1} of {count}, and is not named so",
+            advice=f"name it as it was split: MODEL-{number + 1:05}-of-{count:05}.gguf",
+        )
+    return tuple(map(found.of, range(count)))
+
+
+def read_parts(header: GgufHeader, read: Callable[[str], GgufHeader]) -> tuple[GgufHeader, ...]:
+    """Return the headers of all files of a model, in order; `header` is that of any of them.
+
+    `read` reads another one by its name. Raises its errors, and those of `part_names`.
+    """
+    return tuple(header if name == header.name else read(name) for name in part_names(header))
+
+
+def joined(parts: Sequence[GgufHeader]) -> GgufHeader:
+    """Return the header of a whole model, which has the metadata of its first part.
+
+    `parts` are all of its files, in order. Raises InvalidModelError if they are not of one model.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    names, places, tensors = part_names(first), dict[str, str](), list[GgufTensor]()
+    for number, part in enumerate(parts):
+        if part_names(part) != names or part.name != names[number]:
+            raise InvalidModelError(f"{part.name} is no part of the model of {first.name}", advice=_AGAIN)
+        for one in part.tensors:
+            if (before := places.setdefault(one.name, part.name)) != part.name:
+                raise InvalidModelError(f"{part.name} has tensor {one.name[:100]!r} of {before} again")
+            tensors.append(replace(one, part=number))
+    if len(tensors) != (expected := first.value(PARTS_TENSORS_KEY, int, len(tensors))):
+        raise InvalidModelError(
+            f"{first.name} is of a model with {expected} tensors, and its {len(parts)} parts have "
+            f"{len(tensors)}",
+            advice=_AGAIN,
+        )
+    if len(tensors) > MAX_TENSORS:
+        raise InvalidModelError(f"{first.name} has {len(tensors)} tensors; at most {MAX_TENSORS} are allowed")
+    return replace(first, tensors=tuple(tensors))
+
+
+_AGAIN = "copy all of its parts again, from one place"

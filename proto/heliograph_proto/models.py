@@ -41,16 +41,30 @@ class GgufSummary:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file of tensors that the server offers."""
+    """A file of tensors that the server offers, or a GGUF model that is split into several."""
 
-    #: Its path in the models folder, for `session.server_weights`.
+    #: Its path in the models folder, for `session.server_weights`; of a split model, the first
+    #: part's.
     name: str
+    #: Of all parts.
     size_bytes: int
     #: None for safetensors.
     gguf: GgufSummary | None = None
 
     def __str__(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """A GGUF file of a model, of which it has several if it is split."""
+
+    #: Its path in the models folder.
+    name: str
+    #: Its bytes before the first tensor's.
+    header: bytes
+    #: Those of the whole file.
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,5 @@ class ModelInfo:
     tensors: tuple[ModelTensor, ...]
     #: Skipped tensors, of unsupported types or without elements: "name: type shape".
     left_out: tuple[str, ...] = ()
-    #: Of a GGUF file: its bytes before the first tensor's, and the size of the whole.
-    header: bytes = b""
-    size_bytes: int = 0
+    #: The GGUF files that it is in, in order; none of another format.
+    parts: tuple[ModelPart, ...] = ()

@@ -197,17 +197,21 @@ def write_model(
     seed: int = 1,
     chat_template: str | None = "",
     entries: dict[str, Any] | None = None,
+    part_tensors: int = 0,
     **sizes: Any,
 ) -> Path:
     """Write a model. `sizes` are fields of Shape; `chat_template` None leaves it out. `entries` are
-    further ones, and None for a value leaves one out that is there."""
+    further ones, and None for a value leaves one out that is there. With `part_tensors` the model
+    is split into files of so many tensors, of which the first has none; its path is returned."""
     shape = replace(SHAPES[architecture], **sizes)
     if not vocabulary:
         vocabulary = "bpe" if architecture.startswith("qwen") else "spm"
     words = VOCABULARIES[vocabulary]() if isinstance(vocabulary, str) else vocabulary
     if chat_template == "":
         chat_template = CHATML if words.kind == "gpt2" else PLAIN_CHAT
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(
+        path, architecture, split_max_tensors=part_tensors, small_first_shard=bool(part_tensors)
+    )
     _write_entries(writer, shape, stored, len(words.tokens))
     words.write(writer)
     if chat_template is not None:
@@ -222,7 +226,7 @@ def write_model(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return sorted(path.parent.glob(f"{path.stem}-?????-of-*.gguf"))[0] if part_tensors else path
 
 
 _ADD = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import heliograph as hg
-from heliograph.llm.headers import read_header
-from heliograph_proto.gguf import GgufHeader, GgufTensor
+from heliograph.llm.headers import read_header, read_parts
+from heliograph_proto.gguf import GgufHeader, GgufTensor, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class File:
 
 
 class LocalWeights:
-    """The tensors of a file here, which is mapped into memory."""
+    """The tensors of a file here, or of the parts of one, which are mapped into memory."""
 
-    def __init__(self, name: str, data: mmap.mmap, tensors: Mapping[str, GgufTensor]) -> None:
+    def __init__(self, name: str, parts: Sequence[mmap.mmap], tensors: Mapping[str, GgufTensor]) -> None:
         self._name = name
-        self._data = data
+        self._parts = parts
         self._tensors = tensors
         #: The same array for each graph, so that its digest is taken once.
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -51,7 +51,7 @@ class LocalWeights:
         if type_ is None:
             raise unsupported(self._name, name, found.type_name)
         if name not in self._arrays:
-            raw = np.frombuffer(self._data, np.uint8, type_.nbytes, found.offset_bytes)
+            raw = np.frombuffer(self._parts[found.part], np.uint8, type_.nbytes, found.offset_bytes)
             self._arrays[name] = raw.view(type_.dtype.storage).reshape(type_.storage_shape)
         return graph.weight(name, self._arrays[name], dtype=type_.dtype)
 
@@ -87,14 +87,17 @@ class ServerFileWeights:
 
 
 def open_file(file: str | Path | hg.ServerWeights) -> File:
-    """Read the header of a model's file. Raises InvalidModelError."""
-    header = read_header(file)
+    """Read the header of a model's file, or of all files of a model that is split. Raises
+    InvalidModelError."""
     if isinstance(file, hg.ServerWeights):
-        return File(header, ServerFileWeights(file))
-    with Path(file).open("rb") as opened:
-        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    tensors = {one.name: one for one in header.tensors}
-    return File(header, LocalWeights(header.name, data, tensors))
+        return File(read_header(file), ServerFileWeights(file))
+    path = Path(file)
+    parts = read_parts(path)
+    header, data = joined(parts), []
+    for part in parts:
+        with path.with_name(part.name).open("rb") as opened:
+            data.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    return File(header, LocalWeights(header.name, data, {one.name: one for one in header.tensors}))
 
 
 def missing(file: str, name: str) -> hg.InvalidModelError:

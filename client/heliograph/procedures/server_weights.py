@@ -10,7 +10,7 @@ from heliograph.core.effects import Procedure, ask
 from heliograph.core.methods import DESCRIBE_MODEL, LIST_MODELS
 from heliograph.graph.server_weights import ServerWeight
 from heliograph_proto.errors import InvalidArgumentError
-from heliograph_proto.gguf import GgufHeader, parse_header
+from heliograph_proto.gguf import GgufHeader, joined, parse_header
 from heliograph_proto.models import ModelFile, ModelInfo
 
 
@@ -30,12 +30,12 @@ class ServerWeights(Mapping[str, ServerWeight]):
 
     @cached_property
     def header(self) -> GgufHeader | None:
-        """The header of a GGUF file, with its metadata; None for other formats.
+        """The header of a GGUF model, with its metadata; None for other formats.
 
         Raises InvalidModelError.
         """
-        info = self._info
-        return parse_header(info.header, info.size_bytes, info.name) if info.header else None
+        parts = [parse_header(one.header, one.size_bytes, one.name) for one in self._info.parts]
+        return joined(parts) if parts else None
 
     def __getitem__(self, name: str) -> ServerWeight:
         """Return a tensor by name.

@@ -18,6 +18,8 @@ import uvicorn
 
 import heliograph as hg
 from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.language_models import MODEL_HELP, plain_name, served_model
+from heliograph.cli.common.placement import add_model_placing_arguments, model_placing
 from heliograph.llm.serving import Bounds, Server
 from heliograph.llm.serving.engine import SECONDS
 from heliograph.llm.serving.http import HttpSettings, make_app
@@ -32,9 +34,7 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, --server, and those of the model and of the HTTP server."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="GGUF file here, or of the server's models (serve --models)"
-    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_server_argument(parser)
     parser.add_argument("--name", help="the model's name for clients (default: the file's, without .gguf)")
     parser.add_argument(
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type that keys and values are kept in: %(choices)s (default: f16)",
     )  # fmt: skip
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="template in place of the model's")
+    add_model_placing_arguments(parser)
     group = parser.add_argument_group("requests")
     group.add_argument(
         "--listen", metavar="HOST:PORT", default="127.0.0.1:8080", help="address (default: %(default)s)"
@@ -149,7 +150,7 @@ async def _serve(arguments: argparse.Namespace, host: str, port: int) -> int:
             failures.append(error)
             server.should_exit = True
 
-        name = arguments.name or Path(arguments.model).name.removesuffix(".gguf")
+        name = arguments.name or plain_name(arguments.model)
         settings = HttpSettings(name, authenticate, arguments.timeout, fail)
         server = uvicorn.Server(
             uvicorn.Config(
@@ -178,8 +179,8 @@ async def _opened(arguments: argparse.Namespace, name: str, url: str) -> AsyncIt
     is_here = Path(arguments.model).exists()  # noqa: ASYNC240 - before the first request
     async with hg.aio.connect(arguments.server) as session:
         file: Any = arguments.model
-        if not is_here and file in map(str, await session.models()):
-            file = await session.server_weights(file)
+        if not is_here and (served := served_model(file, await session.models())):
+            file = await session.server_weights(served)
         server = await Server.load(
             session,
             file,
@@ -187,6 +188,7 @@ async def _opened(arguments: argparse.Namespace, name: str, url: str) -> AsyncIt
             context=arguments.context,
             cache=arguments.cache,
             chat_template=template,
+            **model_placing(arguments, session),
         )
         try:
             print(f"serving {name} at {url}", flush=True)

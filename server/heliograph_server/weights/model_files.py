@@ -12,15 +12,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from heliograph_proto.digests import hasher
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError, InvalidModelError
-from heliograph_proto.models import GgufSummary, ModelFile, ModelInfo, ModelTensor
+from heliograph_proto.gguf import MAX_PARTS, part_name
+from heliograph_proto.models import GgufSummary, ModelFile, ModelInfo, ModelPart, ModelTensor
 from heliograph_server.weights.disk_cache import FileSource, read_at
-from heliograph_server.weights.model_formats import FORMATS, Extent, read_header
+from heliograph_server.weights.model_formats import FORMATS, Extent, HeaderFile, read_model, summary
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +47,19 @@ class _Stamp:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A file whose tensors were hashed."""
+    """A model whose tensors were hashed."""
 
-    stamp: _Stamp
     info: ModelInfo
-    #: The bytes of its metadata, which are read again each time: they may be many.
-    metadata_bytes: int
+    #: Its metadata is read again each time: it may be large.
+    files: tuple[HeaderFile, ...]
+    stamps: tuple[_Stamp, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A file as a listing found it."""
+    """A model as a listing found it."""
 
-    stamp: _Stamp
+    stamps: tuple[_Stamp, ...]
     is_model: bool
     gguf: GgufSummary | None = None
 
@@ -72,7 +73,7 @@ class ModelFiles:
         #: Held while a file is hashed, which uses the disk's whole bandwidth anyway.
         self._reading = threading.Lock()
         self._known: dict[str, _Known] = {}
-        #: By digest: the file, and the extent in it.
+        #: By digest: the model, and the extent.
         self._places: dict[bytes, tuple[str, Extent]] = {}
         #: The findings of the last listing.
         self._looked_at: dict[str, _Look] = {}
@@ -90,20 +91,31 @@ class ModelFiles:
     def files(self) -> tuple[ModelFile, ...]:
         """Return the models that `describe` takes, sorted by name; at most MAX_FILES.
 
-        A file whose header is malformed is left out, and logged once. Blocks.
+        A GGUF model that is split has the name of its first part. A model whose header is malformed
+        is left out, and logged once. Blocks.
         """
-        inside = sorted(self._files())
         found: dict[str, _Look] = {}
-        for name in inside[:MAX_FILES]:
+        for name in sorted(self._files())[:MAX_FILES]:
+            if self._first(name) != name:
+                continue
             try:
-                path = self._path(name)
-                found[name] = self._looked(name, path, _stamp(path, name))
+                found[name] = self._looked(name)
             except (InvalidArgumentError, InvalidModelError) as error:
                 logger.debug("%s is not listed: %s", name, error.message)
         self._looked_at = found
         return tuple(
-            ModelFile(name, look.stamp.size_bytes, look.gguf) for name, look in found.items() if look.is_model
+            ModelFile(name, sum(one.size_bytes for one in look.stamps), look.gguf)
+            for name, look in found.items()
+            if look.is_model
         )
+
+    def _first(self, name: str) -> str:
+        """Return the first part of a split model that a name is a part of, if it is there; else the
+        name."""
+        part = part_name(name)
+        if part is None or not part.number or not (self.folder / part.of(0)).is_file():
+            return name
+        return part.of(0)
 
     def _files(self) -> Iterator[str]:
         """Yield the paths of files with the suffix of a model, also in linked folders inside."""
@@ -125,58 +137,88 @@ class ModelFiles:
                     if real.is_relative_to(self.folder) and real not in above:
                         waiting.append((path, (*above, real)))
 
-    def _looked(self, name: str, path: Path, stamp: _Stamp) -> _Look:
+    def _looked(self, name: str) -> _Look:
+        self._path(name)
+        stamps = self._around(name)
         known = self._looked_at.get(name)
-        if known is not None and known.stamp == stamp:
+        if known is not None and known.stamps == stamps:
             return known
         try:
-            header = read_header(path, name)
+            header = read_model(name, self._path)
         except InvalidModelError as error:
             logger.warning("a model is not listed: %s", error.message)
-            return _Look(stamp, is_model=False)
-        return _Look(stamp, is_model=True, gguf=header.gguf)
+            return _Look(stamps, is_model=False)
+        about = summary(header.gguf) if header.gguf is not None else None
+        return _Look(stamps, is_model=True, gguf=about)
+
+    def _around(self, name: str) -> tuple[_Stamp, ...]:
+        """The stamps of a model's files: of all parts that are there."""
+        part = part_name(name)
+        names = [name] if part is None else map(part.of, range(min(part.count, MAX_PARTS)))
+        there = (one for one in names if one == name or (self.folder / one).is_file())
+        return tuple(_stamp(self.folder / one, one) for one in there)
+
+    def _stamps(self, files: Sequence[HeaderFile]) -> tuple[_Stamp, ...]:
+        return tuple(_stamp(self._path(one.name), one.name) for one in files)
 
     def describe(self, name: str) -> ModelInfo:
-        """The tensors of a file, with their digests. Reads the whole file the first time. Blocks.
+        """The tensors of a model, with their digests; of one that is split, any part may be named.
+        Reads all of its bytes the first time. Blocks.
 
         Raises InvalidArgumentError for a name that leads out of the folder, and InvalidModelError
         for a file that is missing or malformed.
         """
-        path = self._path(name)
+        self._path(name)
+        name = self._first(name)
         with self._reading:
             known = self._known.get(name)
-            if known is None or known.stamp != _stamp(path, name):
-                known = self._describe(name, path)
-            return self._with_metadata(known, path)
+            if known is None or known.stamps != self._stamps(known.files):
+                known = self._describe(name)
+            return self._with_metadata(known)
 
-    def _with_metadata(self, known: _Known, path: Path) -> ModelInfo:
+    def _with_metadata(self, known: _Known) -> ModelInfo:
         """The model with its metadata. Raises InvalidModelError."""
-        info, count = known.info, known.metadata_bytes
-        if not count:
-            return info
-        try:
-            with path.open("rb") as file:
-                header = file.read(count)
-        except OSError as error:
-            raise InvalidModelError(f"cannot read the model {info.name}: {error.strerror}") from None
-        if len(header) != count or _stamp(path, info.name) != known.stamp:
-            raise InvalidModelError(f"{info.name} changed while it was read", advice="try again")
-        return replace(info, header=header, size_bytes=known.stamp.size_bytes)
+        parts = []
+        for one, stamp in zip(known.files, known.stamps, strict=True):
+            if one.metadata_bytes:
+                header = self._metadata(one)
+                parts.append(ModelPart(one.name, header, stamp.size_bytes))
+        if parts and self._stamps(known.files) != known.stamps:
+            raise _changed(known.info.name)
+        return replace(known.info, parts=tuple(parts))
 
-    def _describe(self, name: str, path: Path) -> _Known:
-        before = _stamp(path, name)
-        header = read_header(path, name)
-        extents = header.extents
-        with path.open("rb", buffering=0) as file:
-            found = {one.name: _digest(file.fileno(), one, name) for one in extents}
-        if _stamp(path, name) != before:
-            raise InvalidModelError(f"{name} changed while it was read", advice="try again")
-        tensors = tuple(ModelTensor(one.name, one.type, found[one.name]) for one in extents)
-        info = ModelInfo(name, tensors, header.left_out)
+    def _metadata(self, part: HeaderFile) -> bytes:
+        try:
+            with self._path(part.name).open("rb") as file:
+                header = file.read(part.metadata_bytes)
+        except OSError as error:
+            raise InvalidModelError(f"cannot read the model {part.name}: {error.strerror}") from None
+        if len(header) != part.metadata_bytes:
+            raise _changed(part.name)
+        return header
+
+    def _describe(self, name: str) -> _Known:
+        stamps, found = dict[str, _Stamp](), dict[str, bytes]()
+
+        def path_of(one: str) -> Path:
+            path = self._path(one)
+            stamps[one] = _stamp(path, one)
+            return path
+
+        header = read_model(name, path_of)
+        before = tuple(stamps[one.name] for one in header.files)
+        for part in header.files:
+            with self._path(part.name).open("rb", buffering=0) as file:
+                mine = (one for one in header.extents if one.file == part.name)
+                found |= {one.name: _digest(file.fileno(), one) for one in mine}
+        if self._stamps(header.files) != before:
+            raise _changed(name)
+        tensors = tuple(ModelTensor(one.name, one.type, found[one.name]) for one in header.extents)
         with self._lock:
             self._places = {key: place for key, place in self._places.items() if place[0] != name}
-            self._places.update((found[one.name], (name, one)) for one in extents)
-            known = self._known[name] = _Known(before, info, header.metadata_bytes)
+            self._places.update((found[one.name], (name, one)) for one in header.extents)
+            info = ModelInfo(name, tensors, header.left_out)
+            known = self._known[name] = _Known(info, header.files, before)
         return known
 
     def _path(self, name: str) -> Path:
@@ -224,11 +266,10 @@ class ModelFiles:
         if place is None:
             return None
         name, extent = place
-        path = self._path(name)
         try:
-            number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            number = os.open(self._path(extent.file), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
-            raise InvalidModelError(f"cannot read the model {name}: {error.strerror}") from None
+            raise InvalidModelError(f"cannot read the model {extent.file}: {error.strerror}") from None
         return FileSource(
             number, extent.type.nbytes, lambda reason: self._reject(name, reason), extent.offset_bytes
         )
@@ -243,7 +284,11 @@ class ModelFiles:
         )
 
 
-def _digest(file: int, extent: Extent, name: str) -> bytes:
+def _changed(name: str) -> InvalidModelError:
+    return InvalidModelError(f"{name} changed while it was read", advice="try again")
+
+
+def _digest(file: int, extent: Extent) -> bytes:
     taken, space = hasher(), memoryview(bytearray(PIECE_BYTES))
     offset, end = extent.offset_bytes, extent.offset_bytes + extent.type.nbytes
     try:
@@ -251,7 +296,7 @@ def _digest(file: int, extent: Extent, name: str) -> bytes:
             taken.update(space[:count])
             offset += count
     except OSError as error:
-        raise InvalidModelError(f"cannot read the model {name}: {error.strerror}") from None
+        raise InvalidModelError(f"cannot read the model {extent.file}: {error.strerror}") from None
     digest: bytes = taken.digest()
     return digest
 

@@ -38,22 +38,52 @@ class Extent:
     name: str
     type: TensorType
     offset_bytes: int
+    #: The file's path in the models' folder.
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderFile:
+    """A file of a model."""
+
+    #: Its path in the models' folder.
+    name: str
+    #: The bytes that have metadata, from the first on; 0 for formats without.
+    metadata_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The tensors of a file, and those left out, with their types."""
+    """The tensors of a model, and those left out, with their types."""
 
     extents: tuple[Extent, ...]
     left_out: tuple[str, ...]
-    #: The bytes that have a model's metadata, from the first on; 0 for formats without.
-    metadata_bytes: int = 0
-    #: The model of a GGUF file.
-    gguf: GgufSummary | None = None
+    #: Several of a GGUF model that is split.
+    files: tuple[HeaderFile, ...]
+    #: Of a GGUF file.
+    gguf: gguf.GgufHeader | None = None
 
 
 class _BadError(Exception):
     """A malformed header, with the reason."""
+
+
+def read_model(name: str, path_of: Callable[[str], Path]) -> Header:
+    """Read the tensors of a model: of a file, or of all files of a GGUF model that is split.
+
+    `path_of` finds a file by its name, and raises. Raises InvalidModelError, which calls a file by
+    its name.
+    """
+    header = read_header(path_of(name), name)
+    if header.gguf is None or len(names := gguf.part_names(header.gguf)) == 1:
+        return header
+    parts = [header if one == name else read_header(path_of(one), one) for one in names]
+    return Header(
+        tuple(extent for one in parts for extent in one.extents),
+        tuple(text for one in parts for text in one.left_out),
+        tuple(file for one in parts for file in one.files),
+        gguf.joined([one.gguf for one in parts if one.gguf is not None]),
+    )
 
 
 def read_header(path: Path, name: str) -> Header:
@@ -76,7 +106,9 @@ def read_header(path: Path, name: str) -> Header:
     )
 
 
-def _header(found: Iterator[tuple[str, str, DType | None, tuple[int, ...], int, int]], size: int) -> Header:
+def _header(
+    found: Iterator[tuple[str, str, DType | None, tuple[int, ...], int, int]], size: int, file: str
+) -> Header:
     """Check (name, type's name, type, shape, first byte, end or -1) of each tensor against the
     file."""
     extents: dict[str, Extent] = {}
@@ -96,8 +128,8 @@ def _header(found: Iterator[tuple[str, str, DType | None, tuple[int, ...], int, 
             raise _BadError(
                 f"tensor {name!r}, {type_.nbytes} bytes from byte {begin}, is outside of its {size} bytes"
             )
-        extents[name] = Extent(name, type_, begin)
-    return Header(tuple(extents.values()), tuple(left_out))
+        extents[name] = Extent(name, type_, begin, file)
+    return Header(tuple(extents.values()), tuple(left_out), (HeaderFile(file),))
 
 
 # safetensors
@@ -111,7 +143,8 @@ def _read_safetensors(file: BinaryIO, size: int, name: str) -> Header:
     if not isinstance(entries, dict) or len(entries) > MAX_TENSORS:
         raise _BadError("its header is not a table of tensors")
     entries.pop("__metadata__", None)
-    return _header((_entry(name, entry, 8 + length) for name, entry in entries.items()), size)
+    found = (_entry(one, entry, 8 + length) for one, entry in entries.items())
+    return _header(found, size, name)
 
 
 def _entry(name: str, entry: Any, start: int) -> tuple[str, str, DType | None, tuple[int, ...], int, int]:
@@ -138,11 +171,12 @@ def _read_gguf(file: BinaryIO, size: int, name: str) -> Header:
             for one, type_ in found
         ),
         size,
+        name,
     )
-    return replace(header, metadata_bytes=min(whole.data_offset, size), gguf=_summary(whole))
+    return replace(header, files=(HeaderFile(name, min(whole.data_offset, size)),), gguf=whole)
 
 
-def _summary(header: gguf.GgufHeader) -> GgufSummary:
+def summary(header: gguf.GgufHeader) -> GgufSummary:
     """Summarize a model. Entries of other types than they should have count as missing."""
 
     def text(key: str) -> str:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import TextIOWrapper
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 import heliograph as hg
 from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.placement import add_model_placing_arguments, model_placing
 from heliograph.llm import Answer, LanguageModel, Result
+from heliograph_proto.gguf import part_name
 
+MODEL_HELP = (
+    "GGUF file here, any part of one that is split, or the name of one of the server's (serve --models)"
+)
 #: The options of an answer and their types, with a line of help.
 SAMPLING: dict[str, tuple[type, str]] = {
     "max_tokens": (int, "the most tokens of an answer (default: what the context has room for)"),
@@ -26,10 +31,8 @@ SAMPLING: dict[str, tuple[type, str]] = {
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, --server, --context, --cache and the options of an answer."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="GGUF file here, or of the server's models (serve --models)"
-    )
+    """Add MODEL, --server, --context, --cache, the placement and the options of an answer."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_server_argument(parser)
     parser.add_argument(
         "--context",
@@ -44,6 +47,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("f16", "f32", "bf16", "q8_0", "q4_0"),
         help="type that keys and values are kept in: %(choices)s (default: f16)",
     )
+    add_model_placing_arguments(parser)
     group = parser.add_argument_group("answers")
     for name, (kind, help) in SAMPLING.items():
         flags = ["-n"] if name == "max_tokens" else []
@@ -58,10 +62,36 @@ def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageMo
     if isinstance(sys.stdout, TextIOWrapper):
         # Letters that the output's encoding lacks are escaped.
         sys.stdout.reconfigure(errors="backslashreplace")
+    options = model_placing(arguments, session)
     file: str | hg.ServerWeights = arguments.model
-    if not Path(arguments.model).exists() and arguments.model in map(str, session.models()):
-        file = session.server_weights(arguments.model)
-    return hg.llm.load(session, file, context=arguments.context, cache=arguments.cache)
+    if not Path(arguments.model).exists() and (name := served_model(arguments.model, session.models())):
+        file = session.server_weights(name)
+    return hg.llm.load(session, file, context=arguments.context, cache=arguments.cache, **options)
+
+
+def served_model(wanted: str, served: Sequence[hg.ModelFile]) -> str:
+    """Return the name of a served model: of its file, of any part of one that is split, or without
+    the folder and the suffix; empty if there is none.
+
+    Raises InvalidArgumentError if several have the name.
+    """
+    names = [one.name for one in served if one.gguf is not None]
+    part = part_name(wanted)
+    if wanted in names or (part is not None and part.of(0) in names):
+        return wanted
+    found = [name for name in names if plain_name(name) == wanted]
+    if len(found) > 1:
+        raise hg.InvalidArgumentError(
+            f"{wanted!r:.80} is the name of {len(found)} models of the server",
+            advice=f"name one of {', '.join(found[:5])}",
+        )
+    return found[0] if found else ""
+
+
+def plain_name(file: str) -> str:
+    """Return a model's name: its file's without folder, suffix, and number of a part."""
+    part = part_name(PurePath(file).name)
+    return part.stem if part is not None else PurePath(file).name.removesuffix(".gguf")
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,14 +1,16 @@
-"""The server and the placement of `heliograph explain`, `run` and `trace`."""
+"""The server and the placement of `heliograph explain`, `run` and `trace`, and of language models."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import heliograph as hg
 from heliograph.cli.common.arguments import add_server_argument
 
+#: In place of names: every device.
+EVERY_DEVICE = "all"
 _OPTIONS = {
     "device": ("NAME", "device to use, by priority; repeatable (default: the server's first)"),
     "pin": ("PATTERN=DEVICE", "run nodes with matching names (as in fnmatch) there; repeatable"),
@@ -21,22 +23,60 @@ _OPTIONS = {
 def add_placing_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --server, --device, --pin, --memory, --split, --buffer-type, --pipeline."""
     add_server_argument(parser)
-    for name, (metavar, help) in _OPTIONS.items():
-        parser.add_argument(f"--{name}", metavar=metavar, action="append", default=[], help=help)
+    for name in _OPTIONS:
+        _add(parser, name)
     parser.add_argument(
         "--pipeline", metavar="N", type=int, default=1, help="maximum number of runs in flight (default: 1)"
     )
 
 
+def _add(parser: argparse._ActionsContainer, name: str) -> None:
+    metavar, help = _OPTIONS[name]
+    parser.add_argument(f"--{name}", metavar=metavar, action="append", default=[], help=help)
+
+
+def add_model_placing_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --devices, --pin, --memory, --split, --buffer-type."""
+    group = parser.add_argument_group("placement")
+    group.add_argument(
+        "--devices",
+        "--device",
+        metavar="NAME,...",
+        action="append",
+        default=[],
+        help=f"devices to spread the layers over, by priority and memory; {EVERY_DEVICE}: each of the server "
+        "or pool; repeatable (default: the server's first)",
+    )
+    for name in _OPTIONS:
+        if name != "device":
+            _add(group, name)
+
+
 def placing(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `session.compile`. Raises InvalidArgumentError."""
+    return {"devices": arguments.device or None, **_how(arguments), "pipeline": arguments.pipeline}
+
+
+def model_placing(arguments: argparse.Namespace, session: hg.Session | hg.aio.Session) -> hg.CompileOptions:
+    """Return those of the plans of a language model that were given. Raises
+    InvalidArgumentError."""
+    named = [name for given in arguments.devices for name in given.split(",")]
+    if not all(named):
+        raise hg.InvalidArgumentError(
+            f"--devices {','.join(named)!r:.80} has an empty name", advice="write --devices NAME,NAME"
+        )
+    if EVERY_DEVICE in named:
+        named = [one.name for one in session.devices if not one.lost]
+    given = {"devices": named or None, **_how(arguments)}
+    return cast(hg.CompileOptions, {name: value for name, value in given.items() if value})
+
+
+def _how(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
-        "devices": arguments.device or None,
         "pins": _pairs("pin", arguments.pin),
         "memory": _pairs("memory", arguments.memory),
         "split": {name: _split(found) for name, found in _pairs("split", arguments.split).items()},
         "buffer_types": _pairs("buffer-type", arguments.buffer_type),
-        "pipeline": arguments.pipeline,
     }
 
 
