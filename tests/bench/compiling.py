@@ -7,7 +7,7 @@ thread computes, and its own time counts.
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count

@@ -21,6 +21,7 @@ import heliograph as hg
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from gguf_files import Vocabulary, spm, write_model
+from lora_files import write_adapter
 
 LAYERS, WORDS = 6, 32_000
 PROMPT, DECODED = 128, 24
@@ -28,6 +29,9 @@ PROMPT, DECODED = 128, 24
 BARS = {"prompt": 1.2, "decode": 1.2}
 #: The most that a sampled token may take of the likeliest one's time.
 SAMPLED_BAR = 1.15
+#: The most that a token with an adapter of rank 16 for all matrices of layers may take.
+ADAPTED_BAR = 1.25
+RANK = 16
 ROUNDS = 6
 
 
@@ -58,12 +62,33 @@ def figures() -> Iterator[Figure]:
             yield Figure(
                 "llm/sampled", sampled * 1e3, likeliest * 1e3, SAMPLED_BAR, "ms/token", "the likeliest token"
             )
+            yield adapted(session, ours, path)
             if not (PEERS / "ggml-rpc" / "llama_cpp" / "lib" / "libllama.so").exists():
                 print("no figures beside llama.cpp: `make peers` builds it", file=sys.stderr)
                 return
             threads = len(os.sched_getaffinity(0))
             with PeerProcess("peer_llama.py", path, threads, python=PEER_PYTHON) as peer:
                 yield from beside(ours, peer)
+
+
+def adapted(session: hg.Session, ours: Ours, path: Path) -> Figure:
+    """A token with an adapter, beside the model alone."""
+    adapter = write_adapter(
+        path.with_name("adapter.gguf"),
+        path,
+        rank=RANK,
+        stored="f16",
+        wanted=lambda name: name.startswith("blk."),
+    )
+    theirs = Ours(hg.llm.load(session, path, adapters=[adapter]))
+    alone, with_adapter = paired_medians(
+        lambda runs: ours.decode(runs, temperature=0),
+        lambda runs: theirs.decode(runs, temperature=0),
+        ROUNDS,
+        1,
+    )
+    note = f"rank {RANK}, f16"
+    return Figure("llm/adapter", with_adapter * 1e3, alone * 1e3, ADAPTED_BAR, "ms/token", "no adapter", note)
 
 
 def beside(ours: Ours, peer: PeerProcess) -> Iterator[Figure]:

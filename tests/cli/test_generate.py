@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from forked_daemons import running_daemon
 from gguf_files import write_model
+from lora_files import write_adapter
 
 import heliograph as hg
 from heliograph.cli import main
@@ -49,6 +50,24 @@ def test_generate_takes_its_prompt_from_standard_input_and_prints_json(
     found = json.loads(capsys.readouterr().out)
     assert found["text"] == expected(model, max_tokens=5, seed=3)
     assert (len(found["tokens"]), found["finish_reason"], found["seed"]) == (5, "length", 3)
+
+
+def test_adapters_have_a_scale_behind_their_file(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [
+        write_adapter(tmp_path / name, model, seed=seed) for seed, name in enumerate(("a.gguf", "b:2.gguf"))
+    ]
+    arguments = ["-p", PROMPT, "-n", "9", "--seed", "3", "--server", "local:"]
+    assert (
+        main(["generate", str(model), *arguments, "--lora", f"{files[0]}:0.5", "--lora", str(files[1])]) == 0
+    )
+    with hg.connect("local:") as session:
+        adapters = [hg.llm.Adapter(files[0], 0.5), files[1]]
+        text = hg.llm.load(session, model, adapters=adapters).generate(PROMPT, max_tokens=9, seed=3).text
+    assert capsys.readouterr().out == text + "\n" != expected(model, max_tokens=9, seed=3) + "\n"
+    assert main(["generate", str(model), *arguments, "--lora", "absent.gguf:2"]) == 1
+    assert "cannot read absent.gguf" in capsys.readouterr().err
 
 
 def test_chat_answers_each_line_with_all_before_it(

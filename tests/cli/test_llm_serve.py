@@ -9,12 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 from gguf_files import write_model
+from lora_files import write_adapter
 
+import heliograph as hg
 from heliograph.cli import main
 
 
@@ -54,6 +57,33 @@ def test_sigterm_waits_for_the_answers_in_progress(model: Path) -> None:
             lines = [line for line in response if line.startswith(b"data: ")]
         assert lines[-1] == b"data: [DONE]\n" and b'"finish_reason":"length"' in lines[-2]
         assert process.wait(30) == 0
+
+
+def test_an_adapter_is_a_model_of_its_own(model: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "polite.gguf", model)
+    body = {"prompt": "Hello there", "max_tokens": 9, "seed": 3, "temperature": 1.0}
+    texts = []
+    with serving(model, "--slots", "2", "--lora", f"{adapter}:0.5") as (_, url):
+        with urlopen(f"{url}/models", timeout=30) as response:
+            assert [one["id"] for one in json.load(response)["data"]] == ["small", "polite"]
+        for name in ("small", "polite"):
+            found: Any = ask(f"{url}/completions", {**body, "model": name})
+            assert found["model"] == name
+            texts.append(found["choices"][0]["text"])
+        with pytest.raises(HTTPError, match="404"):
+            ask(f"{url}/completions", {**body, "model": "rude"})
+    with hg.connect("local:") as session:
+        options: Any = {"max_tokens": 9, "seed": 3, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
+        llm = hg.llm.load(session, model, adapters=[hg.llm.Adapter(adapter, 0.0)])
+        plain = llm.generate("Hello there", **options).text
+        llm.set_adapter_scale("polite", 0.5)
+        assert texts == [plain, llm.generate("Hello there", **options).text]
+
+
+def test_an_adapter_with_the_name_of_the_model_is_refused(model: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "polite.gguf", model)
+    given = ["llm-serve", str(model), "--server", "local:", "--listen", "127.0.0.1:0"]
+    assert main([*given, "--name", "polite", "--lora", str(adapter)]) == 1
 
 
 def test_tokens_of_a_file_are_asked_for(

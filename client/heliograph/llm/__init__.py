@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from heliograph.llm.adapters import Adapter
     from heliograph.llm.architectures import ARCHITECTURES
     from heliograph.llm.chat import ChatTemplate, read_chat_template
     from heliograph.llm.generating import Logprob, Result
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARCHITECTURES",
+    "Adapter",
     "Answer",
     "AsyncAnswer",
     "AsyncLanguageModel",
@@ -44,6 +46,7 @@ __all__ = [
 
 _MODULES = {
     "ARCHITECTURES": "architectures",
+    "Adapter": "adapters",
     "Answer": "language_model",
     "AsyncAnswer": "language_model",
     "AsyncLanguageModel": "language_model",

@@ -47,6 +47,19 @@ class Kept(Protocol):
         sequences, [sequences * rows, k]."""
 
 
+class Adapting(Protocol):
+    """Additions to the products of a model's tensors, such as those of adapters."""
+
+    def product(self, tensor: str, y: hg.Value, x: hg.Value) -> hg.Value:
+        """Return the product y of a matrix and rows x, changed."""
+
+    def experts(self, tensor: str, y: hg.Value, x: hg.Value, chosen: hg.Value) -> hg.Value:
+        """Return the products y of the matrices that each of the rows x chose, changed."""
+
+    def embedding(self, x: hg.Value, tokens: hg.Value) -> hg.Value:
+        """Return the embeddings x of tokens, changed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cache:
     """The keys and values of a sequence: variables of the session, a row for each token."""
@@ -86,6 +99,7 @@ class Step:
     sequences: int = 1
     #: Whether the graph ends with the keys and values of the last layer.
     only_fills: bool = False
+    adaptation: Adapting | None = None
     _made: dict[str, hg.Value] = field(default_factory=dict)
     _masks: dict[int, hg.Value] = field(default_factory=dict)
 
@@ -111,19 +125,33 @@ class Step:
     def product(self, name: str, x: hg.Value) -> hg.Value:
         """Multiply rows [n, k] by the transpose of a matrix [m, k], and add its bias if it has
         one."""
-        y = ops.mul_mat(self.weight(f"{name}.weight"), x)
+        y = self._adapted_product(f"{name}.weight", x)
         return y + self.weight(f"{name}.bias") if self.has(f"{name}.bias") else y
+
+    def _adapted_product(self, tensor: str, x: hg.Value) -> hg.Value:
+        y = ops.mul_mat(self.weight(tensor), x)
+        return self.adaptation.product(tensor, y, x) if self.adaptation else y
+
+    def product_of_experts(self, name: str, x: hg.Value, chosen: hg.Value) -> hg.Value:
+        """Multiply rows [n, 1 or used, k] by the matrices of the experts that each token chose:
+        [n, used, m]."""
+        y = ops.mul_mat_id(self.weight(f"{name}.weight"), x, chosen)
+        return self.adaptation.experts(f"{name}.weight", y, x, chosen) if self.adaptation else y
 
     def embedding(self, tokens: hg.Value) -> hg.Value:
         """Return the rows of tokens, f32 [n, w]."""
         x = ops.get_rows(self.weight("token_embd.weight"), tokens)
+        if self.adaptation:
+            x = self.adaptation.embedding(x, tokens)
         scale = self.config.embedding_scale
         return x if scale == 1.0 else ops.scale(x, scale=scale)
 
     def logits(self, x: hg.Value) -> hg.Value:
         """Return the logits of hidden rows that are normed already, f32 [n, vocabulary]."""
-        name = "output.weight" if self.has("output.weight") else "token_embd.weight"
-        y = ops.mul_mat(self.weight(name), x)
+        if self.has("output.weight"):
+            y = self._adapted_product("output.weight", x)
+        else:
+            y = ops.mul_mat(self.weight("token_embd.weight"), x)
         if self.has("output.bias"):
             y = y + self.weight("output.bias")
         cap = self.config.logit_cap
@@ -242,7 +270,7 @@ class Step:
         weights = weights / hg.sum(weights, axis=-1, keepdims=True)
 
         def product(name: str, rows: hg.Value) -> hg.Value:
-            return ops.mul_mat_id(self.weight(f"{layer}.{name}_exps.weight"), rows, chosen)
+            return self.product_of_experts(f"{layer}.{name}_exps", rows, chosen)
 
         rows = hg.reshape(x, (n, 1, x.shape[1]))
         inner = ops.swiglu(product("ffn_gate", rows), product("ffn_up", rows))

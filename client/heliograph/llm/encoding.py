@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 import heliograph as hg
+from heliograph.llm.adapters import Scales
 from heliograph.llm.architectures.bert import Encoding
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Weights
@@ -34,6 +35,8 @@ class EncoderEngine:
         self.config = config
         self.context = min(config.context, LENGTHS[-1])
         self.plans: dict[Any, Any] = {}
+        #: There are none for encoders.
+        self.adapters = Scales()
         self._session = session
         self._weights = weights
         self._pooling = pooling

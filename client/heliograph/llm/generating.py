@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from typing import Any, Literal, TypeAlias
@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 import heliograph as hg
+from heliograph.llm.adapters import SCALES, Scales
 from heliograph.llm.chunks import Chunk, cut, shared
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.effects import Ask, AskNext, Give, Procedure
@@ -87,8 +88,16 @@ class Engine:
     One procedure uses the cache at a time.
     """
 
-    def __init__(self, session: Any, decoder: Decoder, pooling: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        session: Any,
+        decoder: Decoder,
+        pooling: str,
+        options: dict[str, Any],
+        adapters: Scales | None = None,
+    ) -> None:
         self.decoder = decoder
+        self.adapters = adapters or Scales()
         self._pooling = pooling
         self._session = session
         self._options = options
@@ -96,6 +105,8 @@ class Engine:
         self.plans: dict[Any, Any] = {}
         #: The tokens whose keys and values the cache has, from position 0 on.
         self._kept: list[int] = []
+        #: The adapters' scales with which they were computed.
+        self._scales = self.adapters.row()
         self._turn = Lock()
 
     @property
@@ -132,6 +143,10 @@ class Engine:
                 "shares the weights",
             )
         try:
+            scales = self.adapters.row()
+            if (scales != self._scales).any():
+                self._scales = scales
+                del self._kept[:]
             yield
         finally:
             self._turn.release()
@@ -151,12 +166,31 @@ class Engine:
 
     def prepare(self) -> Procedure[Any, None]:
         """Compile the plan of the likeliest token, which has all weights."""
-        yield from self._decoding(Form(1))
+        form = Form(1)
+        yield from self._plan(form, partial(self.decoder.decode, form), bool(self.decoder.loras))
+
+    @property
+    def _is_adapted(self) -> bool:
+        """False where all scales are 0: the plans of the model without adapters are used."""
+        return bool(self._scales.any())
+
+    @property
+    def _current(self) -> Decoder:
+        return self.decoder if self._is_adapted else replace(self.decoder, loras=())
+
+    def _given(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return the inputs of a plan with the adapters' scales."""
+        return {**inputs, SCALES: self._scales} if self._is_adapted else inputs
 
     def _decoding(self, form: Form) -> Procedure[Any, Any]:
-        return (yield from self._plan(form, partial(self.decoder.decode, form)))
+        return (yield from self._plan(form, partial(self._current.decode, form), self._is_adapted))
 
-    def _plan(self, key: Any, build: Callable[[], hg.Graph]) -> Procedure[Any, Any]:
+    def _filling(self, size: int) -> Procedure[Any, Any]:
+        build = partial(self._current.fill, size)
+        return (yield from self._plan(("fill", size), build, self._is_adapted))
+
+    def _plan(self, what: Any, build: Callable[[], hg.Graph], is_adapted: bool) -> Procedure[Any, Any]:
+        key = what, is_adapted
         if key not in self.plans:
             graph = built(build)
             self.plans[key] = yield Ask(partial(self._session.compile, graph, **self._options))
@@ -173,8 +207,8 @@ class Engine:
         futures: list[Any] = []
         try:
             for chunk in chunks:
-                plan = yield from self._plan(("fill", chunk.size), partial(self.decoder.fill, chunk.size))
-                futures.append(plan.submit(inputs_of(tokens, chunk)))
+                plan = yield from self._filling(chunk.size)
+                futures.append(plan.submit(self._given(inputs_of(tokens, chunk))))
                 if len(futures) > AHEAD:
                     yield Ask(futures.pop(0).result)
             while futures:
@@ -189,10 +223,10 @@ class Engine:
         """Return the logits or the hidden rows of all tokens, f32 [n, .]."""
         with self.exclusively():
             del self._kept[:]
-            plan = yield from self._plan(output, partial(self.decoder.rows, ROWS, output))
+            plan = yield from self._plan(output, partial(self._current.rows, ROWS, output), self._is_adapted)
             parts = []
             for chunk in cut(0, len(tokens), self.decoder.cache.rows, (ROWS,)):
-                results = yield Ask(partial(plan.run, inputs_of(tokens, chunk)))
+                results = yield Ask(partial(plan.run, self._given(inputs_of(tokens, chunk))))
                 parts.append(results[output][: chunk.count])
             self._kept[:] = tokens
             return np.concatenate(parts)
@@ -231,13 +265,14 @@ class Engine:
     ) -> Procedure[str, None]:
         tokens, settings = request.tokens, request.settings
         began = time.perf_counter()
+        inputs = {
+            "token": np.array(tokens[-1:], np.int32),
+            "position": np.array([len(tokens) - 1], np.int32),
+            "ends": np.array([*request.ends, *[-1] * (ENDS - len(request.ends))], np.int32),
+            **settings.inputs(self.decoder.config.vocabulary, tokens),
+        }
         loop = plan.loop(
-            {
-                "token": np.array(tokens[-1:], np.int32),
-                "position": np.array([len(tokens) - 1], np.int32),
-                "ends": np.array([*request.ends, *[-1] * (ENDS - len(request.ends))], np.int32),
-                **settings.inputs(self.decoder.config.vocabulary, tokens),
-            },
+            self._given(inputs),
             steps=steps,
             carry={**CARRIES, **(CARRIED if settings.form.candidates != 1 else {})},
             until="done",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import heliograph as hg
+from heliograph.llm.adapters import Adaptation, Lora, adapt
 from heliograph.llm.architectures import hidden
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Cache, FilledError, Step, Weights
@@ -26,6 +27,8 @@ class Decoder:
     config: Configuration
     weights: Weights
     cache: Cache
+    #: Graphs of a model with adapters have the input `adapters.SCALES`.
+    loras: tuple[Lora, ...] = ()
 
     def fill(self, count: int) -> hg.Graph:
         """A graph that takes `tokens` (i32 [count]) from the position `start` (i32 [1]) into the
@@ -48,7 +51,11 @@ class Decoder:
         graph = hg.Graph()
         tokens, start = graph.input("tokens", (count,), "i32"), graph.input("start", (1,), "i32")
         positions = start + graph.constant(np.arange(count, dtype=np.int32))
-        return graph, Step(graph, self.config, self.weights, self.cache, positions), tokens
+        return graph, self._step(graph, positions), tokens
+
+    def _step(self, graph: hg.Graph, positions: hg.Value) -> Step:
+        adaptation = adapt(graph, self.loras)
+        return Step(graph, self.config, self.weights, self.cache, positions, adaptation=adaptation)
 
     def decode(self, form: Form) -> hg.Graph:
         """A graph that takes one `token` (i32 [1]) at a `position` (i32 [1]) and chooses the next.
@@ -59,8 +66,10 @@ class Decoder:
         graph = hg.Graph()
         token, position = graph.input("token", (1,), "i32"), graph.input("position", (1,), "i32")
         ends = graph.input("ends", (ENDS,), "i32")
-        step = Step(graph, self.config, self.weights, self.cache, position)
+        step = self._step(graph, position)
         logits = step.logits(step.norm("output_norm", hidden(step, token)))
+        if isinstance(step.adaptation, Adaptation):
+            step.adaptation.check()
         following = choose(graph, logits, position, form)
         graph.output("token_next", following)
         graph.output("position_next", position + 1)

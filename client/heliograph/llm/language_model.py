@@ -128,6 +128,20 @@ class ModelBase:
         """The most tokens of a prompt and its answer."""
         return self._engine.context
 
+    @property
+    def adapters(self) -> dict[str, float]:
+        """The scales of the model's adapters by name."""
+        return self._engine.adapters.by_name
+
+    def set_adapter_scale(self, name: str, scale: float) -> None:
+        """Set the scale of an adapter, from the next answer on.
+
+        Nothing is compiled, but for the first use of the model with all scales 0, which is the
+        model without adapters. The next answer computes its whole prompt. Raises
+        InvalidArgumentError.
+        """
+        self._engine.adapters.set(name, scale)
+
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """The template that makes a prompt of messages. Raises UnsupportedError for a model without

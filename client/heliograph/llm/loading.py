@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, get_args, overload
 
 import heliograph as hg
+from heliograph.llm.adapters import AdapterArgument, open_adapters
 from heliograph.llm.architectures import ENCODERS, architecture_of, bert
 from heliograph.llm.configuration import Configuration, Fields
 from heliograph.llm.decoding_step import Cache
@@ -41,6 +42,7 @@ def load(
     context: int | None = None,
     cache: CacheType = "f16",
     chat_template: str | None = None,
+    adapters: Sequence[AdapterArgument] = (),
     **options: Unpack[hg.CompileOptions],
 ) -> LanguageModel: ...
 @overload
@@ -51,6 +53,7 @@ def load(
     context: int | None = None,
     cache: CacheType = "f16",
     chat_template: str | None = None,
+    adapters: Sequence[AdapterArgument] = (),
     **options: Unpack[hg.CompileOptions],
 ) -> Awaitable[AsyncLanguageModel]: ...
 def load(
@@ -60,6 +63,7 @@ def load(
     context: int | None = None,
     cache: CacheType = "f16",
     chat_template: str | None = None,
+    adapters: Sequence[AdapterArgument] = (),
     **options: Any,
 ) -> LanguageModel | Awaitable[AsyncLanguageModel]:
     """Load a language model from a GGUF file.
@@ -73,16 +77,18 @@ def load(
             4096. The cache takes memory for all of them.
         cache: The type that keys and values are kept in.
         chat_template: A template in place of the file's own, in Jinja's language.
+        adapters: Up to 16 LoRA adapters for the model: files, or `hg.llm.Adapter` with a scale.
+            Their additions to a product are summed up.
         options: Arguments of `session.compile`, such as `devices` and `memory`.
 
     Raises UnsupportedError for an architecture or a type that Heliograph lacks, which it names,
-    InvalidModelError for a broken file, InvalidArgumentError for what is no session, and the errors
-    of `session.compile`.
+    InvalidModelError for a broken file and for an adapter that does not fit, InvalidArgumentError
+    for what is no session, and the errors of `session.compile`.
     """
     if not isinstance(session, hg.aio.Session):
         check_session(session, "hg.llm.load()")
     found = open_file(file)
-    engine = engine_of(session, found, context, cache, options)
+    engine = engine_of(session, found, context, cache, options, adapters)
     # A broken vocabulary is an error before anything is uploaded.
     tokenizer = tokenizer_of(found, engine)
     if isinstance(session, hg.Session):
@@ -116,15 +122,23 @@ def engine_of(
     context: int | None,
     cache: str,
     options: dict[str, Any],
+    adapters: Sequence[AdapterArgument] = (),
 ) -> Engine | EncoderEngine:
     """Return the engine of a model's architecture, which has compiled nothing yet."""
     fields, pooling = Fields(found.header), pooling_of(found.header)
     if fields.architecture in ENCODERS:
+        if adapters:
+            raise hg.UnsupportedError(
+                f"{fields.name} is a model of the architecture {fields.architecture!r}: it takes no adapters",
+                advice="models that write text take them",
+            )
         return EncoderEngine(session, bert.configure(fields), found.weights, pooling, options)
     config = architecture_of(fields.architecture, fields.name).configure(fields)
     _check_cache(config, cache)
-    decoder = Decoder(config, found.weights, Cache(f"llm{next(_numbers)}", _context(config, context), cache))
-    return Engine(session, decoder, pooling, options)
+    scales = open_adapters(found, adapters)
+    kept = Cache(f"llm{next(_numbers)}", _context(config, context), cache)
+    decoder = Decoder(config, found.weights, kept, scales.loras)
+    return Engine(session, decoder, pooling, options, scales)
 
 
 def _context(config: Configuration, wanted: int | None) -> int:

@@ -18,7 +18,13 @@ import uvicorn
 
 import heliograph as hg
 from heliograph.cli.common.arguments import add_server_argument
-from heliograph.cli.common.language_models import MODEL_HELP, plain_name, served_model
+from heliograph.cli.common.language_models import (
+    MODEL_HELP,
+    add_lora_argument,
+    plain_name,
+    scaled,
+    served_model,
+)
 from heliograph.cli.common.placement import add_model_placing_arguments, model_placing
 from heliograph.llm.serving import Bounds, Server
 from heliograph.llm.serving.engine import SECONDS
@@ -49,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache", metavar="TYPE", default="f16", choices=("f16", "f32", "bf16", "q8_0", "q4_0"),
         help="type that keys and values are kept in: %(choices)s (default: f16)",
     )  # fmt: skip
+    add_lora_argument(parser, ". Each is a model for clients, named as its file without .gguf")
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="template in place of the model's")
     add_model_placing_arguments(parser)
     group = parser.add_argument_group("requests")
@@ -172,15 +179,21 @@ async def _serve(arguments: argparse.Namespace, host: str, port: int) -> int:
     return 0
 
 
+async def _file_of(session: hg.aio.Session, name: str) -> Any:
+    """Return a file here, else one of the server's."""
+    is_here = Path(name).exists()  # noqa: ASYNC240 - before the first request
+    served = "" if is_here else served_model(name, await session.models())
+    return await session.server_weights(served) if served else name
+
+
 @asynccontextmanager
 async def _opened(arguments: argparse.Namespace, name: str, url: str) -> AsyncIterator[Server]:
     """Load the model, say so, and close it at the end."""
     template = arguments.chat_template and arguments.chat_template.read_text(encoding="utf-8")
-    is_here = Path(arguments.model).exists()  # noqa: ASYNC240 - before the first request
+    adapters: Any = list(map(scaled, arguments.lora))
     async with hg.aio.connect(arguments.server) as session:
-        file: Any = arguments.model
-        if not is_here and (served := served_model(file, await session.models())):
-            file = await session.server_weights(served)
+        file = await _file_of(session, arguments.model)
+        adapters = [hg.llm.Adapter(await _file_of(session, one), scale) for one, scale in adapters]
         server = await Server.load(
             session,
             file,
@@ -188,6 +201,7 @@ async def _opened(arguments: argparse.Namespace, name: str, url: str) -> AsyncIt
             context=arguments.context,
             cache=arguments.cache,
             chat_template=template,
+            adapters=adapters,
             **model_placing(arguments, session),
         )
         try:

@@ -31,7 +31,7 @@ SAMPLING: dict[str, tuple[type, str]] = {
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, --server, --context, --cache, the placement and the options of an answer."""
+    """Add MODEL, --server, --context, --cache, --lora, the placement and the options of an answer."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_server_argument(parser)
     parser.add_argument(
@@ -48,6 +48,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="type that keys and values are kept in: %(choices)s (default: f16)",
     )
     add_model_placing_arguments(parser)
+    add_lora_argument(parser)
     group = parser.add_argument_group("answers")
     for name, (kind, help) in SAMPLING.items():
         flags = ["-n"] if name == "max_tokens" else []
@@ -57,16 +58,47 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_lora_argument(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add --lora."""
+    parser.add_argument(
+        "--lora",
+        metavar="FILE[:SCALE]",
+        action="append",
+        default=[],
+        help="LoRA adapter for the model, a GGUF file here or of the server's models, and the factor of "
+        f"what it adds (default: 1); may be given several times{more}",
+    )
+
+
+def scaled(text: str) -> tuple[str, float]:
+    """Return the file and the scale of FILE[:SCALE]."""
+    file, _, scale = text.rpartition(":")
+    try:
+        return (text, 1.0) if not file or Path(text).exists() else (file, float(scale))
+    except ValueError:
+        return text, 1.0
+
+
+def file_of(session: hg.Session, name: str) -> str | hg.ServerWeights:
+    """Return a file here, else one of the server's."""
+    served = "" if Path(name).exists() else served_model(name, session.models())
+    return session.server_weights(served) if served else name
+
+
 def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageModel:
-    """Load the model: a file here, else one of the server's."""
+    """Load the model and its adapters: files here, else the server's."""
     if isinstance(sys.stdout, TextIOWrapper):
         # Letters that the output's encoding lacks are escaped.
         sys.stdout.reconfigure(errors="backslashreplace")
-    options = model_placing(arguments, session)
-    file: str | hg.ServerWeights = arguments.model
-    if not Path(arguments.model).exists() and (name := served_model(arguments.model, session.models())):
-        file = session.server_weights(name)
-    return hg.llm.load(session, file, context=arguments.context, cache=arguments.cache, **options)
+    adapters = [hg.llm.Adapter(file_of(session, file), scale) for file, scale in map(scaled, arguments.lora)]
+    return hg.llm.load(
+        session,
+        file_of(session, arguments.model),
+        context=arguments.context,
+        cache=arguments.cache,
+        adapters=adapters,
+        **model_placing(arguments, session),
+    )
 
 
 def served_model(wanted: str, served: Sequence[hg.ModelFile]) -> str:

@@ -41,7 +41,7 @@ def experts(step: Step, name: str, x: hg.Value) -> hg.Value:
     weights = ops.soft_max(hg.take_along_axis(scores, hg.astype(chosen, "i64"), axis=-1))
 
     def product(part: str, rows: hg.Value) -> hg.Value:
-        made = ops.mul_mat_id(step.weight(f"{name}.{part}_exps.weight"), rows, chosen)
+        made = step.product_of_experts(f"{name}.{part}_exps", rows, chosen)
         return ops.add_id(made, step.weight(f"{name}.{part}_exps.bias"), chosen)
 
     rows = hg.reshape(x, (step.tokens, 1, x.shape[1]))

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 import numpy as np
 
 import heliograph as hg
+from heliograph.llm.adapters import SCALES, AdapterArgument, Scales
 from heliograph.llm.effects import awaiting
 from heliograph.llm.generating import Engine, built, inputs_of
 from heliograph.llm.graphs import CARRIES
@@ -48,6 +49,8 @@ class Server:
         self.model = model
         self._session = session
         self._engine = engine
+        #: The adapters, by whose names requests choose one.
+        self.adapters: Scales = engine.adapters
         self._options = options
         self._plans: dict[Any, Any] = {}
         self._answers: dict[Job, Answering] = {}
@@ -55,6 +58,7 @@ class Server:
         self._driver: asyncio.Task[None] | None = None
         #: Whether it takes no more requests.
         self.is_draining = False
+        engine.adapters = self.adapters.silent()
         rows = engine.decoder.cache.rows if isinstance(engine, Engine) else 1
         self.scheduler = Scheduler(bounds, rows)
 
@@ -68,6 +72,7 @@ class Server:
         context: int | None = None,
         cache: CacheType = "f16",
         chat_template: str | None = None,
+        adapters: Sequence[AdapterArgument] = (),
         **options: Unpack[hg.CompileOptions],
     ) -> Server:
         """Load a model of a GGUF file, and compile its plans. The arguments are those of
@@ -76,7 +81,7 @@ class Server:
         if not 1 <= bounds.slots <= SIZES[-1]:
             raise hg.InvalidArgumentError(f"slots is {bounds.slots}", advice=f"1 to {SIZES[-1]}")
         found = await asyncio.to_thread(open_file, file)
-        engine = engine_of(session, found, context, cache, dict(options))
+        engine = await asyncio.to_thread(engine_of, session, found, context, cache, dict(options), adapters)
         tokenizer = await asyncio.to_thread(tokenizer_of, found, engine)
         model = AsyncLanguageModel(found.header, engine, tokenizer, chat_template)
         server = cls(session, model, engine, bounds, dict(options))
@@ -94,6 +99,7 @@ class Server:
         *,
         tenant: str = "",
         seconds: float = SECONDS,
+        adapter: str = "",
         **options: Unpack[Options],
     ) -> Answering:
         """Begin an answer to a prompt. `options` are those of `hg.llm.Options`, but `top_k` is 1 to
@@ -103,6 +109,7 @@ class Server:
             tokens: The prompt.
             tenant: Tenants take turns.
             seconds: The most time, the wait for a slot included; then DeadlineExceededError.
+            adapter: The name of the adapter that answers; empty: the model without adapters.
 
         Raises InvalidArgumentError, LimitExceededError for a prompt that exceeds the context and
         for a full queue, and DrainingError.
@@ -118,7 +125,9 @@ class Server:
         if request.settings.logit_bias:
             request.settings.inputs(self.model.config.vocabulary, [])
         room = self.model.context - len(prompt) + 1
-        job = Job(tenant, prompt, min(room, request.max_tokens or room))
+        if adapter:
+            self.adapters.place(adapter)
+        job = Job(tenant, prompt, min(room, request.max_tokens or room), adapter)
         self.scheduler.add(job)
         made = Answering(job, request, pieces, result, time.monotonic() + seconds)
         made.on_leave(self._leave)
@@ -127,9 +136,10 @@ class Server:
             self._driver = asyncio.create_task(self._drive(), name="llm-serving")
         return made
 
-    async def embed(self, texts: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
-        """Return a unit vector for each text, f32 [texts, width]."""
+    async def embed(self, texts: Sequence[Sequence[int]], adapter: str = "") -> np.ndarray[Any, Any]:
+        """Return a unit vector for each text, f32 [texts, width], by an adapter if one is named."""
         async with self._embedding:
+            self._engine.adapters = self.adapters.only(adapter)
             return await self.model.embed(texts)
 
     async def close(self) -> None:
@@ -157,7 +167,8 @@ class Server:
                 pass
             return
         for rows in SIZES:
-            await self._decoding(rows, Form(CANDIDATES))
+            for is_adapted in {False, bool(self.adapters.loras)}:
+                await self._decoding(rows, Form(CANDIDATES), is_adapted)
             if rows >= self.scheduler.bounds.slots:
                 break
 
@@ -166,14 +177,15 @@ class Server:
             self._plans[key] = await self._session.compile(built(build), **self._options)
         return self._plans[key]
 
-    async def _decoding(self, rows: int, form: Form) -> Any:
-        return await self._plan((rows, form), partial(self._slots.decode, rows, form))
+    async def _decoding(self, rows: int, form: Form, is_adapted: bool) -> Any:
+        build = partial(self._slots(is_adapted).decode, rows, form)
+        return await self._plan((rows, form, is_adapted), build)
 
-    @property
-    def _slots(self) -> SlotDecoder:
+    def _slots(self, is_adapted: bool) -> SlotDecoder:
         decoder = self._engine.decoder
+        loras = self.adapters.loras if is_adapted else ()
         cache = replace(decoder.cache, name=f"{decoder.cache.name}-slots")
-        return SlotDecoder(decoder.config, decoder.weights, cache, self.scheduler.bounds.slots)
+        return SlotDecoder(decoder.config, decoder.weights, cache, self.scheduler.bounds.slots, loras)
 
     # Work
 
@@ -194,17 +206,22 @@ class Server:
 
     async def _fill(self, action: Fill) -> None:
         chunk, job = action.chunk, action.job
-        plan = await self._plan(("fill", chunk.size), partial(self._slots.fill, chunk.size))
-        slot = np.array([job.slot], np.int32)
-        await plan.run({**inputs_of(job.prompt, chunk), "slot": slot}, timeout=STEP_SECONDS)
+        is_adapted = bool(job.variant)
+        build = partial(self._slots(is_adapted).fill, chunk.size)
+        plan = await self._plan(("fill", chunk.size, is_adapted), build)
+        inputs = {**inputs_of(job.prompt, chunk), "slot": np.array([job.slot], np.int32)}
+        await plan.run({**inputs, **self._scales([job.variant])}, timeout=STEP_SECONDS)
         self.scheduler.filled(action)
 
     async def _decode(self, action: Decode) -> None:
         answers = [self._answers[job] for job in action.jobs]
         form = _common(one.request.settings for one in answers)
-        plan = await self._decoding(action.rows, form)
+        variants = ["" for _ in range(action.rows)]
+        for job in action.jobs:
+            variants[job.slot] = job.variant
+        plan = await self._decoding(action.rows, form, any(variants))
         loop = plan.loop(
-            self._inputs(action.rows, answers, form),
+            {**self._inputs(action.rows, answers, form), **self._scales(variants)},
             steps=action.steps,
             carry={**CARRIES, **(CARRIED if form.candidates != 1 else {})},
             until="done",
@@ -252,6 +269,12 @@ class Server:
             choices.append(one.request.settings.inputs(words, tokens, form))
         stacked = {name: np.concatenate([one[name] for one in choices]) for name in choices[0]}
         return {"token": token, "position": position, "active": active, "ends": ends, **stacked}
+
+    def _scales(self, variants: Sequence[str]) -> dict[str, Any]:
+        """Return the input of adapters' scales: a row for each of a plan's rows."""
+        if not any(variants):
+            return {}
+        return {SCALES: np.concatenate([self.adapters.only(one).row() for one in variants])}
 
     # Ends
 

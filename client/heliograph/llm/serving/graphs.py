@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import heliograph as hg
+from heliograph.llm.adapters import Lora, adapt
 from heliograph.llm.architectures import hidden
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Cache, FilledError, Step, Weights
@@ -58,6 +59,8 @@ class SlotDecoder:
     #: The form of each slot.
     cache: Cache
     slots: int
+    #: Graphs of a model with adapters have the input `adapters.SCALES`, a row for each slot.
+    loras: tuple[Lora, ...] = ()
 
     def fill(self, count: int) -> hg.Graph:
         """A graph that takes `tokens` (i32 [count]) from the position `start` on into a `slot`
@@ -70,6 +73,7 @@ class SlotDecoder:
         read = begin + graph.constant(np.arange(self.cache.rows, dtype=np.int32))
         kept = _Slots(self.cache, self.slots, 1, begin + positions, read)
         step = Step(graph, self.config, self.weights, kept, positions, only_fills=True)
+        step.adaptation = adapt(graph, self.loras)
         with suppress(FilledError):
             hidden(step, tokens)
         graph.output("end", positions[-1:] + 1)
@@ -92,6 +96,7 @@ class SlotDecoder:
         begin = graph.constant(np.arange(rows, dtype=np.int32) * self.cache.rows)
         kept = _Slots(self.cache, self.slots, rows, begin + own)
         step = Step(graph, self.config, self.weights, kept, position, sequences=rows)
+        step.adaptation = adapt(graph, self.loras, rows)
         logits = step.logits(step.norm("output_norm", hidden(step, token)))
         following = choose(graph, logits, position, form)
         graph.output("token_next", following)

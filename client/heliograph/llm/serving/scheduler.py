@@ -42,6 +42,8 @@ class Job:
     prompt: list[int]
     #: The most tokens of the answer.
     limit: int
+    #: The model's variant, by which keys and values differ: an adapter's name.
+    variant: str = ""
     answer: list[int] = field(default_factory=list)
     #: -1: it waits.
     slot: int = -1
@@ -85,8 +87,14 @@ class _Slot:
     job: Job | None = None
     #: The tokens whose keys and values it has.
     kept: list[int] = field(default_factory=list)
+    #: The variant that computed them.
+    variant: str = ""
     #: The order of use.
     used: int = 0
+
+    def shares(self, job: Job) -> int:
+        """The tokens of a prompt that it has."""
+        return shared(self.kept, job.prompt) if self.variant == job.variant else 0
 
 
 class Scheduler:
@@ -195,15 +203,15 @@ class Scheduler:
             job = queue.popleft()
             if queue:
                 self._waiting[tenant] = queue
-            slot = min(free, key=lambda one: self._cost(one, job.prompt))
+            slot = min(free, key=lambda one: self._cost(one, job))
             self._uses += 1
             slot.used, slot.job, job.slot = self._uses, job, slot.number
             # The prompt's last token is computed once more: its row chooses the answer's first.
-            job.filled = job.reused = min(shared(slot.kept, job.prompt), len(job.prompt) - 1)
-            slot.kept = []
+            job.filled = job.reused = min(slot.shares(job), len(job.prompt) - 1)
+            slot.kept, slot.variant = [], job.variant
 
-    def _cost(self, slot: _Slot, prompt: list[int]) -> tuple[int, int, int]:
+    def _cost(self, slot: _Slot, job: Job) -> tuple[int, int, int]:
         """The least is best: much of the prompt, then a small plan, then an old use."""
-        found = shared(slot.kept, prompt)
+        found = slot.shares(job)
         size = next(size for size in SIZES if size > slot.number)
         return (-found if found >= WORTH_REUSE else 0, size, slot.used)

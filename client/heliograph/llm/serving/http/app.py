@@ -64,6 +64,10 @@ class _State:
         settings = self.settings
         try:
             async with open_server() as server:
+                if settings.name in server.adapters.by_name:
+                    raise hg.InvalidArgumentError(
+                        f"an adapter has the model's name, {settings.name!r}", advice="name one otherwise"
+                    )
                 self.metrics.watch(server)
                 self.endpoints = Endpoints(server, settings.name, self.metrics, settings.seconds)
                 await self._ending.wait()

@@ -36,47 +36,56 @@ class Endpoints:
     #: The most time of an answer.
     seconds: float
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the model and of its adapters."""
+        return [self.name, *self.server.adapters.by_name]
+
     async def models(self, _: Request) -> Response:
         """GET /v1/models."""
-        one = {"id": self.name, "object": "model", "created": 0, "owned_by": "heliograph"}
-        return JSONResponse({"object": "list", "data": [one]})
+        found = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "heliograph"}
+            | ({"parent": self.name} if place else {})
+            for place, name in enumerate(self.names)
+        ]
+        return JSONResponse({"object": "list", "data": found})
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = await _body(request, parameters.COMPLETION)
-        parameters.check_model(body, self.name)
+        model = parameters.model_of(body, self.names)
         wanted = parameters.wanted(body, is_chat=False)
         prompts = [await self._tokens(one) for one in parameters.prompts(body)]
-        return await self._answer(request, wanted, prompts, is_chat=False)
+        return await self._answer(request, model, wanted, prompts, is_chat=False)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = await _body(request, parameters.CHAT)
-        parameters.check_model(body, self.name)
+        name = parameters.model_of(body, self.names)
         wanted, model = parameters.wanted(body, is_chat=True), self.server.model
         found, tools = parameters.messages(body), parameters.tools(body)
         variables = parameters.variables(body)
         prompt = await asyncio.to_thread(model.chat_tokens, found, tools, variables)
-        return await self._answer(request, wanted, [prompt], is_chat=True)
+        return await self._answer(request, name, wanted, [prompt], is_chat=True)
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings."""
         body = await _body(request, parameters.EMBEDDINGS)
-        parameters.check_model(body, self.name)
+        model = parameters.model_of(body, self.names)
         form = body.get("encoding_format", "float")
         if form not in ("float", "base64"):
             raise refused("encoding_format", 'is neither "float" nor "base64"')
         if "dimensions" in body:
             raise refused("dimensions", "is not supported: vectors have the model's width")
         texts = [await self._tokens(one) for one in parameters.prompts(body, "input", parameters.TEXTS)]
-        found = await _while_connected(request, self.server.embed(texts))
+        found = await _while_connected(request, self.server.embed(texts, self._adapter(model)))
         data = [
             {"object": "embedding", "index": place, "embedding": _encoded(one.tolist(), form)}
             for place, one in enumerate(found)
         ]
         count = sum(map(len, texts))
         used = {"prompt_tokens": count, "total_tokens": count}
-        return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": used})
+        return JSONResponse({"object": "list", "data": data, "model": model, "usage": used})
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
@@ -97,15 +106,26 @@ class Endpoints:
 
     # Answers
 
+    def _adapter(self, model: str) -> str:
+        """Return the adapter that a model's name stands for; empty: none."""
+        return "" if model == self.name else model
+
     async def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, list):
             return prompt
         return await asyncio.to_thread(self.server.model.tokenizer.encode, prompt)
 
     async def _answer(
-        self, request: Request, wanted: parameters.Wanted, prompts: Sequence[list[int]], *, is_chat: bool
+        self,
+        request: Request,
+        model: str,
+        wanted: parameters.Wanted,
+        prompts: Sequence[list[int]],
+        *,
+        is_chat: bool,
     ) -> Response:
-        form = replies.Form(is_chat, self.name, self.server.model.tokenizer, wanted.alternatives)
+        form = replies.Form(is_chat, model, self.server.model.tokenizer, wanted.alternatives)
+        wanted.options["adapter"] = self._adapter(model)
         answers = self._submit(request.state.tenant, wanted, prompts)
         if wanted.is_stream:
             stream = self._events(form, wanted, answers, len(prompts))

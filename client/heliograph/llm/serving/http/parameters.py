@@ -82,11 +82,14 @@ def parse_body(raw: bytes, known: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def check_model(body: Mapping[str, Any], name: str) -> None:
-    """Raises ApiError for another model than the one that is served."""
-    wanted = body.get("model", name)
-    if wanted != name:
-        raise ApiError(404, f"there is no model {wanted!r:.80}, only {name!r}", "model", "model_not_found")
+def model_of(body: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the name of the wanted model, of those that are served; the default is the first.
+    Raises ApiError."""
+    wanted = body.get("model", names[0])
+    if wanted not in names:
+        known = ", ".join(map(repr, names))
+        raise ApiError(404, f"there is no model {wanted!r:.80}, only {known}", "model", "model_not_found")
+    return str(wanted)
 
 
 def wanted(body: Mapping[str, Any], *, is_chat: bool) -> Wanted:
