@@ -475,11 +475,11 @@ class PartName(NamedTuple):
     stem: str
     #: From 0.
     number: int
-    count: int
+    total: int
 
     def of(self, number: int) -> str:
         """The name of another part."""
-        return f"{self.stem}-{number + 1:05}-of-{self.count:05}.gguf"
+        return f"{self.stem}-{number + 1:05}-of-{self.total:05}.gguf"
 
 
 _PART_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
@@ -491,7 +491,7 @@ def part_name(name: str) -> PartName | None:
     if found is None:
         return None
     part = PartName(found[1], int(found[2]) - 1, int(found[3]))
-    return part if 0 <= part.number < part.count else None
+    return part if 0 <= part.number < part.total else None
 
 
 def part_names(header: GgufHeader) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def ask(url: str, body: object, token: str = "") -> dict[str, object]:
 
 
 def test_sigterm_waits_for_the_answers_in_progress(model: Path) -> None:
-    with serving(model, "--name", "mine", "--slots", "2") as (process, url):
+    with serving(model, "--name", "mine", "--answers", "2", "--cache-tokens", "1024") as (process, url):
         body = {"model": "mine", "prompt": "x", "max_tokens": 300, "logit_bias": {"2": -100}, "stream": True}
         with urlopen(Request(f"{url}/completions", json.dumps(body).encode()), timeout=30) as response:
             response.readline()

@@ -70,6 +70,11 @@ class HttpModel:
         assert found.pop() == "[DONE]"
         return found
 
+    def figures(self) -> dict[str, float]:
+        """Return the figures of /metrics by name."""
+        lines = [line for line in self.call("GET", "/metrics")[1].splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
     def on_loop(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call on the thread of the server."""
 

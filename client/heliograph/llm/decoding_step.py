@@ -40,11 +40,27 @@ class Kept(Protocol):
 
     @property
     def rows(self) -> int:
-        """The rows of a sequence."""
+        """The keys that attention covers for each sequence."""
+
+    @property
+    def parts(self) -> int:
+        """The equal parts of the rows that `write` returns, as `attend` takes them."""
 
     def write(self, graph: hg.Graph, which: str, new: hg.Value, places: hg.Value) -> hg.Value:
-        """Write the rows of tokens at their positions, [n, k], and return all rows of their
-        sequences, [sequences * rows, k]."""
+        """Write the rows of tokens at their positions, [n, k], and return all rows, [parts * m,
+        k]."""
+
+    def attend(
+        self,
+        queries: hg.Value,
+        keys: hg.Value,
+        values: hg.Value,
+        mask: hg.Value,
+        *sinks: hg.Value,
+        **attributes: float,
+    ) -> hg.Value:
+        """Attend from queries [sequences, heads, n, d] to keys and values [parts, heads, m, d]
+        by a mask [sequences, 1, n, rows]."""
 
 
 class Adapting(Protocol):
@@ -76,10 +92,27 @@ class Cache:
         """One for each token, and room for what a padded chunk writes behind the last one."""
         return -(-self.context // PADDING) * PADDING + PADDING
 
+    @property
+    def parts(self) -> int:
+        """One sequence."""
+        return 1
+
     def write(self, graph: hg.Graph, which: str, new: hg.Value, places: hg.Value) -> hg.Value:
         """Write rows [n, k], and return all of them, [c, k]."""
         variable = graph.variable(f"{self.name}/{which}", (self.rows, new.shape[1]), self.dtype)
         return hg.assign(variable, ops.set_rows(variable, new, places))
+
+    def attend(
+        self,
+        queries: hg.Value,
+        keys: hg.Value,
+        values: hg.Value,
+        mask: hg.Value,
+        *sinks: hg.Value,
+        **attributes: float,
+    ) -> hg.Value:
+        """Attend to all rows."""
+        return ops.flash_attn_ext(queries, keys, values, mask, *sinks, **attributes)
 
 
 @dataclass
@@ -211,8 +244,8 @@ class Step:
         if self.only_fills and number == config.layers - 1:
             raise FilledError
         sinks = f"{layer}.attn_sinks.weight"
-        attended = ops.flash_attn_ext(
-            self._by_heads(q),
+        attended = self.cache.attend(
+            self._by_heads(q, self.sequences),
             keys,
             values,
             self._mask(window),
@@ -224,17 +257,17 @@ class Step:
         return self.product(f"{layer}.attn_output", joined)
 
     def _kept(self, number: int, which: str, new: hg.Value) -> hg.Value:
-        """Write keys or values [n, heads, size] into the cache, and return all of it as attention
-        takes it, [sequences, heads, c, size]."""
+        """Write keys or values [n, heads, size] into the cache, and return all of it as its
+        attention takes it, [parts, heads, m, size]."""
         _, heads, size = new.shape
         rows = hg.reshape(new, (self.tokens, heads * size))
         kept = self.cache.write(self.graph, f"{which}{number}", rows, self.positions)
-        return self._by_heads(hg.reshape(kept, (self.sequences * self.cache.rows, heads, size)))
+        return self._by_heads(hg.reshape(kept, (kept.shape[0], heads, size)), self.cache.parts)
 
-    def _by_heads(self, x: hg.Value) -> hg.Value:
-        """Return [sequences * m, heads, size] as [sequences, heads, m, size]."""
+    def _by_heads(self, x: hg.Value, parts: int) -> hg.Value:
+        """Return [parts * m, heads, size] as [parts, heads, m, size]."""
         rows, heads, size = x.shape
-        apart = hg.reshape(x, (self.sequences, rows // self.sequences, heads, size))
+        apart = hg.reshape(x, (parts, rows // parts, heads, size))
         return hg.permute_dims(apart, (0, 2, 1, 3))
 
     def _mask(self, window: int) -> hg.Value:

@@ -29,7 +29,7 @@ from heliograph.cli.common.placement import add_model_placing_arguments, model_p
 from heliograph.llm.serving import Bounds, Server
 from heliograph.llm.serving.engine import SECONDS
 from heliograph.llm.serving.http import HttpSettings, make_app
-from heliograph.llm.serving.scheduler import SIZES
+from heliograph.llm.serving.scheduler import SIZES, WHOLE_CONTEXTS
 from heliograph_proto.errors import ConfigurationError, PermissionDeniedError
 from heliograph_proto.sessions import Quota
 from heliograph_server.auth.tokens import TokenFile
@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_argument(parser)
     parser.add_argument("--name", help="the model's name for clients (default: the file's, without .gguf)")
     parser.add_argument(
-        "--slots", type=int, metavar="N", default=Bounds().slots, help=f"answers at a time, 1 to {SIZES[-1]} "
-        "(default: %(default)s); each takes memory for its context",
+        "--answers", type=int, metavar="N", default=Bounds().answers,
+        help=f"answers at a time, 1 to {SIZES[-1]} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--context", metavar="N", type=int,
@@ -54,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache", metavar="TYPE", default="f16", choices=("f16", "f32", "bf16", "q8_0", "q4_0"),
         help="type that keys and values are kept in: %(choices)s (default: f16)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cache-tokens", type=int, metavar="N",
+        help="tokens of all answers, and of prompts that are kept for later ones, whose keys and values "
+        f"the cache has (default: {WHOLE_CONTEXTS} times the context)",
     )  # fmt: skip
     add_lora_argument(parser, ". Each is a model for clients, named as its file without .gguf")
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="template in place of the model's")
@@ -64,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--queue", type=int, metavar="N", default=Bounds().queue,
-        help="requests that wait for a slot; more are refused with 429 (default: %(default)s)",
+        help="requests that wait; more are refused with 429 (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--timeout", type=float, metavar="SECONDS", default=SECONDS,
@@ -197,7 +202,7 @@ async def _opened(arguments: argparse.Namespace, name: str, url: str) -> AsyncIt
         server = await Server.load(
             session,
             file,
-            bounds=Bounds(arguments.slots, arguments.queue),
+            bounds=Bounds(arguments.answers, arguments.queue, arguments.cache_tokens),
             context=arguments.context,
             cache=arguments.cache,
             chat_template=template,

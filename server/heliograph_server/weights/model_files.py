@@ -154,7 +154,7 @@ class ModelFiles:
     def _around(self, name: str) -> tuple[_Stamp, ...]:
         """The stamps of a model's files: of all parts that are there."""
         part = part_name(name)
-        names = [name] if part is None else map(part.of, range(min(part.count, MAX_PARTS)))
+        names = [name] if part is None else map(part.of, range(min(part.total, MAX_PARTS)))
         there = (one for one in names if one == name or (self.folder / one).is_file())
         return tuple(_stamp(self.folder / one, one) for one in there)
 

@@ -16,7 +16,9 @@ from llm_models import write_other
 
 import heliograph as hg
 from heliograph.llm import Result
+from heliograph.llm.loading import CacheType
 from heliograph.llm.serving import Bounds, QueueFullError, Server
+from heliograph.llm.serving import scheduler as scheduling
 from heliograph.llm.serving.answering import Answering
 from heliograph.llm.serving.http.endpoints import EventStream
 
@@ -41,9 +43,11 @@ def url() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def serving(url: str, model: Path, bounds: Bounds | None = None) -> AsyncIterator[Server]:
+async def serving(
+    url: str, model: Path, bounds: Bounds | None = None, cache: CacheType = "f16"
+) -> AsyncIterator[Server]:
     async with hg.aio.connect(url) as session:
-        server = await Server.load(session, model, bounds=bounds)
+        server = await Server.load(session, model, bounds=bounds, cache=cache)
         try:
             yield server
         finally:
@@ -51,9 +55,15 @@ async def serving(url: str, model: Path, bounds: Bounds | None = None) -> AsyncI
             assert not [one for one in asyncio.all_tasks() if one.get_name() == "llm-serving"]
 
 
-def scenario(url: str, model: Path, body: Callable[[Server], Awaitable[None]], *bounds: int) -> None:
+def scenario(
+    url: str,
+    model: Path,
+    body: Callable[[Server], Awaitable[None]],
+    *bounds: int,
+    cache: CacheType = "f16",
+) -> None:
     async def run() -> None:
-        async with serving(url, model, Bounds(*bounds)) as server:
+        async with serving(url, model, Bounds(*bounds), cache) as server:
             await asyncio.wait_for(body(server), SECONDS)
 
     asyncio.run(run())
@@ -130,16 +140,85 @@ def test_windows_caps_and_experts_keep_answers_apart(url: str, folder: Path, kin
     scenario(url, path, body, 8)
 
 
-def test_a_prefix_that_a_slot_has_is_not_computed_again_and_changes_no_bit(url: str, model: Path) -> None:
+def test_a_prefix_that_the_cache_has_is_not_computed_again_and_changes_no_bit(url: str, model: Path) -> None:
     async def body(server: Server) -> None:
         long = prompt(5, 150)
+        options: dict[str, Any] = {"max_tokens": 8, "seed": 1, "logprobs": True}
         first = await read(server.submit(long[:100], max_tokens=8, seed=1))
-        whole = await read(server.submit(long, max_tokens=8, seed=1, logprobs=True))
-        again = await read(server.submit(long, max_tokens=8, seed=1, logprobs=True))
-        assert (first.reused_tokens, whole.reused_tokens, again.reused_tokens) == (0, 100, 149)
-        assert same(whole, again)
+        whole = await read(server.submit(long, **options))
+        again = await read(server.submit(long, **options))
+        assert (first.reused_tokens, whole.reused_tokens, again.reused_tokens) == (0, 96, 128)
+        other = await read(server.submit(long, tenant="other", **options))
+        assert other.reused_tokens == 0
+        assert same(whole, again) and same(whole, other)
 
     scenario(url, model, body, 4)
+
+
+def test_what_an_answer_wrote_serves_a_prompt_that_continues_it(url: str, model: Path) -> None:
+    """As each turn of a chat does: keys and values of decoding steps are those of a prompt."""
+
+    async def body(server: Server) -> None:
+        asked: dict[str, Any] = {"seed": 3, "logprobs": True, "logit_bias": {2: -100.0}}
+        first = await read(server.submit(prompt(7, 40), max_tokens=70, **asked))
+        longer = [*prompt(7, 40), *first.tokens, *prompt(8, 20)]
+        found = await read(server.submit(longer, max_tokens=20, **asked))
+        assert found.reused_tokens == 96
+        alone = await read(server.submit(longer, tenant="other", max_tokens=20, **asked))
+        assert alone.reused_tokens == 0 and same(found, alone)
+
+    scenario(url, model, body, 4)
+
+
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+def test_answers_that_wait_again_for_pages_go_on_with_the_same_bits(
+    url: str, folder: Path, cache: CacheType
+) -> None:
+    path = write_model(folder / "heads.gguf", "llama", "q8_0", context=CONTEXT, heads=2, kv_heads=1, row=32)
+
+    async def body(server: Server) -> None:
+        asked = [(tokens, {**options, "max_tokens": 60}) for tokens, options in map(request, range(12))]
+        answers = [server.submit(tokens, **options) for tokens, options in asked]
+        together = await asyncio.gather(*map(read, answers))
+        assert server.scheduler.puts_back and server.scheduler.pages.evictions
+        for number, (tokens, options) in enumerate(asked):
+            alone = await read(server.submit(tokens, tenant="alone", **options))
+            assert same(alone, together[number]), f"request {number}"
+        pages = server.scheduler.pages
+        assert (pages.used, pages.shared, pages.free + pages.kept) == (0, 0, pages.total)
+
+    scenario(url, path, body, 12, 64, 512, cache=cache)
+
+
+def test_tables_of_any_size_give_the_same_bits(
+    url: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [request(number) for number in range(8)]
+    found = []
+
+    async def body(server: Server) -> None:
+        found.append(
+            await asyncio.gather(*(read(server.submit(tokens, **options)) for tokens, options in asked))
+        )
+
+    for fewest, growth in ((8, 4), (1, 2), (13, 2)):
+        monkeypatch.setattr(scheduling, "FEWEST_PAGES", fewest)
+        monkeypatch.setattr(scheduling, "GROWTH", growth)
+        scenario(url, model, body, 8)
+    for others in found[1:]:
+        assert all(map(same, found[0], others))
+
+
+def test_many_short_answers_fit_where_two_long_ones_do(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        answers = [server.submit(prompt(number), max_tokens=8, seed=1) for number in range(24)]
+        deltas = aiter(answers[-1])
+        await anext(deltas)
+        assert not server.scheduler.waiting and not server.scheduler.puts_back
+        for one in answers:
+            one.close()
+
+    scenario(url, model, body, 32, 64, 2 * CONTEXT)
 
 
 def test_requests_join_while_others_are_written(url: str, model: Path) -> None:
@@ -156,7 +235,7 @@ def test_requests_join_while_others_are_written(url: str, model: Path) -> None:
     scenario(url, model, body, 4)
 
 
-def test_a_reader_that_leaves_frees_its_slot(url: str, model: Path) -> None:
+def test_a_reader_that_leaves_frees_its_place(url: str, model: Path) -> None:
     async def body(server: Server) -> None:
         expected = await read(server.submit(prompt(3), max_tokens=6, seed=5))
         first = server.submit(prompt(1), max_tokens=300, seed=1)
@@ -171,7 +250,7 @@ def test_a_reader_that_leaves_frees_its_slot(url: str, model: Path) -> None:
     scenario(url, model, body, 1)
 
 
-def test_a_task_that_is_cancelled_frees_its_slot(url: str, model: Path) -> None:
+def test_a_task_that_is_cancelled_frees_its_place(url: str, model: Path) -> None:
     async def body(server: Server) -> None:
         task = asyncio.create_task(read(server.submit(prompt(1), max_tokens=300, seed=1)))
         other = asyncio.create_task(read(server.submit(prompt(2), max_tokens=300, seed=1)))
@@ -183,7 +262,7 @@ def test_a_task_that_is_cancelled_frees_its_slot(url: str, model: Path) -> None:
     scenario(url, model, body, 4)
 
 
-def test_a_stream_whose_client_left_before_its_first_event_frees_its_slot(url: str, model: Path) -> None:
+def test_a_stream_whose_client_left_before_its_first_event_frees_its_place(url: str, model: Path) -> None:
     async def body(server: Server) -> None:
         answering = server.submit(prompt(1), max_tokens=300, seed=1)
 
@@ -244,7 +323,7 @@ def test_bad_requests_are_refused_before_they_wait(url: str, model: Path) -> Non
     scenario(url, model, body, 2)
 
 
-def test_an_answer_ends_with_the_context_of_its_slot(url: str, model: Path) -> None:
+def test_an_answer_ends_with_the_context(url: str, model: Path) -> None:
     async def body(server: Server) -> None:
         options: dict[str, Any] = {"seed": 3, "logit_bias": {server.model.tokenizer.eos: -np.inf}}
         beside = server.submit(prompt(4), max_tokens=20, **options)
@@ -296,10 +375,27 @@ def test_a_daemon_that_ends_ends_answers_with_an_error(model: Path) -> None:
     asyncio.run(run())
 
 
-def test_slots_are_bounded(url: str, model: Path) -> None:
+def test_a_prompt_that_exceeds_the_cache_is_refused_and_an_answer_ends_with_it(url: str, model: Path) -> None:
+    async def body(server: Server) -> None:
+        with pytest.raises(hg.LimitExceededError, match="has 128 tokens, the cache 128"):
+            server.submit(prompt(1, 128))
+        options: dict[str, Any] = {"seed": 3, "logit_bias": {server.model.tokenizer.eos: -np.inf}}
+        result = await read(server.submit(prompt(1, 100), **options))
+        assert len(result.tokens) == 29 and result.finish_reason == "length"
+
+    scenario(url, model, body, 4, 64, 150)
+
+
+def test_answers_and_the_cache_are_bounded(url: str, model: Path) -> None:
     async def run() -> None:
         async with hg.aio.connect(url) as session:
-            with pytest.raises(hg.InvalidArgumentError, match="slots is 33"):
-                await Server.load(session, model, bounds=Bounds(33))
+            for bounds, match in (
+                (Bounds(33), "answers is 33"),
+                (Bounds(0), "answers is 0"),
+                (Bounds(cache_tokens=31), "cache_tokens is 31"),
+                (Bounds(cache_tokens=2**31), "cache_tokens is 2147483648"),
+            ):
+                with pytest.raises(hg.InvalidArgumentError, match=match):
+                    await Server.load(session, model, bounds=bounds)
 
     asyncio.run(run())

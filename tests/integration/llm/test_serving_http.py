@@ -87,7 +87,8 @@ def test_the_pieces_of_a_stream_make_up_the_text(http: HttpModel) -> None:
 
 
 def test_a_chat_streams_a_role_then_pieces_then_its_usage(http: HttpModel) -> None:
-    options: dict[str, Any] = {"max_completion_tokens": 10, "seed": 5, "messages": CHAT}
+    long = [{"role": "user", "content": "Hello there! " * 20}]
+    options: dict[str, Any] = {"max_completion_tokens": 10, "seed": 5, "messages": long}
     found = http.post("/v1/chat/completions", **options)
     message = found["choices"][0]["message"]
     assert message["role"] == "assistant" and found["object"] == "chat.completion"
@@ -164,13 +165,13 @@ def test_two_streams_go_on_side_by_side(http: HttpModel) -> None:
     assert [start + text for start, text in zip(starts, texts, strict=True)] == alone
 
 
-def test_a_client_that_leaves_frees_its_slots(url: str, model: Path) -> None:
+def test_a_client_that_leaves_frees_its_places(url: str, model: Path) -> None:
     body = {"prompt": PROMPT, "max_tokens": 600, "logit_bias": {"2": -100}}
     with served(url, model, Bounds(1, 8)) as http:
         assert http.server is not None
         with http.opened("POST", "/v1/completions", {**body, "stream": True}) as response:
             next(events(response))
-        # A request that waits for the one slot is served, long before the 600 tokens.
+        # A request that waits for the one place is served, long before the 600 tokens.
         assert http.post("/v1/completions", prompt="Next", max_tokens=2)["choices"][0]["text"]
         assert http.on_loop(lambda: http.server.scheduler.jobs) == []
 
@@ -284,8 +285,29 @@ def test_health_models_and_metrics(http: HttpModel) -> None:
     assert [one["id"] for one in http.call("GET", "/v1/models")[1]["data"]] == ["small"]
     text = http.call("GET", "/metrics")[1]
     assert 'heliograph_llm_requests_total{path="/v1/completions",status="200"}' in text
-    for name in ("waiting 0.0", "slots 4.0", "first_token_seconds_count", "next_token_seconds_count"):
+    for name in ("waiting 0.0", "answers_limit 4.0", "first_token_seconds_count", "next_token_seconds_count"):
         assert f"heliograph_llm_{name}" in text
+
+
+def test_the_figures_of_a_cache_tell_what_answers_share_and_what_was_evicted(url: str, model: Path) -> None:
+    with served(url, model, Bounds(4, 8, 256)) as http:
+        shared = list(range(300, 380))
+        for last in (400, 401):
+            found = http.post("/v1/completions", prompt=[*shared, last], max_tokens=2, seed=1)
+        assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 64}
+        figures = http.figures()
+        assert figures['heliograph_llm_tokens_total{kind="reused"}'] == 64
+        pages = {
+            state: figures[f'heliograph_llm_pages{{state="{state}"}}'] for state in ("used", "kept", "free")
+        }
+        assert pages == {"used": 0, "kept": 2, "free": 6}
+        assert figures["heliograph_llm_page_evictions_total"] == 0
+        body = {"n": 3, "max_tokens": 100, "seed": 1, "logit_bias": {"2": -100}}
+        http.post("/v1/completions", prompt=[*shared, 402], **body)
+        figures = http.figures()
+        assert figures["heliograph_llm_page_evictions_total"] > 0
+        assert figures["heliograph_llm_put_back_total"] > 0
+        assert figures["heliograph_llm_pages_shared"] == 0
 
 
 def test_callers_are_told_while_the_model_loads(url: str, model: Path) -> None:

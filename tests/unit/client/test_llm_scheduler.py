@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 
 import pytest
 
+from heliograph.llm.serving.pages import PAGE, Table
 from heliograph.llm.serving.scheduler import (
+    FEWEST_PAGES,
     STEPS,
     STEPS_BETWEEN_CHUNKS,
     Bounds,
@@ -15,13 +18,113 @@ from heliograph.llm.serving.scheduler import (
     Job,
     QueueFullError,
     Scheduler,
+    places_of,
+    table_sizes,
 )
 
-ROWS = 1056
+CONTEXT = 1024
+ENDING = 0
 
 
 def job(tenant: str = "", length: int = 5, limit: int = 40, first: int = 1) -> Job:
     return Job(tenant, list(range(first, first + length)), limit)
+
+
+def in_pages(pages: int, answers: int = 32) -> Scheduler:
+    """A scheduler with so many pages."""
+    return Scheduler(Bounds(answers, 1000, pages * PAGE), CONTEXT)
+
+
+@dataclass
+class Device:
+    """What the scheduler's actions do: the cache has, at each place, all tokens up to that one."""
+
+    scheduler: Scheduler
+    rows: dict[int, int] = field(default_factory=dict)
+
+    def run(self, action: Fill | Decode, rng: random.Random | None = None) -> list[Job]:
+        """Compute an action, and return the answers that ended with it. With `rng`, some end in the
+        middle, and their rows of the loop go on."""
+        if isinstance(action, Fill):
+            self._fill(action)
+            return []
+        tables = [list(one.pages) for one in action.jobs]
+        written = [list(one.tokens) for one in action.jobs]
+        assert all(len(numbers) <= action.pages for numbers in tables)
+        assert len(action.jobs) <= action.rows
+        for _ in range(action.steps):
+            self._step(action, tables, written, rng)
+        return [one for one in action.jobs if one.is_over]
+
+    def _step(
+        self, action: Decode, tables: list[list[int]], written: list[list[int]], rng: random.Random | None
+    ) -> None:
+        # A row that writes into a page which another one reads would change what is checked here.
+        for numbers, tokens in zip(tables, written, strict=True):
+            self._write(numbers, tokens, len(tokens) - 1)
+        for one, numbers, tokens in zip(action.jobs, tables, written, strict=True):
+            if not one.is_over:
+                self._check(numbers, tokens, len(tokens))
+            tokens.append(following(tokens))
+            if one.is_over:
+                continue
+            self.scheduler.chosen(one, tokens[-1])
+            if tokens[-1] == ENDING or not one.left or (rng and rng.random() < 0.01):
+                self.scheduler.end(one)
+
+    def _fill(self, action: Fill) -> None:
+        numbers, tokens, chunk = action.job.pages, action.job.tokens, action.chunk
+        places = places_of(numbers, chunk, self.scheduler.pages.total)
+        assert len(places) == chunk.size
+        assert min(places[chunk.count :], default=1 << 40) >= self.scheduler.pages.total * PAGE
+        self._check(numbers, tokens, chunk.start)
+        for place in range(chunk.start, chunk.start + chunk.count):
+            self._write(numbers, tokens, place)
+        assert places[: chunk.count] == [
+            numbers[place // PAGE] * PAGE + place % PAGE
+            for place in range(chunk.start, chunk.start + chunk.count)
+        ]
+        assert chunk.start + chunk.count <= action.pages * PAGE
+        self.scheduler.filled(action)
+
+    def _write(self, numbers: list[int], tokens: list[int], place: int) -> None:
+        self.rows[numbers[place // PAGE] * PAGE + place % PAGE] = hash(tuple(tokens[: place + 1]))
+
+    def _check(self, numbers: list[int], tokens: list[int], count: int) -> None:
+        for place in range(count):
+            found = self.rows.get(numbers[place // PAGE] * PAGE + place % PAGE)
+            assert found == hash(tuple(tokens[: place + 1]))
+
+
+def following(tokens: list[int]) -> int:
+    """The token that the model chooses after others: it depends on all of them."""
+    return hash(tuple(tokens)) % 50
+
+
+def alone(prompt: list[int], limit: int) -> list[int]:
+    """The answer to a prompt of a model that has nothing else to do."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + limit and (len(tokens) == len(prompt) or tokens[-1] != ENDING):
+        tokens.append(following(tokens))
+    return tokens
+
+
+def check_pages(scheduler: Scheduler) -> None:
+    """Check who has which page: each is free, kept, or in tables, and one table alone may write
+    it."""
+    pages, tables = scheduler.pages, [one.table for one in scheduler.jobs if one.table is not None]
+    listed = [page for table in tables for page in table.pages]
+    readers = {page: listed.count(page) for page in listed}
+    assert all(page.readers == count for page, count in readers.items())
+    assert len({page.number for page in readers}) == len(readers) == pages.used
+    assert pages.used + pages.kept + pages.free == pages.total
+    assert pages.shared == sum(count > 1 for count in readers.values())
+    assert all(readers[page] == 1 and page.key is None for page in writable(tables))
+    assert all(one.table is None for one in scheduler.all_jobs if one not in scheduler.jobs)
+
+
+def writable(tables: list[Table]) -> list[object]:
+    return [page for table in tables for page in table.pages[table.found :]]
 
 
 def filled(scheduler: Scheduler) -> Decode:
@@ -36,7 +139,7 @@ def filled(scheduler: Scheduler) -> Decode:
 
 
 def test_a_prompt_is_filled_but_for_its_last_token_and_then_decoded() -> None:
-    scheduler = Scheduler(Bounds(4), ROWS)
+    scheduler = Scheduler(Bounds(4), CONTEXT)
     one = job(length=700)
     scheduler.add(one)
     sizes = []
@@ -44,17 +147,17 @@ def test_a_prompt_is_filled_but_for_its_last_token_and_then_decoded() -> None:
         sizes.append((action.chunk.start, action.chunk.count))
         scheduler.filled(action)
     assert sizes[0] == (0, 512) and sum(count for _, count in sizes) == 699
-    assert action == Decode((one,), 1, STEPS)
+    assert action == Decode((one,), 1, 32, STEPS)
 
 
 def test_a_prompt_of_one_token_needs_no_filling() -> None:
-    scheduler = Scheduler(Bounds(4), ROWS)
+    scheduler = Scheduler(Bounds(4), CONTEXT)
     scheduler.add(job(length=1))
     assert isinstance(scheduler.next(), Decode)
 
 
 def test_chunks_and_short_loops_take_turns() -> None:
-    scheduler = Scheduler(Bounds(4), ROWS)
+    scheduler = Scheduler(Bounds(4), CONTEXT)
     scheduler.add(job())
     filled(scheduler)
     scheduler.add(job(length=1000, first=500))
@@ -71,7 +174,7 @@ def test_chunks_and_short_loops_take_turns() -> None:
 
 def test_short_prompts_are_filled_in_one_turn() -> None:
     """So that requests that come together are decoded together from the first token on."""
-    scheduler = Scheduler(Bounds(16), ROWS)
+    scheduler = Scheduler(Bounds(16), CONTEXT)
     for number in range(16):
         scheduler.add(job(length=20, first=100 * number))
     for _ in range(16):
@@ -82,23 +185,32 @@ def test_short_prompts_are_filled_in_one_turn() -> None:
     assert isinstance(action, Decode) and len(action.jobs) == 16
 
 
-def test_plans_have_the_least_rows_that_hold_the_slots() -> None:
+def test_plans_have_the_least_rows_that_hold_the_answers() -> None:
     for count, rows in ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (32, 32)):
-        scheduler = Scheduler(Bounds(32), ROWS)
+        scheduler = Scheduler(Bounds(32), CONTEXT)
         for number in range(count):
             scheduler.add(job(first=100 * number))
         assert filled(scheduler).rows == rows
 
 
+def test_plans_have_the_least_tables_that_hold_the_pages_of_the_answers() -> None:
+    assert table_sizes(128) == [FEWEST_PAGES, 4 * FEWEST_PAGES, 128]
+    assert table_sizes(130)[-2:] == [128, 130] and table_sizes(3) == [3]
+    for length, pages in ((5, 8), (240, 8), (242, 32), (1000, 32)):
+        scheduler = Scheduler(Bounds(4), CONTEXT)
+        scheduler.add(job(length=length))
+        assert filled(scheduler).pages == pages, length
+
+
 def test_a_loop_ends_with_the_shortest_answer() -> None:
-    scheduler = Scheduler(Bounds(4), ROWS)
+    scheduler = Scheduler(Bounds(4), CONTEXT)
     for limit in (40, 3):
         scheduler.add(job(limit=limit))
     assert filled(scheduler).steps == 3
 
 
 def test_tenants_take_turns_and_requests_of_one_keep_their_order() -> None:
-    scheduler = Scheduler(Bounds(1, 64), ROWS)
+    scheduler = Scheduler(Bounds(1, 64), CONTEXT)
     greedy = [job("greedy", first=100 * number) for number in range(4)]
     modest = [job("modest", first=1000 * number) for number in range(1, 3)]
     for one in (*greedy, *modest):
@@ -111,38 +223,122 @@ def test_tenants_take_turns_and_requests_of_one_keep_their_order() -> None:
     assert order == [greedy[0], modest[0], greedy[1], modest[1], *greedy[2:]]
 
 
-def test_a_slot_with_the_begin_of_a_prompt_is_taken_and_reused() -> None:
-    scheduler = Scheduler(Bounds(4), ROWS)
-    first, second = job(length=40), job(length=40, first=1000)
-    for one in (first, second):
-        scheduler.add(one)
-    filled(scheduler)
-    for token in (7, 8, 9):
-        scheduler.chosen(second, token)
-    for one in (first, second):
-        scheduler.end(one)
-    longer = Job("", [*second.prompt, 7, 8, 5], 10)
-    scheduler.add(longer)
-    action = scheduler.next()
-    # The last token of an answer was chosen, and not computed.
-    assert isinstance(action, Fill | Decode) and longer.slot == second.slot == 1
-    assert (longer.reused, longer.filled) == (42, 42)
-
-
-def test_the_same_prompt_again_computes_its_last_token_alone() -> None:
-    scheduler = Scheduler(Bounds(2), ROWS)
-    first = job(length=40)
+def test_the_full_pages_of_an_answer_serve_a_prompt_that_continues_it() -> None:
+    scheduler = in_pages(100)
+    first = job(length=60, limit=100)
     scheduler.add(first)
-    filled(scheduler)
-    scheduler.chosen(first, 3)
+    device = Device(scheduler)
+    for _ in range(5):
+        action = scheduler.next()
+        assert action is not None
+        device.run(action)
+    assert len(first.tokens) > 3 * PAGE
     scheduler.end(first)
-    again = job(length=40)
+    longer = Job("", [*first.tokens[:-1], 999], 10)
+    scheduler.add(longer)
+    scheduler.next()
+    # The last token of an answer was chosen, and not computed.
+    assert longer.reused == longer.filled == (len(first.tokens) - 1) // PAGE * PAGE
+
+
+@pytest.mark.parametrize(("length", "reused"), [(40, 32), (64, 32), (65, 64), (32, 0), (31, 0)])
+def test_the_page_of_a_prompts_last_token_is_computed_again(length: int, reused: int) -> None:
+    """Since the decoding step writes that token."""
+    scheduler = in_pages(100)
+    for _ in range(2):
+        one = job(length=length)
+        scheduler.add(one)
+        filled(scheduler)
+        for token in range(40):
+            scheduler.chosen(one, token)
+        scheduler.end(one)
+    assert one.reused == reused
+
+
+def test_prompts_that_come_together_compute_what_they_share_once() -> None:
+    scheduler = in_pages(200)
+    shared = list(range(1000, 1300))
+    jobs = [Job("", [*shared, number, number], 20) for number in range(16)]
+    for one in jobs:
+        scheduler.add(one)
+    device, computed = Device(scheduler), 0
+    while not all(one.is_filled for one in jobs):
+        action = scheduler.next()
+        assert action is not None
+        computed += action.chunk.count if isinstance(action, Fill) else 0
+        device.run(action)
+        check_pages(scheduler)
+    whole = len(shared) // PAGE * PAGE
+    assert [one.reused for one in jobs] == [0, *[whole] * 15]
+    assert computed == 301 + 15 * (301 - whole)
+    assert scheduler.pages.shared == whole // PAGE
+
+
+def test_two_answers_that_write_the_same_tokens_end_up_with_one_page() -> None:
+    scheduler = in_pages(100)
+    first = next(n for n in range(1000) if len(alone(job(length=20, first=n).prompt, 60)) == 80)
+    jobs = [job(length=20, limit=60, first=first) for _ in range(2)]
+    for one in jobs:
+        scheduler.add(one)
+    device = Device(scheduler)
+    while len(jobs[0].tokens) < 66:
+        action = scheduler.next()
+        assert action is not None
+        device.run(action)
+        check_pages(scheduler)
+    assert jobs[0].tokens == jobs[1].tokens and scheduler.pages.shared == 2
+
+
+def test_tenants_do_not_find_each_others_pages() -> None:
+    scheduler = in_pages(100)
+    for tenant in "ab":
+        one = job(tenant, length=100)
+        scheduler.add(one)
+        filled(scheduler)
+        scheduler.end(one)
+        assert one.reused == 0
+    assert scheduler.pages.kept == 6
+
+
+def test_the_pages_that_were_not_used_for_the_longest_time_go_first() -> None:
+    scheduler = in_pages(8)
+
+    def reused(first: int, length: int = 70) -> int:
+        one = job(length=length, first=first)
+        scheduler.add(one)
+        filled(scheduler)
+        scheduler.end(one)
+        return one.reused
+
+    for first in (1000, 2000, 3000):
+        assert reused(first) == 0
+    assert reused(1000) == 64
+    # Three pages for this one: a page that was free, and those of 2000.
+    assert reused(4000, 140) == 0
+    assert scheduler.pages.evictions >= 2
+    assert reused(1000) == 64
+
+
+def test_a_page_goes_before_the_one_that_it_continues() -> None:
+    """Else the rest could not be found."""
+    scheduler = in_pages(5)
+    one = job(length=140)
+    scheduler.add(one)
+    filled(scheduler)
+    scheduler.end(one)
+    other = job(length=70, first=5000)
+    scheduler.add(other)
+    filled(scheduler)
+    assert scheduler.pages.evictions == 2
+    scheduler.end(other)
+    again = job(length=140)
     scheduler.add(again)
-    assert isinstance(scheduler.next(), Decode) and again.reused == 39
+    scheduler.next()
+    assert again.reused == 64
 
 
 def test_a_cache_that_was_lost_is_not_reused() -> None:
-    scheduler = Scheduler(Bounds(2), ROWS)
+    scheduler = in_pages(100)
     first = job(length=40)
     scheduler.add(first)
     filled(scheduler)
@@ -151,11 +347,64 @@ def test_a_cache_that_was_lost_is_not_reused() -> None:
     again = job(length=40)
     scheduler.add(again)
     scheduler.next()
-    assert again.reused == 0
+    assert again.reused == 0 and scheduler.pages.kept == 0
+    check_pages(scheduler)
+
+
+def test_short_answers_take_the_pages_that_they_need_alone() -> None:
+    """In the memory of two answers of a whole context."""
+    scheduler = Scheduler(Bounds(32, 64, 2 * CONTEXT), CONTEXT)
+    for number in range(32):
+        scheduler.add(job(length=20, first=100 * number))
+    assert len(filled(scheduler).jobs) == 32
+
+
+def test_a_prompt_waits_until_its_pages_fit_and_none_overtakes_it() -> None:
+    scheduler = in_pages(12)
+    first, large, small = job(length=200), job(length=300, first=1000), job(length=5, first=2000)
+    for one in (first, large, small):
+        scheduler.add(one)
+    filled(scheduler)
+    assert scheduler.jobs == [first] and scheduler.waiting == 2 and not scheduler.could_admit
+    scheduler.end(first)
+    assert scheduler.could_admit
+    scheduler.next()
+    assert scheduler.jobs == [large, small]
+
+
+def test_without_a_page_the_youngest_answer_waits_again_and_goes_on_later() -> None:
+    scheduler = in_pages(7)
+    old, young = job(length=60, limit=100), job("other", length=60, limit=100, first=1000)
+    expected = [alone(one.prompt, one.limit) for one in (old, young)]
+    for one in (old, young):
+        scheduler.add(one)
+    device = Device(scheduler)
+    put_back = 0
+    while (action := scheduler.next()) is not None:
+        device.run(action)
+        check_pages(scheduler)
+        if scheduler.puts_back > put_back:
+            put_back = scheduler.puts_back
+            assert scheduler.jobs == [old] and list(scheduler.all_jobs) == [old, young]
+            assert len(young.tokens) > 60
+    assert put_back and [old.tokens, young.tokens] == expected
+    assert young.reused == 0, "what a second time finds is not the prompt's"
+
+
+def test_an_answer_that_waits_again_is_before_those_that_never_began() -> None:
+    scheduler = in_pages(7, answers=2)
+    jobs = [job(str(number), length=60, limit=100, first=1000 * number) for number in range(4)]
+    for one in jobs:
+        scheduler.add(one)
+    device, order = Device(scheduler), []
+    while (action := scheduler.next()) is not None:
+        order += [one for one in scheduler.jobs if one not in order]
+        device.run(action)
+    assert scheduler.puts_back and order == jobs
 
 
 def test_a_full_queue_refuses_and_takes_requests_again_once_one_leaves() -> None:
-    scheduler = Scheduler(Bounds(2, 3), ROWS)
+    scheduler = Scheduler(Bounds(2, 3), CONTEXT)
     jobs = [job(first=100 * number) for number in range(5)]
     for one in jobs:
         scheduler.add(one)
@@ -169,35 +418,52 @@ def test_a_full_queue_refuses_and_takes_requests_again_once_one_leaves() -> None
         scheduler.room_for(1)
 
 
-def test_whatever_comes_and_goes_every_request_is_served(seed: int = 11) -> None:
-    """Random arrivals, ends and lengths: no slot is given twice, and nothing is left."""
-    rng, scheduler = random.Random(seed), Scheduler(Bounds(8, 100), ROWS)
-    done: set[int] = set()
-    jobs: list[Job] = []
-    for _ in range(4000):
-        if len(jobs) < 120 and rng.random() < 0.1:
-            jobs.append(job(rng.choice("abc"), rng.randint(1, 900), rng.randint(1, 50), rng.randint(1, 9)))
-            scheduler.add(jobs[-1])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("pages", "answers"), [(10, 4), (24, 32), (80, 8)])
+def test_whatever_comes_and_goes_every_answer_is_what_it_is_alone(
+    seed: int, pages: int, answers: int
+) -> None:
+    """Random arrivals, ends and lengths, prompts that share their beginnings, and too few pages."""
+    rng, scheduler = random.Random(seed), in_pages(pages, answers)
+    device, jobs = Device(scheduler), list[Job]()
+    expected: dict[Job, list[int]] = {}
+    most = pages * PAGE
+    for _ in range(500):
+        if len(jobs) < 100 and rng.random() < 0.3:
+            length = rng.randint(1, min(300, most - 60))
+            prompt = [*range(100 * rng.randint(1, 3), 2000)][: rng.randint(0, length)]
+            prompt += [rng.randint(1, 50) for _ in range(length - len(prompt))]
+            one = Job(rng.choice("aab"), prompt, rng.randint(1, 60))
+            expected[one] = alone(prompt, one.limit)
+            jobs.append(one)
+            scheduler.add(one)
         if jobs and rng.random() < 0.02:
             scheduler.end(rng.choice(jobs))
-        action = scheduler.next()
-        slots = [one.slot for one in scheduler.jobs]
-        assert len(set(slots)) == len(slots)
-        if isinstance(action, Fill):
-            assert action.chunk.start + action.chunk.size <= ROWS
-            scheduler.filled(action)
-        elif isinstance(action, Decode):
-            assert action.rows > max(one.slot for one in action.jobs)
-            for _ in range(action.steps):
-                for one in action.jobs:
-                    scheduler.chosen(one, 5)
-            for one in action.jobs:
-                assert len(one.answer) <= one.limit, f"seed {seed}"
-                if len(one.answer) == one.limit:
-                    scheduler.end(one)
-                    done.add(id(one))
+        if (action := scheduler.next()) is not None:
+            device.run(action, rng)
+        check_pages(scheduler)
     while (action := scheduler.next()) is not None:
-        for one in scheduler.jobs:
-            scheduler.end(one)
-    assert all(one.is_over for one in jobs) and len(done) > 20
-    assert scheduler.waiting == 0
+        device.run(action)
+        check_pages(scheduler)
+    print(f"seed {seed}: {scheduler.puts_back} put back, {scheduler.pages.evictions} evicted")
+    assert all(one.is_over for one in jobs) and scheduler.waiting == 0
+    for one in jobs:
+        assert one.tokens == expected[one][: len(one.tokens)], f"seed {seed}"
+    assert sum(one.tokens == expected[one] for one in jobs) > len(jobs) // 2
+    assert scheduler.pages.used == 0 and scheduler.pages.shared == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tenant_that_asks_for_everything_does_not_hold_up_another(seed: int) -> None:
+    """With too few pages for all: the requests of the modest tenant begin in every other turn."""
+    rng, scheduler = random.Random(seed), in_pages(16, 8)
+    device, order = Device(scheduler), list[Job]()
+    greedy = [job("greedy", rng.randint(60, 200), 60, 1000 * n) for n in range(1, 40)]
+    modest = [job("modest", rng.randint(5, 200), 60, 100_000 * n) for n in range(1, 6)]
+    for one in (*greedy, *modest):
+        scheduler.add(one)
+    while (action := scheduler.next()) is not None:
+        order += [one for one in scheduler.jobs if one not in order]
+        device.run(action)
+    assert order[:10] == [one for pair in zip(greedy, modest, strict=False) for one in pair], f"seed {seed}"
+    assert [one for one in order if one.tenant == "greedy"] == greedy

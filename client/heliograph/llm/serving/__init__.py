@@ -1,10 +1,11 @@
 """Many answers of one model at a time: continuous batching.
 
     HTTP (http/) ──▸ Server (engine.py) ──▸ Scheduler (scheduler.py): what to do next, pure
-                                       └──▸ SlotDecoder (graphs.py): the graphs of each step
+                                       │         └──▸ Pages (pages.py): who reads which page, pure
+                                       └──▸ PagedDecoder (graphs.py): the graphs of each step
 
-A *slot* is a part of the cache that has the keys and values of one sequence. Requests join and
-leave between two loops of the decoding plan.
+A *page* is a part of the cache that has the keys and values of 32 tokens. Answers that begin with
+the same tokens share pages. Requests join and leave between two loops of the decoding plan.
 """
 
 from heliograph.llm.serving.engine import Server

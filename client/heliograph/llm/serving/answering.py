@@ -42,11 +42,11 @@ class Answering:
         self._leave: Callable[[Answering], None] = lambda _: None
 
     def on_leave(self, leave: Callable[[Answering], None]) -> None:
-        """Set what frees its slot."""
+        """Set what gives its pages back."""
         self._leave = leave
 
     def close(self) -> None:
-        """End the answer here. Its slot is free after the present loop. Idempotent."""
+        """End the answer here. Its pages are free after the present loop. Idempotent."""
         self._leave(self)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:

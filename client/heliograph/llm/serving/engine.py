@@ -22,16 +22,27 @@ from heliograph.llm.language_model import AsyncLanguageModel, Options, request_o
 from heliograph.llm.loading import CacheType, FileArgument, engine_of, tokenizer_of
 from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings
 from heliograph.llm.serving.answering import Answering
-from heliograph.llm.serving.graphs import SlotDecoder
-from heliograph.llm.serving.scheduler import SIZES, Bounds, Decode, Fill, Job, Scheduler
+from heliograph.llm.serving.graphs import PagedDecoder
+from heliograph.llm.serving.pages import PAGE
+from heliograph.llm.serving.scheduler import (
+    SIZES,
+    Bounds,
+    Decode,
+    Fill,
+    Job,
+    Scheduler,
+    places_of,
+)
 from heliograph.llm.weights import open_file
 
 logger = logging.getLogger(__name__)
 
-#: The time of an answer, its wait for a slot included.
+#: The time of an answer, its wait included.
 SECONDS = 600.0
 #: The time of a chunk, or of a loop.
 STEP_SECONDS = 300.0
+#: The most tokens of a cache: their places are numbers of 32 bits.
+CACHE_TOKENS = 2**30
 #: The settings of a row that is no answer's.
 _IDLE = Settings(temperature=0)
 
@@ -59,8 +70,7 @@ class Server:
         #: Whether it takes no more requests.
         self.is_draining = False
         engine.adapters = self.adapters.silent()
-        rows = engine.decoder.cache.rows if isinstance(engine, Engine) else 1
-        self.scheduler = Scheduler(bounds, rows)
+        self.scheduler = Scheduler(bounds, model.context)
 
     @classmethod
     async def load(
@@ -78,8 +88,12 @@ class Server:
         """Load a model of a GGUF file, and compile its plans. The arguments are those of
         `hg.llm.load`, whose errors it raises too."""
         bounds = bounds or Bounds()
-        if not 1 <= bounds.slots <= SIZES[-1]:
-            raise hg.InvalidArgumentError(f"slots is {bounds.slots}", advice=f"1 to {SIZES[-1]}")
+        if not 1 <= bounds.answers <= SIZES[-1]:
+            raise hg.InvalidArgumentError(f"answers is {bounds.answers}", advice=f"1 to {SIZES[-1]}")
+        if bounds.cache_tokens is not None and not PAGE <= bounds.cache_tokens <= CACHE_TOKENS:
+            raise hg.InvalidArgumentError(
+                f"cache_tokens is {bounds.cache_tokens}", advice=f"{PAGE} to {CACHE_TOKENS}"
+            )
         found = await asyncio.to_thread(open_file, file)
         engine = await asyncio.to_thread(engine_of, session, found, context, cache, dict(options), adapters)
         tokenizer = await asyncio.to_thread(tokenizer_of, found, engine)
@@ -108,11 +122,11 @@ class Server:
         Args:
             tokens: The prompt.
             tenant: Tenants take turns.
-            seconds: The most time, the wait for a slot included; then DeadlineExceededError.
+            seconds: The most time, the wait included; then DeadlineExceededError.
             adapter: The name of the adapter that answers; empty: the model without adapters.
 
-        Raises InvalidArgumentError, LimitExceededError for a prompt that exceeds the context and
-        for a full queue, and DrainingError.
+        Raises InvalidArgumentError, LimitExceededError for a prompt that exceeds the context or
+        the cache and for a full queue, and DrainingError.
         """
         if self.is_draining:
             raise hg.DrainingError("the server shuts down", advice="ask another one")
@@ -124,9 +138,15 @@ class Server:
             )
         if request.settings.logit_bias:
             request.settings.inputs(self.model.config.vocabulary, [])
-        room = self.model.context - len(prompt) + 1
         if adapter:
             self.adapters.place(adapter)
+        most = self.scheduler.pages.total * PAGE
+        if len(prompt) >= most:
+            raise hg.LimitExceededError(
+                f"the prompt has {len(prompt)} tokens, the cache {most}",
+                advice="shorten the prompt, or serve the model with a larger cache",
+            )
+        room = min(self.model.context, most) - len(prompt) + 1
         job = Job(tenant, prompt, min(room, request.max_tokens or room), adapter)
         self.scheduler.add(job)
         made = Answering(job, request, pieces, result, time.monotonic() + seconds)
@@ -166,10 +186,11 @@ class Server:
             async for _ in awaiting(self._engine.prepare()):
                 pass
             return
+        pages = self.scheduler.table_sizes[0]
         for rows in SIZES:
             for is_adapted in {False, bool(self.adapters.loras)}:
-                await self._decoding(rows, Form(CANDIDATES), is_adapted)
-            if rows >= self.scheduler.bounds.slots:
+                await self._decoding(rows, pages, Form(CANDIDATES), is_adapted)
+            if rows >= self.scheduler.bounds.answers:
                 break
 
     async def _plan(self, key: Any, build: Callable[[], hg.Graph]) -> Any:
@@ -177,15 +198,20 @@ class Server:
             self._plans[key] = await self._session.compile(built(build), **self._options)
         return self._plans[key]
 
-    async def _decoding(self, rows: int, form: Form, is_adapted: bool) -> Any:
-        build = partial(self._slots(is_adapted).decode, rows, form)
-        return await self._plan((rows, form, is_adapted), build)
+    async def _decoding(self, rows: int, pages: int, form: Form, is_adapted: bool) -> Any:
+        build = partial(self._decoder(is_adapted).decode, rows, pages, form)
+        return await self._plan((rows, pages, form, is_adapted), build)
 
-    def _slots(self, is_adapted: bool) -> SlotDecoder:
+    def _decoder(self, is_adapted: bool) -> PagedDecoder:
         decoder = self._engine.decoder
         loras = self.adapters.loras if is_adapted else ()
-        cache = replace(decoder.cache, name=f"{decoder.cache.name}-slots")
-        return SlotDecoder(decoder.config, decoder.weights, cache, self.scheduler.bounds.slots, loras)
+        cache = replace(decoder.cache, name=f"{decoder.cache.name}-pages")
+        return PagedDecoder(decoder.config, decoder.weights, cache, self._spare, loras)
+
+    @property
+    def _spare(self) -> int:
+        """The page for what nobody reads: the one after those of answers."""
+        return self.scheduler.pages.total
 
     # Work
 
@@ -205,23 +231,27 @@ class Server:
                 self._fail(hg.ComputeFailedError(f"a step of the model fails: {error!r:.200}"))
 
     async def _fill(self, action: Fill) -> None:
-        chunk, job = action.chunk, action.job
+        job, chunk, pages = action.job, action.chunk, action.pages
         is_adapted = bool(job.variant)
-        build = partial(self._slots(is_adapted).fill, chunk.size)
-        plan = await self._plan(("fill", chunk.size, is_adapted), build)
-        inputs = {**inputs_of(job.prompt, chunk), "slot": np.array([job.slot], np.int32)}
-        await plan.run({**inputs, **self._scales([job.variant])}, timeout=STEP_SECONDS)
+        build = partial(self._decoder(is_adapted).fill, chunk.size, pages)
+        plan = await self._plan(("fill", chunk.size, pages, is_adapted), build)
+        places = places_of(job.pages, chunk, self._spare)
+        inputs = {
+            **inputs_of(job.tokens, chunk),
+            "table": self._tables([job], 1, pages),
+            "places": np.array(places, np.int32),
+            **self._scales([job.variant]),
+        }
+        await plan.run(inputs, timeout=STEP_SECONDS)
         self.scheduler.filled(action)
 
     async def _decode(self, action: Decode) -> None:
         answers = [self._answers[job] for job in action.jobs]
         form = _common(one.request.settings for one in answers)
-        variants = ["" for _ in range(action.rows)]
-        for job in action.jobs:
-            variants[job.slot] = job.variant
-        plan = await self._decoding(action.rows, form, any(variants))
+        variants = [job.variant for job in action.jobs] + [""] * (action.rows - len(action.jobs))
+        plan = await self._decoding(action.rows, action.pages, form, any(variants))
         loop = plan.loop(
-            {**self._inputs(action.rows, answers, form), **self._scales(variants)},
+            {**self._inputs(action, answers, form), **self._scales(variants)},
             steps=action.steps,
             carry={**CARRIES, **(CARRIED if form.candidates != 1 else {})},
             until="done",
@@ -241,34 +271,38 @@ class Server:
 
     def _take(self, chosen: np.ndarray[Any, Any], answers: Sequence[Answering]) -> None:
         """Add a step's tokens to the answers."""
-        for one in answers:
+        for one, row in zip(answers, chosen, strict=False):
             if one.job.is_over:
                 continue
-            row = chosen[one.job.slot]
             self.scheduler.chosen(one.job, int(row[0]))
             if len(one.result.tokens) == 0:
                 one.result.reused_tokens = one.job.reused
             if one.add(row):
                 self._leave(one)
 
-    def _inputs(self, rows: int, answers: Sequence[Answering], form: Form) -> Mapping[str, Any]:
-        """Return the inputs of a loop: a row for each slot."""
-        by_slot = {one.job.slot: one for one in answers}
-        words = self.model.config.vocabulary
-        token, position, active = (np.zeros(rows, np.int32) for _ in range(3))
+    def _inputs(self, action: Decode, answers: Sequence[Answering], form: Form) -> Mapping[str, Any]:
+        """Return the inputs of a loop: a row for each answer, and idle ones."""
+        rows, words = action.rows, self.model.config.vocabulary
+        token, position = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         ends = np.full((rows, ENDS), -1, np.int32)
         choices = []
-        for row in range(rows):
-            one = by_slot.get(row)
-            if one is None:
-                choices.append(_IDLE.inputs(words, [], form))
-                continue
+        for row, one in enumerate(answers):
             tokens = one.job.tokens
-            token[row], position[row], active[row] = tokens[-1], len(tokens) - 1, 1
+            token[row], position[row] = tokens[-1], len(tokens) - 1
             ends[row, : len(one.request.ends)] = one.request.ends
             choices.append(one.request.settings.inputs(words, tokens, form))
+        choices += [_IDLE.inputs(words, [], form)] * (rows - len(answers))
         stacked = {name: np.concatenate([one[name] for one in choices]) for name in choices[0]}
-        return {"token": token, "position": position, "active": active, "ends": ends, **stacked}
+        table = self._tables(action.jobs, rows, action.pages)
+        return {"token": token, "position": position, "ends": ends, "table": table, **stacked}
+
+    def _tables(self, jobs: Sequence[Job], rows: int, pages: int) -> np.ndarray[Any, Any]:
+        """Return the first pages of jobs, i32 [rows, pages], with the spare page behind them."""
+        tables = np.full((rows, pages), self._spare, np.int32)
+        for table, job in zip(tables, jobs, strict=False):
+            own = job.pages[:pages]
+            table[: len(own)] = own
+        return tables
 
     def _scales(self, variants: Sequence[str]) -> dict[str, Any]:
         """Return the input of adapters' scales: a row for each of a plan's rows."""
@@ -288,7 +322,7 @@ class Server:
         self._end_all(late, hg.DeadlineExceededError("the answer took longer than its time"))
 
     def _fail(self, error: hg.HeliographError) -> None:
-        """End the answers that have slots with an error: the cache may have lost their tokens."""
+        """End the answers that have pages with an error: the cache may have lost their tokens."""
         self._end_all([self._answers[job] for job in self.scheduler.jobs], error)
         self.scheduler.forget()
 

@@ -1,4 +1,4 @@
-"""The graphs that work on a cache of several slots."""
+"""The graphs that work on a cache of pages."""
 
 from __future__ import annotations
 
@@ -14,93 +14,114 @@ from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Cache, FilledError, Step, Weights
 from heliograph.llm.graphs import described
 from heliograph.llm.sampling import ENDS, Form, choose
+from heliograph.llm.serving.pages import PAGE
 
 ops = hg.ops
 
 
 @dataclass
-class _Slots:
-    """The rows of the slots that a graph works on."""
+class _Paged:
+    """The pages that a graph works on."""
 
     cache: Cache
-    #: All slots of the cache, and those whose rows the graph reads.
-    count: int
-    used: int
+    #: All pages of the cache.
+    total: int
+    #: The pages of each sequence, i32 [sequences, m].
+    table: hg.Value
     #: The places of the graph's tokens in the cache, i32 [n].
     places: hg.Value
-    #: The places that it reads, i32 [rows]; None: the first slots as they are.
-    read: hg.Value | None = None
+    _read: hg.Value | None = None
 
     @property
     def context(self) -> int:
-        """The most tokens of a slot."""
+        """The most tokens of a sequence."""
         return self.cache.context
 
     @property
     def rows(self) -> int:
-        """Those of a slot."""
-        return self.cache.rows
+        """Those of a table's pages."""
+        return self.table.shape[1] * PAGE
+
+    @property
+    def parts(self) -> int:
+        """One for each sequence."""
+        return self.table.shape[0]
 
     def write(self, graph: hg.Graph, which: str, new: hg.Value, places: hg.Value) -> hg.Value:
-        """Write rows, and return those of the slots in use."""
-        variable = graph.variable(
-            f"{self.cache.name}/{which}", (self.count * self.rows, new.shape[1]), self.cache.dtype
-        )
+        """Write rows, and return those of the tables."""
+        shape = (self.total * PAGE, new.shape[1])
+        variable = graph.variable(f"{self.cache.name}/{which}", shape, self.cache.dtype)
         kept = hg.assign(variable, ops.set_rows(variable, new, self.places))
-        return kept[: self.used * self.rows] if self.read is None else ops.get_rows(kept, self.read)
+        if self._read is None:
+            within = graph.constant(np.arange(PAGE, dtype=np.int32))
+            rows = hg.expand_dims(self.table, axis=2) * PAGE + within
+            self._read = hg.reshape(rows, (self.parts * self.rows,))
+        return ops.get_rows(kept, self._read)
+
+    def attend(
+        self,
+        queries: hg.Value,
+        keys: hg.Value,
+        values: hg.Value,
+        mask: hg.Value,
+        *sinks: hg.Value,
+        **attributes: float,
+    ) -> hg.Value:
+        """Attend to the rows of the tables."""
+        return ops.flash_attn_ext(queries, keys, values, mask, *sinks, **attributes)
 
 
 @dataclass(frozen=True, slots=True)
-class SlotDecoder:
-    """Builds the graphs of a model whose cache has `slots` sequences."""
+class PagedDecoder:
+    """Builds the graphs of a model whose cache is pages, one more than answers may have: the last
+    takes what nobody reads."""
 
     config: Configuration
     weights: Weights
-    #: The form of each slot.
     cache: Cache
-    slots: int
-    #: Graphs of a model with adapters have the input `adapters.SCALES`, a row for each slot.
+    #: The pages that answers may have.
+    pages: int
+    #: Graphs of a model with adapters have the input `adapters.SCALES`, a row for each sequence.
     loras: tuple[Lora, ...] = ()
 
-    def fill(self, count: int) -> hg.Graph:
-        """A graph that takes `tokens` (i32 [count]) from the position `start` on into a `slot`
-        (both i32 [1])."""
+    def fill(self, count: int, pages: int) -> hg.Graph:
+        """A graph that takes `tokens` from the position `start` (i32 [1]) on into `places` of the
+        cache (both i32 [count]), by a `table` of the sequence (i32 [1, pages])."""
         graph = hg.Graph()
-        tokens = graph.input("tokens", (count,), "i32")
-        start, slot = graph.input("start", (1,), "i32"), graph.input("slot", (1,), "i32")
-        positions = start + graph.constant(np.arange(count, dtype=np.int32))
-        begin = slot * self.cache.rows
-        read = begin + graph.constant(np.arange(self.cache.rows, dtype=np.int32))
-        kept = _Slots(self.cache, self.slots, 1, begin + positions, read)
-        step = Step(graph, self.config, self.weights, kept, positions, only_fills=True)
+        tokens, places = (graph.input(name, (count,), "i32") for name in ("tokens", "places"))
+        positions = graph.input("start", (1,), "i32") + graph.constant(np.arange(count, dtype=np.int32))
+        step = self._step(graph, graph.input("table", (1, pages), "i32"), places, positions)
+        step.only_fills = True
         step.adaptation = adapt(graph, self.loras)
         with suppress(FilledError):
             hidden(step, tokens)
         graph.output("end", positions[-1:] + 1)
         return graph
 
-    def decode(self, rows: int, form: Form) -> hg.Graph:
-        """A graph that takes a `token` for each of the first `rows` slots at its `position`, and
-        chooses the next ones (all i32 [rows]).
+    def decode(self, rows: int, pages: int, form: Form) -> hg.Graph:
+        """A graph that takes a `token` for each sequence at its `position`, by its row of `table`
+        (i32 [rows, pages]), and chooses the next ones (all i32 [rows]).
 
-        A slot that is not `active` (i32 [rows], 0 or 1) keeps its keys and values. `done` is true
-        after one of `ends` (i32 [rows, .]) of its slot. `chosen` is what `described` returns.
+        `done` is true after one of `ends` (i32 [rows, .]) of its sequence. `chosen` is what
+        `described` returns.
         """
         graph = hg.Graph()
-        token, position, active = (
-            graph.input(name, (rows,), "i32") for name in ("token", "position", "active")
-        )
+        token, position = (graph.input(name, (rows,), "i32") for name in ("token", "position"))
         ends = graph.input("ends", (rows, ENDS), "i32")
-        # The last row of a slot is no token's.
-        own = hg.where(active > 0, position, self.cache.rows - 1)
-        begin = graph.constant(np.arange(rows, dtype=np.int32) * self.cache.rows)
-        kept = _Slots(self.cache, self.slots, rows, begin + own)
-        step = Step(graph, self.config, self.weights, kept, position, sequences=rows)
+        table = graph.input("table", (rows, pages), "i32")
+        first = graph.constant(np.arange(rows, dtype=np.int32) * pages)
+        own = ops.get_rows(hg.reshape(table, (rows * pages, 1)), first + position // PAGE)
+        places = hg.reshape(own, (rows,)) * PAGE + position % PAGE
+        step = self._step(graph, table, places, position)
         step.adaptation = adapt(graph, self.loras, rows)
         logits = step.logits(step.norm("output_norm", hidden(step, token)))
         following = choose(graph, logits, position, form)
         graph.output("token_next", following)
-        graph.output("position_next", position + active)
+        graph.output("position_next", position + 1)
         graph.output("done", hg.any(hg.expand_dims(following, axis=1) == ends))
         graph.output("chosen", described(logits, following, form))
         return graph
+
+    def _step(self, graph: hg.Graph, table: hg.Value, places: hg.Value, positions: hg.Value) -> Step:
+        kept = _Paged(self.cache, self.pages + 1, table, places)
+        return Step(graph, self.config, self.weights, kept, positions, sequences=table.shape[0])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import heliograph as hg
-from heliograph.llm.chunks import Chunk, cut, shared
+from heliograph.llm.chunks import Chunk, cut
+from heliograph.llm.serving.pages import PAGE, Owner, Pages, Table, pages_of
 
 #: The rows of decoding plans.
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -16,12 +18,14 @@ STEPS = 16
 STEPS_BETWEEN_CHUNKS = 4
 #: The tokens of prompts, with their padding, that are computed between two loops.
 TURN = 512
-#: A slot that begins with fewer tokens of a prompt than these is as good as any other.
-WORTH_REUSE = 16
+#: The pages of a plan's tables: so many, and each time so many times more.
+FEWEST_PAGES, GROWTH = 8, 4
+#: The answers of a whole context that the cache holds, unless told otherwise.
+WHOLE_CONTEXTS = 8
 
 
 class QueueFullError(hg.LimitExceededError):
-    """As many requests wait for a slot as may."""
+    """As many requests wait as may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +33,17 @@ class Bounds:
     """The most of each thing."""
 
     #: Answers at a time.
-    slots: int = 8
-    #: Requests that wait for a slot.
+    answers: int = SIZES[-1]
+    #: Requests that wait.
     queue: int = 64
+    #: Tokens whose keys and values the cache has; None: those of eight answers of a whole context.
+    cache_tokens: int | None = None
+
+    def pages(self, context: int) -> int:
+        """The pages of the cache of a model with this context."""
+        if self.cache_tokens is None:
+            return min(self.answers, WHOLE_CONTEXTS) * pages_of(context)
+        return self.cache_tokens // PAGE
 
 
 @dataclass(eq=False, slots=True)
@@ -39,94 +51,98 @@ class Job:
     """A prompt, and the tokens of its answer so far."""
 
     tenant: str
-    prompt: list[int]
+    prompt: Sequence[int]
     #: The most tokens of the answer.
     limit: int
     #: The model's variant, by which keys and values differ: an adapter's name.
     variant: str = ""
-    answer: list[int] = field(default_factory=list)
-    #: -1: it waits.
-    slot: int = -1
-    #: The tokens of its slot's cache that are right.
+    #: The prompt and the answer so far.
+    tokens: list[int] = field(init=False)
+    #: Its pages; None: it waits.
+    table: Table | None = None
+    #: The tokens of its pages that are right.
     filled: int = 0
-    #: Those that were there when it began.
+    #: Tokens of the prompt that pages of others had.
     reused: int = 0
+    #: True if it was put back into the queue.
+    was_put_back: bool = False
     is_over: bool = False
 
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
     @property
-    def tokens(self) -> list[int]:
-        """The prompt and the answer so far."""
-        return self.prompt + self.answer
+    def owner(self) -> Owner:
+        """The sequences that its pages may be shared with."""
+        return self.tenant, self.variant
+
+    @property
+    def pages(self) -> list[int]:
+        """The places of its pages in the cache."""
+        return [] if self.table is None else self.table.numbers
+
+    @property
+    def left(self) -> int:
+        """The most tokens that the answer may still get."""
+        return self.limit - (len(self.tokens) - len(self.prompt))
 
     @property
     def is_filled(self) -> bool:
         """True if all but the last token are in the cache, which a decoding step takes."""
-        return self.filled >= len(self.prompt) - 1
+        return self.filled >= len(self.tokens) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Take a chunk of a prompt into its slot."""
+    """Take a chunk of a prompt into its pages, by the plan of tables of so many `pages`."""
 
     job: Job
     chunk: Chunk
+    pages: int
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Run the plan of `rows` slots for up to `steps` steps."""
+    """Run the plan of `rows` answers, with tables of so many `pages`, for up to `steps` steps."""
 
     jobs: tuple[Job, ...]
     rows: int
+    pages: int
     steps: int
 
 
-@dataclass(slots=True)
-class _Slot:
-    number: int
-    job: Job | None = None
-    #: The tokens whose keys and values it has.
-    kept: list[int] = field(default_factory=list)
-    #: The variant that computed them.
-    variant: str = ""
-    #: The order of use.
-    used: int = 0
-
-    def shares(self, job: Job) -> int:
-        """The tokens of a prompt that it has."""
-        return shared(self.kept, job.prompt) if self.variant == job.variant else 0
-
-
 class Scheduler:
-    """Decides which requests have slots, and what is computed next.
+    """Decides which requests are answered, and what is computed next.
 
-    Tenants take turns for slots; the requests of one are served in their order. Chunks of prompts
-    and decoding loops take turns.
+    Tenants take turns; the requests of one are served in their order, and none overtakes another
+    that waits for pages. Chunks of prompts and decoding loops take turns. An answer that needs a
+    page when there is none puts the youngest one back to the front of the queue, which goes on
+    later with the tokens that it has.
     """
 
-    def __init__(self, bounds: Bounds, rows: int) -> None:
-        """`rows` are the rows of a slot."""
+    def __init__(self, bounds: Bounds, context: int) -> None:
         self.bounds = bounds
-        self._rows = rows
-        self._slots = [_Slot(number) for number in range(bounds.slots)]
+        self.pages = Pages(bounds.pages(context))
+        #: Those with pages, in the order in which they got them.
+        self.jobs: list[Job] = []
+        #: The answers that were put back into the queue.
+        self.puts_back = 0
+        #: The pages that plans have tables of.
+        self.table_sizes = table_sizes(min(pages_of(context), self.pages.total))
         self._waiting: dict[str, deque[Job]] = {}
-        self._uses = 0
         #: The tokens that were computed since the last loop.
         self._turn = 0
+        #: What `could_admit` found; None: something changed.
+        self._could: bool | None = None
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait for a slot."""
+        """The number of requests that wait."""
         return sum(map(len, self._waiting.values()))
 
     @property
-    def jobs(self) -> list[Job]:
-        """The requests that have slots, in the order of these."""
-        return [slot.job for slot in self._slots if slot.job is not None]
-
-    @property
     def all_jobs(self) -> Iterator[Job]:
-        """These, and those that wait."""
+        """The requests that are answered, and those that wait."""
         yield from self.jobs
         for queue in self._waiting.values():
             yield from queue
@@ -134,11 +150,15 @@ class Scheduler:
     @property
     def could_admit(self) -> bool:
         """True if a request waits that could begin."""
-        return bool(self._waiting) and any(slot.job is None for slot in self._slots)
+        if self._could is None:
+            first = self._first
+            self._could = first is not None and self._fits(first)
+        return self._could
 
     def room_for(self, count: int) -> None:
         """Raises QueueFullError unless so many more requests may come."""
-        free = sum(slot.job is None for slot in self._slots)
+        is_open = not self._waiting or self.could_admit
+        free = self.bounds.answers - len(self.jobs) if is_open else 0
         if self.waiting + count > self.bounds.queue + free:
             raise QueueFullError(
                 f"{self.waiting} requests wait already, of at most {self.bounds.queue}",
@@ -149,69 +169,138 @@ class Scheduler:
         """Queue a request. Raises as `room_for`."""
         self.room_for(1)
         self._waiting.setdefault(job.tenant, deque()).append(job)
+        self._could = None
 
     def end(self, job: Job) -> None:
-        """End a request, and free its slot, which keeps its tokens. Idempotent."""
-        job.is_over = True
+        """End a request, and give its pages back. Idempotent."""
+        job.is_over, self._could = True, None
         if (queue := self._waiting.get(job.tenant)) is not None and job in queue:
             queue.remove(job)
             if not queue:
                 del self._waiting[job.tenant]
-        slot = self._slots[job.slot] if job.slot >= 0 else None
-        if slot is not None and slot.job is job:
-            slot.kept = job.tokens[: job.filled]
-            slot.job = None
+        self._close(job)
 
     def forget(self) -> None:
-        """Note that the cache may have lost everything."""
-        for slot in self._slots:
-            slot.kept = []
+        """Note that the cache may have lost everything. No request is being answered."""
+        self.pages.forget()
 
     def next(self) -> Fill | Decode | None:
-        """Give slots to requests that wait, and return what is to be computed; None: nothing."""
+        """Give pages to requests that wait, and return what is to be computed; None: nothing.
+
+        What was returned before has ended: pages that are given back may be given away here.
+        """
+        self._could = None
+        for job in self.jobs:
+            self._adopt(job)
         self._admit()
-        filling = [job for job in self.jobs if not job.is_filled]
-        decoding = [job for job in self.jobs if job.is_filled]
-        if filling:
-            job = min(filling, key=lambda one: self._slots[one.slot].used)
-            chunk = next(cut(job.filled, len(job.prompt) - 1, self._rows))
-            if not decoding or not self._turn or self._turn + chunk.size <= TURN:
-                self._turn += chunk.size
-                return Fill(job, chunk)
-        self._turn = 0
-        if not decoding:
-            return None
-        rows = next(size for size in SIZES if size > decoding[-1].slot)
-        most = STEPS_BETWEEN_CHUNKS if filling else STEPS
-        steps = min(most, *(job.limit - len(job.answer) for job in decoding))
-        return Decode(tuple(decoding), rows, steps)
+        while self.jobs:
+            filling = [job for job in self.jobs if not job.is_filled]
+            decoding = [job for job in self.jobs if job.is_filled]
+            if filling and (fill := self._fill(filling[0], not decoding)) is not None:
+                return fill
+            self._turn = 0
+            most = STEPS_BETWEEN_CHUNKS if filling else STEPS
+            steps = min(most, *(job.left for job in decoding))
+            if decoding := self._grown(decoding, steps):
+                rows = next(size for size in SIZES if size >= len(decoding))
+                pages = max(len(job.pages) for job in decoding)
+                return Decode(tuple(decoding), rows, self._size(pages), steps)
+        return None
 
     def filled(self, fill: Fill) -> None:
         """Note that a chunk is in the cache."""
-        fill.job.filled = fill.chunk.start + fill.chunk.count
+        self._note(fill.job, fill.chunk.start + fill.chunk.count)
 
     def chosen(self, job: Job, token: int) -> None:
         """Note the next token of an answer."""
-        job.filled = len(job.prompt) + len(job.answer)
-        job.answer.append(token)
+        self._note(job, len(job.tokens))
+        job.tokens.append(token)
+
+    def _note(self, job: Job, filled: int) -> None:
+        job.filled = filled
+        if job.table is not None:
+            self.pages.publish(job.table, job.tokens, filled)
+
+    @property
+    def _first(self) -> Job | None:
+        """The request that is next to begin: of the tenant whose turn it is."""
+        return next((queue[0] for queue in self._waiting.values()), None)
+
+    def _fits(self, job: Job) -> bool:
+        """True if a request may begin, with a page more for each answer in progress, so that it is
+        not put back at once."""
+        is_open = len(self.jobs) < self.bounds.answers
+        return is_open and self.pages.fits(job.owner, job.tokens, len(self.jobs))
 
     def _admit(self) -> None:
-        while self._waiting and (free := [slot for slot in self._slots if slot.job is None]):
+        while (job := self._first) is not None and self._fits(job):
             # The tenant that had its turn goes to the end.
-            tenant = next(iter(self._waiting))
-            queue = self._waiting.pop(tenant)
-            job = queue.popleft()
+            queue = self._waiting.pop(job.tenant)
+            queue.popleft()
             if queue:
-                self._waiting[tenant] = queue
-            slot = min(free, key=lambda one: self._cost(one, job))
-            self._uses += 1
-            slot.used, slot.job, job.slot = self._uses, job, slot.number
-            # The prompt's last token is computed once more: its row chooses the answer's first.
-            job.filled = job.reused = min(slot.shares(job), len(job.prompt) - 1)
-            slot.kept, slot.variant = [], job.variant
+                self._waiting[job.tenant] = queue
+            job.table = self.pages.open(job.owner, job.tokens)
+            self.jobs.append(job)
+            self._adopt(job)
 
-    def _cost(self, slot: _Slot, job: Job) -> tuple[int, int, int]:
-        """The least is best: much of the prompt, then a small plan, then an old use."""
-        found = slot.shares(job)
-        size = next(size for size in SIZES if size > slot.number)
-        return (-found if found >= WORTH_REUSE else 0, size, slot.used)
+    def _adopt(self, job: Job) -> None:
+        """Share pages that became known before the job computed them."""
+        table = job.table
+        assert table is not None
+        if job.filled <= table.found * PAGE:
+            self.pages.adopt(table, job.tokens)
+            found = table.found * PAGE
+            if not job.was_put_back:
+                job.reused += found - job.filled
+            job.filled = found
+
+    def _fill(self, job: Job, is_alone: bool) -> Fill | None:
+        """Return the next chunk of a prompt, unless it is the loop's turn."""
+        chunk = next(cut(job.filled, len(job.tokens) - 1, sys.maxsize))
+        if not is_alone and self._turn and self._turn + chunk.size > TURN:
+            return None
+        self._turn += chunk.size
+        return Fill(job, chunk, self._size(pages_of(chunk.start + chunk.count)))
+
+    def _grown(self, jobs: Sequence[Job], steps: int) -> list[Job]:
+        """Give answers pages for so many steps, and return those that have them. The oldest first:
+        the youngest ones are put back as long as there are too few."""
+        for job in jobs:
+            while job.table is not None and not self.pages.grow(job.table, len(job.tokens) + steps - 1):
+                self._put_back(self.jobs[-1])
+        return [job for job in jobs if job.table is not None]
+
+    def _put_back(self, job: Job) -> None:
+        self._close(job)
+        job.filled, job.was_put_back = 0, True
+        self.puts_back += 1
+        queue = self._waiting.pop(job.tenant, deque())
+        queue.appendleft(job)
+        self._waiting = {job.tenant: queue, **self._waiting}
+
+    def _close(self, job: Job) -> None:
+        if job.table is not None:
+            self.pages.close(job.table)
+            job.table = None
+            self.jobs.remove(job)
+
+    def _size(self, pages: int) -> int:
+        """Return the pages of the least tables that have so many."""
+        return next(size for size in self.table_sizes if size >= pages)
+
+
+def table_sizes(most: int) -> list[int]:
+    """Return the numbers of pages that plans have tables of."""
+    sizes, size = [], FEWEST_PAGES
+    while size < most:
+        sizes.append(size)
+        size *= GROWTH
+    return [*sizes, most]
+
+
+def places_of(numbers: Sequence[int], chunk: Chunk, spare: int) -> list[int]:
+    """Return the rows of the cache that a chunk's tokens are written to; padding goes to those of a
+    spare page."""
+    places = range(chunk.start, chunk.start + chunk.count)
+    own = [numbers[place // PAGE] * PAGE + place % PAGE for place in places]
+    return own + [spare * PAGE + place % PAGE for place in range(chunk.size - chunk.count)]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from heliograph.llm.serving.answering import Answering
 from heliograph.llm.serving.engine import Server
+from heliograph.llm.serving.scheduler import Scheduler
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Metrics:
+class Metrics(Collector):
     """The figures of one application."""
 
     def __init__(self) -> None:
@@ -39,22 +44,29 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self._gauges = [
-            Gauge(f"heliograph_llm_{name}", help, registry=self.registry)
-            for name, help in (
-                ("waiting", "Requests that wait for a slot."),
-                ("slots_used", "Slots with an answer in progress."),
-                ("slots", "Slots."),
-            )
-        ]
+        self._scheduler: Scheduler | None = None
+        self.registry.register(self)
 
     def watch(self, server: Server) -> None:
         """Show the state of a server."""
-        scheduler = server.scheduler
-        waiting, used, slots = self._gauges
-        waiting.set_function(lambda: scheduler.waiting)
-        used.set_function(lambda: len(scheduler.jobs))
-        slots.set(scheduler.bounds.slots)
+        self._scheduler = server.scheduler
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the figures of the server's state; called by Prometheus' registry."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            return
+        pages = scheduler.pages
+        yield _gauge("waiting", "Requests that wait.", scheduler.waiting)
+        yield _gauge("answers", "Answers in progress.", len(scheduler.jobs))
+        yield _gauge("answers_limit", "The most answers at a time.", scheduler.bounds.answers)
+        states = _gauge("pages", "Pages of the cache: used by answers, kept for later ones, and free.")
+        for state, count in (("used", pages.used), ("kept", pages.kept), ("free", pages.free)):
+            states.add_metric((state,), count)
+        yield states
+        yield _gauge("pages_shared", "Pages that several answers use.", pages.shared)
+        yield _counter("page_evictions", "Pages that were kept and then given to others.", pages.evictions)
+        yield _counter("put_back", "Answers that waited again, since there was no page.", scheduler.puts_back)
 
     def count(self, answering: Answering) -> None:
         """Count an answer that ended, also early."""
@@ -66,3 +78,13 @@ class Metrics:
             self._first.observe(result.prompt_seconds)
         if len(result.tokens) > 1:
             self._next.observe(result.seconds / (len(result.tokens) - 1))
+
+
+def _gauge(name: str, help: str, value: float | None = None) -> GaugeMetricFamily:
+    """Return a figure; without a value, one for each state."""
+    labels = ("state",) if value is None else None
+    return GaugeMetricFamily(f"heliograph_llm_{name}", help, value, labels)
+
+
+def _counter(name: str, help: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"heliograph_llm_{name}", help, value)
