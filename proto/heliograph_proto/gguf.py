@@ -506,7 +506,7 @@ def part_names(header: GgufHeader) -> tuple[str, ...]:
     number, found = header.value(PART_KEY, int), part_name(header.name)
     if count > MAX_PARTS:
         raise InvalidModelError(f"{header.name} is one of {count} parts; at most {MAX_PARTS} are supported")
-    if found is None or (found.number, found.count) != (number, count):
+    if found is None or (found.number, found.total) != (number, count):
         raise InvalidModelError(
             f"{header.name} says that it is part {number + 1} of {count}, and is not named so",
             advice=f"name it as it was split: MODEL-{number + 1:05}-of-{count:05}.gguf",
