@@ -1,7 +1,8 @@
-"""Sixteen answers of a language model at a time, beside the same ones one after the other.
+"""Sixteen answers of a language model at a time, beside the same ones one after the other; and with
+a system prompt that all begin with, beside prompts that have nothing in common.
 
-The model has random q4_0 weights, 4 layers of width 1,024 and 32,000 tokens. Prompts are short and
-differ.
+The model has random q4_0 weights, 4 layers of width 1,024 and 32,000 tokens. The first prompts are
+short and differ.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from figures import Figure, paired_medians
 from language_models import words
 
@@ -24,36 +26,43 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from gguf_files import write_model
 
-ANSWERS, TOKENS, PROMPT = 16, 64, 24
+ANSWERS, TOKENS, PROMPT, SYSTEM, CONTEXT = 16, 64, 24, 384, 512
 #: The most that all answers together may take of their time one after the other.
 BAR = 0.5
 #: The most that one answer of a server of many may take of one answer of a model that writes one.
 ALONE_BAR = 1.15
+#: The most that answers with a shared prompt may take of those without.
+SHARED_BAR = 0.5
 ROUNDS = 3
 
 
 def figures() -> Iterator[Figure]:
     """Seconds of all answers, and of one."""
     with tempfile.TemporaryDirectory() as folder:
-        path = write_model(
-            Path(folder) / "model.gguf",
-            "llama",
-            "q4_0",
-            words(),
-            context=512,
-            width=1024,
-            layers=4,
-            heads=16,
-            kv_heads=4,
-            row=64,
-            hidden=2816,
-        )
+        path = model(Path(folder) / "model.gguf", CONTEXT)
         with asyncio.Runner() as runner:
             measured = runner.run(Measured.open(path))
             try:
                 yield from compared(measured, runner)
             finally:
                 runner.run(measured.close())
+
+
+def model(path: Path, context: int) -> Path:
+    """Write the model."""
+    return write_model(
+        path,
+        "llama",
+        "q4_0",
+        words(),
+        context=context,
+        width=1024,
+        layers=4,
+        heads=16,
+        kv_heads=4,
+        row=64,
+        hidden=2816,
+    )
 
 
 class Measured:
@@ -88,6 +97,24 @@ class Measured:
         for number in range(ANSWERS):
             await self._served(number)
 
+    async def shared(self) -> None:
+        """Write all answers at a time to prompts that begin with the same system prompt."""
+        self._turn += 1
+        system = self._long(self._turn, 0)
+        await asyncio.gather(
+            *(self._served(number, [*system, *self._prompt(number)]) for number in range(ANSWERS))
+        )
+
+    async def apart(self) -> None:
+        """Write as many answers to prompts of the same lengths, which have nothing in common."""
+        self._turn += 1
+        await asyncio.gather(
+            *(
+                self._served(number, [*self._long(self._turn, number), *self._prompt(number)])
+                for number in range(ANSWERS)
+            )
+        )
+
     async def served_alone(self) -> None:
         """Write one answer."""
         self._turn += 1
@@ -98,9 +125,12 @@ class Measured:
         self._turn += 1
         await self._llm.generate(self._prompt(0), **self._options(0))
 
-    async def _served(self, number: int) -> None:
-        async for _ in self._server.submit(self._prompt(number), **self._options(number)):
+    async def _served(self, number: int, prompt: list[int] | None = None) -> None:
+        async for _ in self._server.submit(prompt or self._prompt(number), **self._options(number)):
             pass
+
+    def _long(self, turn: int, number: int) -> list[int]:
+        return np.random.default_rng((turn, number)).integers(300, 30_000, SYSTEM).tolist()
 
     def _prompt(self, number: int) -> list[int]:
         return [300 + self._turn, *range(310 + 20 * number, 309 + 20 * number + PROMPT)]
@@ -132,6 +162,19 @@ def compared(measured: Measured, runner: asyncio.Runner) -> Iterator[Figure]:
         "one after the other",
         f"{tokens / together:.0f} against {tokens / after:.0f} tokens/s; "
         f"CPU {cpu['together']:.1f} against {cpu['one_by_one']:.1f} s",
+    )
+    shared, apart = paired_medians(
+        lambda runs: seconds(measured.shared, runs), lambda runs: seconds(measured.apart, runs), ROUNDS, 1
+    )
+    yield Figure(
+        "llm-serving/shared-prompt",
+        shared,
+        apart,
+        SHARED_BAR,
+        "s",
+        "prompts that differ",
+        f"{tokens / shared:.0f} against {tokens / apart:.0f} tokens/s; "
+        f"CPU {cpu['shared']:.1f} against {cpu['apart']:.1f} s",
     )
     alone, single = paired_medians(
         lambda runs: seconds(measured.served_alone, runs),

@@ -196,7 +196,7 @@ def test_a_full_queue_says_when_to_come_again(url: str, model: Path) -> None:
         ({"prompt": "x", "temperature": "hot"}, "temperature", "invalid_value"),
         ({"prompt": "x", "temperature": -1}, "temperature", "invalid_value"),
         ({"prompt": "x", "top_p": 7}, "top_p", "invalid_value"),
-        ({"prompt": "x", "top_k": 0}, "top_k", "invalid_value"),
+        ({"prompt": "x", "top_k": -1}, "top_k", "invalid_value"),
         ({"prompt": "x", "n": 0}, "n", "invalid_value"),
         ({"prompt": ["x"] * 20, "n": 2}, "n", "invalid_value"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens", "invalid_value"),

@@ -9,7 +9,6 @@ import pytest
 
 from heliograph.llm.serving.pages import PAGE, Table
 from heliograph.llm.serving.scheduler import (
-    FEWEST_PAGES,
     STEPS,
     STEPS_BETWEEN_CHUNKS,
     Bounds,
@@ -37,7 +36,7 @@ def in_pages(pages: int, answers: int = 32) -> Scheduler:
 
 @dataclass
 class Device:
-    """What the scheduler's actions do: the cache has, at each place, all tokens up to that one."""
+    """A cache that has, at each place, all tokens up to that one, and the scheduler's work on it."""
 
     scheduler: Scheduler
     rows: dict[int, int] = field(default_factory=dict)
@@ -194,12 +193,26 @@ def test_plans_have_the_least_rows_that_hold_the_answers() -> None:
 
 
 def test_plans_have_the_least_tables_that_hold_the_pages_of_the_answers() -> None:
-    assert table_sizes(128) == [FEWEST_PAGES, 4 * FEWEST_PAGES, 128]
-    assert table_sizes(130)[-2:] == [128, 130] and table_sizes(3) == [3]
-    for length, pages in ((5, 8), (240, 8), (242, 32), (1000, 32)):
-        scheduler = Scheduler(Bounds(4), CONTEXT)
+    assert table_sizes(600) == [32, 128, 512, 600]
+    assert table_sizes(128) == [32, 128] and table_sizes(3) == [3]
+    for length, pages in ((5, 32), (1000, 32), (1020, 128), (4050, 128)):
+        scheduler = Scheduler(Bounds(4), 4 * CONTEXT)
         scheduler.add(job(length=length))
         assert filled(scheduler).pages == pages, length
+
+
+def test_answers_of_different_kinds_take_turns() -> None:
+    scheduler = Scheduler(Bounds(8), CONTEXT)
+    jobs = [Job("", [number], 40, kind) for number, kind in enumerate((0, 1, 0, 2))]
+    for one in jobs:
+        scheduler.add(one)
+    found = [scheduler.next() for _ in range(4)]
+    assert [one.jobs for one in found if isinstance(one, Decode)] == [
+        (jobs[1],),
+        (jobs[3],),
+        (jobs[0], jobs[2]),
+        (jobs[1],),
+    ]
 
 
 def test_a_loop_ends_with_the_shortest_answer() -> None:
@@ -433,7 +446,7 @@ def test_whatever_comes_and_goes_every_answer_is_what_it_is_alone(
             length = rng.randint(1, min(300, most - 60))
             prompt = [*range(100 * rng.randint(1, 3), 2000)][: rng.randint(0, length)]
             prompt += [rng.randint(1, 50) for _ in range(length - len(prompt))]
-            one = Job(rng.choice("aab"), prompt, rng.randint(1, 60))
+            one = Job(rng.choice("aab"), prompt, rng.randint(1, 60), rng.randint(0, 1))
             expected[one] = alone(prompt, one.limit)
             jobs.append(one)
             scheduler.add(one)

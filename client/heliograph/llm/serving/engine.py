@@ -116,8 +116,7 @@ class Server:
         adapter: str = "",
         **options: Unpack[Options],
     ) -> Answering:
-        """Begin an answer to a prompt. `options` are those of `hg.llm.Options`, but `top_k` is 1 to
-        128.
+        """Begin an answer to a prompt. `options` are those of `hg.llm.Options`.
 
         Args:
             tokens: The prompt.
@@ -132,10 +131,6 @@ class Server:
             raise hg.DrainingError("the server shuts down", advice="ask another one")
         prompt = list(tokens)
         request, pieces, result = request_of(self._engine, self.model.tokenizer, prompt, options)
-        if request.settings.form.candidates == 0:
-            raise hg.InvalidArgumentError(
-                f"top_k is {request.settings.top_k}", advice=f"a whole number from 1 to {CANDIDATES}"
-            )
         if request.settings.logit_bias:
             request.settings.inputs(self.model.config.vocabulary, [])
         if adapter:
@@ -147,7 +142,9 @@ class Server:
                 advice="shorten the prompt, or serve the model with a larger cache",
             )
         room = min(self.model.context, most) - len(prompt) + 1
-        job = Job(tenant, prompt, min(room, request.max_tokens or room), adapter)
+        # A choice among all tokens has another sum of chances than one among some.
+        is_whole = request.settings.form.candidates == 0
+        job = Job(tenant, prompt, min(room, request.max_tokens or room), adapter, kind=int(is_whole))
         self.scheduler.add(job)
         made = Answering(job, request, pieces, result, time.monotonic() + seconds)
         made.on_leave(self._leave)
@@ -210,7 +207,7 @@ class Server:
 
     @property
     def _spare(self) -> int:
-        """The page for what nobody reads: the one after those of answers."""
+        """The page for rows that are not read: the one after those of answers."""
         return self.scheduler.pages.total
 
     # Work
@@ -333,7 +330,8 @@ class Server:
 
 
 def _common(settings: Any) -> Form:
-    """Return the least form that can make all the choices."""
+    """Return the least form that can make all the choices of answers of a kind."""
     forms = [one.form for one in settings]
-    candidates = CANDIDATES if any(one.candidates != 1 for one in forms) else 1
+    counts = {one.candidates for one in forms}
+    candidates = counts.pop() if len(counts) == 1 else CANDIDATES
     return Form(candidates, any(one.is_biased for one in forms), any(one.has_logprobs for one in forms))

@@ -74,7 +74,7 @@ class _Paged:
 @dataclass(frozen=True, slots=True)
 class PagedDecoder:
     """Builds the graphs of a model whose cache is pages, one more than answers may have: the last
-    takes what nobody reads."""
+    takes rows that are not read."""
 
     config: Configuration
     weights: Weights

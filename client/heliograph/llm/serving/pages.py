@@ -45,7 +45,7 @@ class Table:
 
     owner: Owner
     pages: list[Page] = field(default_factory=list)
-    #: The first pages, whose content can be found. Nobody writes into these.
+    #: The first pages, whose content can be found. They are not written again.
     found: int = 0
 
     @property
@@ -71,7 +71,7 @@ class Pages:
         self._free = list(range(total - 1, -1, -1))
         #: Those whose content can be found.
         self._known: dict[Key, Page] = {}
-        #: Those without readers, the least recently used first. Whoever reads a page reads those
+        #: Those without readers, the least recently used first. A table that has a page has those
         #: before it, and gives them back later, so a page goes before the one that it continues.
         self._kept: dict[Page, None] = {}
         #: The pages that several tables list.
@@ -144,7 +144,7 @@ class Pages:
         return True
 
     def close(self, table: Table) -> None:
-        """Give back the pages of a table. What is known of them stays known."""
+        """Give back the pages of a table. Their contents can still be found."""
         for page in reversed(table.pages):
             self._give_back(page)
         table.pages.clear()

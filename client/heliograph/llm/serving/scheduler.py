@@ -13,13 +13,13 @@ from heliograph.llm.serving.pages import PAGE, Owner, Pages, Table, pages_of
 
 #: The rows of decoding plans.
 SIZES = (1, 2, 4, 8, 16, 32)
-#: The steps of a decoding loop, and while a prompt waits for its next chunk.
+#: The steps of a decoding loop, and while a prompt, or an answer of another kind, waits for its turn.
 STEPS = 16
 STEPS_BETWEEN_CHUNKS = 4
 #: The tokens of prompts, with their padding, that are computed between two loops.
 TURN = 512
 #: The pages of a plan's tables: so many, and each time so many times more.
-FEWEST_PAGES, GROWTH = 8, 4
+FEWEST_PAGES, GROWTH = 32, 4
 #: The answers of a whole context that the cache holds, unless told otherwise.
 WHOLE_CONTEXTS = 8
 
@@ -56,6 +56,8 @@ class Job:
     limit: int
     #: The model's variant, by which keys and values differ: an adapter's name.
     variant: str = ""
+    #: Answers of different kinds are written by loops of different plans.
+    kind: int = 0
     #: The prompt and the answer so far.
     tokens: list[int] = field(init=False)
     #: Its pages; None: it waits.
@@ -132,7 +134,9 @@ class Scheduler:
         self._waiting: dict[str, deque[Job]] = {}
         #: The tokens that were computed since the last loop.
         self._turn = 0
-        #: What `could_admit` found; None: something changed.
+        #: The kind of the last loop.
+        self._kind = 0
+        #: The result of `could_admit`; None: something changed.
         self._could: bool | None = None
 
     @property
@@ -187,7 +191,7 @@ class Scheduler:
     def next(self) -> Fill | Decode | None:
         """Give pages to requests that wait, and return what is to be computed; None: nothing.
 
-        What was returned before has ended: pages that are given back may be given away here.
+        The work that was returned before has ended: pages that were given back are given away here.
         """
         self._could = None
         for job in self.jobs:
@@ -199,7 +203,10 @@ class Scheduler:
             if filling and (fill := self._fill(filling[0], not decoding)) is not None:
                 return fill
             self._turn = 0
-            most = STEPS_BETWEEN_CHUNKS if filling else STEPS
+            kinds = sorted({job.kind for job in decoding})
+            self._kind = next((kind for kind in kinds if kind > self._kind), kinds[0])
+            decoding = [job for job in decoding if job.kind == self._kind]
+            most = STEPS_BETWEEN_CHUNKS if filling or len(kinds) > 1 else STEPS
             steps = min(most, *(job.left for job in decoding))
             if decoding := self._grown(decoding, steps):
                 rows = next(size for size in SIZES if size >= len(decoding))

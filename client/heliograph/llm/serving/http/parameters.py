@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heliograph.llm.sampling import ALTERNATIVES, CANDIDATES
+from heliograph.llm.sampling import ALTERNATIVES
 from heliograph.llm.serving.http.errors import ApiError, refused
 
 #: The most answers of a request: prompts times `n`.
@@ -104,7 +104,7 @@ def wanted(body: Mapping[str, Any], *, is_chat: bool) -> Wanted:
     options: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 40}
     options |= {name: _number(body, name) for name in _NUMBERS if name in body}
     if "top_k" in body:
-        options["top_k"] = _whole(body, "top_k", 1, CANDIDATES)
+        options["top_k"] = _whole(body, "top_k", 0, 2**31 - 1)
     name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
     if name in body:
         options["max_tokens"] = _whole(body, name, 1, 2**31 - 1)

@@ -1,0 +1,76 @@
+"""Decoding steps over pages, beside the same steps over slots of a whole context.
+
+The model is that of `llm_serving`. Both read the same keys; each table has the least pages of those
+that plans have which hold them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from figures import Figure, paired_medians
+from llm_serving import model
+from slots import decode
+
+import heliograph as hg
+from heliograph.llm.graphs import CARRIES
+from heliograph.llm.loading import engine_of
+from heliograph.llm.sampling import ENDS, Form
+from heliograph.llm.serving.graphs import PagedDecoder
+from heliograph.llm.serving.pages import PAGE, pages_of
+from heliograph.llm.serving.scheduler import table_sizes
+from heliograph.llm.weights import open_file
+
+CONTEXT, STEPS = 2048, 16
+#: The most that a step over pages may take of one over slots, in time of processors.
+BAR = 1.03
+ROUNDS = 12
+
+
+def figures() -> Iterator[Figure]:
+    """Milliseconds of processors for a step, at the beginning of a context and at its end."""
+    with tempfile.TemporaryDirectory() as folder, hg.connect("local:") as session:
+        path = model(Path(folder) / "model.gguf", CONTEXT)
+        engine: Any = engine_of(session, open_file(path), CONTEXT, "f16", {})
+        for rows in (1, 8, 32):
+            for name, position in (("short", 100), ("long", CONTEXT - 2 * STEPS)):
+                slots = _steps(session, decode(engine.decoder, rows, Form(1)), rows, position, 0)
+                pages = next(n for n in table_sizes(pages_of(CONTEXT)) if n * PAGE > position + STEPS)
+                decoder = engine.decoder
+                cache = replace(decoder.cache, name=f"pages{rows * pages}")
+                paged = PagedDecoder(decoder.config, decoder.weights, cache, rows * pages)
+                paging = _steps(session, paged.decode(rows, pages, Form(1)), rows, position, pages)
+                ours, theirs = paired_medians(paging, slots, ROUNDS, 1)
+                yield Figure(f"llm-pages/{name}-{rows}", ours * 1e3, theirs * 1e3, BAR, "ms", "slots")
+
+
+def _steps(
+    session: hg.Session, graph: hg.Graph, rows: int, position: int, pages: int
+) -> Callable[[int], list[float]]:
+    """Return what measures a step of a plan, in loops of STEPS."""
+    plan = session.compile(graph)
+    inputs = {
+        "token": np.arange(300, 300 + rows, dtype=np.int32),
+        "position": np.full(rows, position, np.int32),
+        "ends": np.full((rows, ENDS), -1, np.int32),
+    }
+    if pages:
+        shuffled = np.random.default_rng(1).permutation(rows * pages).astype(np.int32)
+        inputs["table"] = shuffled.reshape(rows, pages)
+
+    def measure(runs: int) -> list[float]:
+        found = []
+        for _ in range(runs):
+            begin = time.process_time()
+            plan.loop(inputs, steps=STEPS, carry=CARRIES, fetch=()).result()
+            found.append((time.process_time() - begin) / STEPS)
+        return found
+
+    measure(1)
+    return measure
