@@ -125,7 +125,7 @@ def test_an_answer_has_the_bits_of_a_model_that_writes_one_at_a_time(url: str, m
     scenario(url, model, body, 8)
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "phi3", "qwen3moe"])
+@pytest.mark.parametrize("kind", ["gemma2", "phi3", "qwen3moe", "gpt-oss"])
 def test_windows_caps_and_experts_keep_answers_apart(url: str, folder: Path, kind: str) -> None:
     path = write_other(folder / f"{kind}.gguf", kind)
 

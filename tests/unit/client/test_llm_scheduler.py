@@ -302,6 +302,18 @@ def test_two_answers_that_write_the_same_tokens_end_up_with_one_page() -> None:
     assert jobs[0].tokens == jobs[1].tokens and scheduler.pages.shared == 2
 
 
+def test_pages_whose_tokens_have_the_same_hash_are_not_taken_for_each_other() -> None:
+    scheduler = in_pages(100)
+    prompts = [[0] * 70, [2**61 - 1] * 70]
+    assert hash(tuple(prompts[0])) == hash(tuple(prompts[1]))
+    for prompt in prompts:
+        one = Job("", prompt, 5)
+        scheduler.add(one)
+        filled(scheduler)
+        scheduler.end(one)
+        assert one.reused == 0
+
+
 def test_tenants_do_not_find_each_others_pages() -> None:
     scheduler = in_pages(100)
     for tenant in "ab":
