@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar, overload
+from typing import Any, BinaryIO, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -469,7 +469,8 @@ class _Reader:
 # Models that are split into several files
 
 
-class PartName(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PartName:
     """The name of a part of a model: "stem-00001-of-00003.gguf"."""
 
     stem: str

@@ -168,3 +168,21 @@ def read_until(control: int, end: bytes) -> bytes:
         assert ready, found
         found += os.read(control, 4096)
     return found
+
+
+def test_a_model_of_the_server_is_found_by_its_name_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "models"
+    (folder / "other").mkdir(parents=True)
+    first = write_model(folder / "split.gguf", "llama", part_tensors=8)
+    for path in (folder / "twice.gguf", folder / "other" / "twice.gguf"):
+        write_model(path, "llama")
+    wanted = expected(first, max_tokens=5, temperature=0) + "\n"
+    with running_daemon("--models", str(folder)) as url:
+        arguments = ["-p", PROMPT, "-n", "5", "--temperature", "0", "--server", url]
+        for name in ("split", first.name, first.name.replace("-00001-", "-00002-")):
+            assert main(["generate", name, *arguments]) == 0
+            assert capsys.readouterr().out == wanted
+        assert main(["generate", "twice", *arguments]) == 1
+        assert "'twice' is the name of 2 models of the server" in capsys.readouterr().err

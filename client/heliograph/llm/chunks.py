@@ -36,6 +36,12 @@ def cut(start: int, end: int, rows: int, sizes: Sequence[int] = SIZES) -> Iterat
         start += count
 
 
+def smaller_than(size: int, sizes: Sequence[int]) -> Sequence[int]:
+    """Return the sizes that are left where there is no memory for the plan of one. The size of a
+    chunk changes no bits."""
+    return [one for one in sizes if one < size]
+
+
 def shared(first: Sequence[int], second: Sequence[int]) -> int:
     """The number of tokens that both begin with."""
     count = 0

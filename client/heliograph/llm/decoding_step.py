@@ -235,6 +235,9 @@ class Step:
             factors: The tensor by which frequencies are divided, if the model has it.
         """
         layer, config = f"blk.{number}", self.config
+        # First: a value for another device ends a part of the graph, and what is between two parts
+        # takes memory. Here these are rows, later they would be the cache.
+        mask = self._mask(window)
         q, k, v = self.queries_keys_values(layer, x)
         if self.has(f"{layer}.attn_q_norm.weight"):
             q, k = self.norm(f"{layer}.attn_q_norm", q), self.norm(f"{layer}.attn_k_norm", k)
@@ -248,7 +251,7 @@ class Step:
             self._by_heads(q, self.sequences),
             keys,
             values,
-            self._mask(window),
+            mask,
             *((self.weight(sinks),) if self.has(sinks) else ()),
             scale=config.scale,
             logit_softcap=config.score_cap,

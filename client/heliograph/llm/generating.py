@@ -14,13 +14,14 @@ import numpy as np
 
 import heliograph as hg
 from heliograph.llm.adapters import SCALES, Scales
-from heliograph.llm.chunks import Chunk, cut, shared
+from heliograph.llm.chunks import SIZES, Chunk, cut, shared, smaller_than
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.effects import Ask, AskNext, Give, Procedure
 from heliograph.llm.graphs import CARRIES, Decoder
 from heliograph.llm.pieces import Pieces
 from heliograph.llm.pooling import pooled
-from heliograph.llm.sampling import CARRIED, ENDS, Form, Settings
+from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings
+from heliograph.llm.spreading import Spreading
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 #: Why an answer ended: a token or a text that ends it, or the most tokens, or the end of the
@@ -100,7 +101,8 @@ class Engine:
         self.adapters = adapters or Scales()
         self._pooling = pooling
         self._session = session
-        self._options = options
+        self._spreading = Spreading(session, partial(built, partial(decoder.decode, Form(1))), options)
+        self._sizes: Sequence[int] = [size for size in SIZES if size <= decoder.cache.rows]
         #: The plans by what they are for.
         self.plans: dict[Any, Any] = {}
         #: The tokens whose keys and values the cache has, from position 0 on.
@@ -166,8 +168,13 @@ class Engine:
 
     def prepare(self) -> Procedure[Any, None]:
         """Compile the plan of the likeliest token, which has all weights."""
-        form = Form(1)
-        yield from self._plan(form, partial(self.decoder.decode, form), bool(self.decoder.loras))
+        found = self._spreading.fit(self._sizes, self._later)
+        self.plans[Form(1), bool(self.decoder.loras)], self._sizes = yield from found
+
+    def _later(self, sizes: Sequence[int]) -> Iterator[hg.Graph]:
+        """Yield the graphs of prompts and of a choice among candidates."""
+        yield from (built(partial(self.decoder.fill, size)) for size in sizes)
+        yield self.decoder.decode(Form(CANDIDATES, is_biased=True, has_logprobs=True))
 
     @property
     def _is_adapted(self) -> bool:
@@ -192,8 +199,7 @@ class Engine:
     def _plan(self, what: Any, build: Callable[[], hg.Graph], is_adapted: bool) -> Procedure[Any, Any]:
         key = what, is_adapted
         if key not in self.plans:
-            graph = built(build)
-            self.plans[key] = yield Ask(partial(self._session.compile, graph, **self._options))
+            self.plans[key] = yield from self._spreading.compiled(built(build))
         return self.plans[key]
 
     # Prompts
@@ -203,11 +209,19 @@ class Engine:
         found = shared(self._kept, tokens)
         # A run that fails or is cancelled may have written any of the later rows.
         del self._kept[found:]
-        chunks = cut(found, len(tokens), self.decoder.cache.rows)
         futures: list[Any] = []
+        start = found
         try:
-            for chunk in chunks:
-                plan = yield from self._filling(chunk.size)
+            while start < len(tokens):
+                chunk = next(cut(start, len(tokens), self.decoder.cache.rows, self._sizes))
+                try:
+                    plan = yield from self._filling(chunk.size)
+                except hg.OutOfMemoryError:
+                    if not (smaller := smaller_than(chunk.size, self._sizes)):
+                        raise
+                    self._sizes = smaller
+                    continue
+                start += chunk.count
                 futures.append(plan.submit(self._given(inputs_of(tokens, chunk))))
                 if len(futures) > AHEAD:
                     yield Ask(futures.pop(0).result)

@@ -287,18 +287,22 @@ class Compiler:
     def _bind(self, graph: Graph, placement: Placement, bound: BoundLeaves) -> LeafBindings:
         weights: dict[int, Tensor] = {}
         variables: dict[int, Tensor] = {}
+        made: list[int] = []
         for number, leaf in enumerate(graph.leaves):
             if leaf.kind is LeafKind.INPUT:
                 continue
-            into = weights if leaf.kind is LeafKind.WEIGHT else variables
             if number in bound.tensors:
+                into = weights if leaf.kind is LeafKind.WEIGHT else variables
                 tensor = bound.tensors[number]
                 check_made(tensor, bound.numbers[number])
                 into[number] = _on_device(tensor.placed, leaf, placement.home(number).device)
             elif leaf.kind is LeafKind.WEIGHT:
-                into[number] = self._contents.tensor(leaf, placement.home(number))
+                weights[number] = self._contents.tensor(leaf, placement.home(number))
             else:
-                into[number] = self._variable(leaf, placement.home(number))
+                made.append(number)
+        self._contents.leave_elsewhere(_homes(graph, placement, bound))
+        for number in made:
+            variables[number] = self._variable(graph.leaves[number], placement.home(number))
         return LeafBindings(weights, variables)
 
     def _variable(self, leaf: Leaf, memory: BufferType) -> Tensor:

@@ -308,6 +308,10 @@ class SessionWeights:
         """As `TenantContents.cut`."""
         self._holdings.cut(weight, parts, self, keeps_whole=keeps_whole)
 
+    def leave_elsewhere(self, weights: Iterable[tuple[Leaf, BufferType]]) -> None:
+        """As `TenantContents.leave_elsewhere`."""
+        self._holdings.leave_elsewhere(weights)
+
     def use(self, weights: Iterable[tuple[Leaf, BufferType]]) -> WeightUse:
         """Mark copies as used by a plan, until the use ends. Other copies that no plan uses are
         freed."""

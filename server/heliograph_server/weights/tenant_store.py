@@ -332,6 +332,15 @@ class TenantContents:
                 self._settle(digest, user)
         return made
 
+    def leave_elsewhere(self, weights: Iterable[tuple[Leaf, BufferType]]) -> None:
+        """Free the copies of weights that lie at these homes, where they lie elsewhere and no plan
+        uses them: what else the plan needs there may have no room beside them."""
+        homes = {(leaf.digest, where_of(memory)) for leaf, memory in weights}
+        with self._changing:
+            for name, _ in homes:
+                if Slice.of(name) is None:
+                    self._drop(one for one in self._all_of(name) if one not in homes)
+
     def _end_use(self, use: WeightUse) -> None:
         with self._lock:
             for one in use.copies:

@@ -352,3 +352,53 @@ def test_a_server_without_a_folder_has_no_models() -> None:
 def test_a_folder_that_is_missing_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot read the models"):
         ModelFiles(tmp_path / "none")
+
+
+# Models in several files
+
+
+def test_a_split_model_is_listed_once_and_described_from_any_part(models: ModelFiles) -> None:
+    whole = write_model(models.folder / "whole.gguf", "llama", "q8_0")
+    first = write_model(models.folder / "deep" / "m.gguf", "llama", "q8_0", part_tensors=8)
+    parts = sorted(first.parent.glob("m-*"))
+    assert names(models) == (f"deep/{first.name}", "plain.safetensors", "whole.gguf")
+    listed = {one.name: one for one in models.files()}
+    assert listed[f"deep/{first.name}"].size_bytes == sum(part.stat().st_size for part in parts)
+    assert listed[f"deep/{first.name}"].gguf == listed["whole.gguf"].gguf
+    expected = {one.name: one.digest for one in models.describe(whole.name).tensors}
+    for part in parts:
+        found = models.describe(f"deep/{part.name}")
+        assert found.name == f"deep/{first.name}"
+        assert {one.name: one.digest for one in found.tensors} == expected
+        assert [one.name for one in found.parts] == [f"deep/{one.name}" for one in parts]
+    for digest in expected.values():
+        source = models.open(digest)
+        assert source is not None
+        data = bytearray(source.size_bytes)
+        assert source.read_into(0, memoryview(data)) == len(data) and digest_of(bytes(data)) == digest
+        source.close()
+
+
+def test_a_split_model_without_a_part_is_not_listed_until_it_is_there(models: ModelFiles) -> None:
+    first = write_model(models.folder / "m.gguf", "llama", part_tensors=8)
+    second = sorted(models.folder.glob("m-*"))[1]
+    data = second.read_bytes()
+    assert names(models) == (first.name, "plain.safetensors")
+    second.unlink()
+    assert names(models) == ("plain.safetensors",)
+    with pytest.raises(InvalidModelError, match=f"the server has no model '{second.name}'"):
+        models.describe(first.name)
+    second.write_bytes(data)
+    assert names(models) == (first.name, "plain.safetensors")
+    assert models.describe(second.name).name == first.name
+
+
+def test_a_part_that_changed_is_read_again(models: ModelFiles) -> None:
+    first = write_model(models.folder / "m.gguf", "llama", "f32", part_tensors=8)
+    before = {one.name: one.digest for one in models.describe(first.name).tensors}
+    last = sorted(models.folder.glob("m-*"))[-1]
+    data = bytearray(last.read_bytes())
+    data[-1] ^= 1
+    last.write_bytes(data)
+    after = {one.name: one.digest for one in models.describe(first.name).tensors}
+    assert sum(after[name] != before[name] for name in before) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, Unpack
 import numpy as np
 
 import heliograph as hg
+from heliograph.llm import chunks
 from heliograph.llm.adapters import SCALES, AdapterArgument, Scales
 from heliograph.llm.effects import awaiting
 from heliograph.llm.generating import Engine, built, inputs_of
@@ -33,6 +34,7 @@ from heliograph.llm.serving.scheduler import (
     Scheduler,
     places_of,
 )
+from heliograph.llm.spreading import Spreading
 from heliograph.llm.weights import open_file
 
 logger = logging.getLogger(__name__)
@@ -62,15 +64,15 @@ class Server:
         self._engine = engine
         #: The adapters, by whose names requests choose one.
         self.adapters: Scales = engine.adapters
-        self._options = options
+        engine.adapters = self.adapters.silent()
+        self.scheduler = Scheduler(bounds, model.context)
+        self._spreading = Spreading(session, partial(built, self._whole), options)
         self._plans: dict[Any, Any] = {}
         self._answers: dict[Job, Answering] = {}
         self._embedding = asyncio.Lock()
         self._driver: asyncio.Task[None] | None = None
         #: Whether it takes no more requests.
         self.is_draining = False
-        engine.adapters = self.adapters.silent()
-        self.scheduler = Scheduler(bounds, model.context)
 
     @classmethod
     async def load(
@@ -184,15 +186,39 @@ class Server:
                 pass
             return
         pages = self.scheduler.table_sizes[0]
+        sizes = [size for size in chunks.SIZES if size <= self._engine.decoder.cache.rows]
+        async for _ in awaiting(self._spreading.fit(sizes, self._later), self._fitted):
+            pass
         for rows in SIZES:
             for is_adapted in {False, bool(self.adapters.loras)}:
                 await self._decoding(rows, pages, Form(CANDIDATES), is_adapted)
             if rows >= self.scheduler.bounds.answers:
                 break
 
+    def _whole(self) -> hg.Graph:
+        rows, pages, form, is_adapted = self._first
+        return self._decoder(is_adapted).decode(rows, pages, form)
+
+    @property
+    def _first(self) -> tuple[int, int, Form, bool]:
+        """The key of the plan that has all weights."""
+        return SIZES[0], self.scheduler.table_sizes[0], Form(CANDIDATES), bool(self.adapters.loras)
+
+    def _later(self, sizes: Sequence[int]) -> Iterator[hg.Graph]:
+        """Yield the graphs of prompts and of a choice among candidates, for the largest tables."""
+        decoder, pages = self._decoder(bool(self.adapters.loras)), self.scheduler.table_sizes[-1]
+        yield from (built(partial(decoder.fill, size, pages)) for size in sizes)
+        rows = next(size for size in SIZES if size >= self.scheduler.bounds.answers)
+        yield decoder.decode(rows, pages, Form(CANDIDATES, is_biased=True, has_logprobs=True))
+
+    def _fitted(self, found: tuple[Any, Sequence[int]]) -> None:
+        self._plans[self._first], self.scheduler.chunks = found
+
     async def _plan(self, key: Any, build: Callable[[], hg.Graph]) -> Any:
         if key not in self._plans:
-            self._plans[key] = await self._session.compile(built(build), **self._options)
+            keep = partial(self._plans.__setitem__, key)
+            async for _ in awaiting(self._spreading.compiled(built(build)), keep):
+                pass
         return self._plans[key]
 
     async def _decoding(self, rows: int, pages: int, form: Form, is_adapted: bool) -> Any:
@@ -231,7 +257,13 @@ class Server:
         job, chunk, pages = action.job, action.chunk, action.pages
         is_adapted = bool(job.variant)
         build = partial(self._decoder(is_adapted).fill, chunk.size, pages)
-        plan = await self._plan(("fill", chunk.size, pages, is_adapted), build)
+        try:
+            plan = await self._plan(("fill", chunk.size, pages, is_adapted), build)
+        except hg.OutOfMemoryError:
+            if not (smaller := chunks.smaller_than(chunk.size, self.scheduler.chunks)):
+                raise
+            self.scheduler.chunks = smaller
+            return
         places = places_of(job.pages, chunk, self._spare)
         inputs = {
             **inputs_of(job.tokens, chunk),

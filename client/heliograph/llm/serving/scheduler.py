@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import heliograph as hg
+from heliograph.llm.chunks import SIZES as CHUNKS
 from heliograph.llm.chunks import Chunk, cut
 from heliograph.llm.serving.pages import PAGE, Owner, Pages, Table, pages_of
 
@@ -124,6 +125,8 @@ class Scheduler:
 
     def __init__(self, bounds: Bounds, context: int) -> None:
         self.bounds = bounds
+        #: The sizes of chunks, in falling order.
+        self.chunks: Sequence[int] = CHUNKS
         self.pages = Pages(bounds.pages(context))
         #: Those with pages, in the order in which they got them.
         self.jobs: list[Job] = []
@@ -263,7 +266,7 @@ class Scheduler:
 
     def _fill(self, job: Job, is_alone: bool) -> Fill | None:
         """Return the next chunk of a prompt, unless it is the loop's turn."""
-        chunk = next(cut(job.filled, len(job.tokens) - 1, sys.maxsize))
+        chunk = next(cut(job.filled, len(job.tokens) - 1, sys.maxsize, self.chunks))
         if not is_alone and self._turn and self._turn + chunk.size > TURN:
             return None
         self._turn += chunk.size

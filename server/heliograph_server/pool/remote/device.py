@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,7 +22,7 @@ from heliograph_backends.contract import (
 from heliograph_backends.cpu.stream import CpuStream
 from heliograph_proto.devices import BufferRole, Capabilities, Memory, OpAnswer, OpPath, OpQuery
 from heliograph_proto.errors import MemberLostError, ProtocolError
-from heliograph_proto.graph import Graph
+from heliograph_proto.graph import Graph, Output
 from heliograph_proto.plans import PlanOptions
 from heliograph_proto.types import TensorType
 from heliograph_server.pool.remote.answers import check_memory, check_plan, one_answer, printable
@@ -208,6 +209,9 @@ class RemoteDevice(Device):
     def estimate(self, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
         with self.member.edge():
             plan_options = PlanOptions((self.member_name,), options.fusion)
+            if not graph.outputs:
+                # A split that only assigns; members take graphs with outputs, and a leaf costs nothing.
+                graph = replace(graph, outputs=(Output("none", 0),))
             found = members.estimate_frozen(self.session, graph, plan_options)
         return MemoryEstimate(found.compute_bytes, found.extra_bytes, found.arena_bytes)
 
