@@ -103,9 +103,12 @@ class Spreading:
         options = {**self._options, "memory": memory} if memory else dict(self._options)
         # No further pins where the caller pins or divides.
         keeps = self.is_wide and not options.get("pins") and not options.get("split")
-        if keeps and self._homes:
-            options["pins"] = self._pins(graph)
         try:
+            if keeps and self._homes:
+                with suppress(hg.OutOfMemoryError):
+                    pinned = {**options, "pins": self._pins(graph)}
+                    return (yield Ask(partial(self._session.compile, graph, **pinned)))
+                # Some weights may fit elsewhere once more.
             plan = yield Ask(partial(self._session.compile, graph, **options))
         except hg.OutOfMemoryError as error:
             raise (yield from self._explained(graph, error)) from error
