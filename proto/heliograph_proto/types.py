@@ -102,9 +102,12 @@ def _table() -> dict[str, DType]:
         rows.append(DType(f"i{bits}", signed, "int", bits // 8, numpy_name=f"int{bits}"))
         rows.append(DType(f"u{bits}", unsigned, "uint", bits // 8, numpy_name=f"uint{bits}"))
     small = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "iq4_nl": 18, "mxfp4": 17}
+    small["q8_1"] = 36
     large = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210}
     large |= {"iq4_xs": 136, "tq1_0": 54, "tq2_0": 66}
-    for size, blocks in ((32, small), (256, large)):
+    large |= {"iq1_s": 50, "iq1_m": 56, "iq2_xxs": 66, "iq2_xs": 74, "iq2_s": 82, "iq3_xxs": 98}
+    large |= {"iq3_s": 110, "q8_k": 292}
+    for size, blocks in ((32, small), (64, {"nvfp4": 36}), (256, large)):
         for name, block_bytes in blocks.items():
             value = number(f"DATA_TYPE_{name.upper()}")
             rows.append(DType(name, value, "quantized", block_bytes, size))

@@ -16,7 +16,7 @@ from heliograph_proto.quantization import blocks as bfloat16
 from heliograph_proto.quantization.blocks import quantize
 
 KINDS = tuple(Stored)
-#: Where the f16 scales of a block are; any byte is a scale of mxfp4.
+#: Where the f16 scales of a block are; any byte is a scale of mxfp4 and nvfp4.
 SCALES = {
     Stored.Q4_0: (0, 2),
     Stored.Q4_1: (0, 4),
@@ -33,6 +33,13 @@ SCALES = {
     Stored.MXFP4: (0, 0),
     Stored.TQ1_0: (52, 54),
     Stored.TQ2_0: (64, 66),
+    **dict.fromkeys(
+        (Stored.IQ1_S, Stored.IQ2_XXS, Stored.IQ2_XS, Stored.IQ2_S, Stored.IQ3_XXS, Stored.IQ3_S), (0, 2)
+    ),
+    Stored.IQ1_M: (0, 0),
+    Stored.NVFP4: (0, 0),
+    Stored.Q8_1: (0, 4),
+    Stored.Q8_K: (0, 0),
 }
 
 
@@ -48,7 +55,16 @@ def blocks(kind: Stored, shape: tuple[int, ...], random: np.random.Generator) ->
     first, last = SCALES[kind]
     scales = random.standard_normal((*found.shape[:-1], (last - first) // 2)).astype(np.float16) / 64
     found[..., first:last] = scales.view(np.uint8)
+    if kind is Stored.IQ1_M:
+        # The uppermost bits of the scale are in the last byte.
+        found[..., 55] &= 0x3F
+    if kind is Stored.Q8_K:
+        found[..., :4] = scales_of_32_bits(random, found.shape[:-1])
     return found.reshape(*shape[:-1], found.shape[-2] * form.block_bytes)
+
+
+def scales_of_32_bits(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return random.standard_normal((*shape, 1), np.float32).view(np.uint8)
 
 
 def stored(kind: Stored, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, Any]:

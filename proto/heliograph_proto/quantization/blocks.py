@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from heliograph_proto.errors import InvalidArgumentError
-from heliograph_proto.quantization import codebooks, k_quants, ternary
+from heliograph_proto.quantization import codebooks, eights, grid_blocks, k_quants, ternary
 from heliograph_proto.quantization.k_quants import fields, half_bytes, halves, packed, unpacked
 from heliograph_proto.types import DType, DTypeArgument
 from heliograph_proto.types import dtype as dtype_of
@@ -113,7 +113,7 @@ def _require_finite_scales(rows: Array, dtype: DType) -> None:
     if dtype.name in _HEADS:
         is_finite = numpy.isfinite(halves(numpy, blocks[:, _HEADS[dtype.name]])).all()
     else:
-        is_finite = (blocks[:, 0] != codebooks.NOT_FINITE).all()
+        is_finite = _ARE_FINITE[dtype.name](blocks).all()
     if not is_finite:
         raise InvalidArgumentError(
             f"{dtype} cannot hold some elements: not finite, or out of the range of a block's scale",
@@ -124,34 +124,15 @@ def _require_finite_scales(rows: Array, dtype: DType) -> None:
 # Blocks of 32
 
 
-def _inverse(xp: Any, scale: Array) -> Array:
-    return xp.where(scale == 0, xp.float32(0), xp.float32(1) / scale)
-
-
-def _to_q8_0(xp: Any, x: Array) -> Array:
-    scale = xp.abs(x).max(-1, keepdims=True) / xp.float32(127)
-    scaled = x * _inverse(xp, scale)
-    size = xp.abs(scaled)
-    whole = xp.floor(size)
-    # Halves away from zero; size + 0.5 itself could round up values just below a half.
-    rounded = whole + (size - whole >= xp.float32(0.5))
-    quanta = xp.copysign(rounded, scaled).astype(xp.int8)
-    return xp.concatenate([half_bytes(xp, scale), quanta.view(xp.uint8)], -1)
-
-
-def _from_q8_0(xp: Any, blocks: Array) -> Array:
-    scale, quanta = fields(blocks, 2, 32)
-    return quanta.astype(xp.int8).astype(xp.float32) * halves(xp, scale)
-
-
 def _to_signed(bits: int) -> Callable[[Any, Array], Array]:
-    """Return the encoder of q4_0 or q5_0: the largest element by size has quantum -2**(bits - 1)."""
+    """Return the encoder of q4_0 or q5_0: the largest element by size has quantum -2**(bits -
+    1)."""
     half = 2 ** (bits - 1)
 
     def to_blocks(xp: Any, x: Array) -> Array:
         place = xp.abs(x).argmax(-1)[:, None]
         scale = xp.take_along_axis(x, place, -1) / xp.float32(-half)
-        quanta = _quanta(xp, x * _inverse(xp, scale) + xp.float32(half + 0.5), bits)
+        quanta = _quanta(xp, x * eights.inverse_of(xp, scale) + xp.float32(half + 0.5), bits)
         return xp.concatenate([half_bytes(xp, scale), _quanta_bytes(xp, quanta, bits)], -1)
 
     return to_blocks
@@ -173,7 +154,7 @@ def _to_unsigned(bits: int) -> Callable[[Any, Array], Array]:
     def to_blocks(xp: Any, x: Array) -> Array:
         least = x.min(-1, keepdims=True)
         scale = (x.max(-1, keepdims=True) - least) / xp.float32(2**bits - 1)
-        quanta = _quanta(xp, (x - least) * _inverse(xp, scale) + xp.float32(0.5), bits)
+        quanta = _quanta(xp, (x - least) * eights.inverse_of(xp, scale) + xp.float32(0.5), bits)
         heads = [half_bytes(xp, scale), half_bytes(xp, least)]
         return xp.concatenate([*heads, _quanta_bytes(xp, quanta, bits)], -1)
 
@@ -278,7 +259,9 @@ _TO_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "q4_1": _to_unsigned(4),
     "q5_0": _to_signed(5),
     "q5_1": _to_unsigned(5),
-    "q8_0": _to_q8_0,
+    "q8_0": eights.to_q8_0,
+    "q8_1": eights.to_q8_1,
+    "q8_k": eights.to_q8_k,
     "q2_k": k_quants.to_q2_k,
     "q3_k": k_quants.to_q3_k,
     "q4_k": k_quants.to_q4_k,
@@ -287,10 +270,18 @@ _TO_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "iq4_nl": codebooks.to_iq4_nl,
     "iq4_xs": codebooks.to_iq4_xs,
     "mxfp4": codebooks.to_mxfp4,
+    "nvfp4": codebooks.to_nvfp4,
+    "iq1_s": grid_blocks.to_iq1_s,
+    "iq1_m": grid_blocks.to_iq1_m,
+    "iq2_xxs": grid_blocks.to_iq2_xxs,
+    "iq2_xs": grid_blocks.to_iq2_xs,
+    "iq2_s": grid_blocks.to_iq2_s,
+    "iq3_xxs": grid_blocks.to_iq3_xxs,
+    "iq3_s": grid_blocks.to_iq3_s,
     "tq1_0": ternary.to_tq1_0,
     "tq2_0": ternary.to_tq2_0,
 }
-#: The places of the f16 scales in a block; that of mxfp4 is a byte.
+#: The places of the f16 scales in a block.
 _HEADS: Mapping[str, slice] = {
     "q4_0": slice(0, 2),
     "q4_1": slice(0, 4),
@@ -304,15 +295,26 @@ _HEADS: Mapping[str, slice] = {
     "q6_k": slice(208, 210),
     "iq4_nl": slice(0, 2),
     "iq4_xs": slice(0, 2),
+    "q8_1": slice(0, 4),
+    **dict.fromkeys(("iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"), slice(0, 2)),
     "tq1_0": slice(52, 54),
     "tq2_0": slice(64, 66),
+}
+#: Of the other types: which of the blocks have finite scales.
+_ARE_FINITE: Mapping[str, Callable[[Array], Array]] = {
+    "mxfp4": lambda blocks: blocks[:, 0] != codebooks.NOT_FINITE,
+    "nvfp4": lambda blocks: blocks[:, :4] != codebooks.NO_SCALE,
+    "iq1_m": lambda blocks: numpy.isfinite(grid_blocks.scale_of_iq1_m(numpy, blocks)),
+    "q8_k": lambda blocks: numpy.isfinite(blocks[:, :4].copy().view(numpy.float32)),
 }
 _FROM_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "q4_0": _from_signed(4),
     "q4_1": _from_unsigned(4),
     "q5_0": _from_signed(5),
     "q5_1": _from_unsigned(5),
-    "q8_0": _from_q8_0,
+    "q8_0": eights.from_q8_0,
+    "q8_1": eights.from_q8_1,
+    "q8_k": eights.from_q8_k,
     "q2_k": _from_q2_k,
     "q3_k": _from_q3_k,
     "q4_k": _from_q4_k,
@@ -321,6 +323,14 @@ _FROM_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "iq4_nl": codebooks.from_iq4_nl,
     "iq4_xs": codebooks.from_iq4_xs,
     "mxfp4": codebooks.from_mxfp4,
+    "nvfp4": codebooks.from_nvfp4,
+    "iq1_s": grid_blocks.from_iq1_s,
+    "iq1_m": grid_blocks.from_iq1_m,
+    "iq2_xxs": grid_blocks.from_iq2_xxs,
+    "iq2_xs": grid_blocks.from_iq2_xs,
+    "iq2_s": grid_blocks.from_iq2_s,
+    "iq3_xxs": grid_blocks.from_iq3_xxs,
+    "iq3_s": grid_blocks.from_iq3_s,
     "tq1_0": ternary.from_tq1_0,
     "tq2_0": ternary.from_tq2_0,
 }

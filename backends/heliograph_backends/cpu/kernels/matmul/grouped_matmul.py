@@ -18,6 +18,7 @@ from numba import types
 
 from heliograph_backends.cpu.kernels.matmul import stored_blocks as blocks
 from heliograph_backends.cpu.kernels.matmul import stored_codes as codes
+from heliograph_backends.cpu.kernels.matmul import stored_grids as grids
 from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import SHORTS, from_bfloat, from_half
@@ -100,6 +101,11 @@ def _f32(block: Block, _run: Any) -> Iterator[Lanes]:
         yield block.words(Stored.F32).lanes(element)
 
 
+def _nvfp4(block: Block, run: Any) -> Iterator[Lanes]:
+    words = block.words(Stored.NVFP4)
+    return codes.nvfp4(block.builder, words.from_on(1), words.words(0), run)
+
+
 def _thirty_two(kind: Stored, convert: blocks.Convert) -> Grouped:
     def run(block: Block, run: Any) -> Iterator[Lanes]:
         return convert(block.builder, block.words(kind), block.factors(kind), run)
@@ -140,6 +146,16 @@ READINGS: Final[dict[Stored, Grouped]] = {
     Stored.MXFP4: _thirty_two(Stored.MXFP4, codes.mxfp4),
     Stored.TQ1_0: _of_reading(Stored.TQ1_0, codes.TQ1_0),
     Stored.TQ2_0: _of_reading(Stored.TQ2_0, codes.TQ2_0),
+    Stored.IQ1_S: _of_reading(Stored.IQ1_S, grids.IQ1_S),
+    Stored.IQ1_M: _of_reading(Stored.IQ1_M, grids.IQ1_M),
+    Stored.IQ2_XXS: _of_reading(Stored.IQ2_XXS, grids.IQ2_XXS),
+    Stored.IQ2_XS: _of_reading(Stored.IQ2_XS, grids.IQ2_XS),
+    Stored.IQ2_S: _of_reading(Stored.IQ2_S, grids.IQ2_S),
+    Stored.IQ3_XXS: _of_reading(Stored.IQ3_XXS, grids.IQ3_XXS),
+    Stored.IQ3_S: _of_reading(Stored.IQ3_S, grids.IQ3_S),
+    Stored.NVFP4: Grouped(4 * LANES, _nvfp4),
+    Stored.Q8_1: _thirty_two(Stored.Q8_1, blocks.q8_0),
+    Stored.Q8_K: _of_reading(Stored.Q8_K, blocks.Q8_K),
 }
 
 

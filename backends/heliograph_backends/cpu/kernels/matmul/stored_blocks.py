@@ -181,6 +181,20 @@ def _fives(builder: Any, block: Shelf, run: Any) -> Iterator[Any]:
         yield chosen(builder, 0x10101010, builder.mul(bits, constant(0x02040810)), low)
 
 
+def _q8_k_head(_builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
+    heads.put(0, shelf.words(0))
+
+
+def _q8_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
+    """Signed bytes; the scale may be as small as any float."""
+    scale = heads.lanes(0)
+    words = shelf.from_on(total(builder, builder.mul(run, integer(4)), 1))
+    for place in range(4):
+        for byte in range(4):
+            signed = builder.ashr(shifted(builder, words.words(place), 8 * byte - 24), constant(24))
+            yield number(builder, signed) * scale
+
+
 F32 = Reading(64, 256, 64, 0, _f32)
 if LINE_BYTES > PIECE_BYTES:
     F16 = Reading(64, 128, 32, 0, _f16_of_shorts, transpose=transpose_shorts, whole=32)
@@ -192,3 +206,5 @@ Q4_0 = of_pairs(4, q4_0)
 Q4_1 = _wholes(5, q4_1)
 Q5_0 = of_pairs(5, q5_0)
 Q5_1 = _wholes(6, q5_1)
+Q8_1 = _wholes(9, q8_0)
+Q8_K = Reading(256, 292, 73, 1, _q8_k, _q8_k_head)

@@ -36,7 +36,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     integer,
     intrinsic_function,
 )
-from heliograph_proto.quantization.codebooks import CODES, FP4_CODES
+from heliograph_proto.quantization.codebooks import CODES, FP4_CODES, NO_SCALE
 from heliograph_proto.quantization.ternary import RUNS
 
 HALF_BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
@@ -67,7 +67,7 @@ def _bytes_of_codes(builder: Any, words: Any, codes: Sequence[int]) -> Any:
     return builder.bitcast(found[0], I32_VECTOR)
 
 
-def _coded(builder: Any, words: Any, codes: Sequence[int]) -> Iterator[Lanes]:
+def coded(builder: Any, words: Any, codes: Sequence[int]) -> Iterator[Lanes]:
     """Yield the numbers of the low nibbles of the four bytes of each lane."""
     if has_feature("avx512f"):
         for moved in each_byte(builder, words):
@@ -80,7 +80,7 @@ def _coded(builder: Any, words: Any, codes: Sequence[int]) -> Iterator[Lanes]:
 
 def _scaled(builder: Any, words: Shelf, codes: Sequence[int], factor: Lanes, run: Any) -> Iterator[Lanes]:
     for four in nibbles(builder, words, 0, run):
-        for lanes in _coded(builder, four, codes):
+        for lanes in coded(builder, four, codes):
             yield lanes * factor
 
 
@@ -92,6 +92,33 @@ def iq4_nl(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> It
 def mxfp4(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
     """Nibbles that are floats."""
     return _scaled(builder, words, FP4_CODES, factors[0], run)
+
+
+def nvfp4(builder: Any, words: Shelf, scales: Any, run: Any) -> Iterator[Lanes]:
+    """The lower nibbles of two words, then the upper ones; `scales` has the scale bytes of four
+    runs."""
+    factor = small_float_of(
+        builder, builder.lshr(scales, everywhere(builder, bits_of(builder, run, 0, 2, 8)))
+    )
+    own = words.from_on(bits_of(builder, run, 0, 2, 2))
+    for right in (0, 4):
+        for place in range(2):
+            for lanes in coded(builder, shifted(builder, own.words(place), right), FP4_CODES):
+                yield lanes * factor
+
+
+def small_float_of(builder: Any, words: Any) -> Lanes:
+    """Return half of the floats of four exponent and three mantissa bits in the lowest byte of
+    lanes, below a bit that means nothing; the byte 127 is 0."""
+    low = builder.and_(words, constant(0x7F))
+    found = Lanes.from_bits(builder, builder.shl(low, constant(20))) * 2.0**119
+    is_none = builder.icmp_unsigned("==", builder.and_(words, constant(0xFF)), constant(NO_SCALE))
+    return Lanes.from_bits(builder, builder.select(is_none, constant(0), found.bits()))
+
+
+def _nvfp4(builder: Any, shelf: Shelf, _heads: Shelf, run: Any) -> Iterator[Lanes]:
+    block = shelf.from_on(bits_of(builder, run, 2, 2, 9))
+    return nvfp4(builder, block.from_on(1), block.words(0), run)
 
 
 def power_of(builder: Any, exponents: Any) -> Lanes:
@@ -143,7 +170,8 @@ def _scale_head(_builder: Any, _shelf: Shelf, heads: Shelf, half: Half) -> None:
 
 
 def _tq2_0(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
-    """Two bits, less 1: in each half of the block four runs of 32 elements are in the same bytes."""
+    """Two bits, less 1: in each half of the block four runs of 32 elements are in the same
+    bytes."""
     scale = heads.lanes(0)
     half, quarters = bits_of(builder, run, 3, 1, 8), bits_of(builder, run, 0, 1, 4)
     words = shelf.from_on(total(builder, half, quarters))
@@ -193,6 +221,7 @@ def _tq1_0(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes
 IQ4_NL = of_pairs(QUANTA_WORDS, iq4_nl)
 IQ4_XS = Reading(256, 136, 34, 8, _iq4_xs, _iq4_xs_head)
 MXFP4 = Reading(256, 136, 34, BLOCKS, _mxfp4, _mxfp4_head)
+NVFP4 = Reading(256, 144, 36, 0, _nvfp4)
 # Thirteen words, with room for a whole line.
 TQ1_0 = Reading(256, 54, 16, 1, _tq1_0, _scale_head, half_at=52)
 TQ2_0 = Reading(256, 66, 16, 1, _tq2_0, _scale_head, half_at=64)

@@ -27,6 +27,7 @@ from numba import types
 
 from heliograph_backends.cpu.kernels.matmul import stored_blocks as blocks
 from heliograph_backends.cpu.kernels.matmul import stored_codes as codes
+from heliograph_backends.cpu.kernels.matmul import stored_grids as grids
 from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
 from heliograph_backends.cpu.kernels.matmul.grouped_matmul import multiply_grouped, unpack_grouped
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
@@ -80,6 +81,16 @@ READINGS: Final[dict[Stored, Reading]] = {
     Stored.MXFP4: codes.MXFP4,
     Stored.TQ1_0: codes.TQ1_0,
     Stored.TQ2_0: codes.TQ2_0,
+    Stored.IQ1_S: grids.IQ1_S,
+    Stored.IQ1_M: grids.IQ1_M,
+    Stored.IQ2_XXS: grids.IQ2_XXS,
+    Stored.IQ2_XS: grids.IQ2_XS,
+    Stored.IQ2_S: grids.IQ2_S,
+    Stored.IQ3_XXS: grids.IQ3_XXS,
+    Stored.IQ3_S: grids.IQ3_S,
+    Stored.NVFP4: codes.NVFP4,
+    Stored.Q8_1: blocks.Q8_1,
+    Stored.Q8_K: blocks.Q8_K,
 }
 #: Bytes that are prefetched ahead: about a quarter of a usual second-level cache.
 AHEAD_BYTES = 256 * 1024
@@ -110,6 +121,7 @@ def _prepare(kind: Stored) -> Callable[..., None]:
     def body(builder: Any, shelf: Any, source: Any, step: Any, rows: Any, elements: Any) -> None:
         size = _times(builder, builder.udiv(elements, integer(form.block_size)), form.block_bytes)
         words = integer(reading.half_at) if reading.half_at else size
+        words = builder.sub(words, integer(reading.words_at)) if reading.words_at else words
         whole = builder.and_(
             builder.icmp_signed(">=", rows, integer(LANES)),
             builder.and_(
@@ -131,7 +143,7 @@ def _prepare(kind: Stored) -> Callable[..., None]:
                 builder.store(value, place)
         first, step, words = (builder.load(place) for place in places)
         made = Shelf(builder, shelf)
-        reading.transpose(builder, made, first, step, words)
+        reading.transpose(builder, made, builder.add(first, integer(reading.words_at)), step, words)
         if reading.head is not None:
             heads = made.from_on(integer(reading.words))
             reading.head(builder, made, heads, lambda: half_of_rows(builder, first, step, reading.half_at))

@@ -33,7 +33,9 @@ class Reading(NamedTuple):
     run: Callable[[Any, Shelf, Shelf, Any], Iterator[Lanes]]
     head: Callable[[Any, Shelf, Shelf, Half], None] | None = None
     half_at: int = 0
-    """The offset of an f16 after the words; 0: there is none."""
+    """The offset of an f16 that is apart from the words."""
+    words_at: int = 0
+    """The offset of the words; greater than 0 if the f16 is before them."""
     transpose: Callable[..., None] = transpose_words
     whole: int = 4
     """The number of bytes for `transpose` is a multiple of this."""

@@ -33,6 +33,16 @@ class Stored(IntEnum):
     MXFP4 = 17
     TQ1_0 = 18
     TQ2_0 = 19
+    IQ1_S = 20
+    IQ1_M = 21
+    IQ2_XXS = 22
+    IQ2_XS = 23
+    IQ2_S = 24
+    IQ3_XXS = 25
+    IQ3_S = 26
+    NVFP4 = 27
+    Q8_1 = 28
+    Q8_K = 29
 
 
 #: The number of rows in a group, see `RowGroups`.
@@ -79,4 +89,14 @@ FORMS: Final = {
     Stored.MXFP4: Form(32, 17, 32, exponents=1),
     Stored.TQ1_0: Form(256, 54, 256, (52,)),
     Stored.TQ2_0: Form(256, 66, 128, (64,)),
+    Stored.IQ1_S: Form(256, 50, 256, (0,)),
+    Stored.IQ1_M: Form(256, 56, 256),
+    Stored.IQ2_XXS: Form(256, 66, 256, (0,)),
+    Stored.IQ2_XS: Form(256, 74, 256, (0,)),
+    Stored.IQ2_S: Form(256, 82, 256, (0,)),
+    Stored.IQ3_XXS: Form(256, 98, 256, (0,)),
+    Stored.IQ3_S: Form(256, 110, 256, (0,)),
+    Stored.NVFP4: Form(64, 36, 64),
+    Stored.Q8_1: Form(32, 36, 32, (0, 2)),
+    Stored.Q8_K: Form(256, 292, 32),
 }
