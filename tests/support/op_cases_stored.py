@@ -11,7 +11,6 @@ import numpy as np
 from backend_graphs import Array, Maker
 from op_cases import data
 
-from heliograph_proto.ops.products import BESIDE_Q8_0
 from heliograph_proto.ops.table import OPS
 from heliograph_proto.quantization import blocks as bfloat16
 from heliograph_proto.quantization.blocks import quantize
@@ -122,16 +121,14 @@ def _products(op: str, source: _Source, width: int) -> Iterator[Node]:
             yield Node(op, [source.blocks(*own, 5, width), source.floats(*lead, 3, width, name=name)])
     yield Node(op, [source.blocks(2, 5, width), source.floats(4, 3, width)])
     yield Node(op, [source.blocks(5, 0), source.floats(3, 0)])
-    if source.name in BESIDE_Q8_0:
-        yield Node(op, [source.blocks(2, 5, width), source.others("q8_0", 4, 3, width)])
+    yield Node(op, [source.blocks(2, 5, width), source.others("q8_0", 4, 3, width)])
 
 
 def _expert_products(op: str, source: _Source, width: int) -> Iterator[Node]:
     for own in (1, 2):
         operands = [source.blocks(6, 5, width), source.floats(3, own, width), source.indices(6, 3, 2)]
         yield Node(op, operands)
-        if source.name in BESIDE_Q8_0:
-            yield Node(op, [operands[0], source.others("q8_0", 3, own, width), operands[2]])
+        yield Node(op, [operands[0], source.others("q8_0", 3, own, width), operands[2]])
 
 
 def _sums(op: str, source: _Source, width: int) -> Iterator[Node]:

@@ -17,12 +17,13 @@ from stored_weights import stored, stored_name, times
 
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cpu.kernels import Stored
+from heliograph_proto.quantization.blocks import quantize
 
 SEED = 7
 #: Stored types by how their quanta become float32: as halves, by tables, as digits, by conversion.
 CONVERSIONS = (
-    Stored.F16, Stored.BF16, Stored.Q8_0, Stored.Q4_0, Stored.Q5_1, Stored.Q3_K, Stored.Q6_K, Stored.IQ4_NL,
-    Stored.IQ4_XS, Stored.MXFP4, Stored.TQ1_0, Stored.TQ2_0, Stored.IQ1_S, Stored.IQ1_M, Stored.IQ2_XXS,
+    Stored.F16, Stored.BF16, Stored.Q8_0, Stored.Q4_0, Stored.Q5_1, Stored.Q3_K, Stored.Q4_K, Stored.Q6_K,
+    Stored.IQ4_NL, Stored.IQ4_XS, Stored.MXFP4, Stored.TQ1_0, Stored.TQ2_0, Stored.IQ1_S, Stored.IQ1_M, Stored.IQ2_XXS,
     Stored.IQ2_XS, Stored.IQ2_S, Stored.IQ3_XXS, Stored.IQ3_S, Stored.NVFP4, Stored.Q8_1, Stored.Q8_K,
 )  # fmt: skip
 
@@ -53,10 +54,17 @@ def graphs(random: np.random.Generator) -> dict[str, Maker]:
         # Rows in groups, and in their own order.
         for columns in (48, 37):
             weight = stored(kind, (columns, depth), random)
-            for rows in (1, 3, 9):
+            for rows in (1, 3, 9, 17):
                 made = found.setdefault(f"stored {kind.name}", Maker())
                 left = made.input(normal(random, rows, depth))
                 made.output(made.node("mul_mat", made.weight(weight, name), left))
+    for kind in CONVERSIONS[2:]:
+        depth, name = 64 * times(kind), stored_name(kind)
+        for columns in (48, 37):
+            weight, rows = stored(kind, (columns, depth), random), normal(random, 9, depth)
+            made = found.setdefault(f"integers {kind.name}", Maker())
+            left = made.input(quantize(rows, "q8_0"), "q8_0")
+            made.output(made.node("mul_mat", made.weight(weight, name), left))
     wide, image = normal(random, 3, 3000), normal(random, 1, 20, 9, 11)
     for kept in (5, 600):
         add("searches", lambda made, k=kept: made.node("top_k", made.input(wide), k=k))

@@ -31,13 +31,9 @@ def accumulated(types: Types, weights: int = 0) -> DType:
     return F64 if wide.pop() else F32
 
 
-#: The types of weights that ggml multiplies with q8_0 rows, besides floats.
-BESIDE_Q8_0 = ("q4_0", "q5_0", "q8_0")
-
-
 def multiplied(weights: TensorType, activations: TensorType) -> DType:
     """Return the data type of a product: `accumulated`, or f32 for blocks with q8_0."""
-    if activations.dtype.name == "q8_0" and weights.dtype.name in BESIDE_Q8_0:
+    if activations.dtype.name == "q8_0" and weights.dtype.kind == "quantized":
         return F32
     return accumulated((weights, activations), weights=1)
 
@@ -114,7 +110,7 @@ ROWS: tuple[Op, ...] = (
         "mul_mat", ("weights", "activations"), "matmul", mul_mat,
         "activations [.., m, k] times the transpose of weights [.., n, k], in f32; each matrix of weights "
         "repeats for consecutive ones of the activations, by the ratio of leading sizes. Weights may be "
-        "blocks; with q4_0, q5_0 or q8_0 weights, the activations may be q8_0.",
+        "blocks; then the activations may be q8_0, and a device may multiply integers.",
         tolerance=PRODUCT_TOLERANCE,
     ),
     Op(

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from heliograph_proto.ops.products import BESIDE_Q8_0
 from peers.ggml import MAX_DIMENSIONS, Tensor, library, reversed_shape
 from peers.ggml_call import BLOCKS, Call, Maker, NotTaken
+from peers.ggml_pairs import BESIDE_Q8_0
 
 LARGEST_POSITION = 2**20
 SCALE_FLAGS = {"align_corners": 1 << 8, "antialias": 1 << 9}

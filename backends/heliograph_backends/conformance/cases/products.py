@@ -18,7 +18,6 @@ from heliograph_backends.conformance.cases.forms import (
 )
 from heliograph_backends.conformance.harness.case import CaseOperand, OpCase, t
 from heliograph_proto.graph import LeafKind
-from heliograph_proto.ops.products import BESIDE_Q8_0
 from heliograph_proto.types import dtype
 
 WEIGHT = LeafKind.WEIGHT
@@ -67,9 +66,15 @@ def mul_mat(op: str) -> Iterator[OpCase]:
         yield c(op, t(left_name, 2, 5, 8, kind=kind), t(right_name, 4, 3, 8))
     for name in EVERY_BLOCK:
         yield from _blocks(op, name)
-    for name in BESIDE_Q8_0:
-        for form in (((7, 64), (5, 64)), ((33, 256), (1, 256)), ((2, 5, 96), (4, 3, 96))):
-            yield c(op, t(name, *form[0], kind=WEIGHT), t("q8_0", *form[1]))
+    for name in EVERY_BLOCK:
+        size = max(32, dtype(name).block_size)
+        forms = (
+            ((7, 2 * size), (5, 2 * size)), ((33, 256), (1, 256)), ((2, 5, 3 * size), (4, 3, 3 * size)),
+            ((48, 256), (9, 256)),
+        )  # fmt: skip
+        for form in forms:
+            for kind in (WEIGHT, LeafKind.INPUT):
+                yield c(op, t(name, *form[0], kind=kind), t("q8_0", *form[1]))
 
 
 def _blocks(op: str, name: str) -> Iterator[OpCase]:
@@ -108,8 +113,9 @@ def mul_mat_id(op: str) -> Iterator[OpCase]:
         yield _experts(op, name, "f32", (4, 5, 2 * size, 3, 2, 1), WEIGHT)
         yield _experts(op, name, "f32", (6, 33, 256, 9, 2, 2), WEIGHT)
         yield _experts(op, name, "f32", (16, 70, size, 1, 4, 1), WEIGHT)
-    for name in BESIDE_Q8_0:
-        yield _experts(op, name, "q8_0", (4, 5, 64, 3, 2, 1), WEIGHT)
+    for name in EVERY_BLOCK:
+        yield _experts(op, name, "q8_0", (4, 5, 512, 3, 2, 1), WEIGHT)
+        yield _experts(op, name, "q8_0", (6, 32, 256, 9, 2, 2), WEIGHT)
 
 
 def _experts(

@@ -256,8 +256,10 @@ class CpuLowering:
         return node.op == "concat" or OPS[node.op].is_view
 
     def _is_stored_product(self, node: Node) -> bool:
+        if node.op != "mul_mat":
+            return False
         types = [self.types[value] for value in node.operands]
-        return bool(types) and is_stored_product(node.op, types, self.places[node.operands[0]])
+        return is_stored_product(node.op, types, *(self.places[value] for value in node.operands))
 
     def is_row_operand(self, value: int) -> bool:
         """True if norms can take this value as their weight or bias."""
@@ -467,7 +469,8 @@ class CpuLowering:
             right_operand = k.PackedOperand(storage.locate(right)[0])
         elif self._is_stored_product(node) or self._is_weight_of_rows(node):
             stored, dtype = self.operand(storage, right), self.types[right].dtype.name
-            right_operand = stored_operand(stored, dtype, cuts, grouped=in_form)
+            integers = not self._is_f32[left]
+            right_operand = stored_operand(stored, dtype, cuts, grouped=in_form, integers=integers)
         else:
             right_operand = self.operand(storage, right)
             if node.op == "mul_mat":

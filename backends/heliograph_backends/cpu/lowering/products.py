@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heliograph_backends.cpu import kernels as k
+from heliograph_backends.cpu.kernels.program.stored_types import INTEGER_KINDS
 from heliograph_backends.cpu.kernels.program.words import OUTER_DIMENSIONS
 from heliograph_backends.planning.layout import ValuePlace
 from heliograph_proto.types import F32, TensorType
@@ -17,14 +18,26 @@ from heliograph_proto.types import F32, TensorType
 STORED = {each.name.lower(): each for each in k.Stored}
 
 
-def is_stored_product(op: str, types: Sequence[TensorType], weights: ValuePlace) -> bool:
-    """True if a kernel runs the op on operands of these types; the first one lies at `weights`."""
-    if op != "mul_mat" or types[0].dtype.name not in STORED or types[1].dtype is not F32:
+def is_stored_product(
+    op: str, types: Sequence[TensorType], weights: ValuePlace, activations: ValuePlace
+) -> bool:
+    """True if a kernel runs the op on operands of these types and places."""
+    if op != "mul_mat" or types[0].dtype.name not in STORED:
         return False
     found = types[0]
+    if types[1].dtype is not F32 and not is_integer_product(types, activations.strides):
+        return False
     adjacent = weights.strides[-1] == found.dtype.block_bytes or found.block_shape[-1] <= 1
     # f32 weights are packed in place if only products read them.
     return found.dtype is not F32 and adjacent and can_cut(*types)
+
+
+def is_integer_product(types: Sequence[TensorType], activations: Sequence[int]) -> bool:
+    """True if weights and activations, with these strides, are blocks whose products are in
+    integers."""
+    weights, rows = types[:2]
+    known = rows.dtype.name == "q8_0" and STORED.get(weights.dtype.name) in INTEGER_KINDS
+    return known and (activations[-1] == rows.dtype.block_bytes or rows.block_shape[-1] <= 1)
 
 
 def can_cut(weights: TensorType, activations: TensorType) -> bool:
@@ -61,10 +74,13 @@ def cut_strides(strides: Sequence[int], cuts: Sequence[int], inner: int, *, repe
     return (*found, *full[len(cuts) :])
 
 
-def stored_operand(operand: k.Operand, dtype: str, cuts: Sequence[int], *, grouped: bool) -> k.StoredOperand:
-    """Return the weights of a product as its right side; `grouped`: see `RowGroups`."""
+def stored_operand(
+    operand: k.Operand, dtype: str, cuts: Sequence[int], *, grouped: bool, integers: bool
+) -> k.StoredOperand:
+    """Return the weights of a product as its right side; `grouped`: see `RowGroups`; `integers`:
+    the left side is q8_0."""
     strides = cut_strides(operand.strides[:-1], cuts, 1, repeat=True)
-    return k.StoredOperand(operand.slot, operand.offset, strides, STORED[dtype], grouped)
+    return k.StoredOperand(operand.slot, operand.offset, strides, STORED[dtype], grouped, integers)
 
 
 def cut_operand(operand: k.Operand, cuts: Sequence[int], *, repeat: bool = False) -> k.Operand:

@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from heliograph_backends.cpu.kernels.matmul.matmul import multiply_panels
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
-from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS
+from heliograph_backends.cpu.kernels.program.stored_types import (
+    FEW_GROUPED_ROWS,
+    FEW_ROWS,
+    GROUPED,
+    INTEGERS,
+    STAGED_BLOCK,
+    STAGED_BLOCK_BYTES,
+)
 from heliograph_backends.cpu.kernels.program.words import (
     BLOCKS,
     COLUMN_BLOCK,
@@ -50,6 +57,8 @@ from heliograph_backends.cpu.kernels.program.words import (
 )
 from heliograph_backends.cpu.kernels.vector.atomics import (
     call_multiply_few,
+    call_multiply_integers,
+    call_stage_integers,
     call_unpack_panels,
     load_i32,
     set_word,
@@ -155,6 +164,41 @@ def weights_ahead(step: int, block: int, slots: int, scratch: int, weights: int)
     return found
 
 
+@jit
+def write_listed(step: int, scratch: int, column: int, columns: int, count: int) -> None:
+    """Copy the listed rows' products from the scratch to their places."""
+    product, product_row = scratch + word(step, EXPERT_PRODUCT_AT), 4 * word(step, COLUMN_BLOCK)
+    for row in range(count):
+        target = word(scratch + PACK_AT + 16 * row, 1) + 4 * column
+        copy_row(target, product + row * product_row, columns)
+
+
+@jit
+def multiply_staged(step: int, scratch: int, weights: int, column: int, columns: int, count: int) -> None:
+    """Multiply the listed rows, which are q8_0, by some columns of an expert."""
+    form, depth = word(step, EXPERT_FORM), word(step, EXPERT_DEPTH)
+    staged = scratch + word(step, EXPERT_LEFT_AT)
+    staged_row = depth // STAGED_BLOCK * STAGED_BLOCK_BYTES
+    for row in range(count):
+        source = word(scratch + PACK_AT + 16 * row, 0)
+        call_stage_integers(scratch, form, staged + row * staged_row, 0, source, 0, 1, depth)
+    call_multiply_integers(
+        scratch,
+        form,
+        scratch + word(step, EXPERT_PRODUCT_AT),
+        4 * word(step, COLUMN_BLOCK),
+        staged,
+        staged_row,
+        weights,
+        word(step + 8 * EXPERT_WEIGHTS, ROW_STRIDE),
+        count,
+        columns,
+        depth,
+        scratch + word(step, EXPERT_PANELS_AT),
+    )
+    write_listed(step, scratch, column, columns, count)
+
+
 @jit_inline
 def multiply_listed(
     step: int, scratch: int, weights: int, column: int, columns: int, count: int, ahead: int
@@ -162,9 +206,12 @@ def multiply_listed(
     """Multiply the listed rows by some columns of an expert."""
     form, depth = word(step, EXPERT_FORM), word(step, EXPERT_DEPTH)
     column_step = word(step + 8 * EXPERT_WEIGHTS, ROW_STRIDE)
+    if form >= INTEGERS:
+        multiply_staged(step, scratch, weights, column, columns, count)
+        return
     left, product = scratch + word(step, EXPERT_LEFT_AT), scratch + word(step, EXPERT_PRODUCT_AT)
     panels, product_row = scratch + word(step, EXPERT_PANELS_AT), 4 * word(step, COLUMN_BLOCK)
-    few = count <= FEW_ROWS
+    few = count <= (FEW_GROUPED_ROWS if form >= GROUPED else FEW_ROWS)
     # A single row is read and written in place.
     alone = count == 1 and word(step + 8 * EXPERT_ROWS, COLUMN_STRIDE) == 4
     if alone:
@@ -201,9 +248,7 @@ def multiply_listed(
                 product, product_row, left, left_row, panels, panel_bytes, count, columns, size, first, 0, 0
             )
     if not alone:
-        for row in range(count):
-            target = word(scratch + PACK_AT + 16 * row, 1) + 4 * column
-            copy_row(target, product + row * product_row, columns)
+        write_listed(step, scratch, column, columns, count)
 
 
 @Entry

@@ -4,13 +4,13 @@ Contract. As `stored_matmul`: the same chains, and so the same bits.
 
 Theory of operation. A lane belongs to a row. In a group the same word of all rows is a vector, and
 so is the same f16 of a block, half as long. So nothing is transposed: memory is read in order, and
-a block takes its conversion and the multiply-adds alone. Two groups are multiplied side by side.
+a block takes its conversion and the multiply-adds alone. Up to eight rows share the converted
+weights, and the sums of these rows and of some groups stay in registers along k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from llvmlite import ir
@@ -23,17 +23,20 @@ from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import SHORTS, from_bfloat, from_half
 from heliograph_backends.cpu.kernels.matmul.stored_readings import Half, Reading, by_type
-from heliograph_backends.cpu.kernels.matmul.stored_sums import GROUPS, Sums
 from heliograph_backends.cpu.kernels.matmul.stored_words import VECTOR_BYTES, Shelf
 from heliograph_backends.cpu.kernels.program.stored_types import FORMS, GROUP_ROWS, Stored
 from heliograph_backends.cpu.kernels.program.words import CACHE_LINE_BYTES
 from heliograph_backends.cpu.kernels.vector.lanes import (
+    F32,
+    F32_VECTOR,
     I32_VECTOR,
     I64,
     LANES,
     Lanes,
     emitted,
+    has_feature,
     integer,
+    local,
     loop,
     pointer,
     prefetch,
@@ -43,8 +46,11 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
 
 SHORTS_BYTES: Final = 2 * GROUP_ROWS
 EXPONENTS: Final = ir.VectorType(ir.IntType(8), GROUP_ROWS)
-#: Bytes of a group that are prefetched ahead of those in use; there are four groups side by side.
+#: Bytes of a group that are prefetched ahead of those in use.
 AHEAD_BYTES: Final = 4096
+#: The groups that are multiplied side by side, by the most rows: their sums fit in registers.
+SIDE_BY_SIDE: Final = {1: 4, 2: 4, 4: 2, 8: 2} if has_feature("avx512f") else {1: 2, 2: 2, 4: 1}
+ROWS_AT_ONCE: Final = max(SIDE_BY_SIDE)
 
 
 class Block(NamedTuple):
@@ -159,15 +165,16 @@ READINGS: Final[dict[Stored, Grouped]] = {
 }
 
 
-def _bytes_of(kind: Stored) -> int:
+def bytes_of(kind: Stored) -> int:
     """Return the bytes of a block of sixteen rows that is read at a time."""
     form = FORMS[kind]
     return READINGS[kind].elements // form.block_size * form.block_bytes * GROUP_ROWS
 
 
-def _multiply(kind: Stored) -> Callable[..., None]:
-    """Return code for the product of up to FEW_ROWS rows and up to GROUPS groups."""
-    reading, size = READINGS[kind], _bytes_of(kind)
+def _multiply(kind: Stored, count: int) -> Callable[..., None]:
+    """Return code for the product of up to `count` rows and any groups; `count`: a key of
+    SIDE_BY_SIDE. Missing rows are the last one again."""
+    reading, size, together = READINGS[kind], bytes_of(kind), SIDE_BY_SIDE[count]
     heads_bytes = VECTOR_BYTES * reading.heads
     share = size * LANES // reading.elements
 
@@ -184,51 +191,84 @@ def _multiply(kind: Stored) -> Callable[..., None]:
         columns: Any,
         first: Any,
     ) -> None:
-        heads = workspace(builder, max(heads_bytes * GROUPS, VECTOR_BYTES))
-        sums = Sums(builder, rows, c, c_row, columns)
-        sums.open(first)
-        step = builder.mul(b_row, integer(GROUP_ROWS))
-        single = builder.icmp_signed("==", rows, integer(1))
-        pairs = builder.select(single, builder.and_(sums.groups, integer(-2)), integer(0))
-        with loop(builder, integer(0), depth, reading.elements) as start:
-            number = builder.udiv(start, integer(reading.elements))
-            here = builder.add(b, builder.mul(number, integer(size)))
-
-            def block_of(group: Any, here: Any = here) -> Block:
-                shelf = Shelf(builder, builder.add(heads, builder.mul(group, integer(heads_bytes))))
-                return Block(builder, builder.add(here, builder.mul(group, step)), shelf)
-
-            if reading.head is not None:
-                with loop(builder, integer(0), sums.groups, 1) as group:
-                    reading.head(block_of(group))
-            with loop(builder, integer(0), integer(reading.elements // LANES), 1) as run:
-                left = builder.add(start, builder.mul(run, integer(LANES)))
-                left = builder.add(a, builder.mul(left, integer(4)))
-                ahead = builder.add(builder.mul(run, integer(share)), integer(AHEAD_BYTES))
-
-                def fetch(group: Any, ahead: Any = ahead) -> None:
-                    place = builder.add(block_of(group).address, ahead)
-                    for line in range(0, share, CACHE_LINE_BYTES):
-                        prefetch(builder, builder.add(place, integer(line)), 2)
-
-                def weights(group: Any, run: Any = run) -> Iterator[Lanes]:
-                    return reading.run(block_of(group), run)
-
-                with loop(builder, integer(0), pairs, 2) as group:
-                    fetch(group)
-                    fetch(builder.add(group, integer(1)))
-                    sums.add_pair(group, weights, left)
-                with loop(builder, pairs, sums.groups, 1) as group:
-                    fetch(group)
-                    sums.add(group, partial(weights, group), left, a_row)
-        sums.close()
+        heads = workspace(builder, max(heads_bytes * together, VECTOR_BYTES))
+        cells = [[local(builder, F32_VECTOR) for _ in range(together)] for _ in range(count)]
+        zeros = ir.Constant(F32_VECTOR, [0.0] * LANES)
+        last_row, step = builder.sub(rows, integer(1)), builder.mul(b_row, integer(GROUP_ROWS))
+        numbers = [least(builder, integer(row), last_row) for row in range(count)]
+        lefts = [builder.add(a, builder.mul(row, a_row)) for row in numbers]
+        targets = [builder.add(c, builder.mul(row, c_row)) for row in numbers]
+        groups = builder.udiv(columns, integer(GROUP_ROWS))
+        last_group = builder.sub(groups, integer(1))
+        with loop(builder, integer(0), groups, together) as group:
+            members = [
+                least(builder, builder.add(group, integer(each)), last_group) for each in range(together)
+            ]
+            starts = [builder.add(b, builder.mul(each, step)) for each in members]
+            places = [
+                [builder.add(target, builder.mul(each, integer(VECTOR_BYTES))) for each in members]
+                for target in targets
+            ]
+            each_cell(cells, lambda row, each: builder.store(zeros, cells[row][each]))
+            with builder.if_then(builder.icmp_signed("==", first, integer(0))):
+                each_cell(
+                    cells,
+                    lambda row, each: builder.store(
+                        Lanes.load(builder, places[row][each]).value, cells[row][each]
+                    ),
+                )
+            with loop(builder, integer(0), depth, reading.elements) as start:
+                offset = builder.mul(builder.udiv(start, integer(reading.elements)), integer(size))
+                blocks = [
+                    Block(
+                        builder,
+                        builder.add(each, offset),
+                        Shelf(builder, builder.add(heads, integer(heads_bytes * place))),
+                    )
+                    for place, each in enumerate(starts)
+                ]
+                if reading.head is not None:
+                    for block in blocks:
+                        reading.head(block)
+                with loop(builder, integer(0), integer(reading.elements // LANES), 1) as run:
+                    k = builder.mul(builder.add(start, builder.mul(run, integer(LANES))), integer(4))
+                    ahead = builder.add(builder.mul(run, integer(share)), integer(AHEAD_BYTES))
+                    for block in blocks:
+                        place = builder.add(block.address, ahead)
+                        for line in range(0, share, CACHE_LINE_BYTES):
+                            prefetch(builder, builder.add(place, integer(line)), 2)
+                    for element, weights in enumerate(
+                        zip(*(reading.run(block, run) for block in blocks), strict=True)
+                    ):
+                        for row, left in enumerate(lefts):
+                            address = builder.add(builder.add(left, k), integer(4 * element))
+                            factor = Lanes.broadcast(builder, builder.load(pointer(builder, address, F32)))
+                            for cell, lanes in zip(cells[row], weights, strict=True):
+                                total = Lanes(builder, builder.load(cell))
+                                builder.store(lanes.fma(factor, total).value, cell)
+            each_cell(
+                cells,
+                lambda row, each: Lanes(builder, builder.load(cells[row][each])).store(places[row][each]),
+            )
 
     return body
 
 
+def least(builder: Any, first: Any, second: Any) -> Any:
+    """Return the smaller of two int64."""
+    return builder.select(builder.icmp_signed("<", first, second), first, second)
+
+
+def each_cell(cells: Sequence[Sequence[Any]], act: Callable[[int, int], object]) -> None:
+    """Act on the row and the group of each sum."""
+    for row, some in enumerate(cells):
+        for each in range(len(some)):
+            act(row, each)
+
+
 def _unpack(kind: Stored) -> Callable[..., None]:
     """Return code that unpacks a panel, sixteen columns at a time."""
-    reading, size = READINGS[kind], _bytes_of(kind)
+    reading, size = READINGS[kind], bytes_of(kind)
 
     def body(builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any) -> None:
         heads = Shelf(builder, workspace(builder, VECTOR_BYTES * max(reading.heads, 1)))
@@ -278,13 +318,23 @@ def multiply_grouped(
     columns: Any,
     first: Any,
 ) -> None:
-    """Multiply up to FEW_ROWS rows of a by up to FEW_COLUMNS rows of b, which are whole groups.
-    Strides are in bytes.
-    """
+    """Multiply up to ROWS_AT_ONCE rows of a by rows of b, which are whole groups. Strides are in
+    bytes."""
 
     def call(each: Stored) -> None:
-        name = f"multiply_grouped_{each.name.lower()}"
-        function = subroutine(builder, name, (I64,) * 10, _multiply(each))
-        builder.call(function, [rows, c, c_row, a, a_row, b, b_row, depth, columns, first])
+        counts = sorted(SIDE_BY_SIDE)
+        done = builder.append_basic_block("rows.done")
+        for count in counts:
+            name = f"multiply_grouped_{each.name.lower()}_{count}"
+            function = subroutine(builder, name, (I64,) * 10, _multiply(each, count))
+            arguments = [rows, c, c_row, a, a_row, b, b_row, depth, columns, first]
+            if count == counts[-1]:
+                builder.call(function, arguments)
+                continue
+            with builder.if_then(builder.icmp_signed("<=", rows, integer(count))):
+                builder.call(function, arguments)
+                builder.branch(done)
+        builder.branch(done)
+        builder.position_at_end(done)
 
     by_type(builder, kind, call)

@@ -8,7 +8,14 @@ from heliograph_backends.cpu.kernels.elementwise.interpreter import KINDS
 from heliograph_backends.cpu.kernels.matmul.inner_loop import KERNEL_COLUMNS, KERNEL_ROWS, multiply_strip
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES, pack_panels
 from heliograph_backends.cpu.kernels.matmul.widening import widen_lines
-from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS
+from heliograph_backends.cpu.kernels.program.stored_types import (
+    FEW_GROUPED_ROWS,
+    FEW_ROWS,
+    GROUPED,
+    INTEGERS,
+    STAGED_BLOCK,
+    STAGED_BLOCK_BYTES,
+)
 from heliograph_backends.cpu.kernels.program.words import (
     BLOCKS,
     BUFFERS_AT,
@@ -46,7 +53,9 @@ from heliograph_backends.cpu.kernels.vector.atomics import (
     call_elementwise,
     call_finish_rows,
     call_multiply_few,
+    call_multiply_integers,
     call_pack_patches,
+    call_stage_integers,
     call_unpack_panels,
     word,
 )
@@ -205,7 +214,7 @@ def multiply_slice(
             pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
         elif form == PATCHES:
             pack_windows(step, right, panel_bytes, source, start, depth, column, columns, scratch)
-        elif rows <= FEW_ROWS:
+        elif rows <= (FEW_GROUPED_ROWS if form >= GROUPED else FEW_ROWS):
             call_multiply_few(
                 scratch,
                 form,
@@ -234,6 +243,33 @@ def multiply_slice(
     )
 
 
+@jit_inline
+def multiply_staged(
+    step: int, slots: int, scratch: int, row: int, rows: int, column: int, columns: int
+) -> None:
+    """Multiply rows of q8_0."""
+    form, depth = word(step, PACK_RIGHT), word(step, DEPTH)
+    staged_row = depth // STAGED_BLOCK * STAGED_BLOCK_BYTES
+    staged = scratch + PACK_AT
+    left = operand_address(step + 8 * LEFT, slots, scratch, row, 0)
+    left_row = word(step + 8 * LEFT, ROW_STRIDE)
+    call_stage_integers(scratch, form, staged, staged_row, left, left_row, rows, depth)
+    call_multiply_integers(
+        scratch,
+        form,
+        operand_address(step + 8 * PRODUCT, slots, scratch, row, column),
+        word(step + 8 * PRODUCT, ROW_STRIDE),
+        staged,
+        staged_row,
+        operand_address(step + 8 * RIGHT, slots, scratch, 0, column),
+        word(step + 8 * RIGHT, COLUMN_STRIDE),
+        rows,
+        columns,
+        depth,
+        staged + rows * staged_row,
+    )
+
+
 @jit
 def columns_ahead(step: int, block: int, scratch: int) -> int:
     """Return the probable distance in columns to the worker's next block; 0 if it has another row
@@ -251,9 +287,12 @@ def matmul_block(_kind: int, step: int, block: int, slots: int, scratch: int) ->
     row, rows, column, columns = locate(step, block, scratch)
     depth, depth_block = word(step, DEPTH), word(step, DEPTH_BLOCK)
     ahead = columns_ahead(step, block, scratch)
-    for start in range(0, max(depth, 1), depth_block):
-        part = min(depth_block, depth - start)
-        multiply_slice(step, slots, scratch, row, rows, column, columns, start, part, ahead)
+    if word(step, PACK_RIGHT) >= INTEGERS:
+        multiply_staged(step, slots, scratch, row, rows, column, columns)
+    else:
+        for start in range(0, max(depth, 1), depth_block):
+            part = min(depth_block, depth - start)
+            multiply_slice(step, slots, scratch, row, rows, column, columns, start, part, ahead)
     if word(step, HAS_EPILOGUE) == 1:
         call_elementwise(scratch, step + 8 * EPILOGUE, slots, scratch, row, rows, column, columns)
     elif word(step, HAS_EPILOGUE):

@@ -157,19 +157,19 @@ def q4_1(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iter
 
 def q5_0(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
     """A word of fifth bits, and nibbles; less 16."""
-    for four in _fives(builder, words, run):
+    for four in fives(builder, words, run):
         for moved in each_byte(builder, four):
             yield small_numbers(builder, moved, 5, 16) * factors[0]
 
 
 def q5_1(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
     """A word of fifth bits, and nibbles, above the least value."""
-    for four in _fives(builder, words, run):
+    for four in fives(builder, words, run):
         for moved in each_byte(builder, four):
             yield small_numbers(builder, moved, 5, 0).fma(*factors)
 
 
-def _fives(builder: Any, block: Shelf, run: Any) -> Iterator[Any]:
+def fives(builder: Any, block: Shelf, run: Any) -> Iterator[Any]:
     """Yield four quanta per lane, each in the low five bits of its byte.
 
     One multiplication spreads four bits over bit 4 of four bytes; its partial products do not

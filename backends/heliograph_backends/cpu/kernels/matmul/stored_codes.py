@@ -46,7 +46,7 @@ QUANTA_WORDS, BLOCKS = 4, 8
 POWERS = sum(3**place << 8 * place for place in range(5))
 
 
-def _bytes_of_codes(builder: Any, words: Any, codes: Sequence[int]) -> Any:
+def bytes_of_codes(builder: Any, words: Any, codes: Sequence[int]) -> Any:
     """Replace each byte by the signed number at the place in its low nibble."""
     places = builder.bitcast(builder.and_(words, constant(0x0F0F0F0F)), BYTES)
     if has_feature("avx2"):
@@ -73,7 +73,7 @@ def coded(builder: Any, words: Any, codes: Sequence[int]) -> Iterator[Lanes]:
         for moved in each_byte(builder, words):
             yield looked_up(builder, moved, [float(code) for code in codes])
         return
-    signed = _bytes_of_codes(builder, words, codes)
+    signed = bytes_of_codes(builder, words, codes)
     for byte in range(4):
         yield number(builder, builder.ashr(shifted(builder, signed, 8 * byte - 24), constant(24)))
 
@@ -173,12 +173,18 @@ def _tq2_0(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes
     """Two bits, less 1: in each half of the block four runs of 32 elements are in the same
     bytes."""
     scale = heads.lanes(0)
+    for four in tq2_0_words(builder, shelf, run):
+        for moved in each_byte(builder, four):
+            yield small_numbers(builder, moved, 2, 1) * scale
+
+
+def tq2_0_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
+    """Yield words with a quantum in the low bits of each byte."""
     half, quarters = bits_of(builder, run, 3, 1, 8), bits_of(builder, run, 0, 1, 4)
     words = shelf.from_on(total(builder, half, quarters))
     shift = everywhere(builder, bits_of(builder, run, 1, 2, 2))
     for place in range(4):
-        for moved in each_byte(builder, builder.lshr(words.words(place), shift)):
-            yield small_numbers(builder, moved, 2, 1) * scale
+        yield builder.lshr(words.words(place), shift)
 
 
 def _digits(builder: Any, words: Any, power: Any) -> Any:
@@ -203,6 +209,13 @@ def _tq1_0(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes
     A run has a digit of four words; the last run has each digit of the last word.
     """
     scale = heads.lanes(0)
+    for four in tq1_0_words(builder, shelf, run):
+        for moved in each_byte(builder, four):
+            yield small_numbers(builder, moved, 2, 1) * scale
+
+
+def tq1_0_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
+    """Yield words with a digit in each byte."""
     last_word = sum(size for size, _ in RUNS[:2]) // 4
     second = integer(2 * RUNS[0][1])
     is_early = builder.icmp_signed("<", run, second)
@@ -214,8 +227,7 @@ def _tq1_0(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes
         own = builder.select(is_last, integer(place), digit)
         shift = builder.mul(own, integer(8))
         power = builder.and_(builder.lshr(integer(POWERS), shift), integer(0xFF))
-        for moved in each_byte(builder, _digits(builder, shelf.words(word), power)):
-            yield small_numbers(builder, moved, 2, 1) * scale
+        yield _digits(builder, shelf.words(word), power)
 
 
 IQ4_NL = of_pairs(QUANTA_WORDS, iq4_nl)

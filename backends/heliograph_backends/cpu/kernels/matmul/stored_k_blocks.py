@@ -59,12 +59,18 @@ def _q2_k_head(builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
 def _q2_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
     """Two bits: in each half of the block four runs of 32 elements are in the same bytes."""
     factor, offset = heads.lanes(run), heads.lanes(total(builder, run, SIXTEEN))
+    for four in q2_k_words(builder, shelf, run):
+        for moved in each_byte(builder, four):
+            yield small_numbers(builder, moved, 2, 0).fma(factor, offset)
+
+
+def q2_k_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
+    """Yield words with a quantum in the low bits of each byte, as the functions of other types."""
     half = bits_of(builder, run, 3, 1, 8)
     words = shelf.from_on(total(builder, half, _quarters(builder, run), 4))
     shift = everywhere(builder, bits_of(builder, run, 1, 2, 2))
     for place in range(4):
-        for moved in each_byte(builder, builder.lshr(words.words(place), shift)):
-            yield small_numbers(builder, moved, 2, 0).fma(factor, offset)
+        yield builder.lshr(words.words(place), shift)
 
 
 def _q3_k_head(builder: Any, shelf: Shelf, heads: Shelf, half: Half) -> None:
@@ -83,6 +89,12 @@ def _q3_k_head(builder: Any, shelf: Shelf, heads: Shelf, half: Half) -> None:
 def _q3_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
     """Two bits and, from bit 4 * half + part / 2 of the first 32 bytes, a third; less 4."""
     factor = heads.lanes(run)
+    for four in q3_k_words(builder, shelf, run):
+        for moved in each_byte(builder, four):
+            yield small_numbers(builder, moved, 3, 4) * factor
+
+
+def q3_k_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
     quarters, part = _quarters(builder, run), bits_of(builder, run, 1, 2)
     words = shelf.from_on(total(builder, bits_of(builder, run, 3, 1, 8), quarters, 8))
     high = shelf.from_on(quarters)
@@ -90,9 +102,7 @@ def _q3_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]
     turn = total(builder, bits_of(builder, run, 3, 1, 4), part, -2)
     for place in range(4):
         third = _turned_right(builder, high.words(place), turn)
-        both = chosen(builder, 0x04040404, third, builder.lshr(words.words(place), shift))
-        for moved in each_byte(builder, both):
-            yield small_numbers(builder, moved, 3, 4) * factor
+        yield chosen(builder, 0x04040404, third, builder.lshr(words.words(place), shift))
 
 
 def _eight_scales(builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
@@ -113,32 +123,47 @@ def _eight_scales(builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None
                 heads.put(EIGHT * kind + 4 * quad + byte, value.value)
 
 
-def _part(builder: Any, shelf: Shelf, heads: Shelf, run: Any, first: int) -> tuple[Lanes, Lanes, Shelf, Any]:
-    """Return a run's factor, offset and words, and the right shift of its nibbles."""
+def _part(builder: Any, heads: Shelf, run: Any) -> tuple[Lanes, Lanes]:
+    """Return a run's factor and offset."""
     part = bits_of(builder, run, 1, 3)
     factor, offset = (heads.lanes(total(builder, part, behind)) for behind in (0, EIGHT))
+    return factor, offset
+
+
+def _shifted_words(builder: Any, shelf: Shelf, run: Any, first: int) -> Iterator[Any]:
+    """Yield words with a nibble in the low half of each byte."""
     quanta = shelf.from_on(total(builder, bits_of(builder, run, 2, 2, 8), _quarters(builder, run), first))
-    return factor, offset, quanta, everywhere(builder, bits_of(builder, run, 1, 1, 4))
+    shift = everywhere(builder, bits_of(builder, run, 1, 1, 4))
+    for place in range(4):
+        yield builder.lshr(quanta.words(place), shift)
 
 
 def _q4_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
     """Two parts of 32 elements are the low and the high nibbles of 32 bytes."""
-    factor, offset, quanta, shift = _part(builder, shelf, heads, run, 4)
-    for place in range(4):
-        for moved in each_byte(builder, builder.lshr(quanta.words(place), shift)):
+    factor, offset = _part(builder, heads, run)
+    for four in q4_k_words(builder, shelf, run):
+        for moved in each_byte(builder, four):
             yield small_numbers(builder, moved, 4, 0).fma(factor, offset)
+
+
+def q4_k_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
+    return _shifted_words(builder, shelf, run, 4)
 
 
 def _q5_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
     """As q4_k; the fifth bits of part i are bit i of the 32 bytes in front."""
-    factor, offset, quanta, shift = _part(builder, shelf, heads, run, 12)
+    factor, offset = _part(builder, heads, run)
+    for four in q5_k_words(builder, shelf, run):
+        for moved in each_byte(builder, four):
+            yield small_numbers(builder, moved, 5, 0).fma(factor, offset)
+
+
+def q5_k_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
     high = shelf.from_on(total(builder, _quarters(builder, run), 4))
     turn = total(builder, bits_of(builder, run, 1, 3), -4)
-    for place in range(4):
+    for place, low in enumerate(_shifted_words(builder, shelf, run, 12)):
         fifth = _turned_right(builder, high.words(place), turn)
-        both = chosen(builder, 0x10101010, fifth, builder.lshr(quanta.words(place), shift))
-        for moved in each_byte(builder, both):
-            yield small_numbers(builder, moved, 5, 0).fma(factor, offset)
+        yield chosen(builder, 0x10101010, fifth, low)
 
 
 def _q6_k_head(builder: Any, shelf: Shelf, heads: Shelf, half: Half) -> None:
@@ -162,6 +187,13 @@ def _q6_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]
     """
     factor = heads.lanes(run)
     base = factor * -(128.0 + 32.0)
+    for four in q6_k_words(builder, shelf, run):
+        for byte in range(4):
+            moved = shifted(builder, four, 8 * byte - 16)
+            yield power_and_quanta(builder, moved, 6, 16).fma(factor, base)
+
+
+def q6_k_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
     quarters, part = _quarters(builder, run), bits_of(builder, run, 1, 2)
     lows = total(builder, bits_of(builder, run, 3, 1, 16), bits_of(builder, run, 1, 1, 8), quarters)
     low = shelf.from_on(lows)
@@ -170,10 +202,7 @@ def _q6_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]
     turn = total(builder, builder.mul(part, integer(2)), -4)
     for place in range(4):
         above = _turned_right(builder, high.words(place), turn)
-        both = chosen(builder, 0x0F0F0F0F, builder.lshr(low.words(place), shift), above)
-        for byte in range(4):
-            moved = shifted(builder, both, 8 * byte - 16)
-            yield power_and_quanta(builder, moved, 6, 16).fma(factor, base)
+        yield chosen(builder, 0x0F0F0F0F, builder.lshr(low.words(place), shift), above)
 
 
 Q2_K = Reading(256, 84, 21, 32, _q2_k, _q2_k_head)

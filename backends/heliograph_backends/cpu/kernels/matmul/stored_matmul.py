@@ -29,7 +29,11 @@ from heliograph_backends.cpu.kernels.matmul import stored_blocks as blocks
 from heliograph_backends.cpu.kernels.matmul import stored_codes as codes
 from heliograph_backends.cpu.kernels.matmul import stored_grids as grids
 from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
-from heliograph_backends.cpu.kernels.matmul.grouped_matmul import multiply_grouped, unpack_grouped
+from heliograph_backends.cpu.kernels.matmul.grouped_matmul import (
+    ROWS_AT_ONCE,
+    multiply_grouped,
+    unpack_grouped,
+)
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import SHORTS, from_half
 from heliograph_backends.cpu.kernels.matmul.stored_readings import Reading, by_type
@@ -382,19 +386,18 @@ def multiply_few(
     """Multiply few rows by columns that are rows of the right side; the rows at `ahead` come
     next."""
     if kind >= GROUPED:
-        width = FEW_COLUMNS
-        for column in range(0, columns, width):
+        for row in range(0, rows, ROWS_AT_ONCE):
             multiply_grouped(
                 kind - GROUPED,
-                rows,
-                product + 4 * column,
+                min(rows - row, ROWS_AT_ONCE),
+                product + row * product_row,
                 product_row,
-                left,
+                left + row * left_row,
                 left_row,
-                right + column * right_row,
+                right,
                 right_row,
                 depth,
-                min(columns - column, width),
+                columns,
                 first,
             )
         return

@@ -134,7 +134,7 @@ def transposed(builder: Any, lines: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _piece_words(builder: Any, rows: Sequence[Any]) -> list[Any]:
+def piece_words(builder: Any, rows: Sequence[Any]) -> list[Any]:
     """Return the words of 16 bytes of sixteen rows: quarter j of vector i has those of row 4 * j +
     i."""
     pieces = [builder.load(pointer(builder, row, PIECE), align=1) for row in rows]
@@ -192,7 +192,7 @@ def transpose_words(builder: Any, shelf: Shelf, source: Any, step: Any, size: An
 
     The size is at least a line, and a multiple of a word.
     """
-    read = _line_words if LINE_BYTES > PIECE_BYTES else _piece_words
+    read = _line_words if LINE_BYTES > PIECE_BYTES else piece_words
     function = subroutine(builder, "transpose_words", (I64,) * 4, _transpose(read))
     builder.call(function, [shelf.address, source, step, size])
 

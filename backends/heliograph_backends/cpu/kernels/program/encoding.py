@@ -34,7 +34,13 @@ from heliograph_backends.cpu.kernels.program.program import (
     Rotation,
     StoredOperand,
 )
-from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS, FORMS, GROUP_ROWS, GROUPED
+from heliograph_backends.cpu.kernels.program.stored_types import (
+    FORMS,
+    GROUP_ROWS,
+    few_rows,
+    group_bytes,
+    staged_bytes,
+)
 from heliograph_backends.cpu.kernels.program.tiles import (
     PACKED_DEPTH_BLOCK,
     STREAM_BYTES,
@@ -43,6 +49,7 @@ from heliograph_backends.cpu.kernels.program.tiles import (
     Strides,
     coalesce,
     cut_elements,
+    cut_integers,
     cut_matmul,
     cut_streamed,
     matmul_ns,
@@ -134,16 +141,19 @@ def encode_gemm(
         return NOTHING
     outer, rows, sides = _fold_batch(batch, rows, sides)
     packed = isinstance(right, PackedOperand)
-    pack_left = sides[0][-1] != 4 and depth > 1
+    integers = isinstance(right, StoredOperand) and right.integers
+    pack_left = sides[0][-1] != 4 and depth > 1 and not integers
     form, block = _right_form(right)
     # With few rows a stored weight is never unpacked, so it streams through in a single pass.
-    streams = form > 1 and rows <= FEW_ROWS and not pack_left
-    space = (
-        cut_streamed(outer, rows, columns, depth)
-        if streams
-        else cut_matmul(outer, rows, columns, depth, packed)
-    )
-    depth_block = PACKED_DEPTH_BLOCK if packed else max(1, depth) if streams else UNPACKED_DEPTH_BLOCK
+    streams = form > 1 and rows <= few_rows(form) and not pack_left
+    if integers:
+        space = cut_integers(outer, rows, columns, depth)
+    elif streams:
+        space = cut_streamed(outer, rows, columns, depth)
+    else:
+        space = cut_matmul(outer, rows, columns, depth, packed)
+    whole = streams or integers
+    depth_block = PACKED_DEPTH_BLOCK if packed else max(1, depth) if whole else UNPACKED_DEPTH_BLOCK
     operands = [operand_words(side) for side in sides]
     words = [word for operand in operands[:3] for word in operand]
     words += [depth, depth_block, int(pack_left), form, block, int(epilogue is not None), 0]
@@ -151,6 +161,9 @@ def encode_gemm(
     nanoseconds = matmul_ns(prod(outer), rows, columns, depth)
     places = (layout.LEFT, layout.RIGHT, layout.PRODUCT, *body_places(layout.EPILOGUE, len(extra.operands)))
     code = step_words(Kind.MATMUL, space, words, nanoseconds, False)
+    if isinstance(right, StoredOperand) and right.integers:
+        room = space.row_block * staged_bytes(depth) + group_bytes(right.kind, depth)
+        return encoding_of([code], places, space, nanoseconds, room, more=layout.FOR_INTEGERS)
     room = packing_bytes(space, min(depth, depth_block), pack_left, not packed and not streams)
     return encoding_of([code], places, space, nanoseconds, room, stored=form > 1)
 
@@ -327,7 +340,7 @@ def broadcast(operand: Operand, axes: int) -> Strides:
 def _right_form(right: AnyOperand) -> tuple[int, int]:
     """Return the words PACK_RIGHT and RIGHT_BLOCK."""
     if isinstance(right, StoredOperand):
-        return right.kind + right.grouped * GROUPED, FORMS[right.kind].block_size
+        return right.stored, FORMS[right.kind].block_size
     return int(isinstance(right, Operand)), 1
 
 

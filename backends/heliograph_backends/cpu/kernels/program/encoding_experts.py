@@ -17,10 +17,11 @@ from heliograph_backends.cpu.kernels.program.encoding import (
 from heliograph_backends.cpu.kernels.program.program import Experts, Operand
 from heliograph_backends.cpu.kernels.program.stored_types import (
     FEW_COLUMNS,
-    FEW_ROWS,
     FORMS,
     GROUP_ROWS,
-    GROUPED,
+    few_rows,
+    group_bytes,
+    staged_bytes,
 )
 from heliograph_backends.cpu.kernels.program.tiles import (
     TILE_NS,
@@ -28,6 +29,7 @@ from heliograph_backends.cpu.kernels.program.tiles import (
     UNPACKED_ROW_BLOCK,
     Space,
     matmul_ns,
+    most_staged_rows,
 )
 from heliograph_backends.cpu.kernels.program.words import PANEL_COLUMNS, Kind
 
@@ -55,12 +57,14 @@ def encode_experts(form: Experts, operands: tuple[Operand, Operand, Operand, Ope
     space, nanoseconds = _cut(form, places)
     words = [word for side in sides for word in operand_words(side)]
     block_bytes = stored.block_bytes * (GROUP_ROWS if form.grouped else 1)
-    words += [form.kind + form.grouped * GROUPED, stored.block_size, block_bytes]
+    words += [form.stored, stored.block_size, block_bytes]
     words += [form.experts, form.depth, form.tokens]
     words += [form.used, form.own, form.id_bytes, int(places < form.experts)]
-    areas, pack_bytes = _areas(form, space, min(places, UNPACKED_ROW_BLOCK))
+    areas, pack_bytes = _areas(form, space, min(places, _rows_at_once(form)))
     code = step_words(Kind.EXPERTS, space, words + areas, nanoseconds, False)
     at = (layout.EXPERT_WEIGHTS, layout.EXPERT_ROWS, layout.EXPERT_IDS, layout.EXPERT_RESULT)
+    if form.integers:
+        return encoding_of([code], at, space, nanoseconds, pack_bytes, more=layout.FOR_INTEGERS)
     return encoding_of([code], at, space, nanoseconds, pack_bytes, stored=True)
 
 
@@ -72,23 +76,33 @@ def _cut(form: Experts, places: int) -> tuple[Space, float]:
     nanoseconds = matmul_ns(max(1, matrices), rows, form.columns, form.depth)
     panels = -(-form.columns // PANEL_COLUMNS)
     wanted = max(-(-form.columns // UNPACKED_COLUMN_BLOCK), -(-BLOCKS_WANTED // max(1, matrices)))
-    block = FEW_COLUMNS if rows <= FEW_ROWS else -(-panels // min(panels, wanted)) * PANEL_COLUMNS
+    few = few_rows(form.stored)
+    block = FEW_COLUMNS if rows <= few else -(-panels // min(panels, wanted)) * PANEL_COLUMNS
     space = Space((max(1, matrices),), 1, form.columns, 1, block)
     per_tile = max(1, round(TILE_NS * space.blocks / max(1.0, nanoseconds)))
     return Space(space.outer, 1, form.columns, 1, block, per_tile), nanoseconds
+
+
+def _rows_at_once(form: Experts) -> int:
+    """Return the most rows of an expert that are multiplied at once."""
+    return most_staged_rows(form.depth) if form.integers else UNPACKED_ROW_BLOCK
 
 
 def _areas(form: Experts, space: Space, rows: int) -> tuple[list[int], int]:
     """Return the number of rows that are multiplied at once with the places of products, rows and
     panels in a worker's scratch, after the list of rows; and the bytes of all areas.
     """
-    part = min(form.depth, layout.UNPACKED_DEPTH)
+    part, few = min(form.depth, layout.UNPACKED_DEPTH), few_rows(form.stored)
     row_bytes = max(
-        min(rows, FEW_ROWS) * (4 * form.depth + layout.STRIP_GAP_BYTES),
+        min(rows, few) * (4 * form.depth + layout.STRIP_GAP_BYTES),
         rows * (4 * part + layout.STRIP_GAP_BYTES),
     )
+    if form.integers:
+        row_bytes = rows * staged_bytes(form.depth)
     panels = space.column_block // PANEL_COLUMNS
-    panel_bytes = 0 if rows <= FEW_ROWS else panels * (part + 16) * 4 * PANEL_COLUMNS
+    panel_bytes = 0 if rows <= few else panels * (part + 16) * 4 * PANEL_COLUMNS
+    if form.integers:
+        panel_bytes = group_bytes(form.kind, form.depth)
     found, end = [rows], 0
     for size in (16 * rows, 4 * rows * space.column_block, row_bytes, panel_bytes):
         found.append(layout.PACK_AT + end)

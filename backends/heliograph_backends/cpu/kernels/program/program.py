@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from heliograph_backends.cpu.kernels.program.stored_types import Stored
+from heliograph_backends.cpu.kernels.program.stored_types import GROUPED, INTEGERS, Stored
 from heliograph_backends.cpu.kernels.program.words import PANEL_COLUMNS, Operation
 
 
@@ -40,6 +40,13 @@ class StoredOperand(NamedTuple):
     kind: Stored
     grouped: bool = False
     """True if the columns lie in groups, see `RowGroups`."""
+    integers: bool = False
+    """True if the left side is rows of q8_0."""
+
+    @property
+    def stored(self) -> int:
+        """The number of the type in a step."""
+        return self.kind + self.grouped * GROUPED + self.integers * INTEGERS
 
 
 #: A side of a matrix product.
@@ -103,6 +110,13 @@ class Experts(NamedTuple):
     id_bytes: int
     grouped: bool = False
     """True if the columns of the experts lie in groups, see `RowGroups`."""
+    integers: bool = False
+    """True if the rows are q8_0."""
+
+    @property
+    def stored(self) -> int:
+        """The number of the experts' type in a step."""
+        return self.kind + self.grouped * GROUPED + self.integers * INTEGERS
 
 
 class Rotation(NamedTuple):

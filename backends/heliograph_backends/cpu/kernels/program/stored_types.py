@@ -6,8 +6,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-#: The most rows of the left side for which a weight streams through registers instead of panels.
+#: The most rows of the left side for which a weight streams through registers instead of panels: of
+#: one in its own order, and of one in groups of rows.
 FEW_ROWS: Final = 4
+FEW_GROUPED_ROWS: Final = 16
 #: Columns that are computed together in a product with few rows.
 FEW_COLUMNS: Final = 64
 
@@ -49,6 +51,28 @@ class Stored(IntEnum):
 GROUP_ROWS: Final = 16
 #: Added to the number of a type in a step whose weight lies in groups of rows.
 GROUPED: Final = 32
+
+
+#: The types whose products with rows of q8_0 are in integers: all that are blocks.
+INTEGER_KINDS: Final = frozenset(Stored) - {Stored.F32, Stored.F16, Stored.BF16}
+
+
+def staged_bytes(depth: int) -> int:
+    """Return the bytes of a staged row of q8_0."""
+    return depth // STAGED_BLOCK * STAGED_BLOCK_BYTES
+
+
+def few_rows(form: int) -> int:
+    """Return the most rows for which a weight of this form, the number of a type in a step, streams
+    through registers."""
+    return FEW_GROUPED_ROWS if form >= GROUPED else FEW_ROWS
+
+
+#: Added to the number of a type in a step whose left side is rows of q8_0.
+INTEGERS: Final = 256
+#: Elements of these rows in a block, and bytes of a block as a worker stages it.
+STAGED_BLOCK: Final = 32
+STAGED_BLOCK_BYTES: Final = 80
 
 
 class Form(NamedTuple):
@@ -100,3 +124,8 @@ FORMS: Final = {
     Stored.Q8_1: Form(32, 36, 32, (0, 2)),
     Stored.Q8_K: Form(256, 292, 32),
 }
+
+
+def group_bytes(kind: Stored, depth: int) -> int:
+    """Return the bytes of a group of rows."""
+    return GROUP_ROWS * depth // FORMS[kind].block_size * FORMS[kind].block_bytes

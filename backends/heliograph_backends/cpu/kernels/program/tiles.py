@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from heliograph_backends.cpu.kernels.program.stored_types import FEW_COLUMNS
+from heliograph_backends.cpu.kernels.program.stored_types import FEW_COLUMNS, GROUP_ROWS, staged_bytes
 from heliograph_backends.cpu.kernels.program.words import OUTER_DIMENSIONS, PANEL_COLUMNS, UNPACKED_DEPTH
 
 TILE_ELEMENTS = 32 * 1024
@@ -34,6 +34,9 @@ STRIP_ROWS, PANELS_BYTES, MOST_PANELS = 12, 384 * 1024, 4
 PLANE_ELEMENTS = 4096
 # The most elements that are staged for the windows of a block, unless one line needs more.
 STAGED_ELEMENTS = 48 * 1024
+# Rows of q8_0 are multiplied eight at a time, and staged as long as they leave room in the cache for
+# a group of columns; four groups share that work.
+ROWS_AT_ONCE, STAGED_BYTES, LEAST_GROUPS = 8, 512 * 1024, 4
 PACKED_DEPTH_BLOCK, UNPACKED_DEPTH_BLOCK = 2048, UNPACKED_DEPTH
 
 Strides = tuple[int, ...]
@@ -132,6 +135,23 @@ def cut_streamed(outer: tuple[int, ...], rows: int, columns: int, depth: int) ->
     together."""
     block_ns = max(1.0, matmul_ns(1, rows, min(columns, FEW_COLUMNS), depth))
     return Space(outer, rows, columns, rows, FEW_COLUMNS, max(1, round(TILE_NS / block_ns)))
+
+
+def most_staged_rows(depth: int) -> int:
+    """Return the most rows of q8_0 that a worker stages at once."""
+    fit = STAGED_BYTES // max(1, staged_bytes(depth))
+    return max(ROWS_AT_ONCE, min(fit, UNPACKED_ROW_BLOCK) // ROWS_AT_ONCE * ROWS_AT_ONCE)
+
+
+def cut_integers(outer: tuple[int, ...], rows: int, columns: int, depth: int) -> Space:
+    """Cut a product of rows of q8_0 into groups of columns, and rows that a worker stages for
+    them."""
+    row_block = min(rows, most_staged_rows(depth))
+    tiles = -(-MAXIMUM_TILES_WANTED // max(1, prod(outer) * -(-rows // row_block)))
+    groups = -(-columns // GROUP_ROWS)
+    block = GROUP_ROWS * min(LARGEST_COLUMN_BLOCK // GROUP_ROWS, max(LEAST_GROUPS, groups // tiles))
+    block_ns = max(1.0, matmul_ns(1, row_block, min(columns, block), depth) / 2)
+    return Space(outer, rows, columns, row_block, block, max(1, round(TILE_NS / block_ns)))
 
 
 def cut_matmul(outer: tuple[int, ...], rows: int, columns: int, depth: int, packed: bool) -> Space:

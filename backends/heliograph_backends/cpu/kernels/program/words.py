@@ -425,6 +425,8 @@ class Place(IntEnum):
     PACK_ROW = len(Kind) + 2
     PACK_PATCHES = len(Kind) + 3
     FINISH_ROWS = len(Kind) + 4
+    STAGE_INTEGERS = len(Kind) + 5
+    MULTIPLY_INTEGERS = len(Kind) + 6
 
 
 #: The name of the entry at each place of the table.
@@ -444,10 +446,13 @@ TABLE: Final[dict[int, str]] = {
     **dict.fromkeys((Kind.RESAMPLE, Kind.UNFOLD), "images_block"),
     Place.PACK_PATCHES: "pack_patches",
     Place.FINISH_ROWS: "finish_rows",
+    Place.STAGE_INTEGERS: "stage_integers",
+    Place.MULTIPLY_INTEGERS: "multiply_integers",
 }
 #: Places as bits: those that every program uses, and those for stored elements.
 ALWAYS: Final = 1 << Kind.ELEMENTWISE | 1 << Kind.CONVERT
 FOR_STORED: Final = 1 << Place.MULTIPLY_FEW | 1 << Place.UNPACK_PANELS | 1 << Place.PACK_ROW
+FOR_INTEGERS: Final = 1 << Place.STAGE_INTEGERS | 1 << Place.MULTIPLY_INTEGERS
 FOR_PATCHES: Final = 1 << Place.PACK_PATCHES
 FOR_CHAINS: Final = 1 << Place.FINISH_ROWS
 

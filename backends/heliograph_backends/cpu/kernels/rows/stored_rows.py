@@ -11,14 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES, transpose
+from heliograph_backends.cpu.kernels.matmul.stored_words import shuffled
 from heliograph_backends.cpu.kernels.program.elements import BLOCK_ELEMENTS, Block
 from heliograph_backends.cpu.kernels.program.words import PANEL_COLUMNS
-from heliograph_backends.cpu.kernels.rows.convert_lanes import store_byte, store_half
+from heliograph_backends.cpu.kernels.rows.convert_lanes import store_byte, store_half, to_half
 from heliograph_backends.cpu.kernels.vector.atomics import call_unpack_panels, load_f32
 from heliograph_backends.cpu.kernels.vector.lanes import (
+    I32,
+    I32_VECTOR,
     I64,
     LANES,
     Entry,
@@ -28,6 +32,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     jit,
     jit_inline,
     loop,
+    pointer,
     subroutine,
 )
 
@@ -85,24 +90,38 @@ def inverse(scale: Any) -> Any:
     return ONE / scale if scale != ZERO else ZERO
 
 
-@jit
-def pack_q8_0(target: int, source: int) -> None:
-    """Round 32 float32 to a block of q8_0."""
-    largest = ZERO
-    for place in range(BLOCK_ELEMENTS):
-        size = abs(load_f32(source + 4 * place))
-        if size > largest or size != size:
-            largest = size
-    scale = largest / np.float32(127)
-    factor = inverse(scale)
-    store_half(target, scale)
-    for place in range(BLOCK_ELEMENTS):
-        scaled = load_f32(source + 4 * place) * factor
-        size = abs(scaled)
-        whole = np.floor(size)
-        # Round halves away from zero; size + 0.5 could round up a number just below a half.
-        rounded = whole + (ONE if size - whole >= HALF else ZERO)
-        store_byte(target + 2 + place, int(rounded if scaled >= ZERO else -rounded))
+def _pack_q8_0(builder: Any, target: Any, source: Any, blocks: Any) -> None:
+    byte_vector = ir.VectorType(ir.IntType(8), LANES)
+    with loop(builder, integer(0), blocks, 1) as block:
+        here = builder.add(source, builder.mul(block, integer(4 * BLOCK_ELEMENTS)))
+        there = builder.add(target, builder.mul(block, integer(2 + BLOCK_ELEMENTS)))
+        halves = [Lanes.load(builder, builder.add(here, integer(4 * at))) for at in (0, LANES)]
+        largest = halves[0].abs().maximum(halves[1].abs())
+        for width in (8, 4, 2, 1):
+            order = [lane ^ width for lane in range(LANES)]
+            largest = largest.maximum(Lanes(builder, shuffled(builder, largest.value, largest.value, order)))
+        scale = largest / 127.0
+        factor = scale.where("==", 0.0, 0.0, 1.0 / scale)
+        short = builder.extract_element(to_half(builder, scale), ir.Constant(I32, 0))
+        builder.store(short, pointer(builder, there, short.type), align=1)
+        for number, half in enumerate(halves):
+            scaled = half * factor
+            size = scaled.abs()
+            whole = size.call("llvm.floor")
+            # Round halves away from zero; size + 0.5 could round up a number just below a half.
+            rounded = (whole + (size - whole).where(">=", 0.5, 1.0, 0.0)).copysign(scaled)
+            # A block that is not finite has zeros: the instruction's result for NaN.
+            safe = size.where("<", 128.0, rounded, 0.0)
+            quanta = builder.trunc(builder.fptosi(safe.value, I32_VECTOR), byte_vector)
+            place = builder.add(there, integer(2 + LANES * number))
+            builder.store(quanta, pointer(builder, place, byte_vector), align=1)
+
+
+@emitted(types.void, *[types.int64] * 3)
+def pack_q8_0(builder: Any, target: Any, source: Any, blocks: Any) -> None:
+    """Round float32 to blocks of q8_0, 32 each."""
+    function = subroutine(builder, "pack_q8_0", (I64,) * 3, _pack_q8_0)
+    builder.call(function, [target, source, blocks])
 
 
 @jit
@@ -157,10 +176,11 @@ def pack_unsigned(target: int, source: int, bits: int) -> None:
 @Entry
 def pack_row(kind: int, block_bytes: int, target: int, source: int, count: int) -> None:
     """Round `count` float32, a multiple of 32, to blocks."""
+    if kind == Q8_0:
+        pack_q8_0(target, source, count // BLOCK_ELEMENTS)
+        return
     for _ in range(count // BLOCK_ELEMENTS):
-        if kind == Q8_0:
-            pack_q8_0(target, source)
-        elif kind in (Q4_0, Q5_0):
+        if kind in (Q4_0, Q5_0):
             pack_signed(target, source, 4 if kind == Q4_0 else 5)
         else:
             pack_unsigned(target, source, 4 if kind == Q4_1 else 5)

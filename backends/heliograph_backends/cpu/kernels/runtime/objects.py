@@ -34,6 +34,8 @@ MODULES: Final = {
     "rotary_block": "rows.rope",
     "unpack_panels": "matmul.stored_matmul",
     "multiply_few": "matmul.stored_matmul",
+    "multiply_integers": "matmul.integer_matmul",
+    "stage_integers": "matmul.integer_matmul",
     "experts_block": "matmul.experts",
     "pack_row": "rows.stored_rows",
     "pack_patches": "windows.patches",

@@ -122,6 +122,8 @@ call_multiply_few = caller(Place.MULTIPLY_FEW, 12)
 call_unpack_panels = caller(Place.UNPACK_PANELS, 7)
 call_pack_row = caller(Place.PACK_ROW, 5)
 call_pack_patches = caller(Place.PACK_PATCHES, 8)
+call_stage_integers = caller(Place.STAGE_INTEGERS, 7)
+call_multiply_integers = caller(Place.MULTIPLY_INTEGERS, 11)
 call_finish_rows = caller(Place.FINISH_ROWS, 7)
 
 
