@@ -24,7 +24,7 @@ ONNX_BASE = "= onnx/checks onnx/elements onnx/errors onnx/node onnx/ports onnx/r
 #: The same of PyTorch's.
 TORCH_BASE = "= torch/elements torch/errors torch/node torch/rules"
 #: The sizes of a language model, and the parts of its layers.
-LLM_BASE = "= llm/configuration llm/decoding_step"
+LLM_BASE = "= llm/configuration llm/decoding_step llm/products"
 #: The layers of each package, bottom first: folders, and modules at the package's root. Those of one line do
 #: not import each other, except where the line begins with "=": it is one place.
 LAYERS = {

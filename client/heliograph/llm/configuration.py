@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import heliograph as hg
+from heliograph.llm.products import Activations
 from heliograph_proto.gguf import GgufHeader
 
 #: The most of each size, so that no file makes this process take what it does not have.
@@ -89,6 +90,8 @@ class Configuration:
     experts_used: int = 0
     #: The embedding of layers with a window, where it is another one.
     local_rope: Rope | None = None
+    #: The precision of rows in products with blocks.
+    activations: Activations = "f32"
 
     @property
     def scale(self) -> float:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import heliograph as hg
 from heliograph.llm.configuration import Configuration, Rope
+from heliograph.llm.products import multiply, multiply_chosen
 
 ops = hg.ops
 
@@ -162,13 +163,13 @@ class Step:
         return y + self.weight(f"{name}.bias") if self.has(f"{name}.bias") else y
 
     def _adapted_product(self, tensor: str, x: hg.Value) -> hg.Value:
-        y = ops.mul_mat(self.weight(tensor), x)
+        y = multiply(self.weight(tensor), x, self.config.activations)
         return self.adaptation.product(tensor, y, x) if self.adaptation else y
 
     def product_of_experts(self, name: str, x: hg.Value, chosen: hg.Value) -> hg.Value:
         """Multiply rows [n, 1 or used, k] by the matrices of the experts that each token chose:
         [n, used, m]."""
-        y = ops.mul_mat_id(self.weight(f"{name}.weight"), x, chosen)
+        y = multiply_chosen(self.weight(f"{name}.weight"), x, chosen, self.config.activations)
         return self.adaptation.experts(f"{name}.weight", y, x, chosen) if self.adaptation else y
 
     def embedding(self, tokens: hg.Value) -> hg.Value:
@@ -184,7 +185,7 @@ class Step:
         if self.has("output.weight"):
             y = self._adapted_product("output.weight", x)
         else:
-            y = ops.mul_mat(self.weight("token_embd.weight"), x)
+            y = multiply(self.weight("token_embd.weight"), x, self.config.activations)
         if self.has("output.bias"):
             y = y + self.weight("output.bias")
         cap = self.config.logit_cap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,7 @@ from heliograph.llm.generating import Engine
 from heliograph.llm.graphs import Decoder
 from heliograph.llm.language_model import AsyncLanguageModel, LanguageModel
 from heliograph.llm.pooling import pooling_of
+from heliograph.llm.products import Activations
 from heliograph.llm.tokenizers import Tokenizer, read_tokenizer
 from heliograph.llm.weights import File, open_file
 from heliograph.lowerings.importers import check_session
@@ -41,6 +43,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
+    activations: Activations = "f32",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
     **options: Unpack[hg.CompileOptions],
@@ -52,6 +55,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
+    activations: Activations = "f32",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
     **options: Unpack[hg.CompileOptions],
@@ -62,6 +66,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
+    activations: Activations = "f32",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
     **options: Any,
@@ -76,6 +81,8 @@ def load(
         context: The most tokens of a prompt and its answer; the default is the model's, at most
             4096. The cache takes memory for all of them.
         cache: The type that keys and values are kept in.
+        activations: "q8" rounds rows to q8_0 before products with weights of blocks, which a CPU
+            then computes in integers: two to three times as fast, with other bits.
         chat_template: A template in place of the file's own, in Jinja's language.
         adapters: Up to 16 LoRA adapters for the model: files, or `hg.llm.Adapter` with a scale.
             Their additions to a product are summed up.
@@ -88,7 +95,7 @@ def load(
     if not isinstance(session, hg.aio.Session):
         check_session(session, "hg.llm.load()")
     found = open_file(file)
-    engine = engine_of(session, found, context, cache, options, adapters)
+    engine = engine_of(session, found, context, cache, options, adapters, activations)
     # A broken vocabulary is an error before anything is uploaded.
     tokenizer = tokenizer_of(found, engine)
     if isinstance(session, hg.Session):
@@ -123,8 +130,10 @@ def engine_of(
     cache: str,
     options: dict[str, Any],
     adapters: Sequence[AdapterArgument] = (),
+    activations: Activations = "f32",
 ) -> Engine | EncoderEngine:
     """Return the engine of a model's architecture, which has compiled nothing yet."""
+    _check_activations(activations)
     fields, pooling = Fields(found.header), pooling_of(found.header)
     if fields.architecture in ENCODERS:
         if adapters:
@@ -132,8 +141,10 @@ def engine_of(
                 f"{fields.name} is a model of the architecture {fields.architecture!r}: it takes no adapters",
                 advice="models that write text take them",
             )
-        return EncoderEngine(session, bert.configure(fields), found.weights, pooling, options)
+        encoder = replace(bert.configure(fields), activations=activations)
+        return EncoderEngine(session, encoder, found.weights, pooling, options)
     config = architecture_of(fields.architecture, fields.name).configure(fields)
+    config = replace(config, activations=activations)
     _check_cache(config, cache)
     scales = open_adapters(found, adapters)
     kept = Cache(f"llm{next(_numbers)}", _context(config, context), cache)
@@ -150,6 +161,15 @@ def _context(config: Configuration, wanted: int | None) -> int:
             f"context is {wanted!r:.40}", advice=f"the model takes 1 to {config.context} tokens"
         )
     return wanted
+
+
+def _check_activations(activations: str) -> None:
+    """Raises InvalidArgumentError."""
+    known = get_args(Activations)
+    if activations not in known:
+        raise hg.InvalidArgumentError(
+            f"activations is {activations!r:.40}", advice=f"it is one of {', '.join(known)}"
+        )
 
 
 def _check_cache(config: Configuration, cache: str) -> None:

@@ -17,15 +17,13 @@ from typing import Any
 import uvicorn
 
 import heliograph as hg
-from heliograph.cli.common.arguments import add_server_argument
 from heliograph.cli.common.language_models import (
-    MODEL_HELP,
-    add_lora_argument,
+    add_loading_arguments,
     plain_name,
     scaled,
     served_model,
 )
-from heliograph.cli.common.placement import add_model_placing_arguments, model_placing
+from heliograph.cli.common.placement import model_placing
 from heliograph.llm.serving import Bounds, Server
 from heliograph.llm.serving.engine import SECONDS
 from heliograph.llm.serving.http import HttpSettings, make_app
@@ -40,29 +38,18 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, --server, and those of the model and of the HTTP server."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    add_server_argument(parser)
+    add_loading_arguments(parser, ". Each is a model for clients, named as its file without .gguf")
     parser.add_argument("--name", help="the model's name for clients (default: the file's, without .gguf)")
     parser.add_argument(
         "--answers", type=int, metavar="N", default=Bounds().answers,
         help=f"answers at a time, 1 to {SIZES[-1]} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--context", metavar="N", type=int,
-        help="tokens of a prompt and its answer (default: the model's, at most 4096)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cache", metavar="TYPE", default="f16", choices=("f16", "f32", "bf16", "q8_0", "q4_0"),
-        help="type that keys and values are kept in: %(choices)s (default: f16)",
-    )  # fmt: skip
-    parser.add_argument(
         "--cache-tokens", type=int, metavar="N",
         help="tokens of all answers, and of prompts that are kept for later ones, whose keys and values "
         f"the cache has (default: {WHOLE_CONTEXTS} times the context)",
     )  # fmt: skip
-    add_lora_argument(parser, ". Each is a model for clients, named as its file without .gguf")
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="template in place of the model's")
-    add_model_placing_arguments(parser)
     group = parser.add_argument_group("requests")
     group.add_argument(
         "--listen", metavar="HOST:PORT", default="127.0.0.1:8080", help="address (default: %(default)s)"
@@ -205,6 +192,7 @@ async def _opened(arguments: argparse.Namespace, name: str, url: str) -> AsyncIt
             bounds=Bounds(arguments.answers, arguments.queue, arguments.cache_tokens),
             context=arguments.context,
             cache=arguments.cache,
+            activations=arguments.activations,
             chat_template=template,
             adapters=adapters,
             **model_placing(arguments, session),

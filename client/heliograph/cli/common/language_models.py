@@ -30,8 +30,8 @@ SAMPLING: dict[str, tuple[type, str]] = {
 }
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, --server, --context, --cache, --lora, the placement and the options of an answer."""
+def add_loading_arguments(parser: argparse.ArgumentParser, lora_help: str = "") -> None:
+    """Add MODEL, --server, and how the model is loaded. `lora_help` ends the help of --lora."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_server_argument(parser)
     parser.add_argument(
@@ -47,26 +47,32 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("f16", "f32", "bf16", "q8_0", "q4_0"),
         help="type that keys and values are kept in: %(choices)s (default: f16)",
     )
-    add_model_placing_arguments(parser)
-    add_lora_argument(parser)
-    group = parser.add_argument_group("answers")
-    for name, (kind, help) in SAMPLING.items():
-        flags = ["-n"] if name == "max_tokens" else []
-        group.add_argument(*flags, f"--{name.replace('_', '-')}", metavar="N", type=kind, help=help)
-    group.add_argument(
-        "--stop", metavar="TEXT", action="append", help="text that ends an answer; may be given several times"
+    parser.add_argument(
+        "--activations",
+        default="f32",
+        choices=("f32", "q8"),
+        help="precision of rows in products with quantized weights; q8 is faster on CPUs (default: f32)",
     )
-
-
-def add_lora_argument(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """Add --lora."""
     parser.add_argument(
         "--lora",
         metavar="FILE[:SCALE]",
         action="append",
         default=[],
         help="LoRA adapter for the model, a GGUF file here or of the server's models, and the factor of "
-        f"what it adds (default: 1); may be given several times{more}",
+        f"what it adds (default: 1); may be given several times{lora_help}",
+    )
+    add_model_placing_arguments(parser)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, --server, how the model is loaded, and the options of an answer."""
+    add_loading_arguments(parser)
+    group = parser.add_argument_group("answers")
+    for name, (kind, help) in SAMPLING.items():
+        flags = ["-n"] if name == "max_tokens" else []
+        group.add_argument(*flags, f"--{name.replace('_', '-')}", metavar="N", type=kind, help=help)
+    group.add_argument(
+        "--stop", metavar="TEXT", action="append", help="text that ends an answer; may be given several times"
     )
 
 
@@ -96,6 +102,7 @@ def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageMo
         file_of(session, arguments.model),
         context=arguments.context,
         cache=arguments.cache,
+        activations=arguments.activations,
         adapters=adapters,
         **model_placing(arguments, session),
     )

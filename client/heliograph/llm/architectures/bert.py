@@ -14,6 +14,7 @@ import numpy as np
 import heliograph as hg
 from heliograph.llm.configuration import Configuration, Fields, rope
 from heliograph.llm.decoding_step import Weights
+from heliograph.llm.products import multiply
 
 ops = hg.ops
 
@@ -94,7 +95,7 @@ class Encoding:
         return self._product(f"{name}.attn_output", hg.reshape(attended, (x.shape[0], width)))
 
     def _product(self, name: str, x: hg.Value) -> hg.Value:
-        y = ops.mul_mat(self._weight(f"{name}.weight"), x)
+        y = multiply(self._weight(f"{name}.weight"), x, self.config.activations)
         return y + self._weight(f"{name}.bias") if f"{name}.bias" in self.weights else y
 
     def _norm(self, name: str, x: hg.Value) -> hg.Value:

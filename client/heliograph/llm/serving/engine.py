@@ -21,6 +21,7 @@ from heliograph.llm.generating import Engine, built, inputs_of
 from heliograph.llm.graphs import CARRIES
 from heliograph.llm.language_model import AsyncLanguageModel, Options, request_of
 from heliograph.llm.loading import CacheType, FileArgument, engine_of, tokenizer_of
+from heliograph.llm.products import Activations
 from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings
 from heliograph.llm.serving.answering import Answering
 from heliograph.llm.serving.graphs import PagedDecoder
@@ -83,6 +84,7 @@ class Server:
         bounds: Bounds | None = None,
         context: int | None = None,
         cache: CacheType = "f16",
+        activations: Activations = "f32",
         chat_template: str | None = None,
         adapters: Sequence[AdapterArgument] = (),
         **options: Unpack[hg.CompileOptions],
@@ -97,7 +99,9 @@ class Server:
                 f"cache_tokens is {bounds.cache_tokens}", advice=f"{PAGE} to {CACHE_TOKENS}"
             )
         found = await asyncio.to_thread(open_file, file)
-        engine = await asyncio.to_thread(engine_of, session, found, context, cache, dict(options), adapters)
+        engine = await asyncio.to_thread(
+            engine_of, session, found, context, cache, dict(options), adapters, activations
+        )
         tokenizer = await asyncio.to_thread(tokenizer_of, found, engine)
         model = AsyncLanguageModel(found.header, engine, tokenizer, chat_template)
         server = cls(session, model, engine, bounds, dict(options))

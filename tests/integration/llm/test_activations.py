@@ -1,0 +1,81 @@
+"""Rows that are rounded to q8_0 before products: a choice of the caller, near the logits in f32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf_files import write_model
+from llm_models import error_of, write_encoder, write_other
+
+import heliograph as hg
+
+TOKENS = np.random.default_rng(12).integers(3, 500, 45).tolist()
+#: Rounding to eight bits, in each product of a small model.
+BOUND = 2e-3
+
+
+@pytest.fixture
+def session() -> Iterator[hg.Session]:
+    with hg.connect("local:") as session:
+        yield session
+
+
+def logits(session: hg.Session, path: Path, **loading: Any) -> Any:
+    llm = hg.llm.load(session, path, **loading)
+    found = llm.logits(TOKENS)
+    llm.close()
+    return found
+
+
+@pytest.mark.parametrize("stored", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_logits_are_near_those_in_f32(session: hg.Session, tmp_path: Path, name: str, stored: str) -> None:
+    path = write_model(tmp_path / "m.gguf", name, stored)
+    wide, rounded = logits(session, path), logits(session, path, activations="q8")
+    error = error_of(rounded, wide)
+    print(f"normalised error {error:.1e}")
+    assert 0 < error < BOUND
+
+
+def test_experts_take_rounded_rows_too(session: hg.Session, tmp_path: Path) -> None:
+    path = write_other(tmp_path / "m.gguf", "gpt-oss", experts=GGMLQuantizationType.MXFP4)
+    assert 0 < error_of(logits(session, path, activations="q8"), logits(session, path)) < BOUND
+
+
+def test_weights_of_floats_keep_rows_in_f32(session: hg.Session, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", "f16")
+    assert logits(session, path, activations="q8").tobytes() == logits(session, path).tobytes()
+
+
+def test_f32_is_what_a_caller_gets_who_says_nothing(session: hg.Session, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", "q4_0")
+    assert logits(session, path, activations="f32").tobytes() == logits(session, path).tobytes()
+
+
+def test_decoded_rows_are_those_of_a_prompt_to_the_bit(session: hg.Session, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", "q4_0", context=256)
+    llm = hg.llm.load(session, path, activations="q8")
+    first = llm.generate(TOKENS, max_tokens=30, temperature=0, logprobs=True).result()
+    longer = [*TOKENS, *first.tokens[:20]]
+    llm.logits(TOKENS[:7])
+    computed = llm.generate(longer, max_tokens=10, temperature=0, logprobs=True).result()
+    assert computed.reused_tokens < len(TOKENS)
+    assert first.logprobs[20:] == computed.logprobs
+
+
+def test_embeddings_take_rounded_rows_too(session: hg.Session, tmp_path: Path) -> None:
+    path = write_encoder(tmp_path / "m.gguf", "bert")
+    wide, rounded = (hg.llm.load(session, path, activations=which).embed("a text") for which in ("f32", "q8"))
+    assert (wide * rounded).sum() > 0.999
+
+
+def test_another_precision_is_refused_by_name(session: hg.Session, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", "q4_0")
+    with pytest.raises(hg.InvalidArgumentError, match="activations is 'q4'") as caught:
+        hg.llm.load(session, path, activations="q4")  # type: ignore[call-overload]
+    assert "f32, q8" in str(caught.value)
