@@ -24,7 +24,8 @@ SEED = 7
 CONVERSIONS = (
     Stored.F16, Stored.BF16, Stored.Q8_0, Stored.Q4_0, Stored.Q5_1, Stored.Q3_K, Stored.Q4_K, Stored.Q6_K,
     Stored.IQ4_NL, Stored.IQ4_XS, Stored.MXFP4, Stored.TQ1_0, Stored.TQ2_0, Stored.IQ1_S, Stored.IQ1_M,
-    Stored.IQ2_XXS, Stored.IQ2_XS, Stored.IQ2_S, Stored.IQ3_XXS, Stored.IQ3_S, Stored.NVFP4, Stored.Q8_1, Stored.Q8_K,
+    Stored.IQ2_XXS, Stored.IQ2_XS, Stored.IQ2_S, Stored.IQ3_XXS, Stored.IQ3_S, Stored.NVFP4, Stored.Q8_1,
+    Stored.Q8_K,
 )  # fmt: skip
 
 OPS = {

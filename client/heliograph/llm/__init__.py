@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from heliograph.llm.language_model import Answer, AsyncAnswer, AsyncLanguageModel, LanguageModel, Options
     from heliograph.llm.loading import load
     from heliograph.llm.tokenizers import DecodeStream, Tokenizer, read_tokenizer
+    from heliograph.llm.tools import ToolCall
 
 __all__ = [
     "ARCHITECTURES",
@@ -38,6 +39,7 @@ __all__ = [
     "Options",
     "Result",
     "Tokenizer",
+    "ToolCall",
     "load",
     "read_chat_template",
     "read_header",
@@ -57,6 +59,7 @@ _MODULES = {
     "Options": "language_model",
     "Result": "generating",
     "Tokenizer": "tokenizers",
+    "ToolCall": "tools",
     "load": "loading",
     "read_chat_template": "chat",
     "read_header": "headers",

@@ -6,6 +6,7 @@ caller is to have. The blocking shell makes a call; the asyncio shell awaits it 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -17,6 +18,13 @@ R = TypeVar("R")
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A call whose result the procedure needs."""
+
+    call: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A call that blocks, and whose result the procedure needs; on a thread, under asyncio."""
 
     call: Callable[[], Any]
 
@@ -36,7 +44,7 @@ class Give(Generic[T]):
 
 
 #: A generator of effects that gives values of T and returns R.
-Procedure: TypeAlias = "Generator[Ask | AskNext | Give[T], Any, R]"
+Procedure: TypeAlias = "Generator[Ask | Work | AskNext | Give[T], Any, R]"
 
 
 def blocking(
@@ -52,7 +60,7 @@ def blocking(
             try:
                 if isinstance(effect, Give):
                     yield effect.value
-                elif isinstance(effect, Ask):
+                elif isinstance(effect, Ask | Work):
                     answer = effect.call()
                 else:
                     answer = next(effect.iterator, None)
@@ -81,6 +89,8 @@ async def awaiting(
                     answer = effect.call()
                     if isinstance(answer, Awaitable):
                         answer = await answer
+                elif isinstance(effect, Work):
+                    answer = await asyncio.to_thread(effect.call)
                 else:
                     answer = await anext(effect.iterator, None)
             except Exception as failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,22 +17,28 @@ import heliograph as hg
 from heliograph.llm.adapters import SCALES, Scales
 from heliograph.llm.chunks import SIZES, Chunk, cut, shared, smaller_than
 from heliograph.llm.configuration import Configuration
-from heliograph.llm.effects import Ask, AskNext, Give, Procedure
+from heliograph.llm.constraints import Matcher
+from heliograph.llm.effects import Ask, AskNext, Give, Procedure, Work
 from heliograph.llm.graphs import CARRIES, Decoder
-from heliograph.llm.pieces import Pieces
+from heliograph.llm.pieces import MessagePieces, Pieces
 from heliograph.llm.pooling import pooled
-from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings
+from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings, masks_of
 from heliograph.llm.spreading import Spreading
+from heliograph.llm.tools import Thought, ToolCall
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-#: Why an answer ended: a token or a text that ends it, or the most tokens, or the end of the
-#: context.
-Reason: TypeAlias = 'Literal["stop", "length"]'
+#: Why an answer ended: a token, a text or a grammar that ends it, calls of tools, or the most
+#: tokens or the end of the context.
+Reason: TypeAlias = 'Literal["stop", "tool_calls", "length"]'
+
+AnyPieces: TypeAlias = Pieces | MessagePieces
 
 #: The rows of one run that gives rows. Logits of a large vocabulary need much memory.
 ROWS = 32
 #: The runs that are sent before the first is done.
 AHEAD = 4
+#: The tokens that a grammar forces which are worth a chunk of their own.
+WORTH_FILL = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,44 @@ class Result:
     reused_tokens: int = 0
     prompt_seconds: float = 0.0
     seconds: float = 0.0
+    #: What the model wrote for itself before its message, in a chat.
+    reasoning: str = ""
+    #: The tools that it calls, in a chat with tools.
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def keep(self, part: Thought | ToolCall) -> None:
+        """Add a part of a message that is no text of it."""
+        if isinstance(part, ToolCall):
+            self.tool_calls.append(part)
+        else:
+            self.reasoning += part.text
+
+    def end(self, reason: Reason) -> None:
+        """Note why it ended."""
+        self.finish_reason = "tool_calls" if reason == "stop" and self.tool_calls else reason
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of a chat, for the next one."""
+        found: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            found["tool_calls"] = [one.as_json for one in self.tool_calls]
+        return found
+
+    def parsed(self) -> Any:
+        """Return the value of an answer that is JSON.
+
+        Raises LimitExceededError for one that was cut, and InvalidArgumentError for other text.
+        """
+        try:
+            return json.loads(self.text)
+        except ValueError as error:
+            if self.finish_reason == "length":
+                raise hg.LimitExceededError(
+                    f"the answer ended after {len(self.tokens)} tokens, before its JSON did",
+                    advice="give it more max_tokens, or the model a larger context=",
+                ) from None
+            raise hg.InvalidArgumentError(f"the answer is no JSON: {error}", advice="give schema=") from None
 
     @property
     def tokens_per_second(self) -> float:
@@ -81,6 +126,8 @@ class Request:
     #: Tokens and texts that end an answer.
     ends: tuple[int, ...]
     stops: tuple[str, ...]
+    #: Begins the grammar that the answer follows, if it has one.
+    follow: Callable[[], Matcher] | None = None
 
 
 class Engine:
@@ -255,27 +302,31 @@ class Engine:
 
     # Answers
 
-    def answer(self, request: Request, pieces: Pieces, result: Result) -> Procedure[str, None]:
+    def answer(self, request: Request, pieces: AnyPieces, result: Result) -> Procedure[str, None]:
         """Give the text of an answer piece by piece, and write `result` along.
 
         The decoding loop takes the prompt's last token, so it chooses each token of the answer.
         """
         with self.exclusively():
             tokens, began = list(request.tokens), time.perf_counter()
+            matcher = None if request.follow is None else (yield Work(request.follow))
             result.reused_tokens = yield from self.fill(tokens[:-1])
-            plan = yield from self._decoding(request.settings.form)
+            form = replace(request.settings.form, masks=int(matcher is not None))
+            plan = yield from self._decoding(form)
             result.prompt_seconds = time.perf_counter() - began
             room = self.context - len(tokens) + 1
             steps = min(room, request.max_tokens or room)
-            yield from self._loop(plan, request, steps, pieces, result)
-            self._kept += [tokens[-1], *result.tokens[:-1]]
+            if matcher is None:
+                yield from self._loop(plan, request, steps, pieces, result)
+            else:
+                yield from self._followed(plan, request, steps, pieces, result, matcher)
             if rest := pieces.rest():
                 result.text += rest
                 yield Give(rest)
-            result.finish_reason = result.finish_reason or ("stop" if pieces.is_stopped else "length")
+            result.end(result.finish_reason or ("stop" if pieces.is_stopped else "length"))
 
     def _loop(
-        self, plan: Any, request: Request, steps: int, pieces: Pieces, result: Result
+        self, plan: Any, request: Request, steps: int, pieces: AnyPieces, result: Result
     ) -> Procedure[str, None]:
         tokens, settings = request.tokens, request.settings
         began = time.perf_counter()
@@ -308,6 +359,48 @@ class Engine:
             yield Ask(loop.result)
         finally:
             loop.cancel()
+        self._kept += [tokens[-1], *result.tokens[:-1]]
+
+    def _followed(
+        self, plan: Any, request: Request, steps: int, pieces: AnyPieces, result: Result, matcher: Matcher
+    ) -> Procedure[str, None]:
+        """As `_loop`, with one run for each token that a grammar leaves a choice for."""
+        began, tokens = time.perf_counter(), list(request.tokens)
+        try:
+            while not (result.finish_reason or pieces.is_stopped) and len(result.tokens) < steps:
+                if len(matcher.forced) >= WORTH_FILL and not request.settings.logprobs:
+                    new = list(matcher.forced)[: steps - len(result.tokens)]
+                    matcher.forced.clear()
+                    result.tokens += new
+                    yield from self.fill([*tokens, *new[:-1]])
+                else:
+                    inputs = self._masked_inputs(request, tokens, matcher)
+                    outputs = yield Ask(partial(plan.run, inputs, fetch=["chosen"]))
+                    self._kept.append(tokens[-1])
+                    new = [take(outputs["chosen"][0], result)]
+                    if new[0] not in request.ends:
+                        yield Work(partial(matcher.take, new[0]))
+                result.seconds = time.perf_counter() - began
+                tokens += new
+                if matcher.is_over or new[-1] in request.ends:
+                    result.finish_reason = "stop"
+                for token in new:
+                    if token not in request.ends and (text := pieces.add(token)):
+                        result.text += text
+                        yield Give(text)
+        finally:
+            matcher.close()
+
+    def _masked_inputs(self, request: Request, tokens: list[int], matcher: Matcher) -> dict[str, Array]:
+        words, settings = self.config.vocabulary, request.settings
+        form = replace(settings.form, masks=1)
+        return {
+            "token": np.array(tokens[-1:], np.int32),
+            "position": np.array([len(tokens) - 1], np.int32),
+            "ends": np.array([*request.ends, *[-1] * (ENDS - len(request.ends))], np.int32),
+            **settings.inputs(words, tokens),
+            **masks_of({0: matcher.mask}, 1, words, form),
+        }
 
 
 def built(build: Callable[[], hg.Graph]) -> hg.Graph:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import inf
 from numbers import Integral
 from operator import index
@@ -14,11 +15,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack
 import heliograph as hg
 from heliograph.llm.chat import ChatTemplate, read_chat_template
 from heliograph.llm.configuration import Configuration
+from heliograph.llm.constraints import Constraint, Matching, constraint_of
 from heliograph.llm.effects import Procedure, awaiting, blocking
 from heliograph.llm.encoding import EncoderEngine
-from heliograph.llm.generating import Array, Engine, Logprob, Request, Result
-from heliograph.llm.pieces import Pieces
+from heliograph.llm.generating import AnyPieces, Array, Engine, Logprob, Request, Result
+from heliograph.llm.pieces import MessagePieces, Pieces
 from heliograph.llm.sampling import ENDS, Settings, is_within
+from heliograph.llm.tools import (
+    Format,
+    ToolCall,
+    ToolChoice,
+    for_template,
+    forcing,
+    format_of,
+    reader_of,
+    tools_of,
+)
+from heliograph.llm.tools.grammars import around
 from heliograph_proto.gguf import GgufHeader
 
 if TYPE_CHECKING:
@@ -51,7 +64,11 @@ class Options(TypedDict, total=False):
         seed: The seed of the choices: the same one gives the same text. A random one is the
             default.
         stop: A text, or several, that ends the answer and is not part of it.
-        logprobs: Whether `result.logprobs` has the tokens' log-probabilities.
+        logprobs: Whether `result.logprobs` has the tokens' log-probabilities: the model's own,
+            before any filter or grammar.
+        schema: A JSON schema that the answer follows; `True` is any JSON.
+        regex: A regular expression that the whole answer matches.
+        grammar: A grammar that the answer follows, in Lark's notation or in GBNF.
     """
 
     max_tokens: int | None
@@ -67,16 +84,49 @@ class Options(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str] | None
     logprobs: bool
+    schema: Mapping[str, Any] | bool | None
+    regex: str | None
+    grammar: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt, and what its answer may be."""
+
+    tokens: list[int]
+    constraint: Constraint | None = None
+    #: The way in which the answer writes its message, in a chat.
+    form: Format | None = None
+    #: The tools that it may call.
+    choice: ToolChoice | None = None
+    #: Whether the prompt ends within a thought.
+    is_thinking: bool = False
+
+    def pieces(self, tokenizer: Tokenizer, stops: Sequence[str], result: Result) -> AnyPieces:
+        """Return what turns the answer's tokens into text, and keeps the rest in its result."""
+        form, choice = self.form, self.choice
+        if form is None or not (choice or form.has_thoughts):
+            return Pieces(tokenizer.decode_stream(), stops)
+        marks = map(tokenizer.control_token, form.marks)
+        shown = frozenset(one for one in marks if one is not None)
+        names = [one.name for one in choice.tools] if choice else []
+        is_single = choice is not None and not choice.is_parallel
+        return MessagePieces(
+            Pieces(tokenizer.decode_stream(shown=shown), stops),
+            reader_of(form, names, is_thinking=self.is_thinking),
+            result.keep,
+            lambda: is_single and bool(result.tool_calls),
+        )
 
 
 def request_of(
-    engine: AnyEngine, tokenizer: Tokenizer, tokens: list[int], options: Options
-) -> tuple[Request, Pieces, Result]:
+    engine: AnyEngine, matching: Matching, tokenizer: Tokenizer, asked: Asked, options: Options
+) -> tuple[Request, AnyPieces, Result]:
     """Check a request before anything is sent, and return what its answer needs.
 
     Raises InvalidArgumentError, and LimitExceededError for a prompt that exceeds the context.
     """
-    given: dict[str, Any] = dict(options)
+    given: dict[str, Any] = {name: value for name, value in options.items() if name not in _CONSTRAINTS}
     max_tokens, stop = given.pop("max_tokens", None), given.pop("stop", None) or ()
     if given.get("seed") is None:
         given["seed"] = secrets.randbits(63)
@@ -92,10 +142,20 @@ def request_of(
     stops = tuple(_listed(stop))
     if not all(isinstance(one, str) and one for one in stops):
         raise hg.InvalidArgumentError(f"stop is {stop!r:.80}", advice="a text, or several")
-    engine.check(tokens, 1)
+    engine.check(asked.tokens, 1)
     ends = tuple(sorted(tokenizer.stops))[:ENDS]
-    request = Request(tokens, settings, max_tokens, ends, stops)
-    return request, Pieces(tokenizer.decode_stream(), stops), Result(prompt_tokens=len(tokens))
+    follow = None if asked.constraint is None else partial(matching.follow, asked.constraint)
+    request = Request(asked.tokens, settings, max_tokens, ends, stops, follow)
+    result = Result(prompt_tokens=len(asked.tokens))
+    return request, asked.pieces(tokenizer, stops, result), result
+
+
+_CONSTRAINTS = ("schema", "regex", "grammar")
+
+
+def constraint_in(options: Options | Mapping[str, Any]) -> Constraint | None:
+    """Return the constraint of options. Raises as `constraint_of`."""
+    return constraint_of(options.get("schema"), options.get("regex"), options.get("grammar"))
 
 
 class ModelBase:
@@ -169,20 +229,63 @@ class ModelBase:
             f"a prompt is {prompt!r:.60}", advice="it is a text, or a sequence of tokens"
         )
 
-    def chat_tokens(
-        self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any] | None
-    ) -> list[int]:
-        """Return the prompt that the template makes of messages. Blocks. Raises as
-        `chat_template.render`."""
-        return self.chat_template.tokens(self.tokenizer, messages, tools=tools, variables=variables)
+    @cached_property
+    def message_format(self) -> Format:
+        """The way in which the model writes thoughts and calls of tools. Raises as
+        `chat_template`."""
+        return format_of("".join(self.chat_template.templates.values()), self.tokenizer.control_words)
 
-    def _close_template(self) -> None:
-        """End the process of the template, if there was a chat."""
-        if "chat_template" in self.__dict__:
-            self.chat_template.close()
+    @cached_property
+    def matching(self) -> Matching:
+        """What follows grammars with this model's tokens."""
+        return Matching(self.tokenizer)
 
-    def _request(self, tokens: list[int], options: Options) -> tuple[Request, Pieces, Result]:
-        return request_of(self._engine, self.tokenizer, tokens, options)
+    def asked(
+        self,
+        messages: Messages,
+        tools: Messages | None,
+        tool_choice: str | Mapping[str, Any] | None,
+        variables: Mapping[str, Any] | None,
+        *,
+        is_parallel: bool = True,
+        constraint: Constraint | None = None,
+    ) -> Asked:
+        """Return the prompt that the template makes of messages, and what its answer may be.
+        Blocks. Raises InvalidArgumentError, and as `chat_template.render`."""
+        form, tokenizer = self.message_format, self.tokenizer
+        choice = tools_of(tools, tool_choice, is_parallel)
+        shown = tools if choice else None
+        tokens = self.chat_template.tokens(
+            tokenizer,
+            for_template(messages, shown, form),
+            tools=shown if form.is_native else None,
+            variables=variables,
+        )
+        end = tokenizer.decode(tokens[-8:], special=True).rstrip()
+        is_thinking = form.thought is not None and end.endswith(form.thought[0])
+        if choice and choice.is_forced:
+            if constraint is not None:
+                raise hg.InvalidArgumentError(
+                    f"{constraint.name} and tool_choice are given", advice="a call follows its tool's schema"
+                )
+            constraint = forcing(form, choice, tokenizer.control_token, is_thinking=is_thinking)
+        elif constraint is not None:
+            rules = around(form, tokenizer.control_token, is_thinking=is_thinking)
+            constraint = replace(constraint, around=rules)
+        return Asked(tokens, constraint, form, choice, is_thinking)
+
+    def _close_parts(self) -> None:
+        """End the processes of the template and of grammars, if there are any."""
+        for name in ("chat_template", "matching"):
+            if name in self.__dict__:
+                getattr(self, name).close()
+
+    def request(self, asked: Asked, options: Options) -> tuple[Request, AnyPieces, Result]:
+        """Return what an answer needs. Raises as `request_of`."""
+        return request_of(self._engine, self.matching, self.tokenizer, asked, options)
+
+    def _request(self, prompt: Prompt, options: Options) -> tuple[Request, AnyPieces, Result]:
+        return self.request(Asked(self._tokens(prompt), constraint_in(options)), options)
 
     def _checked(self, prompt: Prompt) -> list[int]:
         tokens = self._tokens(prompt)
@@ -212,13 +315,14 @@ class LanguageModel(ModelBase):
 
         Raises InvalidArgumentError, and LimitExceededError for a prompt that exceeds the context.
         """
-        return Answer(self._engine, *self._request(self._tokens(prompt), options))
+        return Answer(self._engine, *self._request(prompt, options))
 
     def chat(
         self,
         messages: Messages,
         *,
         tools: Messages | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         variables: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Answer:
@@ -227,14 +331,19 @@ class LanguageModel(ModelBase):
         Args:
             messages: Mappings as {"role": "user", "content": "Hello!"}. The template may know
                 further keys.
-            tools: Functions that the model may call, as JSON schemas.
+            tools: Functions that the model may call, as in OpenAI's interface. Those that it calls are
+                `answer.tool_calls`; the caller runs them, and adds `answer.message` and messages of
+                the role "tool" with their results.
+            tool_choice: "auto", "none", "required", or {"type": "function", "function": {"name":
+                ...}} for a call of this one.
             variables: Variables of the template, such as {"enable_thinking": False}.
             options: Those of `generate`.
 
         Raises UnsupportedError for a model without a template, and the errors of `generate` and of
         `chat_template.render`.
         """
-        return Answer(self._engine, *self._request(self.chat_tokens(messages, tools, variables), options))
+        asked = self.asked(messages, tools, tool_choice, variables, constraint=constraint_in(options))
+        return Answer(self._engine, *self.request(asked, options))
 
     def logits(self, tokens: Prompt) -> Array:
         """Return the logits after each token, f32 [tokens, vocabulary]. Raises as `generate`."""
@@ -246,7 +355,7 @@ class LanguageModel(ModelBase):
 
     def close(self) -> None:
         """Free the model's plans and its cache. The session stays open."""
-        self._close_template()
+        self._close_parts()
         _result(self._engine.close())
 
 
@@ -255,19 +364,22 @@ class AsyncLanguageModel(ModelBase):
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncAnswer:
         """Continue a prompt. Returns an answer: `async for piece in answer`, or `await answer`."""
-        return AsyncAnswer(self._engine, *self._request(self._tokens(prompt), options))
+        return AsyncAnswer(self._engine, *self._request(prompt, options))
 
     async def chat(
         self,
         messages: Messages,
         *,
         tools: Messages | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         variables: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> AsyncAnswer:
         """Answer messages: `answer = await llm.chat(messages)`. See `LanguageModel.chat`."""
-        tokens = await asyncio.to_thread(self.chat_tokens, messages, tools, variables)
-        return AsyncAnswer(self._engine, *self._request(tokens, options))
+        asked = await asyncio.to_thread(
+            self.asked, messages, tools, tool_choice, variables, constraint=constraint_in(options)
+        )
+        return AsyncAnswer(self._engine, *self.request(asked, options))
 
     async def logits(self, tokens: Prompt) -> Array:
         """Return the logits after each token, f32 [tokens, vocabulary]."""
@@ -279,7 +391,7 @@ class AsyncLanguageModel(ModelBase):
 
     async def close(self) -> None:
         """Free the model's plans and its cache. The session stays open."""
-        self._close_template()
+        self._close_parts()
         await _awaited(self._engine.close())
 
 
@@ -301,7 +413,7 @@ async def _awaited(procedure: Procedure[Any, R]) -> R:
 class AnswerBase:
     """The parts that `Answer` and `AsyncAnswer` share."""
 
-    def __init__(self, engine: AnyEngine, request: Request, pieces: Pieces, result: Result) -> None:
+    def __init__(self, engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result) -> None:
         self._procedure = engine.answer(request, pieces, result)
         self._result = result
         #: The seed of its choices, which gives the same text again.
@@ -329,7 +441,7 @@ class AnswerBase:
 class Answer(AnswerBase):
     """A text that a model writes: an iterator of its pieces."""
 
-    def __init__(self, engine: AnyEngine, request: Request, pieces: Pieces, result: Result) -> None:
+    def __init__(self, engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result) -> None:
         super().__init__(engine, request, pieces, result)
         self._pieces = blocking(self._procedure)
 
@@ -363,6 +475,16 @@ class Answer(AnswerBase):
         """The log-probabilities of all tokens; waits for the end."""
         return self.result().logprobs
 
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls of tools; waits for the end."""
+        return self.result().tool_calls
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of a chat, for the next one; waits for the end."""
+        return self.result().message
+
     def close(self) -> None:
         """End the answer here. The model is free for another one."""
         self._pieces.close()
@@ -372,7 +494,7 @@ class AsyncAnswer(AnswerBase):
     """A text that a model writes: an asynchronous iterator of its pieces. `await answer` waits for
     its end and returns the result."""
 
-    def __init__(self, engine: AnyEngine, request: Request, pieces: Pieces, result: Result) -> None:
+    def __init__(self, engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result) -> None:
         super().__init__(engine, request, pieces, result)
         self._pieces = awaiting(self._procedure)
 

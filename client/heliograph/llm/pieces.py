@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from heliograph.llm.tools import Part, Reader, Text, Thought, ToolCall
 
 
 class Stream(Protocol):
@@ -49,6 +51,45 @@ class Pieces:
         kept = 0 if is_last else max((_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - kept
         found, self._held = self._held[:cut], self._held[cut:]
+        return found
+
+
+class MessagePieces:
+    """As `Pieces`, of the text of a message alone: thoughts and calls are handed over."""
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        reader: Reader,
+        keep: Callable[[Thought | ToolCall], None],
+        is_done: Callable[[], bool],
+    ) -> None:
+        """`is_done` says that the answer may end after the parts that were handed over."""
+        self._pieces = pieces
+        self._reader = reader
+        self._keep = keep
+        self._is_done = is_done
+
+    @property
+    def is_stopped(self) -> bool:
+        """True when a stop text was found, or the answer may end."""
+        return self._pieces.is_stopped or self._is_done()
+
+    def add(self, token: int) -> str:
+        """Take a token, and return the text that is certain now."""
+        return self._text(self._reader.put(self._pieces.add(token)))
+
+    def rest(self) -> str:
+        """Return the text that was held back, at the end of the answer."""
+        return self._text([*self._reader.put(self._pieces.rest()), *self._reader.end()])
+
+    def _text(self, parts: Sequence[Part]) -> str:
+        found = ""
+        for part in parts:
+            if isinstance(part, Text):
+                found += part.text
+            else:
+                self._keep(part)
         return found
 
 

@@ -48,6 +48,8 @@ class Form:
     candidates: int
     is_biased: bool = False
     has_logprobs: bool = False
+    #: The rows whose tokens a mask chooses among, at most.
+    masks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +145,11 @@ CARRIED = {"recent_next": "recent"}
 def choose(graph: hg.Graph, logits: hg.Value, positions: hg.Value, form: Form) -> hg.Value:
     """Return the next tokens, i32 [b], of logits [b, v] after positions i32 [b].
 
-    Adds the inputs of `Settings.inputs`, a row each, and the outputs of `CARRIED`. The choice of a
-    row does not depend on the others.
+    Adds the inputs of `Settings.inputs`, a row each, those of `masks_of`, and the outputs of
+    `CARRIED`. The choice of a row does not depend on the others.
     """
+    if form.masks:
+        logits = _masked(graph, logits, form.masks)
     if form.candidates == 1:
         return ops.argmax(logits)
     rows, vocabulary = logits.shape
@@ -170,6 +174,33 @@ def choose(graph: hg.Graph, logits: hg.Value, positions: hg.Value, form: Form) -
     token = _at(best, hg.reshape(place, (rows, 1)))
     graph.output("recent_next", hg.concat([recent[:, 1:], token], axis=1))
     return hg.reshape(token, (rows,))
+
+
+def masks_of(
+    given: Mapping[int, np.ndarray[Any, Any]], rows: int, vocabulary: int, form: Form
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the inputs of a graph with masks: the tokens that some of its rows may choose, a bit
+    each, the least first, in words of i32."""
+    masks, which = np.zeros((form.masks, _words(vocabulary)), np.int32), np.full(rows, -1, np.int32)
+    for place, (row, mask) in enumerate(given.items()):
+        masks[place], which[row] = mask[: masks.shape[1]], place
+    return {"masks": masks, "mask_of": which}
+
+
+def _words(vocabulary: int) -> int:
+    return -(-vocabulary // 32)
+
+
+def _masked(graph: hg.Graph, logits: hg.Value, count: int) -> hg.Value:
+    """Return logits that are -inf for tokens that a row may not choose."""
+    rows, vocabulary = logits.shape
+    words = graph.input("masks", (count, _words(vocabulary)), "i32")
+    which = graph.input("mask_of", (rows,), "i32")
+    bits = graph.constant((1 << np.arange(32, dtype=np.int64)).astype(np.uint32).view(np.int32))
+    is_set = hg.bitwise_and(hg.expand_dims(words, axis=2), bits) != 0
+    is_set = hg.reshape(is_set, (count, words.shape[1] * 32))[:, :vocabulary]
+    is_allowed = hg.take(is_set, hg.maximum(which, 0), axis=0) | hg.expand_dims(which < 0, axis=1)
+    return hg.where(is_allowed, logits, float("-inf"))
 
 
 def _units(seeds: hg.Value, positions: hg.Value, count: int) -> hg.Value:

@@ -246,9 +246,13 @@ def test_messages_in_parts_and_tools_reach_the_template(http: HttpModel) -> None
     parts = [
         {"role": "user", "content": [{"type": "text", "text": "Hello "}, {"type": "text", "text": "there!"}]}
     ]
-    found = http.post("/v1/chat/completions", messages=parts, tools=[{"type": "function"}], **options)
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    found = http.post("/v1/chat/completions", messages=parts, tools=tools, tool_choice="none", **options)
     expected = http.post("/v1/chat/completions", messages=CHAT, **options)
     assert found["choices"] == expected["choices"]
+    # A template that knows no tools has them in the first message.
+    described = http.post("/v1/chat/completions", messages=CHAT, tools=tools, **options)
+    assert described["usage"]["prompt_tokens"] > found["usage"]["prompt_tokens"] + 50
 
 
 def test_embeddings_are_unit_vectors_as_numbers_and_as_bytes(http: HttpModel) -> None:

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import heliograph as hg
-from heliograph.llm.generating import Array, Logprob, Reason, Request, Result, take
-from heliograph.llm.pieces import Pieces
+from heliograph.llm.constraints import Matcher
+from heliograph.llm.generating import AnyPieces, Array, Logprob, Reason, Request, Result, take
 from heliograph.llm.serving.scheduler import Job
+from heliograph.llm.tools import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,14 @@ class Delta:
     logprob: Logprob | None = None
     #: Whether it came with a token.
     is_token: bool = False
+    #: What the model writes for itself, and the tools that it calls.
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def has_parts(self) -> bool:
+        """True if it adds something that a reader sees."""
+        return bool(self.text or self.reasoning or self.tool_calls or self.logprob is not None)
 
 
 class Answering:
@@ -29,8 +38,12 @@ class Answering:
     Its length is bounded by the context, so a slow reader costs memory for one answer at most.
     """
 
-    def __init__(self, job: Job, request: Request, pieces: Pieces, result: Result, deadline: float) -> None:
+    def __init__(
+        self, job: Job, request: Request, pieces: AnyPieces, result: Result, deadline: float
+    ) -> None:
         self.job = job
+        #: What its grammar allows, if it has one.
+        self.matcher: Matcher | None = None
         self.request = request
         self.result = result
         #: The end of its time, by `time.monotonic`.
@@ -38,6 +51,8 @@ class Answering:
         #: By `time.perf_counter`.
         self.begun = time.perf_counter()
         self._pieces = pieces
+        #: What was given of the result's reasoning and calls.
+        self._thought = self._calls = 0
         self._deltas: asyncio.Queue[Delta | hg.HeliographError | None] = asyncio.Queue()
         self._leave: Callable[[Answering], None] = lambda _: None
 
@@ -71,10 +86,10 @@ class Answering:
         token = take(chosen if has_logprob else chosen[:1], result)
         logprob = result.logprobs[-1] if has_logprob else None
         if token in self.request.ends:
-            self._give(Delta("", logprob, True))
+            self._give("", logprob, is_token=True)
             self.end("stop")
             return True
-        self._give(Delta(self._pieces.add(token), logprob, True))
+        self._give(self._pieces.add(token), logprob, is_token=True)
         if self._pieces.is_stopped or len(result.tokens) >= self.job.limit:
             self.end("stop" if self._pieces.is_stopped else "length")
             return True
@@ -82,15 +97,19 @@ class Answering:
 
     def end(self, reason: Reason) -> None:
         """Complete the answer."""
-        if rest := self._pieces.rest():
-            self._give(Delta(rest))
-        self.result.finish_reason = "stop" if self._pieces.is_stopped else reason
+        self._give(self._pieces.rest())
+        self.result.end("stop" if self._pieces.is_stopped else reason)
         self._deltas.put_nowait(None)
 
     def fail(self, error: hg.HeliographError) -> None:
         """End the answer with an error."""
         self._deltas.put_nowait(error)
 
-    def _give(self, delta: Delta) -> None:
-        self.result.text += delta.text
-        self._deltas.put_nowait(delta)
+    def _give(self, text: str, logprob: Logprob | None = None, *, is_token: bool = False) -> None:
+        """Give what was added, with what the pieces kept in the result."""
+        result = self.result
+        result.text += text
+        thought, calls = result.reasoning[self._thought :], tuple(result.tool_calls[self._calls :])
+        self._thought, self._calls = len(result.reasoning), len(result.tool_calls)
+        if is_token or text or thought or calls:
+            self._deltas.put_nowait(Delta(text, logprob, is_token, thought, calls))

@@ -16,14 +16,16 @@ import numpy as np
 import heliograph as hg
 from heliograph.llm import chunks
 from heliograph.llm.adapters import SCALES, AdapterArgument, Scales
+from heliograph.llm.constraints import Matcher
 from heliograph.llm.effects import awaiting
 from heliograph.llm.generating import Engine, built, inputs_of
 from heliograph.llm.graphs import CARRIES
-from heliograph.llm.language_model import AsyncLanguageModel, Options, request_of
+from heliograph.llm.language_model import Asked, AsyncLanguageModel, Options
 from heliograph.llm.loading import CacheType, FileArgument, engine_of, tokenizer_of
 from heliograph.llm.products import Activations
 from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings
 from heliograph.llm.serving.answering import Answering
+from heliograph.llm.serving.following import advance, mask_inputs, masks_for, take_forced
 from heliograph.llm.serving.graphs import PagedDecoder
 from heliograph.llm.serving.pages import PAGE
 from heliograph.llm.serving.scheduler import (
@@ -113,10 +115,25 @@ class Server:
         """False for a model that only embeds."""
         return isinstance(self._engine, Engine)
 
+    async def follow(self, asked: Asked, count: int) -> list[Matcher | None]:
+        """Begin the grammars of so many answers, for `submit`. Raises as `Matching.follow`."""
+        if asked.constraint is None:
+            return [None] * count
+        follow, made = partial(self.model.matching.follow, asked.constraint), []
+        try:
+            for _ in range(count):
+                made.append(await asyncio.to_thread(follow))
+        except BaseException:
+            for one in made:
+                one.close()
+            raise
+        return [*made]
+
     def submit(
         self,
-        tokens: Sequence[int],
+        tokens: Sequence[int] | Asked,
         *,
+        matcher: Matcher | None = None,
         tenant: str = "",
         seconds: float = SECONDS,
         adapter: str = "",
@@ -125,7 +142,8 @@ class Server:
         """Begin an answer to a prompt. `options` are those of `hg.llm.Options`.
 
         Args:
-            tokens: The prompt.
+            tokens: The prompt, also with what its answer may be.
+            matcher: One of `follow`, of an answer with a grammar.
             tenant: Tenants take turns.
             seconds: The most time, the wait included; then DeadlineExceededError.
             adapter: The name of the adapter that answers; empty: the model without adapters.
@@ -135,8 +153,9 @@ class Server:
         """
         if self.is_draining:
             raise hg.DrainingError("the server shuts down", advice="ask another one")
-        prompt = list(tokens)
-        request, pieces, result = request_of(self._engine, self.model.tokenizer, prompt, options)
+        asked = tokens if isinstance(tokens, Asked) else Asked(list(tokens))
+        prompt = asked.tokens
+        request, pieces, result = self.model.request(asked, options)
         if request.settings.logit_bias:
             request.settings.inputs(self.model.config.vocabulary, [])
         if adapter:
@@ -153,6 +172,7 @@ class Server:
         job = Job(tenant, prompt, min(room, request.max_tokens or room), adapter, kind=int(is_whole))
         self.scheduler.add(job)
         made = Answering(job, request, pieces, result, time.monotonic() + seconds)
+        made.matcher = matcher
         made.on_leave(self._leave)
         self._answers[job] = made
         if self._driver is None or self._driver.done():
@@ -280,11 +300,16 @@ class Server:
 
     async def _decode(self, action: Decode) -> None:
         answers = [self._answers[job] for job in action.jobs]
-        form = _common(one.request.settings for one in answers)
+        form = replace(_common(one.request.settings for one in answers), masks=masks_for(answers))
         variants = [job.variant for job in action.jobs] + [""] * (action.rows - len(action.jobs))
         plan = await self._decoding(action.rows, action.pages, form, any(variants))
+        inputs = {**self._inputs(action, answers, form), **self._scales(variants)}
+        if form.masks:
+            masks = mask_inputs(answers, action.rows, self.model.config.vocabulary, form)
+            await self._step(plan, {**inputs, **masks}, answers)
+            return
         loop = plan.loop(
-            {**self._inputs(action, answers, form), **self._scales(variants)},
+            inputs,
             steps=action.steps,
             carry={**CARRIES, **(CARRIED if form.candidates != 1 else {})},
             until="done",
@@ -301,6 +326,25 @@ class Server:
             await loop.result()
         finally:
             loop.cancel()
+
+    async def _step(self, plan: Any, inputs: Mapping[str, Any], answers: Sequence[Answering]) -> None:
+        """Compute one token of all answers, some of which follow grammars."""
+        found = await plan.run(inputs, fetch=["chosen"], timeout=STEP_SECONDS)
+        self._take(found["chosen"], answers)
+        for one, error in await advance([one for one in answers if not one.job.is_over]):
+            if one.job.is_over:
+                continue
+            if error is not None:
+                self._end_all([one], error)
+                continue
+            for token in take_forced(one):
+                self.scheduler.forced(one.job, [token])
+                if one.add(np.array([token], np.int32)):
+                    self._leave(one)
+                    break
+            if not one.job.is_over and one.matcher is not None and one.matcher.is_over:
+                one.end("stop")
+                self._leave(one)
 
     def _take(self, chosen: np.ndarray[Any, Any], answers: Sequence[Answering]) -> None:
         """Add a step's tokens to the answers."""
@@ -348,6 +392,8 @@ class Server:
     def _leave(self, one: Answering) -> None:
         self._answers.pop(one.job, None)
         self.scheduler.end(one.job)
+        if one.matcher is not None:
+            one.matcher.close()
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -112,7 +112,7 @@ class Pages:
 
     def adopt(self, table: Table, tokens: Sequence[int]) -> None:
         """Let a table share what became known of its next pages, which nothing was written to."""
-        while (table.found + 1) * PAGE < len(tokens):
+        while table.found < len(table.pages) and (table.found + 1) * PAGE < len(tokens):
             known = self._known.get(table.key(tokens))
             if known is None:
                 return

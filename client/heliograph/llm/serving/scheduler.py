@@ -97,7 +97,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Take a chunk of a prompt into its pages, by the plan of tables of so many `pages`."""
+    """Take a chunk of the tokens of a job into its pages, by the plan of tables of so many `pages`."""
 
     job: Job
     chunk: Chunk
@@ -201,9 +201,12 @@ class Scheduler:
             self._adopt(job)
         self._admit()
         while self.jobs:
-            filling = [job for job in self.jobs if not job.is_filled]
+            filling = next((job for job in self.jobs if not job.is_filled), None)
+            # Tokens that no step chose may need pages, too.
+            if filling is not None and not self._grown([filling], 0):
+                continue
             decoding = [job for job in self.jobs if job.is_filled]
-            if filling and (fill := self._fill(filling[0], not decoding)) is not None:
+            if filling is not None and (fill := self._fill(filling, not decoding)) is not None:
                 return fill
             self._turn = 0
             kinds = sorted({job.kind for job in decoding})
@@ -241,6 +244,10 @@ class Scheduler:
         not put back at once."""
         is_open = len(self.jobs) < self.bounds.answers
         return is_open and self.pages.fits(job.owner, job.tokens, len(self.jobs))
+
+    def forced(self, job: Job, tokens: Sequence[int]) -> None:
+        """Note tokens of an answer that no step chose: they are taken into the cache as a prompt."""
+        job.tokens += tokens
 
     def _admit(self) -> None:
         while (job := self._first) is not None and self._fits(job):

@@ -145,6 +145,11 @@ class Tokenizer:
         found = (known.words[number] for number in known.of_kind(WordKind.CONTROL, WordKind.UNKNOWN))
         return tuple(word for word in found if word)
 
+    def control_token(self, word: str) -> int | None:
+        """The control token of a word; None for a word that is text, or none."""
+        token = self.token(word)
+        return token if token is not None and self.vocabulary.kinds[token] == WordKind.CONTROL else None
+
     def _with_bos(self, tokens: list[int]) -> list[int]:
         known = self.vocabulary
         if known.add_bos and tokens[:1] != [known.roles["bos"]]:
@@ -169,10 +174,20 @@ class Tokenizer:
             found = found.removeprefix(b" ")
         return found.decode(errors="replace")
 
-    def decode_stream(self, *, special: bool = False) -> DecodeStream:
+    def decode_stream(self, *, special: bool = False, shown: frozenset[int] = frozenset()) -> DecodeStream:
         """Return a decoder that takes one token after the other, for an answer that is shown as it
-        comes."""
-        return DecodeStream(self, special)
+        comes. Control tokens in `shown` show too."""
+        return DecodeStream(self, special, shown)
+
+    def bytes_of_words(self) -> tuple[list[bytes], list[int]]:
+        """Return the bytes of each word, and the tokens that text never becomes."""
+        kinds = (WordKind.CONTROL, WordKind.UNKNOWN, WordKind.UNUSED)
+        return [self._text(one, True) for one in range(len(self))], self.vocabulary.of_kind(*kinds)
+
+    def plain_encoder(self) -> str:
+        """Return what encodes plain text, in the form of the package `tokenizers`."""
+        found: str = self._encoders.plain.to_str()
+        return found
 
     def _text(self, token: int, special: bool) -> bytes:
         found = self._texts.get(token)
@@ -216,9 +231,10 @@ def _of_part(word: str, _: int) -> bytes:
 class DecodeStream:
     """Text as its tokens come. A character of several tokens comes with the last one."""
 
-    def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: bool, shown: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._special = special
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def put(self, *tokens: int) -> str:
@@ -226,7 +242,10 @@ class DecodeStream:
 
         Raises InvalidArgumentError for a number that is no token.
         """
-        return self._decoder.decode(b"".join(self._tokenizer._text(one, self._special) for one in tokens))
+        is_shown = self._special
+        return self._decoder.decode(
+            b"".join(self._tokenizer._text(one, is_shown or one in self._shown) for one in tokens)
+        )
 
     def end(self) -> str:
         """Return the rest: "�" for a character that has not ended, else "". The stream begins

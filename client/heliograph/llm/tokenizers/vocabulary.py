@@ -24,6 +24,7 @@ _TURN_ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
     "<EOT>", "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "<|return|>", "<|call|>",
 )  # fmt: skip
+_HARMONY = {"<|return|>", "<|call|>", "<|end|>"}
 #: Tokens that begin one.
 _TURN_STARTS = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")
 #: Ids by role where a file names none, for each kind.
@@ -83,7 +84,11 @@ class Vocabulary:
     def stops(self) -> frozenset[int]:
         """The tokens at which an answer ends."""
         named = [self.roles[role] for role in ("eos", "eot", "eom") if role in self.roles]
-        return frozenset((*named, *(self.ids[word] for word in _TURN_ENDS if word in self.ids)))
+        words = {word for word in _TURN_ENDS if word in self.ids}
+        if words >= _HARMONY:
+            # A message of gpt-oss ends with it, and the next one of the answer follows.
+            words.discard("<|end|>")
+        return frozenset((*named, *(self.ids[word] for word in words)))
 
 
 def read_vocabulary(header: GgufHeader) -> Vocabulary:

@@ -15,6 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 import heliograph as hg
+from heliograph.llm.constraints import Matcher
+from heliograph.llm.language_model import Asked, constraint_in
 from heliograph.llm.serving.answering import Answering, Delta
 from heliograph.llm.serving.engine import Server
 from heliograph.llm.serving.http import parameters, replies
@@ -55,7 +57,8 @@ class Endpoints:
         body = await _body(request, parameters.COMPLETION)
         model = parameters.model_of(body, self.names)
         wanted = parameters.wanted(body, is_chat=False)
-        prompts = [await self._tokens(one) for one in parameters.prompts(body)]
+        constraint = constraint_in(wanted.options)
+        prompts = [Asked(await self._tokens(one), constraint) for one in parameters.prompts(body)]
         return await self._answer(request, model, wanted, prompts, is_chat=False)
 
     async def chat(self, request: Request) -> Response:
@@ -63,10 +66,16 @@ class Endpoints:
         body = await _body(request, parameters.CHAT)
         name = parameters.model_of(body, self.names)
         wanted, model = parameters.wanted(body, is_chat=True), self.server.model
-        found, tools = parameters.messages(body), parameters.tools(body)
-        variables = parameters.variables(body)
-        prompt = await asyncio.to_thread(model.chat_tokens, found, tools, variables)
-        return await self._answer(request, name, wanted, [prompt], is_chat=True)
+        asked = await asyncio.to_thread(
+            model.asked,
+            parameters.messages(body),
+            body.get("tools"),
+            body.get("tool_choice"),
+            parameters.variables(body),
+            is_parallel=parameters.is_parallel(body),
+            constraint=constraint_in(wanted.options),
+        )
+        return await self._answer(request, name, wanted, [asked], is_chat=True)
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings."""
@@ -120,35 +129,45 @@ class Endpoints:
         request: Request,
         model: str,
         wanted: parameters.Wanted,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[Asked],
         *,
         is_chat: bool,
     ) -> Response:
         form = replies.Form(is_chat, model, self.server.model.tokenizer, wanted.alternatives)
         wanted.options["adapter"] = self._adapter(model)
-        answers = self._submit(request.state.tenant, wanted, prompts)
+        answers = await self._submit(request.state.tenant, wanted, prompts)
         if wanted.is_stream:
             stream = self._events(form, wanted, answers, len(prompts))
             return EventStream(stream, answers)
         await _while_connected(request, self._finish(answers))
         return JSONResponse(form.whole([one.result for one in answers], len(prompts)))
 
-    def _submit(
-        self, tenant: str, wanted: parameters.Wanted, prompts: Sequence[list[int]]
+    async def _submit(
+        self, tenant: str, wanted: parameters.Wanted, prompts: Sequence[Asked]
     ) -> list[Answering]:
         """Begin all answers of a request, or none."""
         if len(prompts) * wanted.n > parameters.ANSWERS:
             raise refused("n", f"times the prompts is more than {parameters.ANSWERS}")
-        self.server.scheduler.room_for(len(prompts) * wanted.n)
+        server = self.server
+        server.scheduler.room_for(len(prompts) * wanted.n)
+        matchers: list[Matcher | None] = []
         made: list[Answering] = []
         try:
-            for prompt in prompts:
-                for number in range(wanted.n):
-                    options: Any = {**wanted.options, "seed": wanted.seed + number}
-                    made.append(self.server.submit(prompt, tenant=tenant, seconds=self.seconds, **options))
+            for asked in prompts:
+                matchers += await server.follow(asked, wanted.n)
+            # Others may have come meanwhile.
+            server.scheduler.room_for(len(prompts) * wanted.n)
+            for place, matcher in enumerate(matchers):
+                asked, number = prompts[place // wanted.n], place % wanted.n
+                options: Any = {**wanted.options, "seed": wanted.seed + number}
+                made.append(
+                    server.submit(asked, matcher=matcher, tenant=tenant, seconds=self.seconds, **options)
+                )
         except BaseException:
             for one in made:
                 one.close()
+            for matcher in filter(None, matchers):
+                matcher.close()
             raise
         return made
 
@@ -165,11 +184,13 @@ class Endpoints:
                 for index in range(len(answers)):
                     if begin := form.begin(index):
                         yield replies.event(begin)
+                calls = [0] * len(answers)
                 async for index, delta in deltas:
                     if delta is None:
                         yield replies.event(form.end(index, answers[index].result.finish_reason))
-                    elif delta.text or delta.logprob is not None:
-                        yield replies.event(form.piece(index, delta.text, delta.logprob))
+                    elif delta.has_parts:
+                        yield replies.event(form.piece(index, delta, calls[index]))
+                        calls[index] += len(delta.tool_calls)
             if wanted.has_usage:
                 yield replies.event(form.total([one.result for one in answers], prompts))
         except hg.HeliographError as error:

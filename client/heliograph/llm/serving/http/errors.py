@@ -9,6 +9,10 @@ from typing import Any
 import heliograph as hg
 from heliograph.llm.serving.scheduler import QueueFullError
 
+#: Parameters by what the library calls them.
+_NAMES = {"schema": "response_format"}
+#: Those whose bounds are no context's.
+_BOUNDED = ("response_format", "grammar", "regex", "tools")
 #: The time after which a refused client may ask again, in seconds.
 RETRY_SECONDS = 1
 
@@ -40,7 +44,8 @@ def refused(param: str, why: str) -> ApiError:
 def from_heliograph(error: hg.HeliographError, params: Mapping[str, object]) -> ApiError:
     """Return the reply to an error. Parameters that its text begins with are named."""
     text = ": ".join(filter(None, (error.args[0] if error.args else str(error), error.advice)))
-    first = str(error).split(" ", 1)[0]
+    first = str(error).split(" ", 1)[0].rstrip(":")
+    first = _NAMES.get(first, first)
     again = {"retry-after": str(RETRY_SECONDS)}
     match error:
         case QueueFullError():
@@ -49,6 +54,8 @@ def from_heliograph(error: hg.HeliographError, params: Mapping[str, object]) -> 
             return ApiError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         case hg.PermissionDeniedError():
             return ApiError(403, text, code="permission_denied")
+        case hg.LimitExceededError() if first in _BOUNDED:
+            return ApiError(400, text, first, "invalid_value")
         case hg.LimitExceededError():
             return ApiError(400, text, code="context_length_exceeded")
         case hg.InvalidArgumentError() | hg.UnsupportedError():

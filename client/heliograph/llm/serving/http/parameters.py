@@ -32,8 +32,6 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "parallel_tool_calls": (True, False),
-    "tool_choice": ("auto", "none"),
 }
 _NUMBERS = (
     "temperature",
@@ -45,12 +43,13 @@ _NUMBERS = (
 )
 _SHARED = (
     "model", "stream", "stream_options", "n", "stop", "seed", "max_tokens", "logprobs", "logit_bias", "top_k",
-    "response_format", *_NUMBERS, *_IGNORED, *_FIXED,
+    "response_format", "grammar", "regex", *_NUMBERS, *_IGNORED, *_FIXED,
 )  # fmt: skip
 COMPLETION = frozenset(("prompt", *_SHARED))
-CHAT = frozenset(
-    ("messages", "tools", "chat_template_kwargs", "max_completion_tokens", "top_logprobs", *_SHARED)
-)
+CHAT = frozenset((
+    "messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
+    "max_completion_tokens", "top_logprobs", *_SHARED,
+))  # fmt: skip
 EMBEDDINGS = frozenset(("model", "input", "encoding_format", "dimensions", "user"))
 
 
@@ -97,9 +96,6 @@ def wanted(body: Mapping[str, Any], *, is_chat: bool) -> Wanted:
     for name, values in _FIXED.items():
         if name in body and body[name] not in values:
             raise refused(name, f"is {body[name]!r:.60}, which is not supported")
-    shape = body.get("response_format", {"type": "text"})
-    if not isinstance(shape, dict) or shape.get("type") != "text":
-        raise refused("response_format", "is not supported: answers are plain text, not held to a schema")
     alternatives = _alternatives(body, is_chat)
     options: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 40}
     options |= {name: _number(body, name) for name in _NUMBERS if name in body}
@@ -113,6 +109,9 @@ def wanted(body: Mapping[str, Any], *, is_chat: bool) -> Wanted:
     options["stop"] = _stops(body.get("stop", ()))
     options["logit_bias"] = _biases(body.get("logit_bias", {}))
     options["logprobs"] = alternatives is not None
+    options |= {name: body[name] for name in ("grammar", "regex") if name in body}
+    if (schema := _schema(body)) is not None:
+        options["schema"] = schema
     seed = _whole(body, "seed", -(2**63), 2**63 - 1) if "seed" in body else secrets.randbits(62)
     streaming = body.get("stream_options", {})
     if not isinstance(streaming, dict) or set(streaming) - {"include_usage", "include_obfuscation"}:
@@ -155,12 +154,9 @@ def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**one, "content": _content(one.get("content"), place)} for place, one in enumerate(found)]
 
 
-def tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the tools for the template, None without any. Raises ApiError."""
-    found = body.get("tools")
-    if found is not None and not (isinstance(found, list) and all(isinstance(one, dict) for one in found)):
-        raise refused("tools", "is not an array of tools")
-    return None if body.get("tool_choice") == "none" else found or None
+def is_parallel(body: Mapping[str, Any]) -> bool:
+    """Return whether an answer may call several tools. Raises ApiError."""
+    return _flag({"parallel_tool_calls": True, **body}, "parallel_tool_calls")
 
 
 def variables(body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -169,6 +165,24 @@ def variables(body: Mapping[str, Any]) -> dict[str, Any] | None:
     if found is not None and not isinstance(found, dict):
         raise refused("chat_template_kwargs", "is not an object")
     return found
+
+
+def _schema(body: Mapping[str, Any]) -> Any:
+    """Return the JSON schema of an answer, None without one."""
+    shape = body.get("response_format", {"type": "text"})
+    kind = shape.get("type") if isinstance(shape, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    described = shape.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
+        raise refused(
+            "response_format",
+            'is none of {"type": "text"}, {"type": "json_object"} and {"type": "json_schema", '
+            '"json_schema": {"name": ..., "schema": {...}}}',
+        )
+    return described["schema"]
 
 
 def _content(content: Any, place: int) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heliograph.llm.generating import Logprob, Reason, Result
+from heliograph.llm.serving.answering import Delta
 from heliograph.llm.tokenizers import Tokenizer
 
 
@@ -36,6 +37,28 @@ def usage(results: Sequence[Result], prompts: int) -> dict[str, Any]:
     }
 
 
+def _message(result: Result) -> dict[str, Any]:
+    found = {**result.message, "refusal": None}
+    if result.tool_calls:
+        found["content"] = result.text or None
+    if result.reasoning:
+        found["reasoning_content"] = result.reasoning
+    return found
+
+
+def _delta(delta: Delta, calls: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if delta.reasoning:
+        found["reasoning_content"] = delta.reasoning
+    if delta.tool_calls:
+        found["tool_calls"] = [
+            {"index": calls + place, **one.as_json} for place, one in enumerate(delta.tool_calls)
+        ]
+    if delta.text or not found:
+        found["content"] = delta.text
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """The bodies of one request's replies."""
@@ -52,11 +75,7 @@ class Form:
         """Return the reply that is not streamed."""
         choices = []
         for index, one in enumerate(results):
-            made = (
-                {"message": {"role": "assistant", "content": one.text, "refusal": None}}
-                if self.is_chat
-                else {"text": one.text}
-            )
+            made = {"message": _message(one)} if self.is_chat else {"text": one.text}
             choices.append(self._choice(index, made, one.logprobs, one.finish_reason))
         return {**self._head(False), "choices": choices, "usage": usage(results, prompts)}
 
@@ -64,13 +83,10 @@ class Form:
         """Return the first piece of an answer in a stream, if it has one."""
         return self._piece(index, {"delta": {"role": "assistant", "content": ""}}) if self.is_chat else None
 
-    def piece(self, index: int, text: str, logprob: Logprob | None) -> dict[str, Any]:
-        """Return a piece of an answer."""
-        return self._piece(
-            index,
-            {"delta": {"content": text}} if self.is_chat else {"text": text},
-            [logprob] if logprob else [],
-        )
+    def piece(self, index: int, delta: Delta, calls: int) -> dict[str, Any]:
+        """Return a piece of an answer, with `calls` of tools before it."""
+        made = {"delta": _delta(delta, calls)} if self.is_chat else {"text": delta.text}
+        return self._piece(index, made, [delta.logprob] if delta.logprob else [])
 
     def end(self, index: int, reason: Reason | None) -> dict[str, Any]:
         """Return the last piece of an answer."""

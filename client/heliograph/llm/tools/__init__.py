@@ -1,0 +1,30 @@
+"""Calls of tools in the text of models, which each family writes in its own way.
+
+    formats.py: the ways, by the marks of a template        readers.py, harmony.py: text to parts
+    grammars.py: grammars that force a call                 prompting.py: templates without tools
+
+Everything here is pure.
+"""
+
+from heliograph.llm.tools.calls import Part, Text, Thought, ToolCall
+from heliograph.llm.tools.choice import Tool, ToolChoice, tools_of
+from heliograph.llm.tools.formats import Format, format_of
+from heliograph.llm.tools.grammars import forcing
+from heliograph.llm.tools.prompting import for_template
+from heliograph.llm.tools.readers import Reader, reader_of
+
+__all__ = [
+    "Format",
+    "Part",
+    "Reader",
+    "Text",
+    "Thought",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
+    "for_template",
+    "forcing",
+    "format_of",
+    "reader_of",
+    "tools_of",
+]
