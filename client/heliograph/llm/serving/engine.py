@@ -169,7 +169,7 @@ class Server:
         room = min(self.model.context, most) - len(prompt) + 1
         # A choice among all tokens has another sum of chances than one among some.
         is_whole = request.settings.form.candidates == 0
-        job = Job(tenant, prompt, min(room, request.max_tokens or room), adapter, kind=int(is_whole))
+        job = Job(tenant, prompt, min(room, request.max_tokens or room), int(is_whole), adapter)
         self.scheduler.add(job)
         made = Answering(job, request, pieces, result, time.monotonic() + seconds)
         made.matcher = matcher

@@ -55,10 +55,10 @@ class Job:
     prompt: Sequence[int]
     #: The most tokens of the answer.
     limit: int
-    #: The model's variant, by which keys and values differ: an adapter's name.
-    variant: str = ""
     #: Answers of different kinds are written by loops of different plans.
     kind: int = 0
+    #: The model's variant, by which keys and values differ: an adapter's name.
+    variant: str = ""
     #: The prompt and the answer so far.
     tokens: list[int] = field(init=False)
     #: Its pages; None: it waits.
