@@ -185,6 +185,10 @@ EXAMPLES: dict[str, str] = {
     "dsv4_hc_post": "hg.ops.dsv4_hc_post(f32([[1, 2]]), count(1, 2, 2), f32([[1, 10]]))",
     # attention and recurrences
     "flash_attn_ext": "hg.ops.flash_attn_ext(ramp(1, 1, 1, 2), ramp(1, 1, 3, 2), count(1, 1, 3, 2))",
+    "flash_attn_paged": (
+        "hg.ops.flash_attn_paged(ramp(1, 1, 1, 2), ramp(3, 1, 1, 2), count(3, 1, 1, 2), "
+        "f32([[0, 0]]), i32([[2, 0]]))"
+    ),
     "lightning_indexer": (
         "hg.ops.lightning_indexer(ramp(1, 1, 2, 2), ramp(1, 3, 1, 2), f32([[[[1, 2]]]]), "
         "f32([[[[0, 0, 0]]]]))"

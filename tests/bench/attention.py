@@ -1,4 +1,5 @@
-"""Attention over a long cache on the CPU device, beside ggml's CPU backend on as many threads.
+"""Attention over a long cache on the CPU device, beside ggml's CPU backend on as many threads; and
+over pages, beside the same keys and values side by side.
 
 The two run in turn, so that a drift of the machine meets both; the note has the shortest run of
 each.
@@ -29,6 +30,11 @@ HEADS, WIDTH, KEYS = 32, 128, 4096
 #: By the number of queries: rounds, and runs of each in one.
 REPEATS = {1: (12, 10), 128: (5, 2)}
 BAR = 1.5
+#: A step of decoding: rows of the batch, heads, heads of the keys, positions of a page.
+ROWS, QUERY_HEADS, KEY_HEADS, PAGE = 8, 16, 8, 128
+#: By the number of positions of a row: rounds, and runs of each in one.
+PAGED_REPEATS = {128: (20, 40), 1024: (20, 8), 4096: (12, 2)}
+PAGED_BAR = 1.05
 #: ggml rounds queries and sums of values to f16.
 TOLERANCE = 5e-4
 
@@ -37,6 +43,8 @@ def figures() -> Iterator[Figure]:
     """Milliseconds a step."""
     device = CpuDevice("attention")
     try:
+        for positions in PAGED_REPEATS:
+            yield _paged_figure(device, positions)
         for queries in REPEATS:
             yield _figure(device, queries)
     except ggml.MissingError as error:
@@ -54,10 +62,40 @@ def operands(queries: int) -> list[ggml.Array]:
     return [q, k.astype(np.float16), v.astype(np.float16), mask]
 
 
+def _paged_figure(device: CpuDevice, positions: int) -> Figure:
+    """A step of decoding of some rows, whose pages lie in the order in which they were taken."""
+    random = np.random.default_rng(13)
+    count, shape = ROWS * positions // PAGE, (ROWS * positions, KEY_HEADS * WIDTH)
+    k, v = (random.standard_normal(shape, np.float32).astype(np.float16) for _ in range(2))
+    q = random.standard_normal((ROWS, QUERY_HEADS, 1, WIDTH), np.float32)
+    mask = np.where(np.arange(positions) < positions * 7 // 8, 0, -np.inf)
+    mask = np.tile(mask.astype(np.float32), (ROWS, 1, 1, 1))
+    pages = np.arange(count, dtype=np.int32).reshape(-1, ROWS).T.copy()
+    taken = [np.empty((count, PAGE * shape[1]), np.float16) for _ in range(2)]
+    for to, each in zip(taken, (k, v), strict=True):
+        to[pages.reshape(-1)] = each.reshape(count, -1)
+    whole = [q, k, v, mask]
+    paged = [q, *(each.reshape(shape) for each in taken), mask, pages]
+    rounds, runs = PAGED_REPEATS[positions]
+    with (
+        _plan(device, paged, "flash_attn_paged", (count, PAGE)) as (run, result),
+        _plan(device, whole, "flash_attn_ext", (ROWS, positions)) as (peer, wanted),
+    ):
+        ours, theirs = rested_turns(run, peer, rounds, runs)
+        if not np.array_equal(result.view(np.uint32), wanted.view(np.uint32)):
+            raise RuntimeError(f"pages of {positions} positions: the bits differ")
+    medians = [statistics.median(found) * 1e3 for found in (ours, theirs)]
+    note = f"pages of {PAGE}, {ROWS} rows; shortest {min(ours) * 1e3:.3f} and {min(theirs) * 1e3:.3f} ms"
+    return Figure(f"attention/pages-{positions}", *medians, PAGED_BAR, "ms", "flash_attn_ext", note)
+
+
 def _figure(device: CpuDevice, queries: int) -> Figure:
     arrays = operands(queries)
     rounds, runs = REPEATS[queries]
-    with Peer(arrays, device.threads) as theirs, _plan(device, arrays) as (run, result):
+    with (
+        Peer(arrays, device.threads) as theirs,
+        _plan(device, arrays, "flash_attn_ext") as (run, result),
+    ):
         ours, peer = rested_turns(run, theirs.compute, rounds, runs)
         if normalised_error(result, theirs.result().reshape(result.shape)) > TOLERANCE:
             raise RuntimeError(f"attention of {queries} queries: the results differ")
@@ -72,10 +110,17 @@ def _figure(device: CpuDevice, queries: int) -> Figure:
 
 
 @contextmanager
-def _plan(device: CpuDevice, arrays: list[ggml.Array]) -> Iterator[tuple[Callable[[], object], ggml.Array]]:
-    """A run of our plan, and the array that it writes."""
+def _plan(
+    device: CpuDevice, arrays: list[ggml.Array], op: str, rows: tuple[int, int] | None = None
+) -> Iterator[tuple[Callable[[], object], ggml.Array]]:
+    """A run of our plan, and the array that it writes. `rows`: what the rows of a cache are
+    reshaped to before heads."""
     made = Maker()
-    node = made.node("flash_attn_ext", *map(made.input, arrays), scale=WIDTH**-0.5)
+    leaves = [made.input(each) for each in arrays]
+    if rows is not None:
+        apart = [made.node("reshape", each, shape=(*rows, KEY_HEADS, WIDTH)) for each in leaves[1:3]]
+        leaves[1:3] = [made.node("permute", each, axes=(0, 2, 1, 3)) for each in apart]
+    node = made.node(op, *leaves, scale=WIDTH**-0.5)
     made.output(node)
     inputs = [place(device, array) for array in arrays]
     shape = made.type(node).shape

@@ -175,6 +175,12 @@ OUTSIDE: list[tuple[str, list[Array]]] = [
     ("set_rows", [np.zeros((3, 2), np.float32), np.zeros((2, 2), np.float32), np.array([-1, 2])]),
     ("mul_mat_id", [np.zeros((2, 3, 4), np.float32), np.zeros((1, 1, 4), np.float32), np.array([[0, 2]])]),
     ("mul_mat_id", [np.zeros((0, 3, 4), np.float32), np.zeros((1, 1, 4), np.float32), np.array([[0]])]),
+    (
+        "flash_attn_paged",
+        [np.zeros((1, 1, 1, 4), np.float32)]
+        + [np.zeros((2, 1, 3, 4), np.float32)] * 2
+        + [np.zeros((1, 6), np.float32), np.array([[0, 2]], np.int32)],
+    ),
     ("add_id", [np.zeros((1, 4), np.float32), np.zeros((2, 4), np.float32), np.array([-(2**62)])]),
 ]
 
@@ -190,7 +196,9 @@ def test_an_index_outside_is_an_error_of_its_node(
     assert caught.value.origin is not None and caught.value.origin.op == op
 
 
-@pytest.mark.parametrize("op", ["conv_2d", "conv_2d_dw", "conv_3d", "pool_1d", "pool_2d", "flash_attn_ext"])
+@pytest.mark.parametrize(
+    "op", ["conv_2d", "conv_2d_dw", "conv_3d", "pool_1d", "pool_2d", "flash_attn_ext", "flash_attn_paged"]
+)
 def test_results_that_are_computed_in_parts_are_the_same(
     op: str, definition: CpuDevice, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

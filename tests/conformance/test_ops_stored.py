@@ -67,7 +67,7 @@ def on_floats(node: Node, name: str = "f32") -> Node:
 
 
 #: Ops with an operand that is f32 whatever the others are.
-KEEP_F32 = ("rope", "rope_back", "soft_max", "flash_attn_ext")
+KEEP_F32 = ("rope", "rope_back", "soft_max", "flash_attn_ext", "flash_attn_paged")
 
 
 # bf16

@@ -118,6 +118,35 @@ def flash_attn_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
             yield Case(op, [*operands, mask, sinks], expected, attributes)
 
 
+#: Batch, heads, heads of the keys, rows, pages in all, positions of a page, pages of a row, width, width of
+#: the values.
+PAGES = [
+    (1, 1, 1, 1, 1, 1, 1, 1, 1), (2, 4, 2, 5, 4, 3, 2, 8, 3), (3, 2, 1, 1, 7, 4, 5, 16, 16),
+    (2, 6, 3, 3, 2, 16, 3, 16, 4), (1, 2, 1, 0, 3, 2, 2, 4, 4), (2, 2, 1, 3, 0, 2, 0, 4, 4),
+]  # fmt: skip
+
+
+def flash_attn_paged_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
+    names = (("f32", "f32"), ("f32", "f16"), ("f16", "f16"), ("f64", "f64"))
+    for (left, right), form, attributes in itertools.product(names, PAGES, VARIANTS):
+        batch, heads, kv, rows, count, page, used, width, dv = form
+        q = data(random, left, (batch, heads, rows, width))
+        k, v = (data(random, right, (count, kv, page, each)) for each in (width, dv))
+        pages = random.integers(0, max(1, count), (batch, used)).astype(np.int32)
+        shape = (batch, kv, used * page)
+        gathered = [wide(each)[pages].swapaxes(1, 2).reshape(*shape, each.shape[-1]) for each in (k, v)]
+        sinks = data(random, "f32", (heads,))
+        for lead in dict.fromkeys(((), (1, 1), (batch, 1))):
+            mask = data(random, "f16", (*lead, rows, used * page))
+            mask[random.random(mask.shape) < 0.4] = -np.inf
+            mask[..., :1, :] = -np.inf
+            operands = [q, k, v, mask, pages]
+            expected = attention(wide(q), *gathered, wide(mask), None, attributes)
+            yield Case(op, operands, expected, attributes)
+            expected = attention(wide(q), *gathered, wide(mask), wide(sinks), attributes)
+            yield Case(op, [*operands, sinks], expected, attributes)
+
+
 def group_norm_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     forms = [((4, 3, 5), 2), ((1, 1, 1), 1), ((2, 6, 4, 4), 3), ((2, 6, 4, 4), 1), ((2, 5, 3, 2), 5),
              ((7, 2, 3), 3), ((2, 7, 2, 3), 4), ((0, 4, 2, 2), 2), ((0, 2, 2), 1)]  # fmt: skip
@@ -137,6 +166,7 @@ def group_norm_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
 CASES: dict[str, Cases] = {
     "soft_max": soft_max_cases,
     "flash_attn_ext": flash_attn_cases,
+    "flash_attn_paged": flash_attn_paged_cases,
     "group_norm": group_norm_cases,
 }
 
@@ -148,7 +178,24 @@ def refused(what: str, message: str, *types: TensorType, **attributes: float) ->
     return (what, "flash_attn_ext", list(types or (Q, K, K)), attributes, message)
 
 
+PAGED, SHOWN, TABLE = t(F, 9, 2, 5, 8), t(F, 3, 10), t("i32", 1, 2)
+
+
+def refused_pages(what: str, message: str, *types: TensorType, **attributes: float) -> Refusal:
+    return (what, "flash_attn_paged", list(types), attributes, message)
+
+
 REFUSED: list[Refusal] = [
+    refused_pages("pages as matrices", "four dimensions", Q, t(F, 5, 8), t(F, 5, 8), SHOWN, TABLE),
+    refused_pages("pages of another width", "do not fit", Q, t(F, 9, 2, 5, 7), PAGED, SHOWN, TABLE),
+    refused_pages("more pages of values", "do not fit", Q, PAGED, t(F, 8, 2, 5, 8), SHOWN, TABLE),
+    refused_pages("a table of i64", "i32 .1, m. needed", Q, PAGED, PAGED, SHOWN, t("i64", 1, 2)),
+    refused_pages("a table of floats", "takes int", Q, PAGED, PAGED, SHOWN, t(F, 1, 2)),
+    refused_pages("a table too many", "i32 .1, m. needed", Q, PAGED, PAGED, SHOWN, t("i32", 2, 2)),
+    refused_pages("pages without rows", "i32 .1, m. needed", Q, PAGED, PAGED, SHOWN, t("i32", 2)),
+    refused_pages("a mask of fewer pages", "must be equal", Q, PAGED, PAGED, t(F, 3, 5), TABLE),
+    refused_pages("heads that share no page", "do not divide", t(F, 1, 3, 3, 8), PAGED, PAGED, SHOWN, TABLE),
+    refused_pages("sinks of pages", "each of 4 heads", Q, PAGED, PAGED, SHOWN, TABLE, t(F, 2)),
     refused("keys as matrices", "four dimensions", Q, t(F, 5, 8), t(F, 5, 8)),
     refused("keys of another width", "do not fit", Q, t(F, 1, 2, 5, 7), K),
     refused("values of another length", "do not fit", Q, K, t(F, 1, 2, 6, 8)),

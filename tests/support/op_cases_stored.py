@@ -29,7 +29,7 @@ BLOCK_OPERANDS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("mul_mat", "mul_mat_id"), (0, 1)),
     "concat": (0, 1),
     "assign": (0, 1),
-    "flash_attn_ext": (1, 2),
+    **dict.fromkeys(("flash_attn_ext", "flash_attn_paged"), (1, 2)),
     "lightning_indexer": (1,),
 }
 
@@ -85,7 +85,8 @@ def block_nodes(op: str, name: str, random: np.random.Generator) -> Iterator[Nod
     width = 2 * dtype(name).block_size
     made = {
         "mul_mat": _products, "mul_mat_id": _expert_products, "out_prod": _outer_products,
-        "get_rows": _lookups, "flash_attn_ext": _attentions, "cast": _casts, "cpy": _copies,
+        "get_rows": _lookups, "flash_attn_ext": _attentions, "flash_attn_paged": _paged_attentions,
+        "cast": _casts, "cpy": _copies,
         "cont": _moves, "concat": _joins, "reshape": _moves, "permute": _moves, "broadcast_to": _moves,
         "slice": _moves, "assign": _joins, "set_rows": _insertions, "lightning_indexer": _indexers,
         "add": _sums, "add1": _sums, "im2col": _windows, "im2col_3d": _windows,
@@ -161,6 +162,13 @@ def _attentions(op: str, source: _Source, width: int) -> Iterator[Node]:
     yield Node(op, [q, k, v], {"scale": 0.1})
     yield Node(op, [q, k, v, source.floats(3, 5, name="f16")], {"scale": 0.1})
     yield Node(op, [q, k, source.floats(2, 2, 5, 7)], {"scale": 0.1})
+
+
+def _paged_attentions(op: str, source: _Source, width: int) -> Iterator[Node]:
+    q, k, v = source.floats(3, 4, 2, width), source.blocks(7, 2, 3, width), source.blocks(7, 2, 3, width)
+    mask, pages = source.floats(3, 1, 2, 12, name="f16"), source.indices(7, 3, 4)
+    yield Node(op, [q, k, v, mask, pages], {"scale": 0.1})
+    yield Node(op, [q, k, source.floats(7, 2, 3, 7), mask, pages, source.floats(4)], {"scale": 0.1})
 
 
 def _indexers(op: str, source: _Source, width: int) -> Iterator[Node]:

@@ -39,7 +39,7 @@ from heliograph_backends.planning.groups import Group, steps_of_nodes
 from heliograph_backends.planning.layout import is_direct, place_values
 from heliograph_backends.planning.storage import StorageLayout, plan_storage
 from heliograph_backends.reference import define_node
-from heliograph_backends.reference.base import index_error
+from heliograph_backends.reference.base import index_error, indices_of
 from heliograph_proto.errors import (
     CancelledError,
     ComputeFailedError,
@@ -313,7 +313,7 @@ class _NativeStep(_Step):
 
     def _index_error(self) -> OutOfRangeError:
         number = self._numbers[self.bound.failed_step]
-        indices = self._memory.elements(self._graph.nodes[number].operands[-1])
+        indices = self._memory.elements(indices_of(self._graph.nodes[number]))
         return index_error(self._graph, number, int(self.bound.outside), indices)
 
 

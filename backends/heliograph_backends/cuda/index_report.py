@@ -9,14 +9,14 @@ import numpy as np
 from heliograph_backends.cuda.driver.driver import Queue
 from heliograph_backends.cuda.lowering.moves import SCATTERS
 from heliograph_backends.cuda.lowering.target import FAILURE_TYPE
-from heliograph_backends.reference.base import index_error
+from heliograph_backends.reference.base import index_error, indices_of
 from heliograph_proto.graph import Graph
 
 if TYPE_CHECKING:
     from heliograph_backends.cuda.binding import CudaPlanMemory
 
 #: Ops whose kernels report failures.
-REPORTING = ("get_rows", "get_rows_back", *SCATTERS, "mul_mat_id")
+REPORTING = ("get_rows", "get_rows_back", *SCATTERS, "mul_mat_id", "flash_attn_paged")
 
 
 class IndexReport:
@@ -51,7 +51,7 @@ class IndexReport:
             self._is_clear = True
             return
         number, index = int(self._words[0]) - 1, int(self._words[1].astype(np.int64))
-        indices = self._indices(self._graph.nodes[number].operands[-1], queue)
+        indices = self._indices(indices_of(self._graph.nodes[number]), queue)
         raise index_error(self._graph, number, index, indices)
 
     def _indices(self, value: int, queue: Queue) -> np.ndarray[Any, Any] | None:

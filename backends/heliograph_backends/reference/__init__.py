@@ -63,8 +63,8 @@ FORMULAS: Mapping[str, Formula] = {
 WRITERS: Mapping[str, Writer] = {**elementary.WRITERS, **rows.WRITERS, **windows.WRITERS}
 #: Ops whose definition uses matrix products, which for floats come from a BLAS library.
 PRODUCTS = frozenset({
-    "conv_2d", "conv_3d", "conv_transpose_1d", "conv_transpose_2d", "flash_attn_ext", "lightning_indexer",
-    "matmul", "mul_mat", "mul_mat_id", "out_prod",
+    "conv_2d", "conv_3d", "conv_transpose_1d", "conv_transpose_2d", "flash_attn_ext", "flash_attn_paged",
+    "lightning_indexer", "matmul", "mul_mat", "mul_mat_id", "out_prod",
 })  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from heliograph_backends.reference.base import (
     Attributes,
     Formula,
     accumulated,
+    check_indices,
     constant,
     cycled,
     in_wide,
@@ -92,6 +93,29 @@ def flash_attn_ext(
     return result
 
 
+def flash_attn_paged(
+    xp: Any,
+    attributes: Attributes,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array,
+    pages: Array,
+    sinks: Array | None = None,
+) -> Array:
+    """Attention over the gathered pages of each row: [batch, rows, heads, dv]."""
+    check_indices("flash_attn_paged", pages, k.shape[0], "pages")
+    k, v = (_in_order(each, pages) for each in (k, v))
+    return flash_attn_ext(xp, attributes, q, k, v, mask, sinks)
+
+
+def _in_order(paged: Array, pages: Array) -> Array:
+    """Gather the pages of each row: [batch, heads, positions, width]."""
+    _, heads, page, width = paged.shape
+    batch, used = pages.shape
+    return paged[pages].swapaxes(1, 2).reshape(batch, heads, used * page, width)
+
+
 def _attend(
     xp: Any,
     attributes: Attributes,
@@ -150,5 +174,6 @@ def _norm_of(xp: Any, attributes: Attributes, x: Array, step: int) -> Array:
 FORMULAS: Mapping[str, Formula] = {
     "soft_max": in_wide(soft_max),
     "flash_attn_ext": flash_attn_ext,
+    "flash_attn_paged": flash_attn_paged,
     "group_norm": in_wide(group_norm),
 }

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from heliograph_proto.errors import OutOfRangeError
-from heliograph_proto.graph import Graph
+from heliograph_proto.graph import Graph, Node
 
 Array: TypeAlias = Any
 #: kernel(*operands, out); the returned value is ignored.
@@ -68,6 +68,11 @@ def index_message(op: str, index: int, choices: str, place: Sequence[Any] | None
     return message if place is None else f"{message}, at {list(map(int, place))} of the indices"
 
 
+def indices_of(node: Node) -> int:
+    """Return the operand of a node that holds its indices: the last one, but for sinks."""
+    return node.operands[4 if node.op == "flash_attn_paged" else -1]
+
+
 def index_error(
     graph: Graph, number: int, index: int, indices: np.ndarray[Any, Any] | None
 ) -> OutOfRangeError:
@@ -80,6 +85,8 @@ def index_error(
     # The gradient of a gather names the rows of its result.
     rows = node.attributes.get("rows", rows)
     choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
+    if node.op == "flash_attn_paged":
+        choices = f"{graph.type_of(node.operands[1]).shape[0]} pages"
     place = None if indices is None else next(map(tuple, np.argwhere(indices == index)), None)
     return OutOfRangeError(index_message(node.op, index, choices, place), origin=graph.origin(number))
 

@@ -103,6 +103,20 @@ def _attention(attributes: Mapping[str, Any], q: Value, k: Value, v: Value, *bia
     return permute(apply("mul_mat", v.mT, weights), (0, 2, 1, 3))
 
 
+def _paged_attention(
+    attributes: Mapping[str, Any], q: Value, k: Value, v: Value, mask: Value, pages: Value, *sinks: Value
+) -> Value:
+    """Gathered pages, and their attention."""
+    gathered = []
+    for paged in (k, v):
+        count, heads, page, width = paged.shape
+        rows = reshape(paged, (count, heads * page * width))
+        found = apply("get_rows", rows, reshape(pages, (pages.size,)))
+        apart = permute(reshape(found, (*pages.shape, heads, page, width)), (0, 2, 1, 3, 4))
+        gathered.append(reshape(apart, (pages.shape[0], heads, pages.shape[1] * page, width)))
+    return _attention(attributes, q, *gathered, mask, *sinks)
+
+
 # Gradients of gradients
 
 
@@ -173,6 +187,7 @@ RULES: Mapping[str, Rule] = {
         _soft_max_sinks,
     ),
     "flash_attn_ext": composed(_attention),
+    "flash_attn_paged": composed(_paged_attention),
     "rms_norm_back": composed(_rms_norm_back),
     "soft_max_back": composed(_soft_max_back),
     "silu_back": composed(_silu_back),

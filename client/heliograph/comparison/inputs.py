@@ -26,6 +26,7 @@ _LOOKUPS = {
     **dict.fromkeys(("set_rows", "add_rows", "mul_rows", "max_rows", "min_rows"), (2, 0, -2)),
     "mul_mat_id": (2, 0, 0),
     "add_id": (2, 1, 0),
+    "flash_attn_paged": (4, 1, 0),
 }
 #: Ops, beside views, whose result has the elements of these operands, so that indices pass through.
 _CARRIERS = {

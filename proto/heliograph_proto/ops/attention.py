@@ -80,6 +80,23 @@ def flash_attn_ext(types: Types, attributes: Attributes) -> TensorType:
     return TensorType(dtype, (q.shape[0], q.shape[2], q.shape[1], v.shape[-1]))
 
 
+def flash_attn_paged(types: Types, attributes: Attributes) -> TensorType:
+    """q [b, h, n, d], k [pages, h', page, d], v [pages, h', page, dv], mask [.., n, m * page],
+    pages i32 [b, m], sinks [h] give [b, n, h, dv]."""
+    q, k, v, mask, pages, *sinks = types
+    require_kind((pages,), ("int",))
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise InvalidGraphError(f"q {q}, k {k} and v {v}: four dimensions needed")
+    if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
+        raise InvalidGraphError(f"q {q}, k {k} and v {v}: their sizes do not fit")
+    if pages.dtype.name != "i32" or pages.ndim != 2 or pages.shape[0] != q.shape[0]:
+        raise InvalidGraphError(f"pages {pages} of q {q}: i32 [{q.shape[0]}, m] needed")
+    _, heads, page, _ = k.shape
+    keys = (q.shape[0], heads, pages.shape[1] * page)
+    gathered = [TensorType(each.dtype, (*keys, each.shape[-1])) for each in (k, v)]
+    return flash_attn_ext((q, *gathered, mask, *sinks), attributes)
+
+
 def _require_mask(mask: TensorType, scores: TensorType) -> None:
     require_rank(mask, 2)
     if mask.shape[-2:] != scores.shape[-2:]:
@@ -111,6 +128,13 @@ ROWS: tuple[Op, ...] = (
         "Attention, [b, m, h, dv], of q [b, h, m, d], k [b, kv, n, d] and v [b, kv, n, dv], where heads "
         "share keys as in mul_mat, with soft_max's mask, slopes and sinks; with a cap, scores are cap * "
         "tanh(score / cap). A fully masked row gives 0. k and v may be blocks.",
+        (_SCALE, _MAX_BIAS, Attribute("logit_softcap", "real", 0.0)), (), PRODUCT_TOLERANCE,
+    ),
+    Op(
+        "flash_attn_paged", ("q", "k", "v", "mask", "pages", "sinks?"), "attention", flash_attn_paged,
+        "flash_attn_ext over keys and values in pages, k [pages, kv, page, d] and v [pages, kv, page, dv]: "
+        "those of a row of q are those of its `pages` (i32 [b, m]) in order, m * page of them. All numbers "
+        "must be of pages. What the mask hides from all rows is not read, or must be finite.",
         (_SCALE, _MAX_BIAS, Attribute("logit_softcap", "real", 0.0)), (), PRODUCT_TOLERANCE,
     ),
     Op(

@@ -55,6 +55,8 @@ def work_of(op: str, operands: Sequence[TensorType], result: TensorType) -> Node
     read = sum([one.nbytes for one in operands])
     if op in _READ_ROWS:
         read += min(result.nbytes, operands[0].nbytes) - operands[0].nbytes
+    if op == "flash_attn_paged":
+        read -= _unread_pages(operands)
     return NodeWork(float(count * _flops_per_element(op, operands)), float(read + result.nbytes))
 
 
@@ -65,7 +67,16 @@ def _flops_per_element(op: str, operands: Sequence[TensorType]) -> int:
         return 2 * math.prod(operands[0].shape[1:])
     if op == "flash_attn_ext":
         return 4 * operands[1].shape[-2]
+    if op == "flash_attn_paged":
+        return 4 * operands[3].shape[-1]
     return 1
+
+
+def _unread_pages(operands: Sequence[TensorType]) -> int:
+    """Return the bytes of keys and values that are on no page of the tables."""
+    _, k, v, _, pages = operands[:5]
+    count = k.shape[0]
+    return (k.nbytes + v.nbytes) // max(1, count) * (count - min(count, pages.size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from heliograph_server.scheduler.model import Problem
 #: The home of an input, which comes with each run.
 NOWHERE = -1
 #: Ops whose weight is too small to follow: rope's factors, attention's sinks.
-LIGHT_WEIGHTS = frozenset({"rope", "flash_attn_ext"})
+LIGHT_WEIGHTS = frozenset({"rope", "flash_attn_ext", "flash_attn_paged"})
 VIEWS = frozenset(name for name, row in OPS.items() if row.is_view)
 
 

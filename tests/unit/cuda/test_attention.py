@@ -14,6 +14,7 @@ from cuda_emulation import why_not
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cuda import CudaDevice
 from heliograph_backends.cuda.lowering.attention import WIDTHS, Tiling, sharing_of
+from heliograph_proto.errors import OutOfRangeError
 from heliograph_proto.quantization import blocks
 from heliograph_proto.types import DTYPES, TensorType
 
@@ -191,6 +192,74 @@ def test_views_of_one_product_are_read_where_they_lie(
     (ours,), (wanted,) = run(device, made), run(definition, made)
     assert normalised_error(ours, wanted) <= TOLERANCES["f16"]
     assert device.driver.launched == ["attention_f16_32"]
+
+
+# Keys and values in pages
+
+
+def paged(
+    rng: np.random.Generator, sizes: Sequence[int], types: str, page: int, *, sinks: bool = False
+) -> tuple[Maker, Array]:
+    """Attention over pages in the order of a cache, and their table. Sizes: batch, heads, heads of
+    the keys, rows, pages of a row, width."""
+    batch, heads, own, rows, used, width = sizes
+    count, keys = batch * used + 1, used * page
+    case = Case(rng, (batch, heads, own, rows, 1, width, width), types)
+    made, found = case.made, []
+    for name in types.split()[1:]:
+        leaf = case.put(name, rng.standard_normal((count * page, own * width), np.float32))
+        apart = made.node("reshape", leaf, shape=(count, page, own, width))
+        found.append(made.node("permute", apart, axes=(0, 2, 1, 3)))
+    mask = np.where(np.arange(keys) > rng.integers(0, keys, (batch, 1, rows, 1)), -np.inf, 0)
+    table = rng.integers(0, count, (batch, used)).astype(np.int32)
+    operands = [case.operands[0], *found, made.input(mask.astype(np.float16)), made.input(table)]
+    if sinks:
+        operands.append(made.input(rng.standard_normal(heads, np.float32)))
+    made.output(made.node("flash_attn_paged", *operands, scale=width**-0.5))
+    return made, table
+
+
+@pytest.mark.parametrize("page", [16, 64, 100])
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("types", ["f32 f16 f16", "f32 f32 f32", "f32 q8_0 q4_0", "bf16 bf16 bf16"])
+def test_pages_are_read_in_place(
+    types: str, rows: int, page: int, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+) -> None:
+    made, _ = paged(rng, (2, 4, 2, rows, 3, 64), types, page, sinks=rows == 1)
+    (found,), (wanted,) = run(device, made), run(definition, made)
+    form = {"bf16": "bf16", "f32": "f32"}.get(types.split()[1], "f16")
+    assert normalised_error(found, wanted) <= TOLERANCES[form]
+    assert device.driver.launched[0].startswith(f"attention_{form}_64")
+
+
+def test_pages_that_several_blocks_share(
+    device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+) -> None:
+    made, _ = paged(rng, (1, 4, 2, 1, 40, 32), FORMS["f16"], 16)
+    (found,), (wanted,) = run(device, made), run(definition, made)
+    assert normalised_error(found, wanted) <= TOLERANCES["f16"]
+    assert device.driver.launched == ["attention_f16_32_split", "attention_merge"]
+
+
+def test_pages_of_rows_that_no_chunk_ends(
+    device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+) -> None:
+    made, _ = paged(rng, (2, 4, 2, 3, 3, 18), "f32 f16 bf16", 7)
+    (found,), (wanted,) = run(device, made), run(definition, made)
+    assert normalised_error(found, wanted) <= TOLERANCES["f16"]
+    assert device.driver.launched == ["attention_few"]
+
+
+@pytest.mark.parametrize("wrong", [-1, 7])
+@pytest.mark.parametrize("width", [18, 32])
+def test_a_number_of_no_page_is_reported(
+    width: int, wrong: int, device: CudaDevice, rng: np.random.Generator
+) -> None:
+    made, table = paged(rng, (2, 4, 2, 3, 3, width), FORMS["f16"], 16)
+    table[1, 2] = wrong
+    message = rf"flash_attn_paged: index {wrong} is not one of 7 pages, at \[1, 2\] of the indices"
+    with pytest.raises(OutOfRangeError, match=message):
+        run(device, made)
 
 
 # How blocks share the work

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from heliograph_backends.conformance.harness.case import CaseOperand, OpCase, with_layouts
+from heliograph_backends.conformance.harness.case import CaseOperand, OpCase, OutsideCase, with_layouts
 from heliograph_proto.types import DTYPES
 
 #: op -> its cases, the plainest one first.
@@ -42,6 +42,12 @@ def laid(case: OpCase, layouts: Sequence[str] = LAYOUTS, places: Sequence[int] =
     """Yield the case, then the case with each operand in each layout."""
     yield case
     yield from with_layouts(case, tuple(layouts), tuple(places))
+
+
+def outside(*cases: OpCase) -> Iterator[OpCase]:
+    """Turn cases into ones whose runs must end with OutOfRangeError."""
+    for case in cases:
+        yield OutsideCase(case.op, case.operands, case.attributes)
 
 
 def width(name: str) -> int:

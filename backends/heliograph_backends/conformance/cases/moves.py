@@ -16,17 +16,12 @@ from heliograph_backends.conformance.cases.forms import (
     Cases,
     c,
     laid,
+    outside,
     width,
 )
-from heliograph_backends.conformance.harness.case import OpCase, OutsideCase, t
+from heliograph_backends.conformance.harness.case import OpCase, t
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.types import DTYPES
-
-
-def outside(*cases: OpCase) -> Iterator[OpCase]:
-    """Turn cases into ones whose runs must end with OutOfRangeError."""
-    for case in cases:
-        yield OutsideCase(case.op, case.operands, case.attributes)
 
 
 def get_rows(op: str) -> Iterator[OpCase]:

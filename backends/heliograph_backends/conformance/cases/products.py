@@ -14,6 +14,7 @@ from heliograph_backends.conformance.cases.forms import (
     Cases,
     c,
     laid,
+    outside,
     width,
 )
 from heliograph_backends.conformance.harness.case import CaseOperand, OpCase, t
@@ -185,7 +186,53 @@ def flash_attn_ext(op: str) -> Iterator[OpCase]:
         yield c(op, q, k, v, mask, t("f32", 4), scale=size**-0.5, max_bias=4.0, logit_softcap=2.0)
 
 
+def flash_attn_paged(op: str) -> Iterator[OpCase]:
+    """Pages of several sizes, in the order of a cache and in their own; tables that share pages."""
+    plain = _pages(op, (2, 4, 2, 5, 3, 16, 4, 7))
+    yield from laid(plain, ("transposed", "spaced", "permute", "slice", *TAKEN), (0, 1, 2))
+    yield from laid(plain, ("spaced", "permute", "repeated"), (3, 4))
+    for form in (
+        (1, 1, 1, 1, 1, 8, 1, 1),
+        (3, 8, 2, 1, 9, 64, 32, 5),
+        (8, 4, 4, 1, 20, 64, 16, 9),
+        (2, 4, 2, 70, 4, 64, 32, 5),
+        (1, 6, 3, 3, 7, 24, 5, 30),
+        (2, 2, 1, 1, 5, 64, 128, 3),
+        (0, 2, 1, 3, 4, 8, 8, 2),
+    ):
+        yield _pages(op, form)
+        yield _pages(op, form, "f16")
+    form = (3, 4, 2, 2, 6, 64, 16, 5)
+    for keys in ("f16", "bf16", "q8_0", "q4_0"):
+        for mask in ("mask", "hiding", "bias"):
+            yield _pages(op, form, keys, mask)
+        yield _pages(op, form, keys, sinks=True, max_bias=4.0, logit_softcap=2.0)
+    yield _pages(op, form, table="zero")
+    for wrong in (6, -1, 2**31 - 1):
+        yield from outside(_pages(op, form, table=f"outside {wrong}"))
+
+
+def _pages(
+    op: str,
+    form: tuple[int, ...],
+    keys: str = "f32",
+    mask: str = "mask",
+    *,
+    table: str = "",
+    sinks: bool = False,
+    **attributes: float,
+) -> OpCase:
+    """The form is batch, heads, heads of the keys, rows, pages in all, width, positions of a page,
+    pages of a row."""
+    batch, heads, kv, m, count, d, page, used = form
+    operands = [t("f32", batch, heads, m, d), t(keys, count, kv, page, d), t(keys, count, kv, page, d)]
+    operands.append(t("f16", batch, 1, m, used * page, fill=mask))
+    operands.append(t("i32", batch, used, fill=table or f"below {count}"))
+    operands += [t("f32", heads)] if sinks else []
+    return c(op, *operands, scale=d**-0.5, **attributes)
+
+
 CASES: Mapping[str, Cases] = {
     "matmul": matmul, "mul_mat": mul_mat, "mul_mat_id": mul_mat_id, "out_prod": out_prod,
-    "flash_attn_ext": flash_attn_ext,
+    "flash_attn_ext": flash_attn_ext, "flash_attn_paged": flash_attn_paged,
 }  # fmt: skip

@@ -12,9 +12,9 @@ from heliograph_backends.conformance.cases.forms import (
     Cases,
     c,
     laid,
+    outside,
     width,
 )
-from heliograph_backends.conformance.cases.moves import outside
 from heliograph_backends.conformance.harness.case import CaseOperand, OpCase, t
 
 MIXED = (("f16", "f32"), ("f32", "f16"), ("f16", "f16"), ("bf16", "f32"), ("f64", "f64"))

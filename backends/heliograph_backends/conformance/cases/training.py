@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from heliograph_backends.conformance.cases.forms import EIGHT, FLOATS, LARGE, STRIDES, TAKEN, Cases, c, laid
-from heliograph_backends.conformance.cases.moves import outside
+from heliograph_backends.conformance.cases.forms import (
+    EIGHT,
+    FLOATS,
+    LARGE,
+    STRIDES,
+    TAKEN,
+    Cases,
+    c,
+    laid,
+    outside,
+)
 from heliograph_backends.conformance.cases.rows import MODES, YARN
 from heliograph_backends.conformance.harness.case import OpCase, t
 

@@ -56,7 +56,7 @@ from heliograph_proto.types import F32, TensorType
 ROTATIONS = ("rope", "rope_back")
 #: Ops whose steps are appended by other modules; that of experts also asks for their order.
 APPENDED = {
-    "flash_attn_ext": attention.append,
+    **dict.fromkeys(attention.OPS, attention.append),
     **dict.fromkeys(ROTATIONS, rope.append),
     **dict.fromkeys(row_ops.OPS, row_ops.append),
     **dict.fromkeys(reductions.OPS, reductions.append),
@@ -69,7 +69,7 @@ APPENDED = {
 
 #: Ops whose modules decide by themselves whether a kernel runs a node.
 DECIDED = {
-    "flash_attn_ext": attention.has_kernel,
+    **dict.fromkeys(attention.OPS, attention.has_kernel),
     "upscale": images.has_kernel,
     **dict.fromkeys(ROTATIONS, rope.has_kernel),
     **dict.fromkeys(row_ops.OPS, row_ops.has_kernel),
@@ -88,6 +88,8 @@ Stored: TypeAlias = tuple[k.Operand, int]
 #: The sources of values, by their numbers, and of staged ones by their conversions, too.
 Known: TypeAlias = dict[int | tuple[int, int], Ref]
 
+#: Ops beside moves whose operands have indices.
+CHECKED = frozenset({"mul_mat_id", "flash_attn_paged"})
 #: Matrix products; mul_mat's first operand is the transposed right side.
 PRODUCTS = frozenset({"matmul", "mul_mat"})
 
@@ -195,7 +197,7 @@ class CpuLowering:
         indices before any worker starts.
         """
         op = self.graph.nodes[group.last].op
-        return self.is_native(group) and op not in moves.INDEXED and op != "mul_mat_id"
+        return self.is_native(group) and op not in moves.INDEXED and op not in CHECKED
 
     def _find_kernel(self, number: int) -> bool:
         node = self.graph.nodes[number]

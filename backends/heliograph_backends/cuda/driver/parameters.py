@@ -125,11 +125,15 @@ ATTENTION = _struct(
     *((name, "u8") for name in ("q", "k", "v", "mask", "sinks", "result", "partial")),
     *((f"{name}_bias", "u8") for name in ("q", "k", "v")),
     *((f"{name}_bias_stride", "i8") for name in ("q", "k", "v")),
+    ("pages", "u8"), ("failure", "u8"),
+    *((name, "i8") for name in ("table_stride", "number_stride", "k_page_stride", "v_page_stride")),
+    ("page", DIVISOR, (1,)),
     *((f"{name}_strides", "i8", (3,)) for name in ("q", "k", "v", "mask", "result")),
     *((name, "i4") for name in ("heads", "rows", "keys", "d", "dv", "batch_repeat", "head_repeat")),
     *((name, "i4") for name in ("mask_batches", "mask_heads")),
     *((f"{name}_type", "i4") for name in ("q", "k", "v", "mask", "sinks", "result")),
     *((name, "i4") for name in ("has_mask", "has_sinks", "has_biases", "splits", "tiles_of_split")),
+    *((name, "i4") for name in ("page_count", "table_pages", "node")),
     *((name, "f4") for name in ("scale", "cap", "max_bias", "slope_power")),
 )  # fmt: skip
 

@@ -7,6 +7,10 @@ struct AttentionParameters {
   u64 partial;  // f32 [splits, lines, dv + 2]: of each split of the keys sums, largest exponent, total
   u64 q_bias, k_bias, v_bias;  // rows added first if `has_biases` has their bit, by head; strides in bytes
   i64 q_bias_stride, k_bias_stride, v_bias_stride;
+  u64 pages, failure;  // pages: tables of i32 by batch; 0: keys and values are contiguous
+  // In bytes: from a table to the next and from a number to the next, and from a page to the next.
+  i64 table_stride, number_stride, k_page_stride, v_page_stride;
+  Divisor page[1];  // by the keys of a page
   // In bytes, of batch, head and row; the elements of a row are contiguous.
   i64 q_strides[3], k_strides[3], v_strides[3], mask_strides[3], result_strides[3];
   int heads;
@@ -21,6 +25,9 @@ struct AttentionParameters {
   int has_biases;  // bits: 1 q, 2 k, 4 v; if set, all have the type of the computation
   int splits;  // of the keys, over blocks
   int tiles_of_split;
+  int page_count;   // numbers in tables must be smaller
+  int table_pages;  // numbers of a table
+  int node;
   float scale;
   float cap;
   float max_bias;
@@ -61,6 +68,31 @@ static __device__ __forceinline__ const u8* keys_at(const AttentionParameters& p
 
 static __device__ __forceinline__ const u8* values_at(const AttentionParameters& p, u32 batch, u32 head) {
   return reinterpret_cast<const u8*>(p.v) + batch / (u32)p.batch_repeat * p.v_strides[0] + head * p.v_strides[1];
+}
+
+// The number of a page of a batch; for one that is out of range, 0.
+static __device__ __forceinline__ int page_of(const AttentionParameters& p, u32 batch, u32 place) {
+  const u8* table = reinterpret_cast<const u8*>(p.pages) + batch * p.table_stride;
+  int page = *reinterpret_cast<const int*>(table + place * p.number_stride);
+  return page >= 0 && page < p.page_count ? page : 0;
+}
+
+// A key's row of the keys or values of a batch, in its page.
+static __device__ __forceinline__ const u8* row_in_page(
+    const AttentionParameters& p, u32 batch, const u8* rows, i64 page_stride, i64 stride, u32 key) {
+  u32 place = divided(key, p.page[0]);
+  return rows + page_of(p, batch, place) * page_stride + (key - place * p.page[0].size) * stride;
+}
+
+// The first block of a batch reports a number in its table that is of no page.
+template <int THREADS>
+static __device__ __forceinline__ void check_pages(const AttentionParameters& p) {
+  if (!p.pages || blockIdx.x != 0 || blockIdx.y != 0) return;
+  const u8* table = reinterpret_cast<const u8*>(p.pages) + blockIdx.z * p.table_stride;
+  for (int place = threadIdx.x; place < p.table_pages; place += THREADS) {
+    int page = *reinterpret_cast<const int*>(table + place * p.number_stride);
+    if (page < 0 || page >= p.page_count) report(p.failure, p.node, page);
+  }
 }
 
 // The place of a line's sums in `partial`.

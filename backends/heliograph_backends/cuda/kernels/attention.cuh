@@ -145,6 +145,7 @@ template <int T, int D, bool SPLIT>
 static __device__ __forceinline__ void attend(const AttentionParameters& p) {
   using S = Tiling<T, D, SPLIT>;
   DYNAMIC_SHARED(u8, shared);
+  check_pages<S::THREADS>(p);
   Part<T, D, SPLIT> part(p);
   // Queries use the memory of the second tile, unless they stay in shared memory; the first tile
   // uses the other stage.

@@ -7,6 +7,7 @@
 // A block has one line, and its warps share the keys.
 KERNEL(attention_few, AttentionParameters, FEW_WARPS * 32) {
   __shared__ float tops[FEW_WARPS], totals[FEW_WARPS], sums[FEW_WARPS][MOST_D];
+  check_pages<FEW_WARPS * 32>(p);
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x;
   u32 head = blockIdx.y, batch = blockIdx.z, shared_head = head / (u32)p.head_repeat;
   const u8 *q_row = query_at(p, batch, head, row), *mask = p.has_mask ? mask_at(p, batch, head, row) : nullptr;
@@ -20,8 +21,11 @@ KERNEL(attention_few, AttentionParameters, FEW_WARPS * 32) {
     sum[i] = 0.0f;
   }
   for (int key = warp; key < p.keys; key += FEW_WARPS) {
-    const u8* k = keys + key * p.k_strides[2];
-    const u8* v = values + key * p.v_strides[2];
+    const u8 *k = keys + key * p.k_strides[2], *v = values + key * p.v_strides[2];
+    if (p.pages) {
+      k = row_in_page(p, batch, keys, p.k_page_stride, p.k_strides[2], (u32)key);
+      v = row_in_page(p, batch, values, p.v_page_stride, p.v_strides[2], (u32)key);
+    }
     float product = 0.0f;
 #pragma unroll
     for (int i = 0; i < MOST_D / 32; i++)

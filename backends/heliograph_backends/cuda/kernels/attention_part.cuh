@@ -79,9 +79,20 @@ template <int T, int D, bool SPLIT> struct Part {
 #pragma unroll 1
     for (int which = 0; which < 2; which++) {
       i64 stride = which ? p.v_strides[2] : p.k_strides[2];
-      const u8* from = (which ? v : k) + (i64)number * S::KEYS * stride;
+      const u8* rows = which ? v : k;
+      u8* place = to + which * (S::KEYS * S::PITCH);
       int type = which ? p.v_type : p.k_type, columns = which ? p.dv : p.d;
-      stage<T, D, S::KEYS, S::THREADS>(from, (int)stride, type, columns, left, to + which * (S::KEYS * S::PITCH));
+      if (p.pages) {
+        i64 page_stride = which ? p.v_page_stride : p.k_page_stride;
+        auto at = [&](int row) {
+          return row_in_page(p, blockIdx.z, rows, page_stride, stride, (u32)(number * S::KEYS + row));
+        };
+        bool chunks = ((u64)rows | (u64)stride | (u64)page_stride) % 16 == 0;
+        stage_rows<T, D, S::KEYS, S::THREADS>(at, chunks, type, columns, left, place);
+      } else {
+        const u8* from = rows + (i64)number * S::KEYS * stride;
+        stage<T, D, S::KEYS, S::THREADS>(from, (int)stride, type, columns, left, place);
+      }
     }
   }
 

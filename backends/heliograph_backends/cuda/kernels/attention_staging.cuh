@@ -69,20 +69,20 @@ static __device__ __forceinline__ Chunk converted(const u8* row, int type, int f
   return made;
 }
 
-// Copies ROWS rows to shared memory; rows from `count` on and columns after the last are 0. Copies
-// are asynchronous if types and alignment allow.
-template <int T, int D, int ROWS, int THREADS>
-static __device__ __forceinline__ void stage(const u8* from, int stride, int type, int columns, int count, u8* to) {
+// Copies ROWS rows, of which `at` returns the addresses, to shared memory; rows from `count` on and
+// columns after the last are 0. Copies are asynchronous if types and alignment allow.
+template <int T, int D, int ROWS, int THREADS, class At>
+static __device__ __forceinline__ void stage_rows(At at, bool chunks, int type, int columns, int count, u8* to) {
   using R = Rows<T, D>;
   constexpr int ALL = ROWS * R::CHUNKS;
   const Chunk nothing = {};
-  if (type == T && ((u64)from | (u64)stride) % 16 == 0) {
+  if (type == T && chunks) {
 #pragma unroll 8
     for (int j = 0; j < (ALL + THREADS - 1) / THREADS; j++) {
       int i = j * THREADS + threadIdx.x, row = i / R::CHUNKS, chunk = i % R::CHUNKS;
       if (ALL % THREADS != 0 && i >= ALL) break;
       bool there = row < count && chunk * R::IN_CHUNK < columns;
-      copy_later(to + row * R::PITCH + chunk * 16, from + (there ? row * stride + chunk * 16 : 0), there ? 16 : 0);
+      copy_later(to + row * R::PITCH + chunk * 16, at(there ? row : 0) + (there ? chunk * 16 : 0), there ? 16 : 0);
     }
     return;
   }
@@ -91,8 +91,15 @@ static __device__ __forceinline__ void stage(const u8* from, int stride, int typ
     int row = i / R::CHUNKS, chunk = i % R::CHUNKS;
     bool there = row < count && chunk * R::IN_CHUNK < columns;
     *reinterpret_cast<Chunk*>(to + row * R::PITCH + chunk * 16) =
-        there ? converted<T>(from + row * stride, type, chunk * R::IN_CHUNK) : nothing;
+        there ? converted<T>(at(row), type, chunk * R::IN_CHUNK) : nothing;
   }
+}
+
+// The same of rows `stride` bytes apart.
+template <int T, int D, int ROWS, int THREADS>
+static __device__ __forceinline__ void stage(const u8* from, int stride, int type, int columns, int count, u8* to) {
+  auto at = [=](int row) { return from + row * stride; };
+  stage_rows<T, D, ROWS, THREADS>(at, ((u64)from | (u64)stride) % 16 == 0, type, columns, count, to);
 }
 
 template <int T>

@@ -1,6 +1,9 @@
 """Attention as launches: the choice of kernel, and the distribution of lines and keys over blocks.
 Pure.
 
+Keys and values in pages (flash_attn_paged) are taken for those of flash_attn_ext, in a batch whose
+tables of pages the kernels read.
+
 A line is a row of q of one head. With many rows, each head has its own blocks. With few rows, the
 lines of heads that share keys make one block, and if that gives too few blocks, blocks also share
 the keys.
@@ -17,10 +20,11 @@ from heliograph_backends.cuda.lowering.chains import FLOATS
 from heliograph_backends.cuda.lowering.launch import Filling, Launch, Located, Strides
 from heliograph_backends.cuda.lowering.products import MOST_GRID, reads_rows
 from heliograph_backends.cuda.lowering.rows import slope_power
-from heliograph_backends.cuda.lowering.target import CudaTarget, OwnSlots
+from heliograph_backends.cuda.lowering.target import Asked, CudaTarget
 from heliograph_proto.graph import Node
 from heliograph_proto.types import DTYPES, TensorType
 
+OPS = ("flash_attn_ext", "flash_attn_paged")
 #: The row widths of kernels on the matrix units. Narrower rows are padded with zeros.
 WIDTHS = {"f16": (32, 64, 96, 128, 256), "bf16": (32, 64, 96, 128, 256), "f32": (32, 64, 128, 256)}
 #: Stored block types that the kernels read directly as keys and values.
@@ -95,11 +99,43 @@ class BlockSharing(NamedTuple):
     tiles_of_split: int = 0
 
 
+class Paged(NamedTuple):
+    """Keys, values and tables of attention over pages."""
+
+    k: Located
+    v: Located
+    pages: Located
+
+
+def types_of(node: Node, operands: Sequence[TensorType]) -> Sequence[TensorType]:
+    """Return the types as those of flash_attn_ext's operands."""
+    if node.op != "flash_attn_paged":
+        return operands
+    q, k, v, mask, pages, *sinks = operands
+    shape = (q.shape[0], k.shape[1], pages.shape[1] * k.shape[2])
+    gathered = [TensorType(each.dtype, (*shape, each.shape[-1])) for each in (k, v)]
+    return [q, *gathered, mask, *sinks]
+
+
+def values_of(node: Node, values: Sequence[Located]) -> tuple[Sequence[Located], Paged | None]:
+    """Return the operands as those of flash_attn_ext, and the pages that keys and values lie in."""
+    if node.op != "flash_attn_paged":
+        return values, None
+    q, k, v, mask, pages, *sinks = values
+    _, k_type, v_type, *_ = types_of(node, [one.type for one in values])
+    of_batch = [
+        one._replace(type=type, strides=(0, *one.strides[1:])) for one, type in ((k, k_type), (v, v_type))
+    ]
+    return [q, *of_batch, mask, *sinks], Paged(k, v, pages)
+
+
 def is_attention(node: Node, operands: Sequence[TensorType]) -> bool:
     """True if a kernel computes attention with these operands."""
-    if node.op != "flash_attn_ext" or node.type.dtype.name not in FLOATS or not node.type.size:
+    if node.op not in OPS or node.type.dtype.name not in FLOATS or not node.type.size:
         return False
-    q, k, v, *rest = operands
+    if node.op == "flash_attn_paged" and 0 in (*operands[1].shape, *operands[4].shape):
+        return False
+    q, k, v, *rest = operands = types_of(node, operands)
     if any(one.dtype.name not in FLOATS for one in (q, *rest)):
         return False
     if not {k.dtype.name, v.dtype.name} <= {*FLOATS, *BLOCKS}:
@@ -150,7 +186,10 @@ def sharing_of(tiling: Tiling, q: TensorType, k: TensorType, multiprocessors: in
 
 def workspace_bytes(node: Node, operands: Sequence[TensorType], multiprocessors: int) -> int:
     """Return the bytes of partial results, which are merged at the end; 0 if there are none."""
-    if not is_attention(node, operands) or not has_tiling(operands):
+    if not is_attention(node, operands):
+        return 0
+    operands = types_of(node, operands)
+    if not has_tiling(operands):
         return 0
     q, k, v = operands[:3]
     splits = sharing_of(tiling_of(operands), q, k, multiprocessors).splits
@@ -158,8 +197,8 @@ def workspace_bytes(node: Node, operands: Sequence[TensorType], multiprocessors:
 
 
 def kernel_of(node: Node, values: Sequence[Located], target: CudaTarget) -> Tiling | None:
-    """Return the kernel on the matrix units; None if rows are not whole chunks, or a block's shared
-    memory is too small."""
+    """Return the kernel on the matrix units for operands as of flash_attn_ext; None if rows are not
+    whole chunks, or a block's shared memory is too small."""
     types = [one.type for one in values]
     if not has_tiling(types) or any(abs(one.strides[2]) >= MOST_STRIDE for one in values[:3]):
         return None
@@ -173,8 +212,11 @@ def kernel_of(node: Node, values: Sequence[Located], target: CudaTarget) -> Tili
 
 def attends(node: Node, values: Sequence[Located], target: CudaTarget) -> bool:
     """True if a kernel reads these operands in place."""
+    if not is_attention(node, [one.type for one in values]):
+        return False
+    values, _ = values_of(node, values)
     types = [one.type for one in values]
-    if not is_attention(node, types) or not reads_rows(values):
+    if not reads_rows(values):
         return False
     return kernel_of(node, values, target) is not None or not {one.dtype.name for one in types} & set(BLOCKS)
 
@@ -182,26 +224,23 @@ def attends(node: Node, values: Sequence[Located], target: CudaTarget) -> bool:
 def takes_biases(node: Node, values: Sequence[Located], target: CudaTarget) -> bool:
     """True if the kernel can add rows to queries, keys and values: they must have the type that it
     computes with."""
-    if not attends(node, values, target):
+    if node.op == "flash_attn_paged" or not attends(node, values, target):
         return False
     tiling = kernel_of(node, values, target)
     return tiling is not None and all(one.type.dtype.name == tiling.form for one in values[:3])
 
 
-def attention(
-    node: Node,
-    values: Sequence[Located],
-    result: Located,
-    own: OwnSlots,
-    target: CudaTarget,
-    biases: Sequence[Located | None] = (),
-) -> tuple[Launch, ...]:
+def attention(asked: Asked, biases: Sequence[Located | None] = ()) -> tuple[Launch, ...]:
     """Return the launches of an attention that a kernel supports.
 
     `biases` are rows that are added to q, k and v, with strides over [batch, heads, rows, d] that
     are 0 except for heads.
     """
-    filling = _filled(node, values, result)
+    node, target = asked.node, asked.target
+    values, paged = values_of(node, asked.values)
+    filling = _filled(node, values, asked.result)
+    if paged is not None:
+        _fill_pages(filling, paged, asked)
     q, k, *_ = values
     batch, heads, rows, _ = q.type.shape
     tiling = kernel_of(node, values, target)
@@ -219,7 +258,7 @@ def attention(
     if not tiling.split:
         return (filling.launch(tiling.kernel, (sharing.blocks, heads, batch), 128, shared),)
     if sharing.splits > 1:
-        filling.address("partial", Located(WORKSPACE_TYPE, own.workspace, 0, (1,)))
+        filling.address("partial", Located(WORKSPACE_TYPE, asked.own.workspace, 0, (1,)))
     grid = (sharing.blocks * sharing.splits, k.type.shape[1], batch)
     launch = filling.launch(tiling.kernel, grid, tiling.threads, shared)
     if sharing.splits == 1:
@@ -251,6 +290,19 @@ def _filled(node: Node, values: Sequence[Located], result: Located) -> Filling:
         shape, strides = _four(rest[0])
         filling.set(mask_batches=shape[0], mask_heads=shape[1], mask_strides=strides[:3])
     return filling
+
+
+def _fill_pages(filling: Filling, paged: Paged, asked: Asked) -> None:
+    """Set the places of pages and of their tables."""
+    count, _, keys, _ = paged.k.type.shape
+    filling.address("pages", paged.pages)
+    filling.address("failure", asked.report)
+    filling.divisors([keys], "page")
+    filling.set(
+        table_stride=paged.pages.strides[0], number_stride=paged.pages.strides[1],
+        k_page_stride=paged.k.strides[0], v_page_stride=paged.v.strides[0], page_count=count,
+        table_pages=paged.pages.type.shape[1], node=asked.number,
+    )  # fmt: skip
 
 
 def _four(mask: Located) -> tuple[tuple[int, ...], Strides]:

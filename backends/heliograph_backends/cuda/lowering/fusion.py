@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from heliograph_backends.cuda.driver.parameters import MOST_ADDED
+from heliograph_backends.cuda.lowering.attention import OPS
 from heliograph_backends.cuda.lowering.launch import Located
 from heliograph_backends.planning.fusion import is_row, other_operand
 from heliograph_backends.planning.groups import Group
@@ -113,7 +114,7 @@ class _Joining:
         if made.op == "get_rows":
             fits = self.types[made.operands[0]].dtype is cast.type.dtype and self.kernels.gathers(first.last)
         else:
-            fits = made.op == "flash_attn_ext" and self.kernels.attends(first.last)
+            fits = made.op in OPS and self.kernels.attends(first.last)
         return (Group("other", first.nodes + second.nodes),) if fits else None
 
     def _norm(self, first: Group, second: Group) -> tuple[Group, ...] | None:

@@ -153,8 +153,9 @@ class CudaLowering:
         if group.role == "windows":
             return self._convolution(group, storage, own)
         ops = {self.graph.nodes[number].op: number for number in group.nodes}
-        if "flash_attn_ext" in ops:
-            return self._attention(ops["flash_attn_ext"], group, storage, own)
+        attends = next((ops[op] for op in attention.OPS if op in ops), None)
+        if attends is not None:
+            return self._attention(attends, group, storage, own)
         if "get_rows" in ops:
             return self._gathered(ops["get_rows"], group, storage, own)
         return self._other(group.last, storage, own)
@@ -229,9 +230,9 @@ class CudaLowering:
         result = self._whole(node.type.shape, group, storage)
         if group.nodes[0] == number:
             values = self._operands(storage, node)
-            return attention.attention(node, values, result, own, self.target)
+            return attention.attention(Asked(number, node, values, result, own, self.target))
         values, biases = fusion.biased(self.graph, storage, group.nodes[0], number)
-        return attention.attention(node, values, result, own, self.target, biases)
+        return attention.attention(Asked(number, node, values, result, own, self.target), biases)
 
     def _whole(self, shape: tuple[int, ...], group: Group, storage: StorageLayout) -> Located:
         """Return a group's result in another shape of as many elements; both are contiguous."""

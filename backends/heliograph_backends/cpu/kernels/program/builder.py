@@ -466,8 +466,9 @@ class ProgramBuilder:
         width].
 
         `operands` are queries, keys and values [outer, keys, width], the target, and a mask [outer,
-        rows, keys] and sinks [outer, rows] or None. Strides cover two axes after the outer ones;
-        those of keys and values are of their stored elements.
+        rows, keys], sinks [outer, rows] and tables of pages (int32 [outer, pages]) or None. Strides
+        cover two axes after the outer ones; those of keys and values are of their stored elements.
+        With tables, keys and values are a page's, and a number out of range ends the run.
         """
         outer = tuple(outer)
         strides = [None if operand is None else operand.strides for operand in operands]

@@ -169,7 +169,7 @@ def _moving(kind: Kind, space: Space, words: list[int], conversion: int, places:
 def encode_attention(
     outer: tuple[int, ...], rows: int, form: Attention, operands: Sequence[Operand | None]
 ) -> Encoding:
-    """Encode attention over queries, keys, values, target, mask and sinks, see
+    """Encode attention over queries, keys, values, target, mask, sinks and tables of pages, see
     `ProgramBuilder.attention`."""
     if form.value_width % 16 or form.key_width == 0:
         raise ValueError(f"attention over rows of {form.key_width} and {form.value_width} elements")
@@ -188,10 +188,10 @@ def encode_attention(
     per_tile = max(1, round(TILE_NS * space.blocks / max(1.0, nanoseconds)))
     space = Space(outer, rows, form.value_width, space.row_block, form.value_width, per_tile)
     areas, pack_bytes = _areas(space.row_block, form)
-    words += _form_words(form) + areas + [float_bits(slope) for slope in form.slopes]
+    words += _form_words(form) + areas + _page_words(form)
+    words += [float_bits(slope) for slope in form.slopes]
     code = step_words(Kind.ATTENTION, space, words, nanoseconds, False)
-    stored = (form.key_form, form.value_form) != (FLOAT32, FLOAT32)
-    return encoding_of([code], tuple(places), space, nanoseconds, pack_bytes, stored=stored)
+    return encoding_of([code], tuple(places), space, nanoseconds, pack_bytes, stored=True)
 
 
 def _form_words(form: Attention) -> list[int]:
@@ -201,17 +201,27 @@ def _form_words(form: Attention) -> list[int]:
     return words
 
 
+def _page_words(form: Attention) -> list[int]:
+    elements, size = FORMS[Stored(form.key_form)][:2]
+    key_bytes = -(-form.key_width // elements) * size
+    if form.pages is None:
+        return [-(-form.keys // KEY_BLOCK) * KEY_BLOCK, 1, 0, 0, 0, 0, 0, key_bytes]
+    return [*form.pages, key_bytes]
+
+
 def _areas(rows: int, form: Attention) -> tuple[list[int], int]:
-    """Return the places of states, biases, scores, panels and wide values in a worker's scratch,
-    and their end."""
+    """Return the places of states, biases, scores, panels, wide values and pieces in a worker's
+    scratch, and their end."""
     panels = KEY_BLOCK // PANEL_COLUMNS * (form.key_width + 16) * PANEL_COLUMNS
     panels = max(panels, (form.value_width // PANEL_COLUMNS + 1) * KEY_BLOCK * PANEL_COLUMNS)
     wide = 0
     if form.value_form > Stored.BF16:
         wide = KEY_BLOCK * form.value_width
         panels = max(panels, FORMS[Stored(form.value_form)].block_size * PANEL_COLUMNS)
+    pieces = (KEY_BLOCK + 1 if form.pages else 2) * layout.PIECE_BYTES
+    scores = 4 * rows * KEY_BLOCK
     found, end = [], 0
-    for size in (rows * layout.STATE_BYTES, 4 * KEY_BLOCK, 4 * rows * KEY_BLOCK, 4 * panels, 4 * wide):
+    for size in (rows * layout.STATE_BYTES, 4 * KEY_BLOCK, scores, 4 * panels, 4 * wide, pieces):
         found.append(end)
         end += -(-size // _LINE) * _LINE
     return found, end

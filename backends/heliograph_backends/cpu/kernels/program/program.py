@@ -140,6 +140,22 @@ class Rotation(NamedTuple):
     """For each pair the bytes from a token's first position to the pair's position."""
 
 
+class Pages(NamedTuple):
+    """Keys and values in pages, and the tables that name them."""
+
+    keys: int
+    """Of a page."""
+    pages: int
+    """Numbers in tables are smaller."""
+    key_bytes: int
+    """From a page of keys to the next."""
+    value_bytes: int
+    tables: int
+    table_bytes: int
+    """From a table to the next."""
+    of_table: int
+
+
 class Attention(NamedTuple):
     """The sizes, data types and parameters of attention."""
 
@@ -148,8 +164,9 @@ class Attention(NamedTuple):
     value_width: int
     """A multiple of 16."""
     key_form: int
-    """`elements.FLOAT32`, or a `Stored`."""
+    """A `Stored`."""
     value_form: int
+    """`elements.FLOAT32`, or a `Stored`."""
     mask_conversion: int
     """The conversion of the mask to float32."""
     scale: float
@@ -159,6 +176,7 @@ class Attention(NamedTuple):
     """Byte strides of outer indices and rows in `slopes`, at 8 bytes each."""
     slopes: tuple[float, ...] = ()
     """The factor of each head's mask; empty: 1."""
+    pages: Pages | None = None
 
 
 class Geometry(NamedTuple):

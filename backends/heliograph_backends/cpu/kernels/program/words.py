@@ -145,11 +145,12 @@ VALUES: Final = KEYS + OPERAND_WORDS
 ATTENDED: Final = VALUES + OPERAND_WORDS
 MASK: Final = ATTENDED + OPERAND_WORDS
 SINKS: Final = MASK + OPERAND_WORDS
-HEADS: Final = SINKS + OPERAND_WORDS
+PAGES: Final = SINKS + OPERAND_WORDS
+HEADS: Final = PAGES + OPERAND_WORDS
 KEY_COUNT: Final = HEADS + OPERAND_WORDS
 KEY_WIDTH: Final = KEY_COUNT + 1
-KEY_FORM: Final = KEY_COUNT + 2  # 1: float32; else a `Stored`, see `stored_types`
-VALUE_FORM: Final = KEY_COUNT + 3
+KEY_FORM: Final = KEY_COUNT + 2  # a `Stored`, see `stored_types`
+VALUE_FORM: Final = KEY_COUNT + 3  # 1: float32; else a `Stored`
 VALUE_ELEMENTS: Final = KEY_COUNT + 4  # of a block of values
 VALUE_BYTES: Final = KEY_COUNT + 5
 MASK_CONVERSION: Final = KEY_COUNT + 6  # to float32, see `elements`
@@ -161,9 +162,27 @@ BIASES_AT: Final = KEY_COUNT + 11
 SCORES_AT: Final = KEY_COUNT + 12
 PANELS_AT: Final = KEY_COUNT + 13
 WIDE_VALUES_AT: Final = KEY_COUNT + 14
-SLOPES: Final = KEY_COUNT + 15
+PIECES_AT: Final = KEY_COUNT + 15
+# Without tables of pages, all keys are one page.
+PAGE_KEYS: Final = KEY_COUNT + 16
+PAGE_COUNT: Final = KEY_COUNT + 17  # numbers in tables must be smaller
+KEY_PAGE_BYTES: Final = KEY_COUNT + 18  # from a page to the next
+VALUE_PAGE_BYTES: Final = KEY_COUNT + 19
+TABLES: Final = KEY_COUNT + 20
+TABLE_BYTES: Final = KEY_COUNT + 21  # from a table to the next
+TABLE_PAGES: Final = KEY_COUNT + 22
+KEY_BYTES: Final = KEY_COUNT + 23  # of a row of keys
+SLOPES: Final = KEY_COUNT + 24
 # Keys whose scores are held at the same time.
 KEY_BLOCK: Final = 128
+# The pieces of a block of keys, each of one page: the first key's place in the block, the number of
+# keys, and the addresses of keys and values, 0 if the mask hides them all. After them is that of
+# the keys that come next.
+PIECE_FIRST: Final = 0
+PIECE_COUNT: Final = 1
+PIECE_KEYS: Final = 2
+PIECE_VALUES: Final = 3
+PIECE_BYTES: Final = 4 * WORD_BYTES
 # The state of each row during the pass over the keys: the largest score, the factor of the sums
 # (both float32), and the sum of powers (float64).
 LARGEST_SCORE: Final = 0

@@ -20,7 +20,7 @@ from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import SHORTS, from_bfloat, from_half
 from heliograph_backends.cpu.kernels.program.elements import FLOAT32
 from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS, Stored
-from heliograph_backends.cpu.kernels.program.words import LARGEST_SCORE, RESCALED, TOTAL
+from heliograph_backends.cpu.kernels.program.words import CACHE_LINE_BYTES, LARGEST_SCORE, RESCALED, TOTAL
 from heliograph_backends.cpu.kernels.rows.row import tree
 from heliograph_backends.cpu.kernels.rows.soft_max import NEGATIVE_INFINITY
 from heliograph_backends.cpu.kernels.vector import vector_math
@@ -178,6 +178,7 @@ def _add_values(form: int, most: int, width: int) -> Callable[..., None]:
         keys: Any,
         columns: Any,
         first: Any,
+        after: Any,
     ) -> None:
         last_row, last = builder.sub(rows, integer(1)), builder.sub(columns, integer(LANES))
         numbers = [_least(builder, integer(row), last_row) for row in range(most)]
@@ -196,7 +197,7 @@ def _add_values(form: int, most: int, width: int) -> Callable[..., None]:
             _open_sums(builder, cells, places, first)
             with loop(builder, integer(0), keys, 1) as key:
                 here = builder.add(values, builder.mul(values_row, key))
-                ahead = builder.add(here, builder.mul(values_row, integer(KEYS_AHEAD)))
+                ahead = _ahead(builder, values, after, values_row, key, keys)
                 for offset in offsets[:: 64 // (LANES * PLAIN_FORMS[form])]:
                     prefetch(builder, builder.add(ahead, builder.mul(offset, integer(PLAIN_FORMS[form]))))
                 found = [
@@ -215,6 +216,14 @@ def _add_values(form: int, most: int, width: int) -> Callable[..., None]:
     return body
 
 
+def _ahead(builder: Any, values: Any, after: Any, row: Any, key: Any, keys: Any) -> Any:
+    """Return the address of the row that is read some rows after a key's."""
+    number = builder.add(key, integer(KEYS_AHEAD))
+    behind = builder.icmp_signed(">=", number, keys)
+    number = builder.select(behind, builder.sub(number, keys), number)
+    return builder.add(builder.select(behind, after, values), builder.mul(row, number))
+
+
 def _least(builder: Any, first: Any, second: Any) -> Any:
     return builder.select(builder.icmp_signed("<", first, second), first, second)
 
@@ -229,7 +238,7 @@ def _open_sums(builder: Any, cells: Any, places: Any, first: Any) -> None:
             builder.store(Lanes.load(builder, address).value, cell)
 
 
-@emitted(types.void, *[types.int64] * 11)
+@emitted(types.void, *[types.int64] * 12)
 def add_values(
     builder: Any,
     form: Any,
@@ -243,8 +252,10 @@ def add_values(
     keys: Any,
     columns: Any,
     first: Any,
+    after: Any,
 ) -> None:
-    """Add powers times values to up to FEW_ROWS rows of the target; columns are whole vectors."""
+    """Add powers times values to up to FEW_ROWS rows of the target; columns are whole vectors. The
+    values `after` come next."""
     done = builder.append_basic_block("values.done")
     switch = builder.switch(form, done)
     arguments = [
@@ -258,6 +269,7 @@ def add_values(
         keys,
         columns,
         first,
+        after,
     ]
     for each in PLAIN_FORMS:
         with builder.goto_block(builder.append_basic_block(f"values.{each}")):
@@ -268,36 +280,51 @@ def add_values(
                     with branch:
                         body = _add_values(each, most, width)
                         name = f"add_values_{most}_{each}"
-                        builder.call(subroutine(builder, name, (I64,) * 10, body), arguments)
+                        builder.call(subroutine(builder, name, (I64,) * 11, body), arguments)
             builder.branch(done)
     builder.position_at_end(done)
 
 
 def _pack_values(form: int) -> Callable[..., None]:
-    def body(builder: Any, target: Any, source: Any, step: Any, keys: Any, columns: Any) -> None:
+    size = LANES * PLAIN_FORMS[form]
+
+    def body(builder: Any, target: Any, source: Any, step: Any, keys: Any, columns: Any, after: Any) -> None:
+        second = builder.icmp_signed(">", columns, integer(LANES))
         with loop(builder, integer(0), keys, 1) as key:
             here = builder.add(source, builder.mul(step, key))
+            ahead = _ahead(builder, source, after, step, key, keys)
+            for line in range(0, 2 * size, CACHE_LINE_BYTES):
+                prefetch(builder, builder.add(ahead, integer(line)))
             row = builder.add(target, builder.mul(key, integer(PANEL_ROW_BYTES)))
             _load(builder, form, here).store(row)
-            second = builder.icmp_signed(">", columns, integer(LANES))
             with builder.if_then(second):
-                lanes = _load(builder, form, builder.add(here, integer(LANES * PLAIN_FORMS[form])))
+                lanes = _load(builder, form, builder.add(here, integer(size)))
                 lanes.store(builder.add(row, integer(4 * LANES)))
 
     return body
 
 
-@emitted(types.void, *[types.int64] * 6)
+@emitted(types.void, *[types.int64] * 7)
 def pack_values(
-    builder: Any, form: Any, target: Any, source: Any, step: Any, keys: Any, columns: Any
+    builder: Any, form: Any, target: Any, source: Any, step: Any, keys: Any, columns: Any, after: Any
 ) -> None:
-    """Pack a panel of one or two vectors of each row of values; rows are `step` bytes apart."""
+    """Pack a panel of one or two vectors of each row of values; rows are `step` bytes apart. The
+    values `after` come next."""
     done = builder.append_basic_block("pack.done")
     switch = builder.switch(form, done)
     for each in PLAIN_FORMS:
         with builder.goto_block(builder.append_basic_block(f"pack.{each}")):
             switch.add_case(integer(each), builder.block)
-            function = subroutine(builder, f"pack_values_{each}", (I64,) * 5, _pack_values(each))
-            builder.call(function, [target, source, step, keys, columns])
+            function = subroutine(builder, f"pack_values_{each}", (I64,) * 6, _pack_values(each))
+            builder.call(function, [target, source, step, keys, columns, after])
             builder.branch(done)
     builder.position_at_end(done)
+
+
+@emitted(types.void, *[types.int64] * 4)
+def fetch_rows(builder: Any, source: Any, step: Any, rows: Any, size: Any) -> None:
+    """Prefetch rows of `size` bytes, `step` bytes apart."""
+    with loop(builder, integer(0), rows, 1) as row:
+        here = builder.add(source, builder.mul(step, row))
+        with loop(builder, integer(0), size, CACHE_LINE_BYTES) as line:
+            prefetch(builder, builder.add(here, line), 2)

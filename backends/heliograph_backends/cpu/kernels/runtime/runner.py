@@ -70,6 +70,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     Status,
 )
 from heliograph_backends.cpu.kernels.rows.moves import has_outside
+from heliograph_backends.cpu.kernels.rows.pages import names_no_page
 from heliograph_backends.cpu.kernels.vector.atomics import (
     atomic_add,
     atomic_exchange,
@@ -91,6 +92,7 @@ from heliograph_backends.cpu.kernels.vector.space import locate
 OK, ABORTED = int(Status.OK), int(Status.ABORTED)
 INVALID, OUTSIDE, PAUSED = int(Status.INVALID), int(Status.OUTSIDE), int(Status.PAUSED)
 ELEMENTWISE, EXPERTS = int(Kind.ELEMENTWISE), int(Kind.EXPERTS)
+ATTENTION = int(Kind.ATTENTION)
 GATHER, SCATTER = int(Kind.GATHER), int(Kind.SCATTER)
 LAST_KIND = int(max(Kind))
 PARKED, WAITING, POSTED, TAKEN = (int(each) for each in Mail)
@@ -202,6 +204,9 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
             atomic_store(control, FAILED_STEP, number)
             return OUTSIDE
         if is_new and kind == EXPERTS and names_no_expert(step, slots, control):
+            atomic_store(control, FAILED_STEP, number)
+            return OUTSIDE
+        if is_new and kind == ATTENTION and names_no_page(step, slots, control):
             atomic_store(control, FAILED_STEP, number)
             return OUTSIDE
         if begins and word(step, TOGETHER) >> 1 > opened:
