@@ -30,7 +30,6 @@ class _Paged:
     table: hg.Value
     #: The places of the graph's tokens in the cache, i32 [n].
     places: hg.Value
-    _read: hg.Value | None = None
 
     @property
     def context(self) -> int:
@@ -44,19 +43,14 @@ class _Paged:
 
     @property
     def parts(self) -> int:
-        """One for each sequence."""
-        return self.table.shape[0]
+        """Its pages."""
+        return self.total
 
     def write(self, graph: hg.Graph, which: str, new: hg.Value, places: hg.Value) -> hg.Value:
-        """Write rows, and return those of the tables."""
+        """Write rows, and return those of all pages."""
         shape = (self.total * PAGE, new.shape[1])
         variable = graph.variable(f"{self.cache.name}/{which}", shape, self.cache.dtype)
-        kept = hg.assign(variable, ops.set_rows(variable, new, self.places))
-        if self._read is None:
-            within = graph.constant(np.arange(PAGE, dtype=np.int32))
-            rows = hg.expand_dims(self.table, axis=2) * PAGE + within
-            self._read = hg.reshape(rows, (self.parts * self.rows,))
-        return ops.get_rows(kept, self._read)
+        return hg.assign(variable, ops.set_rows(variable, new, self.places))
 
     def attend(
         self,
@@ -67,8 +61,8 @@ class _Paged:
         *sinks: hg.Value,
         **attributes: float,
     ) -> hg.Value:
-        """Attend to the rows of the tables."""
-        return ops.flash_attn_ext(queries, keys, values, mask, *sinks, **attributes)
+        """Attend to the pages of the tables."""
+        return ops.flash_attn_paged(queries, keys, values, mask, self.table, *sinks, **attributes)
 
 
 @dataclass(frozen=True, slots=True)
