@@ -92,8 +92,9 @@ class MarkedReader:
             if head.startswith(self._form.separator):
                 self._space, self._may_be_bare = self._form.separator, True
                 self._text = head[len(self._space) :]
-        if self._may_be_bare and (head := self._text.lstrip()):
-            if head[0] in "{[" or (head.startswith("```") and _FENCE.match(head + " ")):
+        if self._may_be_bare:
+            head = self._text.lstrip()
+            if head[:1] in ("{", "[") or (head.startswith("```") and _FENCE.match(head + " ")):
                 self._space += self._text[: len(self._text) - len(head)]
                 self._text, self._may_be_bare = head, False
                 self._enter("call", "")

@@ -1,0 +1,288 @@
+"""Answers that follow schemas, regular expressions and grammars."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from forked_daemons import running_daemon
+from gguf_files import write_model
+from random_schemas import random_schema
+
+import heliograph as hg
+from heliograph.llm import LanguageModel, Result
+from heliograph.llm.constraints import constraint_of
+from heliograph.llm.language_model import Asked
+from heliograph.llm.serving import Bounds, Server
+from heliograph.llm.serving.answering import Answering
+
+SECONDS = 90.0
+PROMPT = "The daemon serves graphs"
+NAMED = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "the daemon": {"enum": ["serves", "runs"]}},
+    "required": ["name", "the daemon"],
+    "additionalProperties": False,
+}
+#: Exhausts the stack of the process that compiles it.
+DEEP = {
+    "$defs": {**{f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(6000)}, "a6000": {}},
+    "$ref": "#/$defs/a0",
+}
+#: Exhausts its time.
+LONG = {"type": "integer", "multipleOf": 999_983}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def path(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """A vocabulary of SentencePiece's kind, and one of bytes."""
+    return write_model(folder / f"{request.param}.gguf", request.param, "q8_0", context=512)
+
+
+@pytest.fixture(scope="module")
+def small(folder: Path) -> Path:
+    return write_model(folder / "small.gguf", "qwen2", "q8_0", context=512)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running_daemon("--device", "cpu:threads=2,memory=1GiB") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def llm(url: str, path: Path) -> Iterator[LanguageModel]:
+    with hg.connect(url, progress=None) as session:
+        llm = hg.llm.load(session, path)
+        yield llm
+        llm.close()
+
+
+@asynccontextmanager
+async def serving(url: str, path: Path, slots: int = 8) -> AsyncIterator[Server]:
+    async with hg.aio.connect(url) as session:
+        server = await Server.load(session, path, bounds=Bounds(slots))
+        try:
+            async with asyncio.timeout(SECONDS):
+                yield server
+        finally:
+            await server.close()
+
+
+async def begun(server: Server, tokens: list[int], options: dict[str, Any]) -> Answering:
+    """An answer that the server writes, with its grammar."""
+    names = ("schema", "regex", "grammar")
+    asked = Asked(tokens, constraint_of(*(options.get(name) for name in names)))
+    [matcher] = await server.follow(asked, 1)
+    return server.submit(asked, matcher=matcher, **options)
+
+
+async def read(answering: Answering) -> Result:
+    async for _ in answering:
+        pass
+    return answering.result
+
+
+def same(one: Result, other: Result) -> bool:
+    return (one.tokens, one.text, one.finish_reason) == (other.tokens, other.text, other.finish_reason)
+
+
+def test_each_answer_of_random_schemas_is_valid(url: str, path: Path) -> None:
+    async def body(server: Server, number: int) -> None:
+        rng = random.Random(number)
+        schema = random_schema(rng)
+        options = {"schema": schema, "seed": number, "max_tokens": 450, "temperature": rng.choice((0.0, 1.0))}
+        result = await read(await begun(server, server.model.tokenizer.encode(PROMPT), options))
+        assert result.finish_reason == "stop", (number, schema, result.text)
+        jsonschema.validate(json.loads(result.text), schema)
+
+    async def run() -> None:
+        async with serving(url, path, 16) as server:
+            await asyncio.gather(*(body(server, number) for number in range(60)))
+            await asyncio.gather(*(body(server, number) for number in range(60, 100)))
+
+    asyncio.run(run())
+
+
+def test_a_regular_expression_and_grammars_hold_for_the_whole_answer(llm: LanguageModel) -> None:
+    options: dict[str, Any] = {"max_tokens": 60, "seed": 4}
+    pattern = "(?:[0-9]{3}-)?/[a-cé]{2,5}/"
+    found = llm.generate(PROMPT, regex=pattern, **options).result()
+    assert re.fullmatch(pattern, found.text) and found.finish_reason == "stop"
+    lark = 'start: greeting " " NAME "."\ngreeting: "Hello" | "Salut"\nNAME: /[A-Z][a-z]{1,6}/'
+    assert re.fullmatch(
+        r"(Hello|Salut) [A-Z][a-z]{1,6}\.", llm.generate(PROMPT, grammar=lark, **options).text
+    )
+    gbnf = 'root ::= ("yes" | "no") " " number\nnumber ::= [1-9] [0-9]{0,3}'
+    assert re.fullmatch(r"(yes|no) [1-9][0-9]{0,3}", llm.generate(PROMPT, grammar=gbnf, **options).text)
+    value = llm.generate(PROMPT, schema=True, max_tokens=200, temperature=0).result()
+    assert value.finish_reason == "length" or value.parsed() is not None or value.text == "null"
+
+
+def test_tokens_that_are_forced_are_the_same_in_a_chunk_and_step_by_step(llm: LanguageModel) -> None:
+    for seed in range(3):
+        options: dict[str, Any] = {"schema": NAMED, "seed": seed, "max_tokens": 80}
+        chunk = llm.generate(PROMPT, **options).result()
+        steps = llm.generate(PROMPT, logprobs=True, **options).result()
+        assert same(chunk, steps) and len(steps.logprobs) == len(steps.tokens)
+        assert chunk.parsed()["the daemon"] in ("serves", "runs")
+    # What the cache kept of the forced tokens is right.
+    free: dict[str, Any] = {"max_tokens": 8, "seed": 1}
+    again = llm.generate([*llm.tokenizer.encode(PROMPT), *chunk.tokens], **free).result()
+    assert again.reused_tokens > 20
+    llm.generate("Another", max_tokens=1).result()
+    assert same(again, llm.generate([*llm.tokenizer.encode(PROMPT), *chunk.tokens], **free).result())
+
+
+def test_log_probabilities_are_those_of_the_model_without_the_grammar(llm: LanguageModel) -> None:
+    free = llm.generate(PROMPT, max_tokens=1, temperature=0, logprobs=True).result().logprobs[0]
+    held = llm.generate(PROMPT, regex="[0-9]{2}", max_tokens=1, temperature=0, logprobs=True).result()
+    assert held.logprobs[0].alternatives == free.alternatives
+    assert held.logprobs[0].logprob <= free.logprob
+
+
+def test_an_answer_beside_others_is_what_it_is_alone(url: str, path: Path) -> None:
+    def options(number: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"seed": number, "max_tokens": 70, "temperature": 0.9}
+        kinds: list[dict[str, Any]] = [{}, {"schema": NAMED}, {"regex": "[a-z]{3,9}"}, {"schema": NAMED}]
+        return {**found, **kinds[number % 4], "logprobs": number % 5 == 0}
+
+    async def run() -> list[tuple[list[int], Result]]:
+        async with serving(url, path, 16) as server:
+            prompts = [server.model.tokenizer.encode(PROMPT + " now" * number) for number in range(16)]
+            answers = [await begun(server, one, options(number)) for number, one in enumerate(prompts)]
+            together = await asyncio.gather(*map(read, answers))
+            for number in (0, 1, 2, 5, 7):
+                alone = await read(await begun(server, prompts[number], options(number)))
+                assert same(alone, together[number]), number
+            return list(zip(prompts, together, strict=True))
+
+    found = asyncio.run(run())
+    with hg.connect(url, progress=None) as session:
+        llm = hg.llm.load(session, path)
+        for number in (0, 1, 2, 7):
+            tokens, result = found[number]
+            assert same(llm.generate(tokens, **options(number)).result(), result), number
+        llm.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [
+        ({"schema": {"type": "frob"}}, hg.InvalidArgumentError, "schema cannot be followed: Invalid type"),
+        ({"schema": {"not": {}}}, hg.InvalidArgumentError, "Unimplemented keys"),
+        (
+            {"schema": {"type": "string", "minLength": 5, "maxLength": 2}},
+            hg.InvalidArgumentError,
+            "Unsatis",
+        ),
+        ({"schema": False}, hg.InvalidArgumentError, "schema is False"),
+        ({"schema": {"a": {1, 2}}}, hg.InvalidArgumentError, "cannot be written as JSON"),
+        ({"regex": "a(b"}, hg.InvalidArgumentError, "regex cannot be followed: .*unclosed group"),
+        ({"regex": 5}, hg.InvalidArgumentError, "regex is 5"),
+        ({"grammar": 'start: "a" b'}, hg.InvalidArgumentError, "unknown name"),
+        ({"grammar": "root ::= ("}, hg.InvalidArgumentError, "grammar cannot be followed"),
+        ({"schema": {}, "regex": "a"}, hg.InvalidArgumentError, "schema and regex are given"),
+        ({"regex": "a" * 300_000}, hg.LimitExceededError, "regex has 300,000 characters"),
+        ({"schema": DEEP}, hg.LimitExceededError, "schema takes more than 2 seconds"),
+        ({"grammar": "start: /" + "(" * 5000}, hg.HeliographError, "grammar"),
+    ],
+)
+def test_bad_constraints_are_refused_and_the_next_answer_goes_on(
+    llm: LanguageModel, options: Any, kind: type[Exception], match: str
+) -> None:
+    with pytest.raises(kind, match=match):
+        llm.generate(PROMPT, max_tokens=4, **options).result()
+    assert llm.generate(PROMPT, regex="[0-9]{2}", max_tokens=4).text.isdecimal()
+
+
+def test_an_answer_that_is_cut_says_so(llm: LanguageModel) -> None:
+    cut = llm.generate(PROMPT, schema=NAMED, max_tokens=12).result()
+    assert cut.finish_reason == "length" and cut.text.startswith('{"name": "')
+    with pytest.raises(hg.LimitExceededError, match="ended after 12 tokens, before its JSON did"):
+        cut.parsed()
+    with pytest.raises(hg.InvalidArgumentError, match="the answer is no JSON"):
+        llm.generate(PROMPT, regex="[a-z]{3}", max_tokens=12).result().parsed()
+
+
+def test_a_bias_against_what_the_grammar_allows_is_an_error(llm: LanguageModel) -> None:
+    digits = {token: float("-inf") for token in range(len(llm.tokenizer)) if token not in llm.tokenizer.stops}
+    with pytest.raises(hg.InvalidArgumentError, match="cannot be followed|no token that it allows"):
+        llm.generate(PROMPT, regex="[0-9]{2}", logit_bias=digits, max_tokens=4).result()
+
+
+def test_a_process_of_grammars_that_dies_is_started_again(llm: LanguageModel) -> None:
+    answer = llm.generate(PROMPT, schema=NAMED, max_tokens=60, seed=1)
+    expected = answer.text
+    process = llm.matching._process
+    assert process is not None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert llm.generate(PROMPT, schema=NAMED, max_tokens=60, seed=1).text == expected
+
+
+def test_asyncio_answers_follow_grammars_too(url: str, small: Path) -> None:
+    async def run() -> None:
+        async with hg.aio.connect(url) as session:
+            llm = await hg.llm.load(session, small)
+            result = await llm.generate(PROMPT, schema=NAMED, max_tokens=60)
+            assert result.parsed()["the daemon"] in ("serves", "runs")
+            with pytest.raises(hg.InvalidArgumentError):
+                await llm.generate(PROMPT, schema={"type": "frob"})
+            answer = llm.generate(PROMPT, schema=NAMED)
+            assert (await anext(answer))[0] == "{"
+            await answer.aclose()
+            assert (await llm.generate(PROMPT, regex="[0-9]")).text.isdecimal()
+            await llm.close()
+
+    asyncio.run(run())
+
+
+def test_a_hostile_schema_keeps_nobody_waiting(url: str, small: Path) -> None:
+    async def run() -> None:
+        async with serving(url, small, 4) as server:
+            tokens = server.model.tokenizer.encode(PROMPT)
+            hostile = asyncio.create_task(begun(server, tokens, {"schema": LONG}))
+            for seed in range(3):
+                await read(server.submit(tokens, max_tokens=4, seed=seed))
+                await read(await begun(server, tokens, {"regex": "[0-9]{2}", "max_tokens": 4}))
+            turns = 0
+            while not hostile.done():
+                await asyncio.sleep(0.01)
+                turns += 1
+            with pytest.raises(hg.LimitExceededError, match="schema takes more than 2 seconds"):
+                await hostile
+            assert turns > 5 and not list(server.scheduler.all_jobs)
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_leaves_ends_the_process_of_its_grammar(url: str, small: Path) -> None:
+    async def run() -> None:
+        async with serving(url, small, 2) as server:
+            tokens = server.model.tokenizer.encode(PROMPT)
+            first = await begun(server, tokens, {"schema": {"type": "array", "items": {"type": "string"}}})
+            await anext(aiter(first))
+            first.close()
+            matcher = first.matcher
+            assert matcher is not None
+            second = await read(await begun(server, tokens, {"schema": NAMED, "max_tokens": 60}))
+            assert second.parsed() and not server.scheduler.jobs
+            with pytest.raises(hg.LimitExceededError):
+                matcher.take(5)
+
+    asyncio.run(run())
