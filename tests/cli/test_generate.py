@@ -70,6 +70,29 @@ def test_adapters_have_a_scale_behind_their_file(
     assert "cannot read absent.gguf" in capsys.readouterr().err
 
 
+def test_answers_follow_a_schema_a_grammar_or_a_pattern(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.gbnf"
+    schema.write_text('{"enum": ["über", 12, null]}', encoding="utf-8")
+    grammar.write_text('root ::= "yes" | "no"', encoding="utf-8")
+    arguments = ["generate", str(model), "-p", PROMPT, "--seed", "3", "--server", "local:"]
+    assert main([*arguments, "--json-schema", str(schema)]) == 0
+    assert json.loads(capsys.readouterr().out) in ("über", 12, None)
+    assert main([*arguments, "--grammar", str(grammar)]) == 0
+    assert capsys.readouterr().out in ("yes\n", "no\n")
+    assert main([*arguments, "--regex", "[0-9]{3}"]) == 0
+    assert capsys.readouterr().out.strip().isdecimal()
+    schema.write_text("{", encoding="utf-8")
+    for given, match in (
+        (["--json-schema", str(schema)], "is not JSON"),
+        (["--grammar", str(tmp_path / "none")], "cannot read"),
+        (["--regex", "("], "regex cannot be followed"),
+    ):
+        assert main([*arguments, *given]) != 0
+        assert match in capsys.readouterr().err
+
+
 def test_chat_answers_each_line_with_all_before_it(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

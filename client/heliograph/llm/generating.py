@@ -65,7 +65,7 @@ class Result:
     reused_tokens: int = 0
     prompt_seconds: float = 0.0
     seconds: float = 0.0
-    #: What the model wrote for itself before its message, in a chat.
+    #: The model's thoughts before its message, in a chat.
     reasoning: str = ""
     #: The tools that it calls, in a chat with tools.
     tool_calls: list[ToolCall] = field(default_factory=list)

@@ -237,7 +237,7 @@ class ModelBase:
 
     @cached_property
     def matching(self) -> Matching:
-        """What follows grammars with this model's tokens."""
+        """The constraints of this model's vocabulary."""
         return Matching(self.tokenizer)
 
     def asked(
@@ -331,9 +331,9 @@ class LanguageModel(ModelBase):
         Args:
             messages: Mappings as {"role": "user", "content": "Hello!"}. The template may know
                 further keys.
-            tools: Functions that the model may call, as in OpenAI's interface. Those that it calls are
-                `answer.tool_calls`; the caller runs them, and adds `answer.message` and messages of
-                the role "tool" with their results.
+            tools: Functions that the model may call, as in OpenAI's interface. Its calls are
+                `answer.tool_calls`; the caller makes them, and adds `answer.message` and messages
+                of the role "tool" with their results.
             tool_choice: "auto", "none", "required", or {"type": "function", "function": {"name":
                 ...}} for a call of this one.
             variables: Variables of the template, such as {"enable_thinking": False}.

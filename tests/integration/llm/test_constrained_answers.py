@@ -140,7 +140,7 @@ def test_tokens_that_are_forced_are_the_same_in_a_chunk_and_step_by_step(llm: La
         steps = llm.generate(PROMPT, logprobs=True, **options).result()
         assert same(chunk, steps) and len(steps.logprobs) == len(steps.tokens)
         assert chunk.parsed()["the daemon"] in ("serves", "runs")
-    # What the cache kept of the forced tokens is right.
+    # The cache has the forced tokens.
     free: dict[str, Any] = {"max_tokens": 8, "seed": 1}
     again = llm.generate([*llm.tokenizer.encode(PROMPT), *chunk.tokens], **free).result()
     assert again.reused_tokens > 20

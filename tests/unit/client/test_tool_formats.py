@@ -120,7 +120,7 @@ def test_calls_are_read_wherever_the_text_is_cut(name: str, text: str, expected:
     assert in_all_cuts(FORMS[name], text) == expected
 
 
-#: What looks like a call and is none.
+#: Texts that look like calls and are none.
 NONE = [
     ("hermes", '<tool_call>{"name": 5}</tool_call> and more'),
     ("hermes", "<tool_call>{'name': 'now'}</tool_call>"),

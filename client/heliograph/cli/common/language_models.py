@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from io import TextIOWrapper
@@ -74,6 +75,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--stop", metavar="TEXT", action="append", help="text that ends an answer; may be given several times"
     )
+    group.add_argument(
+        "--json-schema", metavar="FILE", type=Path, help="file with a JSON schema that answers follow"
+    )
+    group.add_argument(
+        "--grammar", metavar="FILE", type=Path, help="file with a grammar that answers follow: Lark's or GBNF"
+    )
+    group.add_argument("--regex", metavar="PATTERN", help="regular expression that whole answers match")
 
 
 def scaled(text: str) -> tuple[str, float]:
@@ -134,9 +142,29 @@ def plain_name(file: str) -> str:
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of an answer that were given."""
-    given = {name: getattr(arguments, name) for name in (*SAMPLING, "stop")}
+    """Return the options of an answer that were given. Raises InvalidArgumentError."""
+    given = {name: getattr(arguments, name) for name in (*SAMPLING, "stop", "regex")}
+    if arguments.json_schema is not None:
+        given["schema"] = _schema(arguments.json_schema)
+    if arguments.grammar is not None:
+        given["grammar"] = _text(arguments.grammar)
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise hg.InvalidArgumentError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise hg.InvalidArgumentError(f"{path} is not UTF-8: {error}") from None
+
+
+def _schema(path: Path) -> Any:
+    try:
+        return json.loads(_text(path))
+    except ValueError as error:
+        raise hg.InvalidArgumentError(f"{path} is not JSON: {error}") from None
 
 
 def standard_input() -> TextIO:

@@ -11,7 +11,7 @@ from heliograph.errors import InvalidArgumentError, LimitExceededError
 
 #: The longest schema, regular expression or grammar, in characters.
 MAX_CHARACTERS = 256 * 1024
-#: How answers write JSON, as Python's json does: what the grammar leaves no choice for needs no step.
+#: The way to write JSON, as Python's json does: fixed spaces leave no choice, and need no step.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -19,7 +19,7 @@ JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 class Constraint:
     """A grammar that an answer follows."""
 
-    #: What the caller calls it: "schema", "regex", "grammar".
+    #: The caller's name for it: "schema", "regex", "grammar".
     name: str
     #: The text in one of the library's notations: "json", "lark", "gbnf".
     notation: str

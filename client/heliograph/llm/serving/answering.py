@@ -22,7 +22,7 @@ class Delta:
     logprob: Logprob | None = None
     #: Whether it came with a token.
     is_token: bool = False
-    #: What the model writes for itself, and the tools that it calls.
+    #: The model's thoughts, and the tools that it calls.
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
 
@@ -42,7 +42,7 @@ class Answering:
         self, job: Job, request: Request, pieces: AnyPieces, result: Result, deadline: float
     ) -> None:
         self.job = job
-        #: What its grammar allows, if it has one.
+        #: Its grammar, if it follows one.
         self.matcher: Matcher | None = None
         self.request = request
         self.result = result
@@ -51,7 +51,7 @@ class Answering:
         #: By `time.perf_counter`.
         self.begun = time.perf_counter()
         self._pieces = pieces
-        #: What was given of the result's reasoning and calls.
+        #: The parts of the result's reasoning and calls that were given.
         self._thought = self._calls = 0
         self._deltas: asyncio.Queue[Delta | hg.HeliographError | None] = asyncio.Queue()
         self._leave: Callable[[Answering], None] = lambda _: None

@@ -14,13 +14,13 @@ class Format:
     #: The marks around a call, or around an array of calls; empty: none.
     begin: str = ""
     end: str = ""
-    #: What the arguments are called.
+    #: The name of the arguments.
     arguments: str = "arguments"
     #: Whether calls are elements of an array.
     is_array: bool = False
     #: Whether a call is also JSON at the begin of the answer, without a mark.
     is_bare: bool = False
-    #: What stands between bare calls; empty: there is one.
+    #: The mark between bare calls; empty: there is one.
     separator: str = ""
     #: The mark between a name and its arguments, where they are no JSON object together.
     named: str = ""
@@ -31,7 +31,7 @@ class Format:
 
     @property
     def has_thoughts(self) -> bool:
-        """Whether its messages have parts that are no text of theirs, also without tools."""
+        """True if its messages have thoughts, also without tools."""
         return self.thought is not None or self.name == "harmony"
 
     @property

@@ -30,7 +30,7 @@ def forcing(
 
 
 def _calls(form: Format, is_parallel: bool, mark: Callable[[str], str]) -> str:
-    """What holds all calls of an answer; forms that are not listed have one."""
+    """Return the rule of all calls of an answer; forms that are not listed have one."""
     if form.is_array:
         rest = ' (", " call)*' if is_parallel else ""
         return f'{mark(form.begin)} "[" call{rest} "]" {mark(form.end) if form.end else ""}'
@@ -80,7 +80,7 @@ def _call(form: Format, tool: Tool, arguments: str, mark: Callable[[str], str]) 
 
 
 def _before(form: Format, mark: Callable[[str], str], is_thinking: bool) -> str:
-    """What may stand before the calls."""
+    """Return the rule of the text before the calls."""
     if form.name == "harmony":
         return "thought?"
     if form.thought is None:

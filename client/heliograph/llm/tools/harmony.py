@@ -26,7 +26,7 @@ class HarmonyReader:
     def __init__(self, names: Collection[str]) -> None:
         self._has_tools = bool(names)
         self._text = ""
-        #: What stands before the present message's text; None: no message has begun.
+        #: The header of the present message; None: no message has begun.
         self._header: str | None = None
         self._channel = "final"
         self._name = ""

@@ -50,7 +50,7 @@ class MarkedReader:
         self._form = form
         self._names = names
         self._text = ""
-        #: What is read now: "text", "thought" or "call".
+        #: The part that is read now: "text", "thought" or "call".
         self._state = "thought" if is_thinking else "text"
         #: The mark before the present call.
         self._begin = ""
@@ -158,7 +158,7 @@ class MarkedReader:
             self._may_repeat = self._form.separator != ""
             yield from calls
             return
-        # What begins as a call and is none is text; a mark may begin another one within it.
+        # A beginning that is no call is text; a mark may begin another one within it.
         begin, self._begin = self._begin, ""
         if not begin:
             begin, self._text = self._text[:1], self._text[1:]

@@ -1,4 +1,4 @@
-"""Where JSON and marks end in a text that comes in pieces."""
+"""The ends of JSON and of marks, in a text that comes in pieces."""
 
 from __future__ import annotations
 
