@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from figures import Figure, paired_medians
@@ -21,6 +22,7 @@ import heliograph as hg
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from gguf_files import Vocabulary, spm, write_model
+from llm_followers import followers, mistaken, write_follower
 from lora_files import write_adapter
 
 LAYERS, WORDS = 6, 32_000
@@ -32,6 +34,9 @@ SAMPLED_BAR = 1.15
 #: The most that a token with an adapter of rank 16 for all matrices of layers may take.
 ADAPTED_BAR = 1.25
 RANK = 16
+#: The most that an answer may take of one without a draft, by the share of wrong proposals.
+DRAFTED_BARS = {0.0: 0.7, 0.5: 1.1, 1.0: 1.1}
+DRAFTED = 100
 ROUNDS = 6
 
 
@@ -63,6 +68,7 @@ def figures() -> Iterator[Figure]:
                 "llm/sampled", sampled * 1e3, likeliest * 1e3, SAMPLED_BAR, "ms/token", "the likeliest token"
             )
             yield adapted(session, ours, path)
+            yield from drafted(session, Path(folder))
             if not (PEERS / "ggml-rpc" / "llama_cpp" / "lib" / "libllama.so").exists():
                 print("no figures beside llama.cpp: `make peers` builds it", file=sys.stderr)
                 return
@@ -89,6 +95,49 @@ def adapted(session: hg.Session, ours: Ours, path: Path) -> Figure:
     )
     note = f"rank {RANK}, f16"
     return Figure("llm/adapter", with_adapter * 1e3, alone * 1e3, ADAPTED_BAR, "ms/token", "no adapter", note)
+
+
+def drafted(session: hg.Session, folder: Path) -> Iterator[Figure]:
+    """A token with drafts that are right always, half of the time and never."""
+    vocabulary = words()
+    following = followers(WORDS)
+    big = write_follower(
+        folder / "big.gguf",
+        vocabulary,
+        following,
+        stored="q4_0",
+        width=2048,
+        layers=LAYERS,
+        heads=32,
+        kv_heads=4,
+        hidden=5632,
+        context=1024,
+    )
+    alone = hg.llm.load(session, big)
+    for wrong, bar in DRAFTED_BARS.items():
+        small = write_follower(
+            folder / "small.gguf",
+            vocabulary,
+            mistaken(following, wrong),
+            stored="q4_0",
+            width=256,
+            hidden=704,
+            context=1024,
+        )
+        with_draft = hg.llm.load(session, big, draft=small)
+        result = with_draft.generate([500], max_tokens=DRAFTED, temperature=0).result()
+        mine, theirs = paired_medians(partial(answered, with_draft), partial(answered, alone), ROUNDS, 1)
+        counts = result.speculation
+        note = f"{counts.accepted} of {counts.proposed} accepted" if counts else ""
+        name = f"llm/draft-{100 * (1 - wrong):.0f}%"
+        yield Figure(name, mine * 1e3, theirs * 1e3, bar, "ms/token", "no draft", note)
+        with_draft.close()
+
+
+def answered(llm: hg.llm.LanguageModel, runs: int) -> list[float]:
+    """Seconds of a token."""
+    answers = (llm.generate([500], max_tokens=DRAFTED, temperature=0).result() for _ in range(runs))
+    return [one.seconds / DRAFTED for one in answers]
 
 
 def beside(ours: Ours, peer: PeerProcess) -> Iterator[Figure]:

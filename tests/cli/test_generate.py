@@ -93,6 +93,26 @@ def test_answers_follow_a_schema_a_grammar_or_a_pattern(
         assert match in capsys.readouterr().err
 
 
+def test_a_draft_changes_no_text_and_is_reported(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--seed", "3", "--server", "local:", "-n", "21"]
+    drafting = ["--draft", str(model), "--draft-tokens", "4"]
+    assert main(["generate", str(model), "-p", PROMPT, *arguments, *drafting]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == expected(model, max_tokens=21, seed=3) + "\n"
+    assert "16 of 16 proposed tokens accepted" in printed.err
+    assert main(["generate", str(model), "-p", PROMPT, *arguments, *drafting, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["speculation"] == {"proposed": 16, "accepted": 16, "runs": 4}
+    texts = []
+    for given in ([], ["--draft", "prompt"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\nAnd now?\n")))
+        assert main(["chat", str(model), *arguments, *given]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
 def test_chat_answers_each_line_with_all_before_it(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
+from typing import Any
 
 import heliograph as hg
 from heliograph.cli.common.language_models import (
@@ -32,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer = llm.generate(prompt, **options_of(arguments))
         if arguments.json:
             result = answer.result()
-            found = {
+            found: dict[str, Any] = {
                 "text": result.text,
                 "tokens": result.tokens,
                 "finish_reason": result.finish_reason,
@@ -40,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
                 "tokens_per_second": round(result.tokens_per_second, 2),
                 "seed": answer.seed,
             }
+            if result.speculation is not None:
+                found["speculation"] = asdict(result.speculation)
             print(json.dumps(found, ensure_ascii=False))
             return 0
         show(answer)

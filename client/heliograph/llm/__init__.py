@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from heliograph.llm.adapters import Adapter
     from heliograph.llm.architectures import ARCHITECTURES
     from heliograph.llm.chat import ChatTemplate, read_chat_template
-    from heliograph.llm.generating import Logprob, Result
+    from heliograph.llm.generating import Logprob, Result, Speculation
     from heliograph.llm.headers import read_header
     from heliograph.llm.language_model import Answer, AsyncAnswer, AsyncLanguageModel, LanguageModel, Options
     from heliograph.llm.loading import load
+    from heliograph.llm.speculating import Draft
     from heliograph.llm.tokenizers import DecodeStream, Tokenizer, read_tokenizer
     from heliograph.llm.tools import ToolCall
 
@@ -34,10 +35,12 @@ __all__ = [
     "AsyncLanguageModel",
     "ChatTemplate",
     "DecodeStream",
+    "Draft",
     "LanguageModel",
     "Logprob",
     "Options",
     "Result",
+    "Speculation",
     "Tokenizer",
     "ToolCall",
     "load",
@@ -54,10 +57,12 @@ _MODULES = {
     "AsyncLanguageModel": "language_model",
     "ChatTemplate": "chat",
     "DecodeStream": "tokenizers",
+    "Draft": "speculating",
     "LanguageModel": "language_model",
     "Logprob": "generating",
     "Options": "language_model",
     "Result": "generating",
+    "Speculation": "generating",
     "Tokenizer": "tokenizers",
     "ToolCall": "tools",
     "load": "loading",

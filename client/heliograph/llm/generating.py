@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -51,6 +51,16 @@ class Logprob:
 
 
 @dataclass(slots=True)
+class Speculation:
+    """The tokens of an answer that were proposed, and those of them that the model chose too."""
+
+    proposed: int = 0
+    accepted: int = 0
+    #: The runs that checked them.
+    runs: int = 0
+
+
+@dataclass(slots=True)
 class Result:
     """An answer, complete or so far."""
 
@@ -65,6 +75,8 @@ class Result:
     reused_tokens: int = 0
     prompt_seconds: float = 0.0
     seconds: float = 0.0
+    #: With `load(..., draft=...)`.
+    speculation: Speculation | None = None
     #: The model's thoughts before its message, in a chat.
     reasoning: str = ""
     #: The tools that it calls, in a chat with tools.
@@ -130,6 +142,27 @@ class Request:
     follow: Callable[[], Matcher] | None = None
 
 
+class Drafting(Protocol):
+    """A proposer of tokens of answers, which the model checks."""
+
+    def prepare(self) -> Procedure[Any, None]:
+        """Compile a plan that has all weights."""
+
+    def write(
+        self,
+        plain: Callable[[Request, int], Procedure[str, None]],
+        request: Request,
+        steps: int,
+        pieces: AnyPieces,
+        result: Result,
+    ) -> Procedure[str, None]:
+        """As `Engine.answer`, once the cache has the prompt; `plain` writes some tokens without
+        proposals."""
+
+    def close(self) -> Procedure[Any, None]:
+        """Free the plans."""
+
+
 class Engine:
     """A decoder on a session: its plans, and the tokens that its cache has.
 
@@ -150,6 +183,8 @@ class Engine:
         self._session = session
         self._spreading = Spreading(session, partial(built, partial(decoder.decode, Form(1))), options)
         self._sizes: Sequence[int] = [size for size in SIZES if size <= decoder.cache.rows]
+        #: It proposes tokens, if there is one.
+        self.draft: Drafting | None = None
         #: The plans by what they are for.
         self.plans: dict[Any, Any] = {}
         #: The tokens whose keys and values the cache has, from position 0 on.
@@ -201,15 +236,19 @@ class Engine:
             self._turn.release()
 
     def close(self) -> Procedure[Any, None]:
-        """Free the plans and the cache."""
+        """Free the plans and the cache, and those of a draft."""
         with self.exclusively():
             del self._kept[:]
             names = {name for plan in self.plans.values() for name in plan.variables}
             for plan in self.plans.values():
                 plan.free()
             self.plans.clear()
+            if self.draft is not None:
+                yield from self.draft.close()
             for name in sorted(names):
-                yield Ask(partial(self._session.free_variable, name))
+                # Plans read a draft's proposals too.
+                if f"{self.decoder.cache.name}/" in name:
+                    yield Ask(partial(self._session.free_variable, name))
 
     # Plans
 
@@ -217,6 +256,8 @@ class Engine:
         """Compile the plan of the likeliest token, which has all weights."""
         found = self._spreading.fit(self._sizes, self._later)
         self.plans[Form(1), bool(self.decoder.loras)], self._sizes = yield from found
+        if self.draft is not None:
+            yield from self.draft.prepare()
 
     def _later(self, sizes: Sequence[int]) -> Iterator[hg.Graph]:
         """Yield the graphs of prompts and of a choice among candidates."""
@@ -229,22 +270,25 @@ class Engine:
         return bool(self._scales.any())
 
     @property
-    def _current(self) -> Decoder:
+    def current(self) -> Decoder:
+        """The decoder as the scales want it."""
         return self.decoder if self._is_adapted else replace(self.decoder, loras=())
 
-    def _given(self, inputs: dict[str, Array]) -> dict[str, Array]:
+    def given(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return the inputs of a plan with the adapters' scales."""
         return {**inputs, SCALES: self._scales} if self._is_adapted else inputs
 
     def _decoding(self, form: Form) -> Procedure[Any, Any]:
-        return (yield from self._plan(form, partial(self._current.decode, form), self._is_adapted))
+        return (yield from self.plan(form, partial(self.current.decode, form)))
 
     def _filling(self, size: int) -> Procedure[Any, Any]:
-        build = partial(self._current.fill, size)
-        return (yield from self._plan(("fill", size), build, self._is_adapted))
+        return (yield from self.plan(("fill", size), partial(self.current.fill, size)))
 
-    def _plan(self, what: Any, build: Callable[[], hg.Graph], is_adapted: bool) -> Procedure[Any, Any]:
-        key = what, is_adapted
+    def plan(
+        self, what: Any, build: Callable[[], hg.Graph], is_adapted: bool | None = None
+    ) -> Procedure[Any, Any]:
+        """Return the plan of a graph, which is compiled at its first use. `what` names it."""
+        key = what, self._is_adapted if is_adapted is None else is_adapted
         if key not in self.plans:
             self.plans[key] = yield from self._spreading.compiled(built(build))
         return self.plans[key]
@@ -269,7 +313,7 @@ class Engine:
                     self._sizes = smaller
                     continue
                 start += chunk.count
-                futures.append(plan.submit(self._given(inputs_of(tokens, chunk))))
+                futures.append(plan.submit(self.given(inputs_of(tokens, chunk))))
                 if len(futures) > AHEAD:
                     yield Ask(futures.pop(0).result)
             while futures:
@@ -280,14 +324,18 @@ class Engine:
         self._kept[found:] = tokens[found:]
         return found
 
+    def has(self, tokens: Sequence[int]) -> None:
+        """Note that the cache has further tokens, which another plan brought into it."""
+        self._kept += tokens
+
     def rows(self, tokens: list[int], output: str) -> Procedure[Any, Array]:
         """Return the logits or the hidden rows of all tokens, f32 [n, .]."""
         with self.exclusively():
             del self._kept[:]
-            plan = yield from self._plan(output, partial(self._current.rows, ROWS, output), self._is_adapted)
+            plan = yield from self.plan(output, partial(self.current.rows, ROWS, output))
             parts = []
             for chunk in cut(0, len(tokens), self.decoder.cache.rows, (ROWS,)):
-                results = yield Ask(partial(plan.run, self._given(inputs_of(tokens, chunk))))
+                results = yield Ask(partial(plan.run, self.given(inputs_of(tokens, chunk))))
                 parts.append(results[output][: chunk.count])
             self._kept[:] = tokens
             return np.concatenate(parts)
@@ -301,6 +349,12 @@ class Engine:
         return found
 
     # Answers
+
+    @staticmethod
+    def place_of(tokens: Sequence[int]) -> dict[str, Array]:
+        """Return the inputs of a decoding step that takes the last token."""
+        last, position = np.array(tokens[-1:], np.int32), np.array([len(tokens) - 1], np.int32)
+        return {"token": last, "position": position}
 
     def answer(self, request: Request, pieces: AnyPieces, result: Result) -> Procedure[str, None]:
         """Give the text of an answer piece by piece, and write `result` along.
@@ -316,28 +370,32 @@ class Engine:
             result.prompt_seconds = time.perf_counter() - began
             room = self.context - len(tokens) + 1
             steps = min(room, request.max_tokens or room)
-            if matcher is None:
-                yield from self._loop(plan, request, steps, pieces, result)
-            else:
+            if matcher is not None:
                 yield from self._followed(plan, request, steps, pieces, result, matcher)
+            else:
+                plain = partial(self._loop, plan, pieces, result)
+                if self.draft is None:
+                    yield from plain(request, steps)
+                else:
+                    yield from self.draft.write(plain, request, steps, pieces, result)
+                self._kept += [tokens[-1], *result.tokens[:-1]]
             if rest := pieces.rest():
                 result.text += rest
                 yield Give(rest)
             result.end(result.finish_reason or ("stop" if pieces.is_stopped else "length"))
 
     def _loop(
-        self, plan: Any, request: Request, steps: int, pieces: AnyPieces, result: Result
+        self, plan: Any, pieces: AnyPieces, result: Result, request: Request, steps: int
     ) -> Procedure[str, None]:
         tokens, settings = request.tokens, request.settings
-        began = time.perf_counter()
+        began = time.perf_counter() - result.seconds
         inputs = {
-            "token": np.array(tokens[-1:], np.int32),
-            "position": np.array([len(tokens) - 1], np.int32),
+            **self.place_of(tokens),
             "ends": np.array([*request.ends, *[-1] * (ENDS - len(request.ends))], np.int32),
             **settings.inputs(self.decoder.config.vocabulary, tokens),
         }
         loop = plan.loop(
-            self._given(inputs),
+            self.given(inputs),
             steps=steps,
             carry={**CARRIES, **(CARRIED if settings.form.candidates != 1 else {})},
             until="done",
@@ -359,7 +417,6 @@ class Engine:
             yield Ask(loop.result)
         finally:
             loop.cancel()
-        self._kept += [tokens[-1], *result.tokens[:-1]]
 
     def _followed(
         self, plan: Any, request: Request, steps: int, pieces: AnyPieces, result: Result, matcher: Matcher
@@ -394,13 +451,13 @@ class Engine:
     def _masked_inputs(self, request: Request, tokens: list[int], matcher: Matcher) -> dict[str, Array]:
         words, settings = self.config.vocabulary, request.settings
         form = replace(settings.form, masks=1)
-        return {
-            "token": np.array(tokens[-1:], np.int32),
-            "position": np.array([len(tokens) - 1], np.int32),
+        inputs = {
+            **self.place_of(tokens),
             "ends": np.array([*request.ends, *[-1] * (ENDS - len(request.ends))], np.int32),
             **settings.inputs(words, tokens),
             **masks_of({0: matcher.mask}, 1, words, form),
         }
+        return self.given(inputs)
 
 
 def built(build: Callable[[], hg.Graph]) -> hg.Graph:

@@ -12,7 +12,7 @@ from heliograph.llm.adapters import Adaptation, Lora, adapt
 from heliograph.llm.architectures import hidden
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Cache, FilledError, Step, Weights
-from heliograph.llm.sampling import ENDS, Form, choose, log_probabilities
+from heliograph.llm.sampling import ENDS, Form, choose, given_inputs, log_probabilities, pick
 
 ops = hg.ops
 
@@ -75,6 +75,49 @@ class Decoder:
         graph.output("position_next", position + 1)
         graph.output("done", hg.any(following == ends))
         graph.output("chosen", described(logits, following, form))
+        return graph
+
+    # Speculation
+
+    def propose(self, form: Form, most: int) -> hg.Graph:
+        """A graph that decodes as `decode` does, and notes its choice as the last of `most` in the
+        variable `proposals`, without an end."""
+        graph = hg.Graph()
+        token, position = graph.input("token", (1,), "i32"), graph.input("position", (1,), "i32")
+        step = self._step(graph, position)
+        logits = step.logits(step.norm("output_norm", hidden(step, token)))
+        following = choose(graph, logits, position, form)
+        proposals = self.proposals(graph, most)
+        hg.assign(proposals, hg.concat([proposals[1:], following], axis=0))
+        graph.output("token_next", following)
+        graph.output("position_next", position + 1)
+        return graph
+
+    def proposals(self, graph: hg.Graph, most: int) -> hg.Value:
+        """The variable with the last choices, i32 [most]."""
+        return graph.variable(f"{self.cache.name}/proposals", (most,), "i32")
+
+    def check(self, form: Form, count: int, proposer: Decoder | None = None, most: int = 0) -> hg.Graph:
+        """A graph that takes a `token` (i32 [1]) at a `position` (i32 [1]) and `count` proposed
+        tokens behind it, and chooses the next after each, as `decode` does.
+
+        The proposals are an input (i32 [count]), or the last choices but one of the proposer.
+        `chosen` is what `described` returns, with the proposal after the token in its first column.
+        """
+        graph = hg.Graph()
+        token, position = graph.input("token", (1,), "i32"), graph.input("position", (1,), "i32")
+        if proposer is None:
+            proposed = graph.input("proposals", (count,), "i32")
+        else:
+            proposed = proposer.proposals(graph, most)[most - 1 - count : most - 1]
+        positions = position + graph.constant(np.arange(count + 1, dtype=np.int32))
+        step = self._step(graph, positions)
+        logits = step.logits(step.norm("output_norm", hidden(step, hg.concat([token, proposed], axis=0))))
+        given = given_inputs(graph, 1, self.config.vocabulary, form)
+        following = pick(logits, positions, given and given.repeated(hg.expand_dims(proposed, axis=0)))
+        rows = described(logits, following, form)
+        column = hg.concat([proposed, graph.constant(np.array([-1], np.int32))], axis=0)
+        graph.output("chosen", hg.concat([hg.reshape(column, (count + 1, 1)), rows], axis=1))
         return graph
 
 

@@ -21,6 +21,7 @@ from heliograph.llm.graphs import Decoder
 from heliograph.llm.language_model import AsyncLanguageModel, LanguageModel
 from heliograph.llm.pooling import pooling_of
 from heliograph.llm.products import Activations
+from heliograph.llm.speculating import LOOKUP, Draft, Speculator, check_same_words
 from heliograph.llm.tokenizers import Tokenizer, read_tokenizer
 from heliograph.llm.weights import File, open_file
 from heliograph.lowerings.importers import check_session
@@ -46,6 +47,7 @@ def load(
     activations: Activations = "f32",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
+    draft: FileArgument | Draft | None = None,
     **options: Unpack[hg.CompileOptions],
 ) -> LanguageModel: ...
 @overload
@@ -58,6 +60,7 @@ def load(
     activations: Activations = "f32",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
+    draft: FileArgument | Draft | None = None,
     **options: Unpack[hg.CompileOptions],
 ) -> Awaitable[AsyncLanguageModel]: ...
 def load(
@@ -69,6 +72,7 @@ def load(
     activations: Activations = "f32",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
+    draft: FileArgument | Draft | None = None,
     **options: Any,
 ) -> LanguageModel | Awaitable[AsyncLanguageModel]:
     """Load a language model from a GGUF file.
@@ -86,6 +90,9 @@ def load(
         chat_template: A template in place of the file's own, in Jinja's language.
         adapters: Up to 16 LoRA adapters for the model: files, or `hg.llm.Adapter` with a scale.
             Their additions to a product are summed up.
+        draft: A smaller model with the same vocabulary, which proposes tokens of answers, or
+            "prompt": the text so far does; or `hg.llm.Draft` of one with the number of tokens. The
+            model checks several in one run. This changes the time of an answer, and no bit of it.
         options: Arguments of `session.compile`, such as `devices` and `memory`.
 
     Raises UnsupportedError for an architecture or a type that Heliograph lacks, which it names,
@@ -96,6 +103,10 @@ def load(
         check_session(session, "hg.llm.load()")
     found = open_file(file)
     engine = engine_of(session, found, context, cache, options, adapters, activations)
+    if draft is not None:
+        if isinstance(engine, EncoderEngine):
+            engine.refuse()
+        engine.draft = _draft_of(session, engine, found, draft, cache, options)
     # A broken vocabulary is an error before anything is uploaded.
     tokenizer = tokenizer_of(found, engine)
     if isinstance(session, hg.Session):
@@ -150,6 +161,32 @@ def engine_of(
     kept = Cache(f"llm{next(_numbers)}", _context(config, context), cache)
     decoder = Decoder(config, found.weights, kept, scales.loras)
     return Engine(session, decoder, pooling, options, scales)
+
+
+def _draft_of(
+    session: hg.Session | hg.aio.Session,
+    engine: Engine,
+    found: File,
+    draft: FileArgument | Draft,
+    cache: str,
+    options: dict[str, Any],
+) -> Speculator:
+    """Return the proposer of tokens to an engine. Raises as `load`."""
+    given = draft if isinstance(draft, Draft) else Draft(draft)
+    if given.file == LOOKUP:
+        return Speculator(engine, None, given.tokens)
+    other = open_file(given.file)
+    if other.header.architecture in ENCODERS:
+        raise hg.UnsupportedError(
+            f"{other.header.name} writes no text, so it proposes none",
+            advice="take a smaller model that writes",
+        )
+    check_same_words(found.header, other.header)
+    most = Fields(other.header).size("context_length")
+    context, activations = min(engine.context, most), engine.config.activations
+    proposer = engine_of(session, other, context, cache, options, activations=activations)
+    assert isinstance(proposer, Engine)
+    return Speculator(engine, proposer, given.tokens)
 
 
 def _context(config: Configuration, wanted: int | None) -> int:

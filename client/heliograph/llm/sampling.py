@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -142,6 +142,59 @@ def _bad(name: str, value: object, wanted: str) -> hg.InvalidArgumentError:
 CARRIED = {"recent_next": "recent"}
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The settings of a choice as values of a graph, a row each, or one row for all."""
+
+    form: Form
+    factors: hg.Value
+    top_k: hg.Value
+    penalty_last: hg.Value
+    seed: hg.Value
+    #: The newest tokens, i32 [b, RECENT].
+    recent: hg.Value
+    bias: hg.Value | None
+
+    def after(self, tokens: hg.Value) -> Given:
+        """Return those of a row after further tokens, i32 [1, n]: their last are the newest."""
+        return replace(self, recent=hg.concat([self.recent, tokens], axis=1)[:, tokens.shape[1] :])
+
+    def repeated(self, following: hg.Value) -> Given:
+        """Return rows of a row: itself, and after each more of the following tokens, i32 [1, n]."""
+        rows = following.shape[1] + 1
+        whole = hg.concat([self.recent, following], axis=1)
+        recent = hg.concat([whole[:, row : row + RECENT] for row in range(rows)], axis=0)
+
+        def repeat(value: hg.Value) -> hg.Value:
+            return hg.broadcast_to(value, (rows, *value.shape[1:]))
+
+        return Given(
+            self.form,
+            repeat(self.factors),
+            repeat(self.top_k),
+            repeat(self.penalty_last),
+            repeat(self.seed),
+            recent,
+            None if self.bias is None else repeat(self.bias),
+        )
+
+
+def given_inputs(graph: hg.Graph, rows: int, vocabulary: int, form: Form) -> Given | None:
+    """Add the inputs of `Settings.inputs` to a graph, a row each. None: the choice of the likeliest
+    token has none."""
+    if form.candidates == 1:
+        return None
+    return Given(
+        form,
+        graph.input("factors", (rows, len(_RANGES)), "f32"),
+        graph.input("top_k", (rows, 1), "i32"),
+        graph.input("penalty_last", (rows, 1), "i32"),
+        graph.input("seed", (rows,), "i64"),
+        graph.input("recent", (rows, RECENT), "i32"),
+        graph.input("bias", (rows, vocabulary), "f32") if form.is_biased else None,
+    )
+
+
 def choose(graph: hg.Graph, logits: hg.Value, positions: hg.Value, form: Form) -> hg.Value:
     """Return the next tokens, i32 [b], of logits [b, v] after positions i32 [b].
 
@@ -150,30 +203,37 @@ def choose(graph: hg.Graph, logits: hg.Value, positions: hg.Value, form: Form) -
     """
     if form.masks:
         logits = _masked(graph, logits, form.masks)
-    if form.candidates == 1:
-        return ops.argmax(logits)
     rows, vocabulary = logits.shape
-    factors = graph.input("factors", (rows, len(_RANGES)), "f32")
+    given = given_inputs(graph, rows, vocabulary, form)
+    token = pick(logits, positions, given)
+    if given is not None:
+        column = hg.reshape(token, (rows, 1))
+        graph.output("recent_next", given.after(column).recent)
+    return token
+
+
+def pick(logits: hg.Value, positions: hg.Value, given: Given | None) -> hg.Value:
+    """Return the next tokens, i32 [b], of logits [b, v] after positions i32 [b]."""
+    if given is None:
+        return ops.argmax(logits)
+    graph, (rows, vocabulary), factors = logits.graph, logits.shape, given.factors
     temperature, top_p, min_p, *penalties = (factors[:, place : place + 1] for place in range(len(_RANGES)))
-    recent = graph.input("recent", (rows, RECENT), "i32")
-    penalised = _penalised(logits, recent, graph.input("penalty_last", (rows, 1), "i32"), *penalties)
-    if form.is_biased:
-        penalised = penalised + graph.input("bias", (rows, vocabulary), "f32")
-    best = ops.top_k(penalised, k=min(form.candidates or vocabulary, vocabulary))
+    penalised = _penalised(logits, given.recent, given.penalty_last, *penalties)
+    if given.bias is not None:
+        penalised = penalised + given.bias
+    best = ops.top_k(penalised, k=min(given.form.candidates or vocabulary, vocabulary))
     count = best.shape[1]
     picked = _at(penalised, best)
     ranks = graph.constant(np.arange(count, dtype=np.int32))
     # Each filter keeps the first candidate.
-    is_kept = ranks < graph.input("top_k", (rows, 1), "i32")
+    is_kept = ranks < given.top_k
     chances = hg.softmax(hg.where(is_kept, picked, float("-inf")), axis=-1)
     before = hg.cumulative_sum(chances, axis=1) - chances
     is_kept = is_kept & (before < top_p) & (chances >= min_p * chances[:, :1]) | (ranks == 0)
-    units = hg.maximum(_units(graph.input("seed", (rows,), "i64"), positions, count), 2.0**-25)
+    units = hg.maximum(_units(given.seed, positions, count), 2.0**-25)
     noisy = picked - temperature * hg.log(-hg.log(units))
     place = ops.argmax(hg.where(is_kept, noisy, float("-inf")))
-    token = _at(best, hg.reshape(place, (rows, 1)))
-    graph.output("recent_next", hg.concat([recent[:, 1:], token], axis=1))
-    return hg.reshape(token, (rows,))
+    return hg.reshape(_at(best, hg.reshape(place, (rows, 1))), (rows,))
 
 
 def masks_of(

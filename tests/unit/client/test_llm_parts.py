@@ -14,6 +14,7 @@ from heliograph.graph.digests import is_frozen
 from heliograph.llm.chunks import Chunk, cut, shared
 from heliograph.llm.pieces import Pieces
 from heliograph.llm.sampling import Form, Settings
+from heliograph.llm.speculating import COUNTS, LONGEST_PAUSE, Lookup, Pace, agreeing
 
 
 def test_chunks_cover_a_prompt_without_a_gap_and_stay_in_the_cache() -> None:
@@ -111,3 +112,74 @@ def test_the_plainest_graph_that_serves_is_taken() -> None:
     )
     assert Settings(top_k=0).form == Form(0) == Settings(top_k=500).form
     assert Settings(logit_bias={3: 1.0}, logprobs=True).form == Form(128, True, True)
+
+
+#: Seconds of a round by its proposals, where four rows cost little more than one, and eight a lot.
+ROUND = {0: 1.0, 1: 1.1, 3: 1.4, 7: 5.0}
+
+
+def paced(pace: Pace, is_right: float, tokens: int, seed: int) -> tuple[float, list[int]]:
+    """The seconds of an answer whose proposals are right with a chance, and the numbers of them."""
+    rng, seconds, counts, written = random.Random(seed), 0.0, [], 0
+    while written < tokens:
+        count = pace.count(tokens - written - 1)
+        counts.append(count)
+        if not count:
+            new = min(pace.plain, tokens - written)
+            pace.wrote(new, new * ROUND[0])
+            seconds += new * ROUND[0]
+        else:
+            run = [rng.random() < is_right for _ in range(count)]
+            accepted = [*run, False].index(False)
+            pace.checked(count, accepted, ROUND[count])
+            seconds += ROUND[count]
+            new = accepted + 1
+        written += new
+    assert written == tokens
+    return seconds, counts
+
+
+def test_good_proposals_are_made_in_the_number_that_takes_the_least_time() -> None:
+    for seed in range(5):
+        seconds, counts = paced(Pace(), 0.95, 1000, seed)
+        assert seconds < 500, seed
+        assert counts.count(3) > 0.8 * len(counts), seed
+
+
+def test_proposals_that_do_not_pay_are_hardly_made() -> None:
+    for seed in range(5):
+        seconds, counts = paced(Pace(), 0.0, 1000, seed)
+        assert seconds < 1100 and counts.count(0) < 60, seed
+
+
+def test_a_pause_ends_with_a_trial_and_good_proposals_are_found_again() -> None:
+    pace = Pace()
+    paced(pace, 0.0, 2000, 1)
+    seconds, _ = paced(pace, 1.0, 2000, 1)
+    assert seconds < LONGEST_PAUSE + 1200
+
+
+def test_a_fixed_number_of_proposals_stays_and_fits() -> None:
+    pace = Pace(5)
+    assert [pace.count(room) for room in (-1, 0, 4, 5, 100)] == [0, 0, 0, 5, 5]
+    assert all(0 <= Pace().count(room) <= max(COUNTS) for room in range(-1, 9))
+
+
+def test_what_came_after_the_last_tokens_before_is_found() -> None:
+    lookup = Lookup([1, 2, 3, 4, 9, 1, 2])
+    assert lookup.following(3) == [3, 4, 9]
+    lookup.add([3])
+    assert lookup.following(2) == [4, 9]
+    lookup.add([8])
+    assert lookup.following(2) is None
+    assert Lookup([5]).following(1) is None and Lookup([]).following(1) is None
+    assert Lookup([7, 7, 7, 7]).following(4) == [7, 7, 7, 7]
+    # The longest beginning is the one that counts, and of equal ones the last.
+    assert Lookup([1, 2, 3, 4, 0, 2, 3, 5, 0, 1, 2, 3]).following(1) == [4]
+    assert Lookup([2, 3, 4, 0, 2, 3, 5, 0, 2, 3]).following(1) == [5]
+
+
+def test_proposals_agree_up_to_the_first_other_choice() -> None:
+    assert agreeing(np.array([[4, 4, 0], [5, 5, 0], [-1, 6, 0]])) == 2
+    assert agreeing(np.array([[4, 5], [5, 5], [-1, 6]])) == 0
+    assert agreeing(np.array([[-1, 6]])) == 0

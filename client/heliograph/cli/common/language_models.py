@@ -68,6 +68,18 @@ def add_loading_arguments(parser: argparse.ArgumentParser, lora_help: str = "") 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, --server, how the model is loaded, and the options of an answer."""
     add_loading_arguments(parser)
+    parser.add_argument(
+        "--draft",
+        metavar="FILE",
+        help="smaller model with the same vocabulary, which proposes tokens: answers stay the same, and may "
+        'come faster. "prompt": the text so far proposes them',
+    )
+    parser.add_argument(
+        "--draft-tokens",
+        metavar="N",
+        type=int,
+        help="tokens that are proposed at a time, 1 to 15 (default: by what pays)",
+    )
     group = parser.add_argument_group("answers")
     for name, (kind, help) in SAMPLING.items():
         flags = ["-n"] if name == "max_tokens" else []
@@ -100,11 +112,16 @@ def file_of(session: hg.Session, name: str) -> str | hg.ServerWeights:
 
 
 def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageModel:
-    """Load the model and its adapters: files here, else the server's."""
+    """Load the model, its adapters and its draft: files here, else the server's."""
     if isinstance(sys.stdout, TextIOWrapper):
         # Letters that the output's encoding lacks are escaped.
         sys.stdout.reconfigure(errors="backslashreplace")
     adapters = [hg.llm.Adapter(file_of(session, file), scale) for file, scale in map(scaled, arguments.lora)]
+    draft = None
+    if arguments.draft is not None:
+        is_file = arguments.draft != "prompt"
+        file = file_of(session, arguments.draft) if is_file else arguments.draft
+        draft = hg.llm.Draft(file, arguments.draft_tokens)
     return hg.llm.load(
         session,
         file_of(session, arguments.model),
@@ -112,6 +129,7 @@ def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageMo
         cache=arguments.cache,
         activations=arguments.activations,
         adapters=adapters,
+        draft=draft,
         **model_placing(arguments, session),
     )
 
@@ -205,6 +223,8 @@ def figures(result: Result) -> Iterator[str]:
     """Yield the parts of a line about an answer's tokens and times."""
     yield f"{len(result.tokens)} tokens, {result.tokens_per_second:.1f} tokens/s"
     computed = result.prompt_tokens - result.reused_tokens
+    if result.speculation is not None:
+        yield f"{result.speculation.accepted} of {result.speculation.proposed} proposed tokens accepted"
     yield f"prompt of {result.prompt_tokens} tokens, {computed} computed in {result.prompt_seconds:.2f} s"
 
 
