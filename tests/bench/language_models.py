@@ -35,7 +35,7 @@ SAMPLED_BAR = 1.15
 ADAPTED_BAR = 1.25
 RANK = 16
 #: The most that an answer may take of one without a draft, by the share of wrong proposals.
-DRAFTED_BARS = {0.0: 0.7, 0.5: 1.1, 1.0: 1.1}
+DRAFTED_BARS = {0.0: 0.85, 0.5: 1.1, 1.0: 1.1}
 DRAFTED = 100
 ROUNDS = 6
 
