@@ -28,7 +28,7 @@ from lora_files import write_adapter
 LAYERS, WORDS = 6, 32_000
 PROMPT, DECODED = 128, 24
 #: The most that ours may take of llama.cpp's time.
-BARS = {"prompt": 1.2, "decode": 1.2}
+BARS = {"prompt": 1.2, "decode": 1.2, "prompt-q8": 1.0, "decode-q8": 1.0}
 #: The most that a sampled token may take of the likeliest one's time.
 SAMPLED_BAR = 1.15
 #: The most that a token with an adapter of rank 16 for all matrices of layers may take.
@@ -75,6 +75,8 @@ def figures() -> Iterator[Figure]:
             threads = len(os.sched_getaffinity(0))
             with PeerProcess("peer_llama.py", path, threads, python=PEER_PYTHON) as peer:
                 yield from beside(ours, peer)
+                rounded = Ours(hg.llm.load(session, path, activations="q8"))
+                yield from beside(rounded, peer, "-q8")
 
 
 def adapted(session: hg.Session, ours: Ours, path: Path) -> Figure:
@@ -140,7 +142,7 @@ def answered(llm: hg.llm.LanguageModel, runs: int) -> list[float]:
     return [one.seconds / DRAFTED for one in answers]
 
 
-def beside(ours: Ours, peer: PeerProcess) -> Iterator[Figure]:
+def beside(ours: Ours, peer: PeerProcess, kind: str = "") -> Iterator[Figure]:
     """Both in turns."""
     prompts = paired_medians(ours.prompt, lambda runs: peer.seconds("prompt", PROMPT, runs), ROUNDS, 1)
     tokens = paired_medians(
@@ -151,7 +153,8 @@ def beside(ours: Ours, peer: PeerProcess) -> Iterator[Figure]:
     )
     for name, unit, (mine, theirs) in (("prompt", "ms", prompts), ("decode", "ms/token", tokens)):
         note = f"{PROMPT} tokens" if name == "prompt" else f"{1 / mine:.0f} tokens/s"
-        yield Figure(f"llm/{name}", mine * 1e3, theirs * 1e3, BARS[name], unit, "llama.cpp", note)
+        figure, bar = f"llm/{name}{kind}", BARS[f"{name}{kind}"]
+        yield Figure(figure, mine * 1e3, theirs * 1e3, bar, unit, "llama.cpp", note)
 
 
 class Ours:

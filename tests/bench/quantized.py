@@ -1,17 +1,19 @@
 """Matrix products with stored weights, one matrix or experts, beside ggml's CPU backend on as many
-threads.
+threads, with rows of f32 and of q8_0.
 
+ggml is the one that is built for this machine, if it is there, with weights in its own order.
 The two run in turn, so that a drift of the machine meets both; the note has the shortest run of
 each.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,17 @@ from limits import limits
 from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
 from heliograph_proto.quantization import blocks
+from heliograph_proto.types import dtype
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from backend_graphs import Maker, normalised_error, place, place_weight
 from peers import ggml
 
+#: ggml's library that is built for this machine, which is loaded at the first use.
+BUILT = Path(__file__).parents[2] / ".venv-peers" / "ggml-rpc" / "lib" / "libggml.so"
+if BUILT.exists():
+    os.environ.setdefault("GGML_LIBRARY", str(BUILT))
 SIDE = 4096
 TYPES = (
     "q4_0", "q8_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
@@ -35,12 +42,18 @@ TYPES = (
 )  # fmt: skip
 #: The most that a product may take of ggml's time, by the number of rows.
 BARS = {1: 1.2, 128: 1.2}
+#: Of products with few rows, and with rows of q8_0, by the number of rows.
+FEW_BARS = {4: 1.2, 8: 1.2}
+ROUNDED_BARS = {1: 1.0, 4: 1.0, 8: 1.0, 128: 1.0}
+FEW_TYPES = ("q4_0", "q4_k", "q6_k", "mxfp4")
+#: The types that ggml keeps in its own order.
+REPACKED = ("q4_0", "q4_k", "q2_k", "iq4_nl", "mxfp4")
 #: Of products with experts, by the number of tokens.
 EXPERT_BARS = {1: 1.2, 64: 1.2}
 EXPERT_TYPES = ("f32", "f16", "q8_0", "q4_0", "q4_k", "mxfp4")
 EXPERTS, EXPERT_SIDE, USED = 8, 2048, 2
 #: Rounds, and runs of each in one, by the number of rows.
-REPEATS = {1: (12, 10), 64: (8, 3), 128: (6, 2)}
+REPEATS = {1: (12, 10), 4: (8, 6), 8: (8, 6), 64: (8, 3), 128: (6, 2)}
 #: ggml quantizes the activations too.
 TOLERANCE = 5e-4
 
@@ -60,9 +73,17 @@ def figures() -> Iterator[Figure]:
 def _products(device: CpuDevice) -> Iterator[Figure]:
     for name in TYPES:
         weights = stored(name, (SIDE, SIDE))
-        for rows, bar in BARS.items():
-            x = np.random.default_rng(12).standard_normal((rows, SIDE), np.float32)
-            yield _figure(device, f"{name}-{rows}", Product("mul_mat", name, weights, (x,)), bar)
+        few = name in FEW_TYPES
+        for rows, bar in (BARS | FEW_BARS if few else BARS).items():
+            yield _figure(device, f"{name}-{rows}", _product(name, weights, rows), bar)
+        for rows, bar in (ROUNDED_BARS if few else {}).items():
+            product = replace(_product(name, weights, rows), rounded=True)
+            yield _figure(device, f"{name}-{rows}-q8", product, bar)
+
+
+def _product(name: str, weights: ggml.Array, rows: int) -> Product:
+    x = np.random.default_rng(12).standard_normal((rows, SIDE), np.float32)
+    return Product("mul_mat", name, weights, (x,))
 
 
 def _expert_products(device: CpuDevice) -> Iterator[Figure]:
@@ -85,6 +106,8 @@ class Product:
     dtype: str
     weights: ggml.Array
     inputs: tuple[ggml.Array, ...]
+    #: True if ours rounds rows to q8_0 first.
+    rounded: bool = False
 
     @property
     def rows(self) -> int:
@@ -132,7 +155,9 @@ def _plan(device: CpuDevice, product: Product) -> Iterator[tuple[Callable[[], ob
     made = Maker()
     name = "" if product.dtype in ggml.NUMPY_TYPES else product.dtype
     weight = made.weight(product.weights, name)
-    made.output(made.node(product.op, weight, *(made.input(each) for each in product.inputs)))
+    leaves = [made.input(each) for each in product.inputs]
+    rows = made.node("cast", leaves[0], dtype=dtype("q8_0")) if product.rounded else leaves[0]
+    made.output(made.node(product.op, weight, rows, *leaves[1:]))
     w = place_weight(device, product.weights, made.type(weight))
     inner = [place(device, each, None) for each in product.inputs]
     y = place(device, np.zeros(product.result_shape, np.float32), None)
@@ -155,7 +180,11 @@ class Peer(ggml.Graph):
         given = {self.input(_TYPES[each.dtype.kind], each.shape): each for each in product.inputs}
         self._product = self.node(product.op, self.weight(product.dtype, shape, product.weights), *given)
         self._shape = product.result_shape
+        self._is_repacked = product.op == "mul_mat" and product.dtype in REPACKED
         self._prepared_at = self._prepared([self._product], given, threads)
+
+    def _weights_in(self) -> int:
+        return ggml.repacked() if self._is_repacked else super()._weights_in()
 
     def compute(self) -> None:
         ggml._compute(self._prepared_at)

@@ -72,7 +72,10 @@ class _TensorHead(ctypes.Structure):
 
 
 def library_path() -> Path | None:
-    """Where ggml's shared library is; None if it is not installed. Imports nothing."""
+    """Where ggml's shared library is: what GGML_LIBRARY names, else that of a package; None if it is not
+    installed. Imports nothing."""
+    if chosen := os.environ.get("GGML_LIBRARY"):
+        return Path(chosen)
     found = importlib.util.find_spec("xllamacpp")
     installed = found.submodule_search_locations if found else None
     for folder in (*(installed or ()), PEERS / "xllamacpp"):
@@ -285,16 +288,28 @@ class Graph:
         buffer_type = ggml.ggml_backend_cpu_buffer_type()
         return graph, self._own(ggml.ggml_gallocr_free, ggml.ggml_gallocr_new(buffer_type))
 
+    def _weights_in(self) -> int:
+        """The buffer type of leaves outside of the graph's memory."""
+        return int(library().ggml_backend_cpu_buffer_type())
+
     def _place_leaves(self) -> None:
         ggml = library()
-        buffer = ggml.ggml_backend_alloc_ctx_tensors_from_buft(
-            self._leaves, ggml.ggml_backend_cpu_buffer_type()
-        )
+        buffer = ggml.ggml_backend_alloc_ctx_tensors_from_buft(self._leaves, self._weights_in())
         # None: there are no weights, or they have their memory already.
         if buffer:
             self._own(ggml.ggml_backend_buffer_free, buffer)
         while self._values:
             _fill(*self._values.popitem())
+
+
+def repacked() -> int:
+    """The buffer type in which ggml's CPU backend keeps weights in an order of its own; the usual one if
+    it has none. Tensors of types that it does not reorder must not be placed there."""
+    found = getattr(library(), "_Z35ggml_backend_cpu_repack_buffer_typev", None)
+    if found is None:
+        return int(library().ggml_backend_cpu_buffer_type())
+    found.restype, found.argtypes = ctypes.c_void_p, []
+    return int(found())
 
 
 @cache
