@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
@@ -192,6 +192,8 @@ class Engine:
         #: The adapters' scales with which they were computed.
         self._scales = self.adapters.row()
         self._turn = Lock()
+        #: Whether a device of the plans was lost.
+        self._is_lost = False
 
     @property
     def config(self) -> Configuration:
@@ -232,22 +234,33 @@ class Engine:
                 self._scales = scales
                 del self._kept[:]
             yield
+        except hg.DeviceLostError:
+            # The next procedure begins anew, on the devices that are left.
+            del self._kept[:]
+            self._is_lost = True
+            raise
         finally:
             self._turn.release()
 
     def close(self) -> Procedure[Any, None]:
         """Free the plans and the cache, and those of a draft."""
         with self.exclusively():
-            del self._kept[:]
-            names = {name for plan in self.plans.values() for name in plan.variables}
-            for plan in self.plans.values():
-                plan.free()
-            self.plans.clear()
-            if self.draft is not None:
-                yield from self.draft.close()
-            for name in sorted(names):
-                # Plans read a draft's proposals too.
-                if f"{self.decoder.cache.name}/" in name:
+            yield from self._freed()
+
+    def _freed(self) -> Procedure[Any, None]:
+        del self._kept[:]
+        self._is_lost = False
+        names = {name for plan in self.plans.values() for name in plan.variables}
+        for plan in self.plans.values():
+            plan.free()
+        self.plans.clear()
+        self._spreading.forget()
+        if self.draft is not None:
+            yield from self.draft.close()
+        for name in sorted(names):
+            # Plans read a draft's proposals too.
+            if f"{self.decoder.cache.name}/" in name:
+                with suppress(hg.WorkError):
                     yield Ask(partial(self._session.free_variable, name))
 
     # Plans
@@ -289,6 +302,8 @@ class Engine:
     ) -> Procedure[Any, Any]:
         """Return the plan of a graph, which is compiled at its first use. `what` names it."""
         key = what, self._is_adapted if is_adapted is None else is_adapted
+        if self._is_lost:
+            yield from self._freed()
         if key not in self.plans:
             self.plans[key] = yield from self._spreading.compiled(built(build))
         return self.plans[key]

@@ -39,8 +39,35 @@ class Spreading:
     @property
     def is_wide(self) -> bool:
         """True if there are several devices to spread layers over."""
-        devices = self._options.get("devices")
-        return isinstance(devices, list | tuple) and len(devices) > 1
+        return len(self._devices) > 1
+
+    @property
+    def _devices(self) -> list[Any]:
+        """Those of the plans that are not lost, or all if all are."""
+        there = self._session.devices
+        named = self._options.get("devices")
+        if named is None:
+            return [next((one for one in there if not one.lost), there[0])]
+        listed = named if isinstance(named, list | tuple) else [named]
+        found = [self._session.device(one) if isinstance(one, str) else one for one in listed]
+        return [one for one in found if not one.lost] or found
+
+    def _chosen(self) -> dict[str, Any]:
+        """The options of `session.compile`, without what they say of lost devices."""
+        options = dict(self._options)
+        if isinstance(options.get("devices"), list | tuple):
+            options["devices"] = self._devices
+        lost = {one.name for one in self._session.devices if one.lost}
+        for name in ("memory", "buffer_types") if lost else ():
+            given = options.get(name) or {}
+            options[name] = {one: value for one, value in given.items() if _name(one) not in lost}
+        if lost and options.get("pins"):
+            options["pins"] = {one: to for one, to in options["pins"].items() if _name(to) not in lost}
+        return options
+
+    def forget(self) -> None:
+        """Let the next plan spread the layers anew: none of the earlier ones is left."""
+        self._homes.clear()
 
     def fit(
         self, sizes: Sequence[int], later: Callable[[Sequence[int]], Iterable[hg.Graph]]
@@ -73,8 +100,7 @@ class Spreading:
         room = 0.0
         for graph in graphs:
             room += (yield from self._run_bytes(graph)) * PARTS
-        limits = dict(self._options.get("memory") or {})
-        limits = {getattr(one, "name", one): size for one, size in limits.items()}
+        limits = {_name(one): size for one, size in (self._chosen().get("memory") or {}).items()}
         for name, free in self._free.items():
             given = limits.get(name, free)
             # A text that is no size is refused by the compile.
@@ -89,18 +115,12 @@ class Spreading:
             return sum((yield Ask(partial(self._session.estimate, graph, self._devices[0]))).compute_bytes)
         return 0
 
-    @property
-    def _devices(self) -> list[Any]:
-        named = self._options.get("devices") or [self._session.devices[0]]
-        listed = named if isinstance(named, list | tuple) else [named]
-        return [self._session.device(one) if isinstance(one, str) else one for one in listed]
-
     def compiled(self, graph: hg.Graph, memory: Mapping[str, Any] = {}) -> Procedure[Any, Any]:
         """Compile a plan, within these limits of memory in place of the caller's, if there are any.
 
         Raises the errors of `session.compile`; OutOfMemoryError has the sums of the model.
         """
-        options = {**self._options, "memory": memory} if memory else dict(self._options)
+        options = {**self._chosen(), **({"memory": memory} if memory else {})}
         # No further pins where the caller pins or divides.
         keeps = self.is_wide and not options.get("pins") and not options.get("split")
         try:
@@ -151,6 +171,10 @@ class Spreading:
             advice="name more devices, or load it with a smaller context= or cache='q8_0'",
             origin=error.origin,
         )
+
+
+def _name(device: Any) -> str:
+    return device if isinstance(device, str) else str(device.name)
 
 
 def _is_of(numbers: frozenset[int], node: hg.Value) -> bool:

@@ -128,6 +128,22 @@ def test_many_answers_at_a_time_over_two_members_are_those_of_one(
     asyncio.run(scenario())
 
 
+def test_an_answer_ends_with_a_lost_member_and_the_next_one_needs_it_no_more(
+    model: Path, expected: list[list[int]]
+) -> None:
+    with daemons(2) as made, head_of(*made) as one, hg.connect(one.url, progress=None) as session:
+        wait_for_devices(session, "cpu0", *MEMBERS)
+        pins = {"layer[0-2]/*": MEMBERS[0], "layer[3-5]/*": MEMBERS[1]}
+        llm = hg.llm.load(session, model, devices=MEMBERS, pins=pins)
+        answer = llm.generate(PROMPT, temperature=0)
+        next(answer)
+        made[1].kill()
+        with pytest.raises(hg.MemberLostError, match="m1"):
+            answer.result()
+        assert answers(llm) == expected
+        assert {node.device for node in llm.plans[0].explain().nodes} == {MEMBERS[0]}
+
+
 def test_generate_spreads_a_model_over_every_device(
     pool: hg.Session, head: Daemon, model: Path, capsys: pytest.CaptureFixture[str], expected: list[list[int]]
 ) -> None:

@@ -193,16 +193,23 @@ class Server:
             driver.cancel()
             await asyncio.gather(driver, return_exceptions=True)
         self._end_all(list(self._answers.values()), hg.DrainingError("the server shuts down"))
+        with suppress(hg.ConnectionError):
+            await self._free_plans()
+            await self.model.close()
+
+    # Plans
+
+    async def _free_plans(self) -> None:
+        """Free the plans and the caches. The next request makes them anew, without devices that are
+        lost."""
         names = {name for plan in self._plans.values() for name in plan.variables}
         for plan in self._plans.values():
             plan.free()
         self._plans.clear()
-        with suppress(hg.ConnectionError):
-            for name in sorted(names):
+        self._spreading.forget()
+        for name in sorted(names):
+            with suppress(hg.WorkError):
                 await self._session.free_variable(name)
-            await self.model.close()
-
-    # Plans
 
     async def _prepare(self) -> None:
         if not self.writes:
@@ -273,6 +280,8 @@ class Server:
                 await (self._fill(action) if isinstance(action, Fill) else self._decode(action))
             except hg.HeliographError as error:
                 self._fail(error)
+                if isinstance(error, hg.DeviceLostError):
+                    await self._free_plans()
             except Exception as error:
                 logger.exception("a step of the model fails")
                 self._fail(hg.ComputeFailedError(f"a step of the model fails: {error!r:.200}"))
