@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         manipulation,
         neural,
         reductions,
+        slices,
         sorting,
         summation,
     )
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from heliograph.functions.manipulation import *
     from heliograph.functions.neural import *
     from heliograph.functions.reductions import *
+    from heliograph.functions.slices import *
     from heliograph.functions.sorting import *
     from heliograph.functions.summation import *
     from heliograph.graph.builder import Graph, assign
@@ -190,6 +192,7 @@ _LAZY = {
     ),
     "heliograph.functions.summation": "einsum",
     "heliograph.windows.convolutions": "avg_pool conv max_pool",
+    "heliograph.functions.slices": "dynamic_slice dynamic_update_slice",
     "heliograph.functions.sorting": (
         "argsort cumulative_prod cumulative_sum searchsorted sort take_along_axis"
     ),
@@ -245,6 +248,7 @@ if TYPE_CHECKING:
     __all__ += linear.__all__
     __all__ += manipulation.__all__
     __all__ += reductions.__all__
+    __all__ += slices.__all__
     __all__ += sorting.__all__
     __all__ += summation.__all__
     __all__ += neural.__all__

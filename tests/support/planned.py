@@ -59,7 +59,10 @@ class Versions:
     def written(self, number: int) -> int:
         """Of the variable that a node writes, itself or through its assignment."""
         for assignment, target, value in self.assignments:
-            if number in (assignment, value - self.leaves):
+            made = value - self.leaves
+            while made >= 0 and made != number and self.graph.nodes[made].op == "reshape":
+                made = self.graph.nodes[made].operands[0] - self.leaves
+            if number in (assignment, made):
                 return self.read(target, assignment + 1)
         raise AssertionError(f"node {number} is assigned to no variable")
 

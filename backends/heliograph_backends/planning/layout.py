@@ -8,8 +8,8 @@ A view op shares its source's bytes when strides can express it. It becomes a co
 
 The result of an assignment lies in the variable itself, unless it is read and the variable is
 assigned to again later. An assigned value is computed directly in the variable where the result is
-the same. A cache of keys and values that rows are set into is therefore neither copied nor held
-twice.
+the same, also through reshapes. A cache of keys and values that rows are set into is therefore
+neither copied nor held twice.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def place_values(graph: Graph, *, direct: bool = True) -> tuple[ValuePlace, ...]
     """
     assigned = last_assignments(graph)
     read = read_values(graph) if assigned else frozenset()
-    written = direct_writes(graph) if assigned and direct else {}
+    written, reshaped = direct_writes(graph) if assigned and direct else ({}, frozenset())
     types = value_types(graph)
     summed = summed_values(graph)
     places = [ValuePlace(value, 0, leaf.type.strides) for value, leaf in enumerate(graph.leaves)]
@@ -65,7 +65,7 @@ def place_values(graph: Graph, *, direct: bool = True) -> tuple[ValuePlace, ...]
         place = None
         if node.op in VIEWS:
             source = places[node.operands[0]]
-            if assigned.get(source.root, -1) < value - len(graph.leaves):
+            if value in reshaped or assigned.get(source.root, -1) < value - len(graph.leaves):
                 place = view(node.op, node.attributes, types[node.operands[0]], node.type, source)
             if place is not None and value in summed and not in_one_piece(node.type, place.strides):
                 place = None
@@ -73,7 +73,7 @@ def place_values(graph: Graph, *, direct: bool = True) -> tuple[ValuePlace, ...]
             last = assigned[node.operands[0]] == value - len(graph.leaves)
             place = places[node.operands[0]] if last or value not in read else None
         elif value in written:
-            place = places[written[value]]
+            place = ValuePlace(written[value], 0, node.type.strides)
         places.append(place or ValuePlace(value, 0, node.type.strides))
     return tuple(places)
 
@@ -93,12 +93,13 @@ def in_one_piece(type: TensorType, strides: Strides) -> bool:
     return type.size == 0 or all(size == 1 or mine == plain for size, mine, plain in pairs)
 
 
-def direct_writes(graph: Graph) -> dict[int, int]:
+def direct_writes(graph: Graph) -> tuple[dict[int, int], frozenset[int]]:
     """Map each result that is computed in the variable that it is assigned to, to that variable.
 
     Only the assignment reads such a result and assigns to the variable, no node between the
     result's and the assignment reads the variable, and the result's own node reads it in place or
-    not at all.
+    not at all. The variable may have another shape: reshapes before and after the node, which
+    nothing else reads, are returned too.
     """
     assignments = [(number, *node.operands) for number, node in enumerate(graph.nodes) if node.op == "assign"]
     uses = Counter(value for node in graph.nodes for value in node.operands)
@@ -109,14 +110,28 @@ def direct_writes(graph: Graph) -> dict[int, int]:
     for number, node in enumerate(graph.nodes):
         for variable in {variable_of[value] for value in node.operands if value in variable_of}:
             readers[variable].append(number)
-    found = {}
-    for number, variable, value in assignments:
+    found, reshaped = {}, set[int]()
+    for number, variable, assigned in assignments:
+        after = _reshapes(graph, assigned, uses)
+        value = after[-1]
         made = value - len(graph.leaves)
         if made < 0 or uses[value] != 1 or times[variable] != 1 or not _makes(graph.nodes[made].op):
             continue
+        node = graph.nodes[made]
+        before = [_reshapes(graph, one, uses) for one in node.operands if variable_of.get(one) == variable]
         between = any(made < reader < number for reader in readers[variable])
-        if not between and _may_write_over(graph.nodes[made], variable, variable_of):
+        if not between and _may_write_over(node, variable, variable_of, {one[0]: one[-1] for one in before}):
             found[value] = variable
+            reshaped.update(one for chain in (after, *before) for one in chain[:-1])
+    return found, frozenset(reshaped)
+
+
+def _reshapes(graph: Graph, value: int, uses: Mapping[int, int]) -> list[int]:
+    """Return a value and those that it is a reshape of, as far as each is read once."""
+    found, leaves = [value], len(graph.leaves)
+    while value >= leaves and graph.nodes[value - leaves].op == "reshape" and uses[value] == 1:
+        value = graph.nodes[value - leaves].operands[0]
+        found.append(value)
     return found
 
 
@@ -130,8 +145,11 @@ def is_step(graph: Graph, places: Sequence[ValuePlace], number: int) -> bool:
 
 
 def is_direct(graph: Graph, places: Sequence[ValuePlace], value: int) -> bool:
-    """True if a value is a direct write."""
-    made, root = value - len(graph.leaves), places[value].root
+    """True if a value is a direct write, or a reshape of one."""
+    leaves = len(graph.leaves)
+    while value >= leaves and graph.nodes[value - leaves].op == "reshape":
+        value = graph.nodes[value - leaves].operands[0]
+    made, root = value - leaves, places[value].root
     return made >= 0 and root != value and _makes(graph.nodes[made].op)
 
 
@@ -149,10 +167,15 @@ def _aliases(graph: Graph, variables: Container[int]) -> dict[int, int]:
     return found
 
 
-def _may_write_over(node: Node, variable: int, variable_of: Mapping[int, int]) -> bool:
-    """True if a node's own reads allow its result to be written over a variable."""
+def _may_write_over(
+    node: Node, variable: int, variable_of: Mapping[int, int], whole: Mapping[int, int]
+) -> bool:
+    """True if a node's own reads allow its result to be written over a variable.
+
+    `whole`: the values that its operands are reshapes of.
+    """
     reads = [place for place, value in enumerate(node.operands) if variable_of.get(value) == variable]
-    if any(node.operands[place] != variable for place in reads):
+    if any(whole[node.operands[place]] != variable for place in reads):
         return False
     row = OPS[node.op]
     return not reads or (reads[0] in row.in_place and (len(reads) == 1 or row.group == "elementwise"))

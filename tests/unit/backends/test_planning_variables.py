@@ -104,8 +104,8 @@ def test_a_variable_that_is_assigned_to_twice_is_not_written_directly(made: Make
 
 
 def test_a_view_or_a_leaf_is_assigned_by_a_copy(made: Maker, x: int) -> None:
-    v, w = variable(made), variable(made)
-    turned = made.node("reshape", x, shape=(4, 8))
+    v, w = made.variable(np.zeros((8, 4), np.float32)), variable(made)
+    turned = made.node("permute", x, axes=(1, 0))
     made.node("assign", v, turned)
     made.node("assign", w, 0)
     made.output(v)
@@ -131,3 +131,54 @@ def test_a_product_is_not_written_into_the_variable_to_which_it_is_added(made: M
     assert is_direct(made, result, v, fusion=True)
     groups, _ = planned(made.graph())
     assert [len(group.nodes) for group in groups] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("shapes", [[(16, 2)], [(2, 16), (32, 1), (16, 2)]])
+def test_rows_of_a_variable_in_another_shape_are_set_in_it(
+    made: Maker, x: int, shapes: list[tuple[int, int]]
+) -> None:
+    v, whole = variable(made), variable(made)
+    rows = made.node("reshape", x, shape=(16, 2))
+    indices = made.input(np.arange(16, dtype=np.int32)[::-1].copy())
+    target = v
+    for shape in shapes:
+        target = made.node("reshape", target, shape=shape)
+    result = made.node("set_rows", target, rows, indices)
+    made.node("assign", v, made.node("reshape", result, shape=(4, 8)))
+    made.output(made.node("norm", v), whole)
+    assert is_direct(made, result, v)
+    assert planned(made.graph(), fusion=False)[1].places[made.number(target)].root == v
+
+
+@pytest.mark.parametrize("who", ["before", "result", "after", "between"])
+def test_a_variable_in_another_shape_that_others_read_is_not_written_before(
+    made: Maker, x: int, who: str
+) -> None:
+    v = variable(made)
+    before = made.node("reshape", v, shape=(16, 2))
+    rows, indices = made.node("reshape", x, shape=(16, 2)), made.input(np.arange(16, dtype=np.int32))
+    result = made.node("set_rows", before, rows, indices)
+    after = made.node("reshape", result, shape=(4, 8))
+    read = made.node("tanh", {"before": before, "result": result, "after": after, "between": v}[who])
+    made.node("assign", v, after)
+    made.output(v, read)
+    assert not is_direct(made, result, v)
+
+
+def test_a_result_in_another_shape_is_computed_in_the_variable(made: Maker, x: int) -> None:
+    v = variable(made)
+    result = made.node("soft_max", x)
+    made.node("assign", v, made.node("reshape", result, shape=(4, 8)))
+    made.output(v)
+    assert is_direct(made, result, v)
+
+
+def test_a_variable_is_not_written_from_its_own_rows_in_another_order(made: Maker) -> None:
+    v = variable(made)
+    turned = made.node("permute", made.node("reshape", v, shape=(8, 4)), axes=(1, 0))
+    result = made.node(
+        "add", turned, made.node("reshape", made.node("reshape", v, shape=(8, 4)), shape=(4, 8))
+    )
+    made.node("assign", v, result)
+    made.output(v)
+    assert not is_direct(made, result, v)

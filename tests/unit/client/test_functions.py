@@ -278,6 +278,16 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Array, ...]
     "split": (lambda x: hg.split(x, 2, axis=1)[1], lambda x: np.split(x, 2, 1)[1], (F,)),
     "split at places": (lambda x: hg.split(x, [1, 3], axis=1)[1], lambda x: np.split(x, [1, 3], 1)[1], (F,)),
     "tile": (lambda x: hg.tile(x, (2, 1, 3)), lambda x: np.tile(x, (2, 1, 3)), (F,)),
+    "dynamic_slice": (
+        lambda x, i: hg.dynamic_slice(x, i, (2, 1)),
+        lambda x, i: x[1:3, 2:3],
+        (F[:3, :3], np.array([9, 2], np.int32)),
+    ),
+    "dynamic_update_slice": (
+        lambda x, y, i: hg.dynamic_update_slice(x, y, i),
+        lambda x, y, i: np.concatenate([x[:1], np.concatenate([y, x[1:2, 1:]], 1), x[2:]]),
+        (F[:3, :3], G[:1, :1], np.array([1, -5], np.int32)),
+    ),
     "take": (
         lambda x, i: hg.take(x, i, axis=0),
         lambda x, i: np.take(x, i, 0),
