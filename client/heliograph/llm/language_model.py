@@ -323,6 +323,7 @@ class LanguageModel(ModelBase):
         *,
         tools: Messages | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         variables: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Answer:
@@ -336,13 +337,21 @@ class LanguageModel(ModelBase):
                 of the role "tool" with their results.
             tool_choice: "auto", "none", "required", or {"type": "function", "function": {"name":
                 ...}} for a call of this one.
+            parallel_tool_calls: Whether an answer may have several calls.
             variables: Variables of the template, such as {"enable_thinking": False}.
             options: Those of `generate`.
 
         Raises UnsupportedError for a model without a template, and the errors of `generate` and of
         `chat_template.render`.
         """
-        asked = self.asked(messages, tools, tool_choice, variables, constraint=constraint_in(options))
+        asked = self.asked(
+            messages,
+            tools,
+            tool_choice,
+            variables,
+            is_parallel=parallel_tool_calls,
+            constraint=constraint_in(options),
+        )
         return Answer(self._engine, *self.request(asked, options))
 
     def logits(self, tokens: Prompt) -> Array:
@@ -372,12 +381,19 @@ class AsyncLanguageModel(ModelBase):
         *,
         tools: Messages | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         variables: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> AsyncAnswer:
         """Answer messages: `answer = await llm.chat(messages)`. See `LanguageModel.chat`."""
         asked = await asyncio.to_thread(
-            self.asked, messages, tools, tool_choice, variables, constraint=constraint_in(options)
+            self.asked,
+            messages,
+            tools,
+            tool_choice,
+            variables,
+            is_parallel=parallel_tool_calls,
+            constraint=constraint_in(options),
         )
         return AsyncAnswer(self._engine, *self.request(asked, options))
 

@@ -87,7 +87,7 @@ async def begun(server: Server, tokens: list[int], options: dict[str, Any]) -> A
     """An answer that the server writes, with its grammar."""
     names = ("schema", "regex", "grammar")
     asked = Asked(tokens, constraint_of(*(options.get(name) for name in names)))
-    [matcher] = await server.follow(asked, 1)
+    [matcher] = await server.following.begin(asked, 1)
     return server.submit(asked, matcher=matcher, **options)
 
 

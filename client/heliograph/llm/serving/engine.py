@@ -25,7 +25,7 @@ from heliograph.llm.loading import CacheType, FileArgument, engine_of, tokenizer
 from heliograph.llm.products import Activations
 from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings
 from heliograph.llm.serving.answering import Answering
-from heliograph.llm.serving.following import advance, mask_inputs, masks_for, take_forced
+from heliograph.llm.serving.following import Following, mask_inputs, masks_for, take_forced
 from heliograph.llm.serving.graphs import PagedDecoder
 from heliograph.llm.serving.pages import PAGE
 from heliograph.llm.serving.scheduler import (
@@ -72,6 +72,7 @@ class Server:
         self._spreading = Spreading(session, partial(built, self._whole), options)
         self._plans: dict[Any, Any] = {}
         self._answers: dict[Job, Answering] = {}
+        self.following = Following(model.matching)
         self._embedding = asyncio.Lock()
         self._driver: asyncio.Task[None] | None = None
         #: Whether it takes no more requests.
@@ -115,20 +116,6 @@ class Server:
         """False for a model that only embeds."""
         return isinstance(self._engine, Engine)
 
-    async def follow(self, asked: Asked, count: int) -> list[Matcher | None]:
-        """Begin the grammars of so many answers, for `submit`. Raises as `Matching.follow`."""
-        if asked.constraint is None:
-            return [None] * count
-        follow, made = partial(self.model.matching.follow, asked.constraint), []
-        try:
-            for _ in range(count):
-                made.append(await asyncio.to_thread(follow))
-        except BaseException:
-            for one in made:
-                one.close()
-            raise
-        return [*made]
-
     def submit(
         self,
         tokens: Sequence[int] | Asked,
@@ -143,7 +130,7 @@ class Server:
 
         Args:
             tokens: The prompt, also with what its answer may be.
-            matcher: One of `follow`, of an answer with a grammar.
+            matcher: One of `following.begin`, of an answer with a grammar.
             tenant: Tenants take turns.
             seconds: The most time, the wait included; then DeadlineExceededError.
             adapter: The name of the adapter that answers; empty: the model without adapters.
@@ -193,6 +180,7 @@ class Server:
             driver.cancel()
             await asyncio.gather(driver, return_exceptions=True)
         self._end_all(list(self._answers.values()), hg.DrainingError("the server shuts down"))
+        self.following.close()
         with suppress(hg.ConnectionError):
             await self._free_plans()
             await self.model.close()
@@ -340,7 +328,7 @@ class Server:
         """Compute one token of all answers, some of which follow grammars."""
         found = await plan.run(inputs, fetch=["chosen"], timeout=STEP_SECONDS)
         self._take(found["chosen"], answers)
-        for one, error in await advance([one for one in answers if not one.job.is_over]):
+        for one, error in await self.following.advance([one for one in answers if not one.job.is_over]):
             if one.job.is_over:
                 continue
             if error is not None:

@@ -3,13 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import heliograph as hg
-from heliograph.llm.constraints import Matcher
+from heliograph.llm.constraints import Matcher, Matching
 from heliograph.llm.generating import WORTH_FILL, Array
+from heliograph.llm.language_model import Asked
 from heliograph.llm.sampling import Form, masks_of
 from heliograph.llm.serving.answering import Answering
+
+#: Grammars that are compiled at a time.
+COMPILED = 4
+
+
+class Following:
+    """The threads that wait for the processes of grammars, so that nothing else waits for these."""
+
+    def __init__(self, matching: Matching) -> None:
+        self._matching = matching
+        self._compiling = ThreadPoolExecutor(COMPILED, "llm-grammars")
+        self._masking = ThreadPoolExecutor(1, "llm-masks")
+
+    async def begin(self, asked: Asked, count: int) -> list[Matcher | None]:
+        """Begin the grammars of so many answers. Raises as `Matching.follow`."""
+        if asked.constraint is None:
+            return [None] * count
+        call, loop = partial(self._matching.follow, asked.constraint), asyncio.get_running_loop()
+        made: list[Matcher | None] = []
+        try:
+            for _ in range(count):
+                made.append(await loop.run_in_executor(self._compiling, call))
+        except BaseException:
+            close_all(made)
+            raise
+        return made
+
+    async def advance(
+        self, answers: Sequence[Answering]
+    ) -> list[tuple[Answering, hg.HeliographError | None]]:
+        """Tell grammars the last tokens of their answers, and wait for what may come next.
+
+        Returns the answers that follow one, with the error of it if there is one.
+        """
+        pairs = [(one, one.matcher) for one in answers if one.matcher is not None]
+        told = [(matcher, one.result.tokens[-1]) for one, matcher in pairs]
+        loop = asyncio.get_running_loop()
+        errors = await loop.run_in_executor(self._masking, _advance, told) if told else []
+        return [(one, error) for (one, _), error in zip(pairs, errors, strict=True)]
+
+    def close(self) -> None:
+        """End the threads, after what they wait for."""
+        for one in (self._compiling, self._masking):
+            one.shutdown(wait=False, cancel_futures=True)
+
+
+def close_all(matchers: Iterable[Matcher | None]) -> None:
+    """End the processes of grammars."""
+    for one in matchers:
+        if one is not None:
+            one.close()
 
 
 def masks_for(answers: Sequence[Answering]) -> int:
@@ -22,16 +76,6 @@ def mask_inputs(answers: Sequence[Answering], rows: int, vocabulary: int, form: 
     """Return the inputs of a step that are masks."""
     masks = {row: one.matcher.mask for row, one in enumerate(answers) if one.matcher is not None}
     return masks_of(masks, rows, vocabulary, form) if form.masks else {}
-
-
-async def advance(answers: Sequence[Answering]) -> list[tuple[Answering, hg.HeliographError | None]]:
-    """Tell grammars the last tokens of their answers, and wait for what may come next, on a thread.
-
-    Returns each answer, with the error of its grammar if it has one.
-    """
-    pairs = [(one.matcher, one.job.tokens[-1]) for one in answers if one.matcher is not None]
-    errors = await asyncio.to_thread(_advance, pairs) if pairs else []
-    return list(zip((one for one in answers if one.matcher is not None), errors, strict=True))
 
 
 def _advance(pairs: Sequence[tuple[Matcher, int]]) -> list[hg.HeliographError | None]:

@@ -19,6 +19,7 @@ from heliograph.llm.constraints import Matcher
 from heliograph.llm.language_model import Asked, constraint_in
 from heliograph.llm.serving.answering import Answering, Delta
 from heliograph.llm.serving.engine import Server
+from heliograph.llm.serving.following import close_all
 from heliograph.llm.serving.http import parameters, replies
 from heliograph.llm.serving.http.errors import ApiError, from_heliograph, refused
 from heliograph.llm.serving.http.metrics import Metrics
@@ -154,7 +155,7 @@ class Endpoints:
         made: list[Answering] = []
         try:
             for asked in prompts:
-                matchers += await server.follow(asked, wanted.n)
+                matchers += await server.following.begin(asked, wanted.n)
             # Others may have come meanwhile.
             server.scheduler.room_for(len(prompts) * wanted.n)
             for place, matcher in enumerate(matchers):
@@ -166,8 +167,7 @@ class Endpoints:
         except BaseException:
             for one in made:
                 one.close()
-            for matcher in filter(None, matchers):
-                matcher.close()
+            close_all(matchers)
             raise
         return made
 
