@@ -105,6 +105,8 @@ def test_a_draft_changes_no_text_and_is_reported(
     assert main(["generate", str(model), "-p", PROMPT, *arguments, *drafting, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["speculation"] == {"proposed": 16, "accepted": 16, "runs": 4}
+    assert main(["generate", str(model), "-p", PROMPT, *arguments, *drafting[2:]]) == 1
+    assert "--draft-tokens is given without --draft" in capsys.readouterr().err
     texts = []
     for given in ([], ["--draft", "prompt"]):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\nAnd now?\n")))

@@ -388,10 +388,10 @@ class Engine:
             if matcher is not None:
                 yield from self._followed(plan, request, steps, pieces, result, matcher)
             else:
-                plain = partial(self._loop, plan, pieces, result)
                 if self.draft is None:
-                    yield from plain(request, steps)
+                    yield from self._loop(plan, request, steps, pieces, result)
                 else:
+                    plain = partial(self._loop, plan, pieces=pieces, result=result)
                     yield from self.draft.write(plain, request, steps, pieces, result)
                 self._kept += [tokens[-1], *result.tokens[:-1]]
             if rest := pieces.rest():
@@ -400,7 +400,7 @@ class Engine:
             result.end(result.finish_reason or ("stop" if pieces.is_stopped else "length"))
 
     def _loop(
-        self, plan: Any, pieces: AnyPieces, result: Result, request: Request, steps: int
+        self, plan: Any, request: Request, steps: int, pieces: AnyPieces, result: Result
     ) -> Procedure[str, None]:
         tokens, settings = request.tokens, request.settings
         began = time.perf_counter() - result.seconds

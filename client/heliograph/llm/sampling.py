@@ -156,8 +156,8 @@ class Given:
     bias: hg.Value | None
 
     def after(self, tokens: hg.Value) -> Given:
-        """Return those of a row after further tokens, i32 [1, n]: their last are the newest."""
-        return replace(self, recent=hg.concat([self.recent, tokens], axis=1)[:, tokens.shape[1] :])
+        """Return those of rows after one more token each, i32 [b, 1]."""
+        return replace(self, recent=hg.concat([self.recent[:, 1:], tokens], axis=1))
 
     def repeated(self, following: hg.Value) -> Given:
         """Return rows of a row: itself, and after each more of the following tokens, i32 [1, n]."""

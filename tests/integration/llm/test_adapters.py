@@ -152,6 +152,18 @@ def test_adapters_on_the_server_are_not_uploaded(url: str, model: Path, first: P
     assert max(told, default=0) < 10_000
 
 
+def test_a_model_on_several_devices_takes_adapters_and_a_draft(
+    session: hg.Session, model: Path, first: Path
+) -> None:
+    expected = written(hg.llm.load(session, model, adapters=[first]))
+    devices = [word for _ in range(2) for word in ("--device", "cpu:threads=1,memory=1GiB")]
+    with running_daemon(*devices) as other, hg.connect(other, progress=None) as split:
+        options: Any = {"devices": ["cpu0", "cpu1"], "memory": {"cpu0": "200KiB"}}
+        llm = hg.llm.load(split, model, adapters=[first], draft=hg.llm.Draft(model, 3), **options)
+        assert written(llm) == expected
+        assert {node.device for node in llm.plans[0].explain().nodes} == {"cpu0", "cpu1"}
+
+
 def test_asyncio_takes_adapters_too(url: str, session: hg.Session, model: Path, first: Path) -> None:
     llm = hg.llm.load(session, model, adapters=[first])
     expected = [written(llm)[0]]

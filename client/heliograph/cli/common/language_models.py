@@ -118,6 +118,8 @@ def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageMo
         sys.stdout.reconfigure(errors="backslashreplace")
     adapters = [hg.llm.Adapter(file_of(session, file), scale) for file, scale in map(scaled, arguments.lora)]
     draft = None
+    if arguments.draft is None and arguments.draft_tokens is not None:
+        raise hg.InvalidArgumentError("--draft-tokens is given without --draft", advice="give --draft FILE")
     if arguments.draft is not None:
         is_file = arguments.draft != "prompt"
         file = file_of(session, arguments.draft) if is_file else arguments.draft
