@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from peers.ggml_call import BLOCKS
 
 #: The types of weights that ggml multiplies with q8_0 rows, besides floats.
-BESIDE_Q8_0 = ("q4_0", "q5_0", "q8_0")
+BESIDE_Q8_0 = ("q4_0", "q5_0", "q8_0", "iq4_nl", "mxfp4")
 #: What is converted to what, besides a type to itself.
 CASTS = {
     "f32": f"f16 bf16 i32 {BLOCKS}",
