@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from heliograph.device import Device, Event, Stream
     from heliograph.errors import *
     from heliograph.explain.explanation import Explanation
+    from heliograph.explain.steps import ExplainedStep
     from heliograph.functions import (
         bits,
         creation,
@@ -126,6 +127,7 @@ _LAZY = {
     "heliograph.core.watching": "DeviceEvent",
     "heliograph.device": "Device Event Stream",
     "heliograph.explain.explanation": "Explanation",
+    "heliograph.explain.steps": "ExplainedStep",
     "heliograph.graph.files": "load save",
     "heliograph.plan": "Plan",
     "heliograph.procedures.checkpoint": "Checkpoint load_checkpoint",
@@ -223,6 +225,7 @@ __all__ += ["CopyPath", "aligned_empty", "connect"]
 __all__ += [
     "Cause",
     "Checkpoint",
+    "ExplainedStep",
     "Explanation",
     "FeedFuture",
     "Plan",

@@ -17,6 +17,7 @@ from heliograph.procedures.run import Carries, Fed, RunOutput, run_once
 from heliograph.procedures.taps import Taps
 from heliograph.run_future import InlineFuture, RunFuture, repeat, send
 from heliograph.tensor import Tensor
+from heliograph_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from heliograph.explain.explanation import Explanation
@@ -239,12 +240,45 @@ class Plan(PlanBase):
         procedure = updating(self._shell, self, graph, given, self._progress)
         self._shell.drive(procedure, timeout, lambda: f"updating the plan to {graph!r}")
 
-    def explain(self, timeout: float | None = None) -> Explanation:
+    def explain(self, timeout: float | None = None, *, measure: bool | None = None) -> Explanation:
         """Return where the nodes run and why, what is copied, and the time of the last run.
+
+        Args:
+            timeout: Seconds to wait; None means no limit.
+            measure: True measures the time of each step of the nodes in the runs from now on, in
+                place of what was measured before, and False ends that. Later explanations have the
+                mean times, as `steps`. None changes nothing.
 
         Raises UnknownHandleError if the plan was freed, and DeadlineExceededError.
         """
-        return self._shell.drive(self._explaining(), timeout, lambda: f"explaining {self!r}")
+        explaining = self._explaining(measure)
+        return self._shell.drive(explaining, timeout, lambda: f"explaining {self!r}")
+
+    def profile(
+        self, inputs: Inputs = None, /, *, runs: int = 10, timeout: float | None = None, **keywords: Any
+    ) -> Explanation:
+        """Run the plan and return its explanation with the mean time of each step, as `steps`.
+
+        A first run, which may compile kernels, is not measured. Runs assign variables as usual. A
+        GPU launches the steps of measured runs one by one.
+
+        Args:
+            inputs: As in `run`.
+            runs: The number of measured runs.
+            timeout: Seconds to wait for each run.
+
+        Raises InvalidArgumentError for less than one run, and the errors of `run`.
+        """
+        if runs < 1:
+            raise InvalidArgumentError(f"a profile of {runs} runs", advice="measure 1 run or more")
+        self.run(inputs, fetch=False, timeout=timeout, **keywords)
+        self.explain(timeout, measure=True)
+        try:
+            for _ in range(runs):
+                self.run(inputs, fetch=False, timeout=timeout, **keywords)
+        finally:
+            found = self.explain(timeout, measure=False)
+        return found
 
     @property
     def variables(self) -> dict[str, Tensor]:

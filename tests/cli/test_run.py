@@ -85,6 +85,15 @@ def test_observed_nodes_are_in_the_json(folder: Path, capsys: pytest.CaptureFixt
     assert found["shape"] == [4, 2] and (found["min"], found["mean"], found["max"]) == (6, 7.5, 9)
 
 
+def test_a_profile_has_the_time_of_each_step(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--profile", "--repeat", "2") == 0
+    printed = capsys.readouterr().out
+    assert "ran 2 times" in printed and "share" in printed and "matmul" in printed.split("share")[1]
+    assert run(folder, "--profile", "--json") == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert any("matmul" in one["ops"] and one["took_us"] > 0 for one in steps)
+
+
 def test_a_tap_that_matches_nothing_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--tap", "matmull*") == 1
     printed = capsys.readouterr().err

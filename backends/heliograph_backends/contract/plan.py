@@ -148,6 +148,18 @@ class Plan(ABC):
         told."""
         return (0,) * len(self.graph.nodes)
 
+    def measure(self, *, on: bool) -> None:
+        """Measure the time of each step in the runs from now on, or end that.
+
+        It may be called during a run, of which a part is then measured. Runs that are not measured
+        take no longer for it. Default: nothing is measured.
+        """
+
+    def times_of_nodes(self) -> Sequence[float]:
+        """Return for each node the mean time of its step in the last measured runs, in
+        microseconds. Default: all 0, unknown."""
+        return (0.0,) * len(self.graph.nodes)
+
     def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
         """Return a plan for another graph that takes over this one's memory where it suffices; free
         this one.

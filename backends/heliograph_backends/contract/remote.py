@@ -75,6 +75,10 @@ class SitePlan(ABC):
         way there.
         """
 
+    def measure(self, *, on: bool) -> None:
+        """Measure the time of each step in the runs from now on, or end that. Default: nothing is
+        measured."""
+
     @abstractmethod
     def report(self) -> PlanReport:
         """Return the placement of the partition's nodes and the times of the last run."""

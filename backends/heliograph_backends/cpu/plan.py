@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +38,7 @@ from heliograph_backends.cpu.lowering.lowering import CpuLowering
 from heliograph_backends.cpu.lowering.packing import packed_forms
 from heliograph_backends.planning.concurrency import concurrent_nodes, side_by_side
 from heliograph_backends.planning.fusion import group_nodes
-from heliograph_backends.planning.groups import Group, steps_of_nodes
+from heliograph_backends.planning.groups import Group, steps_of_nodes, times_of_nodes
 from heliograph_backends.planning.layout import is_direct, place_values
 from heliograph_backends.planning.storage import StorageLayout, plan_storage
 from heliograph_backends.reference import define_node
@@ -191,6 +194,16 @@ class CpuPlan(Plan):
     def steps_of_nodes(self) -> Sequence[int]:
         return steps_of_nodes(self.graph, self._groups)
 
+    def measure(self, *, on: bool) -> None:
+        for step in self._steps:
+            step.measure(on=on)
+
+    def times_of_nodes(self) -> Sequence[float]:
+        times: defaultdict[int, float] = defaultdict(float)
+        for number, took_us in chain.from_iterable(step.times_us() for step in self._steps):
+            times[number] += took_us
+        return times_of_nodes(self.graph, self._groups, times)
+
     def free(self) -> None:
         with self._lock:
             self._free()
@@ -276,6 +289,14 @@ class _Step(ABC):
         """Run once, in the bound memory, or go on with a run that was paused. False: it is paused
         now."""
 
+    def measure(self, *, on: bool) -> None:
+        """Measure the times of runs from now on, or end that. Default: nothing is measured."""
+
+    def times_us(self) -> Iterable[tuple[int, float]]:
+        """Return nodes, of which some may come repeatedly, and mean times in measured runs.
+        Default: none."""
+        return ()
+
 
 class _NativeStep(_Step):
     """A native program, run by the device's workers."""
@@ -302,6 +323,12 @@ class _NativeStep(_Step):
         status = self.bound.run()
         if status is not k.Status.OK:
             self._check(status)
+
+    def measure(self, *, on: bool) -> None:
+        self.bound.measure(on=on)
+
+    def times_us(self) -> Iterable[tuple[int, float]]:
+        return zip(self._numbers, (self.bound.mean_ns / 1e3).tolist(), strict=True)
 
     def _check(self, status: k.Status) -> None:
         if status == k.Status.ABORTED:
@@ -331,8 +358,28 @@ class _DefinitionStep(_Step):
         self._kernel = define_node(plan.graph, number)
         self._arrays = plan.memory.arrays
         self._operands_and_out = itemgetter(*values)
+        #: The time of all measured runs and their number, and whether runs are measured.
+        self._took_us, self._runs = 0.0, 0
+        self._is_measured = False
+
+    def measure(self, *, on: bool) -> None:
+        self._is_measured = on
+        if on:
+            self._took_us, self._runs = 0.0, 0
+
+    def times_us(self) -> Iterable[tuple[int, float]]:
+        return [(self._number, self._took_us / max(1, self._runs))]
 
     def run(self) -> bool:
+        if not self._is_measured:
+            return self._run()
+        began = perf_counter()
+        self._run()
+        self._took_us += (perf_counter() - began) * 1e6
+        self._runs += 1
+        return True
+
+    def _run(self) -> bool:
         try:
             self._kernel(*self._operands_and_out(self._arrays))
         except HeliographError as error:

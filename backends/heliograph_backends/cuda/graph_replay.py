@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
 from heliograph_backends.contract import Abort
-from heliograph_backends.cuda.driver.driver import DriverError, Queue, Recording
+from heliograph_backends.cuda.driver.driver import DriverError, Mark, Queue, Recording
 from heliograph_backends.cuda.driver.failures import is_sticky
 from heliograph_proto.errors import CancelledError
 
@@ -85,6 +85,16 @@ class Replays:
                 self._memory.device.driver.replay(found[number], queue)
             else:
                 self._issue(steps, queue, abort)
+
+    def run_marked(self, queue: Queue, abort: Abort) -> list[Mark]:
+        """As `run`, one step after the other, with a time mark before each and after the last."""
+        driver = self._memory.device.driver
+        marks = [driver.time_mark(queue)]
+        for _, steps in self._segments:
+            for step in steps:
+                self._issue([step], queue, abort)
+                marks.append(driver.time_mark(queue))
+        return marks
 
     def _of_this_run(self) -> dict[int, Recording] | None:
         """Return the recordings for the run's memory; None on its first run, which compiles and

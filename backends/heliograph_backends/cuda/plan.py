@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +29,7 @@ from heliograph_backends.contract import (
 )
 from heliograph_backends.contract.plan_blocks import are_separate
 from heliograph_backends.cuda.binding import CudaPlanMemory, fixed_bytes
-from heliograph_backends.cuda.driver.driver import Queue
+from heliograph_backends.cuda.driver.driver import Mark, Queue
 from heliograph_backends.cuda.graph_replay import Replays
 from heliograph_backends.cuda.index_report import REPORTING, IndexReport
 from heliograph_backends.cuda.lowering import moves
@@ -39,7 +41,7 @@ from heliograph_backends.cuda.memory import address_of, can_reach
 from heliograph_backends.cuda.plan_kernels import PlanKernels
 from heliograph_backends.cuda.steps import ArrayCopy, DefinitionStep, KernelStep, Step
 from heliograph_backends.planning.fusion import group_nodes
-from heliograph_backends.planning.groups import Group
+from heliograph_backends.planning.groups import Group, steps_of_nodes, times_of_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.storage import StorageLayout, plan_storage
 from heliograph_proto.errors import HeliographError, InvalidInputError, UnknownHandleError
@@ -104,6 +106,7 @@ class CudaPlan(Plan):
         self._kernels = PlanKernels(device.kernels)
         try:
             with device.here():
+                self._numbers: list[int] = []
                 # Kernels of large chains are compiled here, and no other thread must wait for them.
                 self._steps = self._make_steps(layout)
                 reports = any(node.op in REPORTING for node in graph.nodes)
@@ -112,7 +115,12 @@ class CudaPlan(Plan):
         except BaseException:
             self.memory.free()
             raise
+        self._groups = layout.groups
         self._replays = Replays(self._steps, self.memory)
+        #: The microseconds of each step in measured runs and the number of these; whether runs are
+        #: measured.
+        self._took_us, self._runs = [0.0] * len(self._steps), 0
+        self._is_measured = False
         self.compute_bytes = self.memory.own.size_bytes
         self.steps = len(self._steps)
 
@@ -128,6 +136,7 @@ class CudaPlan(Plan):
     # Made once
 
     def _make_steps(self, layout: CudaLayout) -> list[Step]:
+        """Return the steps, and record the node that each helps to compute: -1 for none."""
         found: list[Step] = []
         for group in layout.groups:
             node = self.graph.nodes[group.last]
@@ -140,10 +149,12 @@ class CudaPlan(Plan):
                 found.append(self._step(group.last, work))
             if node.op == "assign":
                 found += self._kept(group.last, layout)
+            self._numbers += [group.last] * (len(found) - len(self._numbers))
         slots = layout.storage.output_slots
         for place in layout.storage.copied_outputs:
             value = self.graph.outputs[place].value
             found += self._copied(layout, value, Located(self.graph.type_of(value), slots[place], 0, ()))
+        self._numbers += [-1] * (len(found) - len(self._numbers))
         return found
 
     def _step(self, number: int, work: Sequence[Work]) -> KernelStep:
@@ -204,13 +215,38 @@ class CudaPlan(Plan):
         with np.errstate(all="ignore"):
             if self._report is not None:
                 self._report.begin(queue)
-            self._replays.run(queue, abort)
+            marks = self._replays.run_marked(queue, abort) if self._is_measured else []
+            if not marks:
+                self._replays.run(queue, abort)
         self.memory.own.finish_run()
         if self._report is not None:
             self._report.fetch(queue)
         self.device.settle(queue)
         if self._report is not None:
             self._report.check(queue)
+        if marks:
+            self._note(marks)
+
+    def _note(self, marks: Sequence[Mark]) -> None:
+        """Add the times between marks that the device has reached."""
+        driver, took_us = self.device.driver, self._took_us
+        for step, pair in enumerate(pairwise(marks)):
+            took_us[step] += driver.elapsed_us(*pair)
+        self._runs += 1
+
+    def measure(self, *, on: bool) -> None:
+        if on:
+            self._took_us, self._runs = [0.0] * len(self._numbers), 0
+        self._is_measured = on
+
+    def times_of_nodes(self) -> Sequence[float]:
+        times: defaultdict[int, float] = defaultdict(float)
+        for number, took_us in zip(self._numbers, self._took_us, strict=True):
+            times[number] += took_us / max(1, self._runs)
+        return times_of_nodes(self.graph, self._groups, times)
+
+    def steps_of_nodes(self) -> Sequence[int]:
+        return steps_of_nodes(self.graph, self._groups)
 
     def _settle_quietly(self, queue: Queue) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from heliograph_proto.graph import Graph
@@ -27,6 +27,16 @@ class Group(NamedTuple):
     def last(self) -> int:
         """The number of the node whose value is the result."""
         return self.nodes[-1]
+
+
+def times_of_nodes(graph: Graph, groups: Sequence[Group], times: Mapping[int, float]) -> tuple[float, ...]:
+    """Return for each node the time of its group, the sum of those of its nodes."""
+    found = [0.0] * len(graph.nodes)
+    for group in groups:
+        took = sum(times.get(node, 0.0) for node in group.nodes)
+        for node in group.nodes:
+            found[node] = took
+    return tuple(found)
 
 
 def steps_of_nodes(graph: Graph, groups: Sequence[Group]) -> tuple[int, ...]:

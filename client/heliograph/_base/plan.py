@@ -17,7 +17,7 @@ from heliograph.core.credit import OrderGate
 from heliograph.core.effects import Compute, Procedure, ask
 from heliograph.core.future import Deadline, Pending
 from heliograph.core.inline_run import InlinePlan, inline_plan
-from heliograph.core.methods import EXPLAIN
+from heliograph.core.methods import EXPLAIN, ExplainQuery
 from heliograph.core.progress import Progress
 from heliograph.core.shell import Handle, Shell
 from heliograph.core.tracing import RUN_SPAN, begin
@@ -225,18 +225,18 @@ class PlanBase(Handle):
     def __repr__(self) -> str:
         return f"<Plan {self._spec.signature}, {counted(self.steps, 'step')}, {self._state}>"
 
-    def _explaining(self) -> Procedure[Explanation]:
+    def _explaining(self, measure: bool | None = None) -> Procedure[Explanation]:
         """Request the plan's report and add the names of nodes."""
         from heliograph.explain.explanation import explanation
 
         recipe = self._spec.recipe
         assert recipe is not None
-        report = yield from self._reporting()
+        report = yield from self._reporting(measure)
         found: Explanation = yield Compute(lambda: explanation(recipe.graph, report))
         return found
 
-    def _reporting(self) -> Procedure[PlanReport]:
-        return ask(EXPLAIN, self._live_handle)
+    def _reporting(self, measure: bool | None = None) -> Procedure[PlanReport]:
+        return ask(EXPLAIN, ExplainQuery(self._live_handle, measure))
 
     # Updating
 

@@ -45,11 +45,14 @@ class Ran:
     files: dict[str, str]
     #: The observed nodes of the last run.
     taps: list[dict[str, Any]]
+    #: With --profile: the measured steps as a table and as the JSON objects of an explanation.
+    step_table: str
+    steps: list[dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a graph file and of a placement, --output, --repeat, --tap, --dry-run,
-    --json."""
+    """Add the arguments of a graph file and of a placement, --output, --repeat, --tap, --profile,
+    --dry-run, --json."""
     add_graph_arguments(parser)
     add_placing_arguments(parser)
     parser.add_argument(
@@ -65,6 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="print nodes with matching names (as in fnmatch) of the last run as they are computed; "
         "repeatable",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="after the runs, measure --repeat more and print the time of each step",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the memory needed; send no weights")
     add_json_argument(parser)
@@ -88,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [[name, str(of), f"{of.nbytes:,}", ran.files.get(name, "-")] for name, of in outputs.items()]
         print_table(["output", "type", "bytes", "file"], rows)
         print(summary(ran))
+        if ran.step_table:
+            print(f"\n{ran.step_table}")
     return 0
 
 
@@ -139,7 +149,11 @@ def measure(
         results.update(run.result() if run else plan.run(tensors, fetch=False, timeout=timeout))
         seconds.append(time.perf_counter() - start)
     files = {} if arguments.output is None else _write(arguments.output, results, timeout)
-    return Ran(plan.device, compiled, seconds, files, taps)
+    table, steps = "", []
+    if arguments.profile:
+        profile = plan.profile(tensors, runs=arguments.repeat, timeout=timeout)
+        table, steps = profile.step_table(), json.loads(profile.json())["steps"]
+    return Ran(plan.device, compiled, seconds, files, taps, table, steps)
 
 
 def _observed(run: hg.RunFuture, timeout: float, *, quiet: bool) -> list[dict[str, Any]]:
@@ -193,7 +207,7 @@ def _as_json(ran: Ran, outputs: Mapping[str, TensorType]) -> dict[str, Any]:
         for name, type_ in outputs.items()
     ]
     found = asdict(ran)
-    del found["files"]
+    del found["files"], found["step_table"]
     return {**found, "median_seconds": statistics.median(ran.run_seconds), "outputs": rows}
 
 

@@ -50,6 +50,15 @@ class OpQueries:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainQuery:
+    """A query for the report of a plan."""
+
+    plan: int
+    #: Whether to measure steps from now on; None: as before.
+    measure: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlacementQuery:
     """A query for the memory that tensors would take in a buffer type."""
 
@@ -79,8 +88,7 @@ PLACE_CONTENTS: Method[PlaceContentsRequest, tuple[ContentOffer, ...]] = Method(
 #: The answer is bytes by device.
 RESERVE: Method[ReserveRequest, dict[str, int]] = Method("PlanService", "Reserve")
 ESTIMATE: Method[EstimateRequest, PlanEstimate] = Method("PlanService", "Estimate")
-#: The request is a plan's handle.
-EXPLAIN: Method[int, PlanReport] = Method("PlanService", "Explain")
+EXPLAIN: Method[ExplainQuery, PlanReport] = Method("PlanService", "Explain")
 #: The request is a device's name.
 GET_MEMORY: Method[str, Memory] = Method("DeviceService", "GetMemory")
 LIST_DEVICES: Method[None, DeviceList] = Method("DeviceService", "ListDevices")

@@ -22,6 +22,7 @@ from heliograph.explain.parts import (
     ExplainedSplit,
 )
 from heliograph.explain.perfetto import trace_events
+from heliograph.explain.steps import ExplainedStep, steps_of
 from heliograph.explain.tables import (
     align,
     device_table,
@@ -30,6 +31,7 @@ from heliograph.explain.tables import (
     node_table,
     share_table,
     split_table,
+    step_table,
     time_text,
 )
 from heliograph.graph.arguments import checked_timeout, counted
@@ -51,6 +53,8 @@ from heliograph_proto.types import size_text
 PathArgument = str | os.PathLike[str]
 T = TypeVar("T")
 
+#: The most measured steps of a table, unless every node is shown.
+MOST_STEPS = 20
 #: The default timeout of drawing.
 DRAW_SECONDS = 60.0
 
@@ -94,6 +98,19 @@ class Explanation:
         run."""
         return max((split.ended_us for split in self.splits), default=0.0)
 
+    @property
+    def steps(self) -> tuple[ExplainedStep, ...]:
+        """The steps of the measured runs, the longest first; none before a measurement.
+
+        `plan.profile(inputs)` measures some runs, `plan.explain(measure=True)` those that follow.
+        """
+        return steps_of(self._graph, self.nodes)
+
+    def step_table(self, *, most: int | None = None) -> str:
+        """A table of the measured steps, or of the `most` longest; empty before a measurement."""
+        found = self.steps
+        return "\n".join(align(step_table(found, most))) if found else ""
+
     def __str__(self) -> str:
         return self.table()
 
@@ -117,6 +134,8 @@ class Explanation:
             tables.append(link_table(self.links))
         if self.weights:
             tables.append(share_table(self.weights, everything=nodes))
+        if steps := self.steps:
+            tables.append(step_table(steps, None if nodes else MOST_STEPS))
         if nodes:
             tables.append(node_table(self.nodes))
         notes = self._routes()
@@ -134,8 +153,9 @@ class Explanation:
         """Return a JSON object for programs.
 
         Its keys are "copied_bytes", "devices", "splits", "nodes", "weights" (the split ones),
-        "predicted_us" and "links". Sizes are in bytes, times in microseconds, bandwidths in bytes a
-        second. Later versions may add fields; existing ones keep their meaning.
+        "predicted_us", "links" and "steps" (the measured ones). Sizes are in bytes, times in
+        microseconds, bandwidths in bytes a second. Later versions may add fields; existing ones
+        keep their meaning.
         """
         document = {
             "copied_bytes": self.copied_bytes,
@@ -145,6 +165,7 @@ class Explanation:
             "weights": [asdict(one) for one in self.weights],
             "predicted_us": self.predicted_us,
             "links": [asdict(one) for one in self.links],
+            "steps": [_step_as_json(one) for one in self.steps],
         }
         return json.dumps(document, indent=2)
 
@@ -270,7 +291,9 @@ def _nodes_fit(graph: Graph, report: PlanReport) -> bool:
     if len(report.nodes) != len(graph.nodes):
         return False
     return all(
-        one.split < len(report.splits) and (one.operand < len(node.operands) or not one.names_operand)
+        one.split < len(report.splits)
+        and _are_times(one.step_us)
+        and (one.operand < len(node.operands) or not one.names_operand)
         for node, one in zip(graph.nodes, report.nodes, strict=True)
     )
 
@@ -310,6 +333,12 @@ def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
     parts = [{"node": part.node, "first": part.share.first, "count": part.share.count} for part in one.parts]
     copies = [_as_json(copy, route=str(copy.route)) for copy in one.copies]
     return _as_json(one, nodes=[node.number for node in one.nodes], parts=parts, copies=copies)
+
+
+def _step_as_json(one: ExplainedStep) -> dict[str, Any]:
+    rates = {"flops_per_s": one.flops_per_s, "bytes_per_s": one.bytes_per_s}
+    nodes = [node.number for node in one.nodes]
+    return _as_json(one, nodes=nodes, name=one.name, ops=one.ops, device=one.device, **rates)
 
 
 def _node_as_json(one: ExplainedNode) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class ExplainedNode:
     #: The number, from 1, of its step in the split: nodes of one step are computed together. 0:
     #: before the first run, or the device does not tell.
     step: int = 0
+    #: The mean time of that step in the last measured runs, in microseconds; 0: unknown.
+    step_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from heliograph.explain.parts import ExplainedCopy, ExplainedNode, ExplainedShare, ExplainedSplit
+from heliograph.explain.steps import ExplainedStep, ops_text
 from heliograph.graph.arguments import counted
 from heliograph_proto.plans import DeviceShare, LinkReport, Route
 from heliograph_proto.types import size_text
@@ -20,6 +21,8 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 #: Header and rows.
 Table = list[Sequence[str]]
 
+#: The most ops of a step.
+_OPS = 3
 #: The longest name beside others.
 _NAME_CHARACTERS = 32
 #: The most names of copied values.
@@ -180,6 +183,27 @@ def node_table(nodes: Sequence[ExplainedNode]) -> Table:
         for one in nodes
     ]
     return [["node", "name", "op", "type", "split", "step", "together", "device", "why"], *rows]
+
+
+def step_table(steps: Sequence[ExplainedStep], most: int | None) -> Table:
+    """A line for each measured step, or for the `most` longest ones, with their work."""
+    rows: Table = [
+        [
+            time_text(one.took_us),
+            f"{one.share:.1%}",
+            ops_text(one.ops, _OPS),
+            _cut(one.name, most is None),
+            one.device,
+            f"{size_text(one.bytes_per_s)}/s",
+            f"{one.flops_per_s / 1e9:.3g} GFLOP/s",
+        ]
+        for one in steps[:most]
+    ]
+    if len(rows) < len(steps):
+        left = steps[len(rows) :]
+        took, share = sum(one.took_us for one in left), sum(one.share for one in left)
+        rows.append([time_text(took), f"{share:.1%}", f"{len(left)} more", *["-"] * 4])
+    return [["time", "share", "op", "result", "device", "memory", "arithmetic"], *rows]
 
 
 def time_text(microseconds: float) -> str:

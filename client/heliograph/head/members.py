@@ -175,6 +175,7 @@ def submit_partition(
     return RunFuture(shell, run, {}, spec.what)
 
 
-def report(plan: Plan, timeout: float | None = None) -> PlanReport:
-    """Return the server's report on the plan, in numbers."""
-    return plan._shell.drive(plan._reporting(), timeout, lambda: f"explaining {plan!r}")
+def report(plan: Plan, timeout: float | None = None, *, measure: bool | None = None) -> PlanReport:
+    """Return the server's report on the plan, in numbers. `measure`: begin or end to measure
+    steps."""
+    return plan._shell.drive(plan._reporting(measure), timeout, lambda: f"explaining {plan!r}")

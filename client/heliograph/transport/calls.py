@@ -121,8 +121,8 @@ def _decode_reserved(found: plan_pb2.ReserveResponse) -> dict[str, int]:
     return {one.name: one.size_bytes for one in found.devices}
 
 
-def _encode_explain(plan: int, session: bytes) -> Message:
-    return plan_pb2.ExplainRequest(session=session, plan=plan)
+def _encode_explain(query: m.ExplainQuery, session: bytes) -> Message:
+    return plan_pb2.ExplainRequest(session=session, plan=query.plan, measure=query.measure)
 
 
 def _encode_placement(query: m.PlacementQuery, _: bytes) -> Message:

@@ -279,7 +279,7 @@ _ANSWERS = dict(
         _row(m.PLACE_CONTENTS, LocalTransport.place_contents),
         _row(m.RESERVE, lambda here, request: here.session.reserve(request)),
         _row(m.ESTIMATE, lambda here, request: here.session.estimate(request)),
-        _row(m.EXPLAIN, lambda here, plan: here.session.explain(plan)),
+        _row(m.EXPLAIN, lambda here, query: here.session.explain(query.plan, query.measure)),
         _row(m.GET_MEMORY, lambda here, device: here.host.memory(device)),
         _row(m.LIST_DEVICES, lambda here, _: replace(here.host.device_list(), facts=facts_here())),
         _row(m.LIST_LINKS, lambda here, _: here.host.links()),

@@ -61,7 +61,10 @@ def _placement(divided: Divided, report: PlanReport, number: int) -> NodePlaceme
     found = report.nodes[divided.results[number]]
     if number not in divided.products:
         return found
-    return NodePlacement(found.split, Cause.DIVIDED_WEIGHT, divided.products[number])
+    # The parts run at the same time, before they are joined.
+    parts = (report.nodes[part].step_us for part in divided.part_of if divided.nodes[part] == number)
+    step_us = found.step_us + max(parts, default=0.0)
+    return NodePlacement(found.split, Cause.DIVIDED_WEIGHT, divided.products[number], step_us=step_us)
 
 
 def _client_values(divided: Divided) -> list[int]:

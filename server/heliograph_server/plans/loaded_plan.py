@@ -333,6 +333,11 @@ class LoadedPlan:
         alone = not isinstance(self.plan, MultiDevicePlan)
         return alone and self.device.type is DeviceType.CPU and self.device.buffer_type.is_host
 
+    def measure(self, *, on: bool) -> None:
+        """Measure the times of steps in the runs from now on, or end that."""
+        for one in self.copies:
+            one.plan.measure(on=on)
+
     def report(self) -> PlanReport:
         """Report where its nodes run and why."""
         homes: Sequence[int] = (0,) * len(self.plan.graph.leaves)
@@ -349,8 +354,9 @@ class LoadedPlan:
         sizes = {kind: sum(leaf.type.nbytes for leaf in graph.of_kind(kind)) for kind in LeafKind}
         nodes = [NodePlacement(0, Cause.FIRST_THAT_CAN)] * len(graph.nodes)
         order = self._order or range(len(nodes))
-        for node, concurrent, step in zip(order, plan.concurrency(), plan.steps_of_nodes(), strict=True):
-            nodes[node] = replace(nodes[node], concurrent=concurrent, step=step)
+        told = zip(order, plan.concurrency(), plan.steps_of_nodes(), plan.times_of_nodes(), strict=True)
+        for node, concurrent, step, step_us in told:
+            nodes[node] = replace(nodes[node], concurrent=concurrent, step=step, step_us=step_us)
         split = SplitReport(
             0,
             (),

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from heliograph_backends.contract import (
     Abort,
@@ -56,6 +56,14 @@ from heliograph_server.scheduler.weight_homes import NOWHERE, VIEWS
 #: Called for each observed node of a run, with its value, when its split has run; may block the
 #: run. The value is valid until it returns. Called from several threads where splits overlap.
 Observe: TypeAlias = Callable[[int, Tensor, Abort], None]
+
+
+class NodeTurn(NamedTuple):
+    """The turn of a node in its split, as in `NodePlacement`."""
+
+    concurrent: int = 0
+    step: int = 0
+    step_us: float = 0.0
 
 
 class MultiDevicePlan(Plan):
@@ -122,11 +130,11 @@ class MultiDevicePlan(Plan):
     def _report(
         self,
         splits: Sequence[SplitReport],
-        turns: Mapping[int, tuple[int, int]],
+        turns: Mapping[int, NodeTurn],
         between: Mapping[str, int],
     ) -> PlanReport:
-        """Return the report of a plan, given the set and the step that each node runs in and the
-        bytes between splits by device, which the reports of splits lack."""
+        """Return the report of a plan, given the turns of nodes and the bytes between splits by
+        device, which the reports of splits lack."""
         split_of = self.schedule.split_of
         leaves: Counter[tuple[int, LeafKind]] = Counter()
         for leaf, home in zip(self.graph.leaves, self.schedule.homes, strict=True):
@@ -139,7 +147,7 @@ class MultiDevicePlan(Plan):
             computing[split.device] += split.compute_bytes
         return PlanReport(
             nodes=tuple(
-                NodePlacement(split_of[node], one.cause, max(0, one.operand), *turns.get(node, (0, 0)))
+                NodePlacement(split_of[node], one.cause, max(0, one.operand), *turns.get(node, NodeTurn()))
                 for node, one in enumerate(self.schedule.assignments)
             ),
             splits=tuple(splits),
@@ -389,12 +397,16 @@ class LocalMultiPlan(MultiDevicePlan):
             for split, (waited, computed, begun) in zip(self.schedule.splits, self._took_us, strict=True)
         ]
 
+    def measure(self, *, on: bool) -> None:
+        for plan in self._plans:
+            plan.measure(on=on)
+
     def report(self) -> PlanReport:
         turns = {
-            node: (concurrent, step)
+            node: NodeTurn(concurrent, step, step_us)
             for part, plan in zip(self._parts, self._plans, strict=True)
-            for node, concurrent, step in zip(
-                part.nodes, plan.concurrency(), plan.steps_of_nodes(), strict=True
+            for node, concurrent, step, step_us in zip(
+                part.nodes, plan.concurrency(), plan.steps_of_nodes(), plan.times_of_nodes(), strict=True
             )
         }
         between = {name: own + self._between.lent[name] for name, own in self._between.own_bytes.items()}

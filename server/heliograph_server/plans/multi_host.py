@@ -46,7 +46,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.plans import CopyReport, PlanReport, Route, SplitReport
 from heliograph_server.exchange.exchange import LiveExchange
-from heliograph_server.plans.multi_device import LocalMultiPlan, MultiDevicePlan, Observe
+from heliograph_server.plans.multi_device import LocalMultiPlan, MultiDevicePlan, NodeTurn, Observe
 from heliograph_server.plans.partitions import Exchanging, partitioned
 from heliograph_server.plans.wiring import (
     PartitionWiring,
@@ -66,16 +66,15 @@ logger = logging.getLogger(__name__)
 
 def _by_split(
     partitions: Partitions, reports: Mapping[int, PlanReport], split_of: Mapping[int, int]
-) -> tuple[dict[int, tuple[int, int]], dict[int, list[SplitReport]]]:
-    """Return the set and the step that each node runs in, and the reports of the splits that each
-    split became."""
-    turns: dict[int, tuple[int, int]] = {}
+) -> tuple[dict[int, NodeTurn], dict[int, list[SplitReport]]]:
+    """Return the turn of each node, and the reports of the splits that each split became."""
+    turns: dict[int, NodeTurn] = {}
     found: dict[int, dict[tuple[int, int], SplitReport]] = {}
     for place, report in reports.items():
         piece = partitions.pieces[place]
         for node, one in enumerate(report.nodes):
             if node not in piece.inserted:
-                turns[piece.nodes[node]] = one.concurrent, one.step
+                turns[piece.nodes[node]] = NodeTurn(one.concurrent, one.step, one.step_us)
                 whole = found.setdefault(split_of[piece.nodes[node]], {})
                 whole[place, one.split] = report.splits[one.split]
     return turns, {number: list(one.values()) for number, one in found.items()}
@@ -362,6 +361,13 @@ class DistributedPlan(MultiDevicePlan):
             for n, one in enumerate(self.schedule.splits)
         ]
         return self._report(splits, turns, {})
+
+    def measure(self, *, on: bool) -> None:
+        layout = self._pooled.now
+        for plan in layout.plans.values():
+            plan.measure(on=on)
+        for plans in layout.own.values():
+            plans[self._copy].measure(on=on)
 
     def forget_times(self) -> None:
         for plans in self._pooled.now.own.values():

@@ -148,11 +148,12 @@ class PlanService:
 
     async def Explain(self, request: plan_pb2.ExplainRequest, context: Context) -> plan_pb2.ExplainResponse:
         session = self._slot.session(request.session)
-        return await asyncio.wrap_future(self._listeners.submit(_explain, session, request.plan))
+        return await asyncio.wrap_future(self._listeners.submit(_explain, session, request))
 
 
-def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
-    return codec.encode(session.explain(plan), plan_pb2.ExplainResponse)
+def _explain(session: Session, request: plan_pb2.ExplainRequest) -> plan_pb2.ExplainResponse:
+    measure = request.measure if request.HasField("measure") else None
+    return codec.encode(session.explain(request.plan, measure), plan_pb2.ExplainResponse)
 
 
 def compile_request(session: Session, request: plan_pb2.CompileRequest, graph: bytes | None) -> PlanInfo:

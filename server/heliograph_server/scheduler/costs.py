@@ -16,19 +16,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from heliograph_proto.graph import Graph
+from heliograph_proto.ops.work import flops_of, read_bytes
 from heliograph_proto.types import TensorType
 from heliograph_server.scheduler.model import Candidate, Copy, Problem, Rates, SiteLink
 from heliograph_server.scheduler.weight_homes import VIEWS
 
 #: The bandwidth of a copy between two memories of one site.
 MEMORY_BYTES_PER_S = 8e9
-#: Ops that read no more of their first operand than they return.
-_READ_ROWS = frozenset({"get_rows"})
-#: Products: each element of the result is a sum over the last axis of the first operand.
-_PRODUCTS = frozenset({"matmul", "mul_mat", "mul_mat_id"})
-#: Each element of the result is a sum over all but the first axis of the kernel, the first operand.
-_CONVOLUTIONS = frozenset({"conv_2d", "conv_2d_dw", "conv_3d"})
-
 Seconds: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
@@ -51,32 +45,8 @@ def work_of(op: str, operands: Sequence[TensorType], result: TensorType) -> Node
     """Estimate the work from op, shapes and data types."""
     if op in VIEWS:
         return NodeWork(0.0, 0.0)
-    count = math.prod(result.shape)
-    read = sum([one.nbytes for one in operands])
-    if op in _READ_ROWS:
-        read += min(result.nbytes, operands[0].nbytes) - operands[0].nbytes
-    if op == "flash_attn_paged":
-        read -= _unread_pages(operands)
-    return NodeWork(float(count * _flops_per_element(op, operands)), float(read + result.nbytes))
-
-
-def _flops_per_element(op: str, operands: Sequence[TensorType]) -> int:
-    if op in _PRODUCTS and operands[0].shape:
-        return 2 * operands[0].shape[-1]
-    if op in _CONVOLUTIONS:
-        return 2 * math.prod(operands[0].shape[1:])
-    if op == "flash_attn_ext":
-        return 4 * operands[1].shape[-2]
-    if op == "flash_attn_paged":
-        return 4 * operands[3].shape[-1]
-    return 1
-
-
-def _unread_pages(operands: Sequence[TensorType]) -> int:
-    """Return the bytes of keys and values that are on no page of the tables."""
-    _, k, v, _, pages = operands[:5]
-    count = k.shape[0]
-    return (k.nbytes + v.nbytes) // max(1, count) * (count - min(count, pages.size))
+    size_bytes = sum(read_bytes(op, operands, result)) + result.nbytes
+    return NodeWork(float(flops_of(op, operands, result)), float(size_bytes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -251,13 +251,16 @@ class Session:
         self._check_open()
         return self._compiler.estimator.estimate(request)
 
-    def explain(self, plan: int) -> PlanReport:
-        """Report where the nodes of a plan run, and why. Raises UnknownHandleError."""
+    def explain(self, plan: int, measure: bool | None = None) -> PlanReport:
+        """Report where the nodes of a plan run, and why; `measure`: see `ExplainRequest`. Raises
+        UnknownHandleError."""
         with self._lock:
             self._check_open()
             found = self._core.handles.get(plan, PlanHandle)
             found.check_there()
             loaded: LoadedPlan = found.plan
+        if measure is not None:
+            loaded.measure(on=measure)
         return loaded.report()
 
     def reserve(self, request: ReserveRequest) -> dict[str, int]:

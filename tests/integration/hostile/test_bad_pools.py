@@ -190,6 +190,7 @@ def test_a_member_that_answers_other_questions_than_were_asked_is_not_believed(
         lambda report: replace(report, splits=report.splits * 3),
         lambda report: replace(report, splits=tuple(replace(one, compute_us=-1.0) for one in report.splits)),
         lambda report: replace(report, splits=(replace(report.splits[0], began_us=math.nan),)),
+        lambda report: replace(report, nodes=tuple(replace(one, step_us=-1.0) for one in report.nodes)),
     ],
 )
 def test_a_member_that_explains_nonsense_breaks_no_explanation_but_by_a_typed_error(
@@ -200,8 +201,8 @@ def test_a_member_that_explains_nonsense_breaks_no_explanation_but_by_a_typed_er
     good, liar = daemons
     real = Session.explain
 
-    def explain(self: Session, plan: int) -> PlanReport:
-        report = real(self, plan)
+    def explain(self: Session, plan: int, measure: bool | None = None) -> PlanReport:
+        report = real(self, plan, measure)
         return change(report) if self in liar.host._all_sessions() else report
 
     with pool_of(good, liar) as (session, names):

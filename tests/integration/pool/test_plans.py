@@ -91,6 +91,22 @@ def test_a_chain_that_alternates_between_two_members_has_the_bits_of_one_device(
     assert explained.run_us > 0 and all(one.compute_us > 0 for one in explained.splits)
 
 
+def test_every_member_tells_the_time_of_its_steps(head: hg.Session) -> None:
+    names = names_of(head)
+    plan = head.compile(chain(4), devices=names, pins=alternating(names, 4))
+    assert plan.explain().steps == ()
+    steps = plan.profile(x=X, runs=2).steps
+    assert {one.device for one in steps} == set(names) and all(one.took_us > 0 for one in steps)
+    assert {node.number for one in steps for node in one.nodes} == set(range(12))
+
+
+def test_a_member_that_runs_all_of_a_plan_tells_times_too(head: hg.Session) -> None:
+    (name, _) = names_of(head)
+    steps = head.compile(chain(2), devices=name).profile(x=X, runs=2).steps
+    assert [one.device for one in steps] == [name] * len(steps) and steps
+    assert {node.number for one in steps for node in one.nodes} == set(range(6))
+
+
 def test_the_heads_own_device_takes_part(head_url: str) -> None:
     with hg.connect(head_url) as session:
         names = [one.name for one in session.devices]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -174,6 +175,15 @@ class EmulatedDriver(Driver):
         self._pass("mark")
         self._run_others(queue)
         return queue, queue.put_so_far
+
+    def time_mark(self, queue: Queue) -> Any:
+        times: list[float] = []
+        self._put(queue, lambda: times.append(time.perf_counter()), "time_mark")
+        return queue, queue.put_so_far, times
+
+    def elapsed_us(self, first: Any, second: Any) -> float:
+        self._pass("elapsed_us")
+        return float(second[2][0] - first[2][0]) * 1e6
 
     def is_reached(self, mark: Any) -> bool:
         self._pass("is_reached")

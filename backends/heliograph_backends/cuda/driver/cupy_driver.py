@@ -84,6 +84,16 @@ class CupyDriver(CupyMemory):
             event.record(queue.stream)
         return event
 
+    def time_mark(self, queue: CupyQueue) -> Any:
+        with self._gpu:
+            event = cupy.cuda.Event(block=True)
+            event.record(queue.stream)
+        return event
+
+    def elapsed_us(self, first: Any, second: Any) -> float:
+        with self._gpu:
+            return 1e3 * float(cupy.cuda.get_elapsed_time(first, second))
+
     def is_reached(self, mark: Any) -> bool:
         runtime = cupy.cuda.runtime
         with self._gpu:

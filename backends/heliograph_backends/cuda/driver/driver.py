@@ -129,6 +129,14 @@ class Driver(ABC):
         """Return a mark at the present end of a queue."""
 
     @abstractmethod
+    def time_mark(self, queue: Queue) -> Mark:
+        """Return a mark that notes when the device reaches it."""
+
+    @abstractmethod
+    def elapsed_us(self, first: Mark, second: Mark) -> float:
+        """Return the time between two time marks, which the device has reached."""
+
+    @abstractmethod
     def is_reached(self, mark: Mark) -> bool:
         """True if the device has reached the mark. Raises DriverError if it failed before."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import heliograph as hg
+from heliograph.explain.explanation import check_report
 from heliograph.head import members
 from heliograph_backends.contract import (
     Abort,
@@ -20,6 +21,7 @@ from heliograph_backends.contract import (
 )
 from heliograph_proto.errors import InvalidInputError, UnknownHandleError
 from heliograph_proto.graph import Graph
+from heliograph_proto.plans import Cause, NodePlacement
 from heliograph_proto.types import DTYPES, TensorType
 from heliograph_server.pool.remote.memory import RemoteBuffer
 
@@ -128,6 +130,7 @@ class RemotePlan(Plan):
         self.arena_bytes = member.reserved_bytes
         self.steps = member.steps
         self._member: hg.Plan | None = member
+        self._was_measured = False
         self._inputs = graph.inputs
         self._types = [graph.type_of(port.value) for port in graph.outputs]
 
@@ -180,6 +183,27 @@ class RemotePlan(Plan):
                 bound.take(member, run)
         finally:
             bound.close()
+
+    def measure(self, *, on: bool) -> None:
+        if self._member is not None:
+            with self.device.member.edge():
+                members.report(self._member, measure=on)
+            self._was_measured = True
+
+    def times_of_nodes(self) -> Sequence[float]:
+        return [one.step_us for one in self._nodes()]
+
+    def steps_of_nodes(self) -> Sequence[int]:
+        return [one.step for one in self._nodes()]
+
+    def _nodes(self) -> Sequence[NodePlacement]:
+        """Return the member's report of nodes after a measurement; before it nothing is known."""
+        if not self._was_measured or self._member is None:
+            return [NodePlacement(0, Cause.FIRST_THAT_CAN)] * len(self.graph.nodes)
+        with self.device.member.edge():
+            found = members.report(self._member)
+            check_report(self.graph, found)
+            return found.nodes
 
     def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> RemotePlan:
         if self._member is None:

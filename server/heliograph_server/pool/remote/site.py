@@ -232,6 +232,10 @@ class RemoteSitePlan(SitePlan):
     def prepare(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> RemoteSiteRun:
         return RemoteSiteRun(self, inputs, outputs)
 
+    def measure(self, *, on: bool) -> None:
+        with self.site.member.edge():
+            members.report(self.plan, measure=on)
+
     def report(self) -> PlanReport:
         with self.site.member.edge():
             found = members.report(self.plan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 # The time that a helper takes to wake up.
 WAKE_NS = 30_000.0
 _STATUSES = tuple(Status)
+
+
+def _clock() -> tuple[int, int]:
+    """Return the address of clock_gettime, and the number of the monotonic clock."""
+    function = ctypes.CDLL(None).clock_gettime
+    return ctypes.cast(function, ctypes.c_void_p).value or 0, time.CLOCK_MONOTONIC
 
 
 class BoundProgram:
@@ -51,6 +59,8 @@ class BoundProgram:
         # True if the run was begun with helpers, and while it is paused.
         self._is_helped = False
         self._is_paused = False
+        # The times of measured runs: see `words.TIMES`.
+        self._times = aligned_words(0)
         # True if the shared steps take longer than waking a helper.
         self._worth_sharing = program.shared_steps > 0 and program.shared_cost_ns > WAKE_NS
         self.rebind(slots)
@@ -112,6 +122,29 @@ class BoundProgram:
         if self._is_paused:
             self._is_paused = False
             self._control[words.REACHED_STEP] = self._control[words.REACHED_TILE] = 0
+
+    def measure(self, *, on: bool) -> None:
+        """Add up the time of each step in the runs from now on, or end that.
+
+        It may be called during a run, of which a part is then measured.
+        """
+        if not on:
+            self._control[words.TIMES] = 0
+            return
+        if not len(self._times):
+            # A run may still write to it after the measurement has ended.
+            self._times = aligned_words(self.program.steps + 1)
+        self._times.fill(0)
+        self._control[words.CLOCK], self._control[words.CLOCK_NUMBER] = _clock()
+        self._control[words.STEP_BEGAN] = 0
+        self._control[words.TIMES] = self._times.ctypes.data
+
+    @property
+    def mean_ns(self) -> NDArray[np.float64]:
+        """The mean time of each step in measured runs; zeros without one."""
+        if not len(self._times):
+            return np.zeros(self.program.steps)
+        return self._times[:-1] / max(1, int(self._times[-1]))
 
     @property
     def failed_step(self) -> int:

@@ -30,6 +30,10 @@ from heliograph_backends.cpu.kernels.program.words import (
     BLOCKS,
     BLOCKS_PER_TILE,
     CLAIMED,
+    CLOCK,
+    CLOCK_NANOSECONDS,
+    CLOCK_NUMBER,
+    CLOCK_SECONDS,
     CONTROL_AT,
     COUNTER,
     COUNTER_WORDS,
@@ -58,11 +62,13 @@ from heliograph_backends.cpu.kernels.program.words import (
     REACHED_TILE,
     SCRATCHES,
     STATUS,
+    STEP_BEGAN,
     STEP_COUNT,
     STEP_HEADER_WORDS,
     STEP_WORDS,
     STREAMS,
     TILES,
+    TIMES,
     TOGETHER,
     WORKERS,
     Kind,
@@ -78,6 +84,7 @@ from heliograph_backends.cpu.kernels.vector.atomics import (
     atomic_replace,
     atomic_store,
     call_block,
+    call_clock,
     call_elementwise,
     finish_streaming,
     pause,
@@ -178,11 +185,29 @@ def run_alone(step: int, tile: int, slots: int, control: int, scratch: int) -> i
     return tile
 
 
+@jit
+def time_now(control: int) -> int:
+    """Return the clock's nanoseconds."""
+    call_clock(word(control, CLOCK), word(control, CLOCK_NUMBER), control + 8 * CLOCK_SECONDS)
+    found: int = word(control, CLOCK_SECONDS) * 1_000_000_000 + word(control, CLOCK_NANOSECONDS)
+    return found
+
+
+@jit
+def note_time(control: int, times: int, ended: int) -> None:
+    """Add the time since the last note to that of a step that ended; -1: none has."""
+    now, began = time_now(control), word(control, STEP_BEGAN)
+    if ended >= 0 and began != 0:
+        set_word(times, ended, word(times, ended) + now - began)
+    set_word(control, STEP_BEGAN, now)
+
+
 @jit_inline
 def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int:
     """Run all steps, set by set, and return the status.
 
-    With `helped`, workers claim the tiles of shared steps. A resumed run is led as it was begun.
+    With `helped`, workers claim the tiles of shared steps. A resumed run is led as it was begun. A
+    step's time, where times are noted, ends with the start of the next.
     """
     step = code + 8 * PROGRAM_HEADER_WORDS
     first, opened = step, 0
@@ -198,6 +223,9 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
         if begins:
             end_set(first, step, control)
             first = step
+        times = atomic_load(control, TIMES)
+        if times != 0:
+            note_time(control, times, number - 1)
         # Steps with indices are sets by themselves, so no worker has started them yet.
         is_new = number >= reached
         if is_new and kind in (GATHER, SCATTER) and has_outside(kind, step, slots, control, scratch):
@@ -230,6 +258,11 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
         if atomic_load(control, ABORT) != 0:
             atomic_store(control, FAILED_STEP, word(code, STEP_COUNT) - 1)
             return ABORTED
+    times = atomic_load(control, TIMES)
+    if times != 0:
+        steps = word(code, STEP_COUNT)
+        note_time(control, times, steps - 1)
+        set_word(times, steps, word(times, steps) + 1)
     return OK
 
 

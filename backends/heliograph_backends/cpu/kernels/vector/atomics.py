@@ -179,6 +179,12 @@ def yield_core(builder: Any) -> None:
     builder.call(intrinsic_function(builder, "sched_yield", I32), [])
 
 
+@emitted(types.void, *[types.int64] * 3)
+def call_clock(builder: Any, clock: Any, number: Any, target: Any) -> None:
+    """Write the time of a numbered clock by a clock_gettime at an address."""
+    call_address(builder, clock, number, target)
+
+
 @emitted(types.int64)
 def processor(builder: Any) -> Any:
     """Return the number of the processor that runs this thread; negative if unknown."""
