@@ -142,7 +142,6 @@ class ClientCore(CreditCore):
         self._unsent_feeds, self._fed = self.feeds.unsent, self.feeds.known
         #: Commands that were sent and are not done, in order of their sequence numbers.
         self._in_flight: OrderedDict[int, Pending] = OrderedDict()
-        self._completed_through = 0
         self._most_unanswered = max(1, limits.in_flight_commands - _RESERVED_FOR_CANCEL)
         self._garbage: deque[int] = deque()
         #: True if released handles must be freed before the next command.
@@ -331,7 +330,7 @@ class ClientCore(CreditCore):
             pending = (
                 (self._cancels and self._next_cancel())
                 or (self._continues and self._next_continue())
-                or (self._unsent_feeds and self.feeds.next())
+                or (self._unsent_feeds and not self._is_busy and self.feeds.next())
                 or self._next(most_bytes - size, first=not taken)
             )
             if pending is None:
@@ -378,8 +377,16 @@ class ClientCore(CreditCore):
                 return Pending(kind, self.default_stream, False, 0)
         return None
 
+    @property
+    def _is_busy(self) -> bool:
+        """True if the server has as many commands as it accepts, but for a few that cancel.
+
+        Those after a long loop count only until they are answered.
+        """
+        return len(self._in_flight) >= self._most_unanswered
+
     def _next(self, room: int, first: bool) -> Pending | None:
-        if self._next_sequence - 1 - self._completed_through >= self._most_unanswered:
+        if self._is_busy:
             return None
         while self._outbox:
             head = self._outbox[0]
@@ -418,7 +425,6 @@ class ClientCore(CreditCore):
                 self.credit.give_back(pending.credit_bytes)
             else:
                 self._complete(pending, completion)
-        self._completed_through = max(self._completed_through, batch.completed_through)
         while self._in_flight:
             sequence = next(iter(self._in_flight))
             if sequence > batch.completed_through:

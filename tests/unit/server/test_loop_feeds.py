@@ -23,6 +23,7 @@ from heliograph_proto.errors import (
     LimitExceededError,
     LoopEndedError,
     OutOfMemoryError,
+    SessionClosedError,
 )
 from heliograph_proto.plans import Port
 from heliograph_proto.sessions import Limits
@@ -152,6 +153,21 @@ def test_feeds_that_wait_end_with_their_loop(client: CoreClient, fake: FakeDevic
         # Its step may still go on.
         assert isinstance(client.refused(feed_of(loop, ONES)), LoopEndedError)
         gate.open()
+
+
+def test_the_end_of_the_session_leaves_no_feed_behind(fake: FakeDevice) -> None:
+    # The client's context checks that the host holds nothing then.
+    with CoreClient(fake) as client:
+        client.compile(PLAN, doubling())
+        gate = fake.script.hold("compute")
+        loops = [client.send(loop_of(10**6)) for _ in range(2)]
+        assert gate.entered.wait(SECONDS)
+        waiting = [client.send(feed_of(loop, ONES)) for loop in loops for _ in range(3)]
+        gate.open()
+        client.session.close()
+        for one in waiting:
+            error = client.wait(one).error
+            assert error is None or isinstance(error, SessionClosedError | LoopEndedError)
 
 
 def test_feeds_reach_a_loop_after_the_last_command(client: CoreClient, fake: FakeDevice) -> None:
