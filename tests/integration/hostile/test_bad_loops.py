@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,6 +99,67 @@ def test_what_no_server_could_hold_is_refused(raw: RawSession) -> None:
         assert isinstance(error, hg.LimitExceededError)
     # Also where nothing is streamed.
     assert isinstance(raw.failure(run=loop_of(steps=2, unread_bytes=2**64 - 1)), hg.LimitExceededError)
+
+
+def feed_of(loop: int, *values: tuple[int, bytes], rows: Sequence[int] = ()) -> dict[str, Any]:
+    made = [command_pb2.FedValue(input=place, data=data) for place, data in values]
+    return {"feed_loop": command_pb2.FeedLoop(sequence=loop, values=made, rows=rows)}
+
+
+@pytest.mark.parametrize(
+    ("feed", "words"),
+    [
+        ({}, "without values"),
+        ({"values": [(0, ONES.tobytes())] * 2}, "an input twice"),
+        ({"values": [(1, ONES.tobytes())]}, "input 1 of the loop is not fed"),
+        ({"values": [(2**32 - 1, b"")]}, "is not fed"),
+        ({"values": [(0, b"")]}, "not 0"),
+        ({"values": [(0, ONES.tobytes())], "rows": [0]}, "1 rows of f32"),
+        ({"values": [(0, ONES[:1].tobytes())], "rows": [4]}, "given once, from 0 to 3"),
+        ({"values": [(0, ONES[:1].tobytes())], "rows": [2**32 - 1]}, "given once"),
+        ({"values": [(0, ONES[:2].tobytes())], "rows": [1, 1]}, "given once"),
+        ({"values": [(0, ONES.tobytes())], "rows": [0] * 10_001}, "10,001 rows in one message"),
+        ({"values": [(0, bytes(300_000))]}, "300,000 bytes of one input"),
+    ],
+)
+def test_feeds_that_are_none_are_refused_and_the_loop_goes_on(
+    raw: RawSession, feed: dict[str, Any], words: str
+) -> None:
+    loop = raw.send(run=loop_of(steps=10**9, carries=FED, fed_inputs=[0], fed_bytes=10**5))
+    error = raw.failure(**feed_of(loop, *feed.get("values", ()), rows=feed.get("rows", ())))
+    assert isinstance(error, hg.HeliographError) and words in error.message
+    right = raw.answer(raw.send(**feed_of(loop, (0, ONES.tobytes()))))
+    assert not right.HasField("error")
+    raw.send(cancel=command_pb2.Cancel(sequence=loop, after_step=True))
+    assert raw.answer(loop).steps > right.steps
+
+
+def test_a_feed_of_no_loop_is_too_late(raw: RawSession) -> None:
+    loop = raw.send(run=loop_of(steps=2, carries=FED, fed_inputs=[0], fed_bytes=10**5))
+    assert raw.answer(loop).steps == 2
+    for number in (0, loop, loop + 1, 2**64 - 1):
+        assert isinstance(raw.failure(**feed_of(number, (0, ONES.tobytes()))), hg.LoopEndedError)
+
+
+def test_room_for_feeds_that_no_server_has_is_refused(raw: RawSession) -> None:
+    for most in (raw.limits.in_flight_bytes, 2**64 - 1):
+        error = raw.failure(run=loop_of(steps=2, fed_inputs=[0], fed_bytes=most))
+        assert isinstance(error, hg.LimitExceededError)
+    error = raw.failure(run=loop_of(steps=2, fed_inputs=[0] * (raw.limits.graph_nodes + 1)))
+    assert isinstance(error, hg.LimitExceededError) and "fed inputs" in error.message
+
+
+def test_a_client_that_leaves_while_feeds_wait_leaves_nothing(daemon: DaemonUrls) -> None:
+    for _ in range(3):
+        with raw_channel(daemon.tcp) as channel:
+            session = RawSession(channel).attach()
+            session.compile(CHAIN)
+            first = session.send(run=loop_of(steps=10**9, fed_inputs=[0], fed_bytes=10**5))
+            second = session.send(run=loop_of(steps=10**9, fed_inputs=[0], fed_bytes=10**5))
+            for loop in (first, second) * 20:
+                session.send(**feed_of(loop, (0, ONES.tobytes())))
+            session.close()
+    still_serves(daemon.tcp)
 
 
 def test_lists_longer_than_any_graph_are_refused(raw: RawSession) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from daemon_processes import started
 from fed_loops import ROWS, WIDTH, N, Replay, X, adding, check_random_feeds, endless, random_feed
 
 import heliograph as hg
@@ -279,6 +280,20 @@ def test_closing_the_session_ends_its_feeds(url: str) -> None:
     assert fed[-1].exception() is not None
     with pytest.raises(hg.SessionClosedError):
         loop.feed({"b": X})
+
+
+def test_a_daemon_that_dies_ends_the_feeds_of_its_loops() -> None:
+    with started("--device", "cpu:threads=1") as (process, url), hg.connect(url) as session:
+        blocker = endless(session.compile(adding()))
+        loop = endless(session.compile(adding(1)))
+        assert blocker.feed({"x": X}).result(SECONDS) >= 0
+        waiting = [loop.feed({"x": X}) for _ in range(3)]
+        process.kill()
+        for one in waiting:
+            with pytest.raises(hg.ConnectionError):
+                one.result(SECONDS)
+        with pytest.raises(hg.ConnectionError):
+            blocker.feed({"x": X})
 
 
 def test_nothing_is_kept_of_a_loop_that_was_fed(session: hg.Session, plan: hg.Plan) -> None:
