@@ -158,13 +158,12 @@ class LoopRun:
     def _with_feeds(self, observer: LoopObserver, inputs: Inputs) -> Inputs:
         """The inputs of the present step, after the feeds that it takes.
 
-        A step that is tried once more keeps those that it took.
+        A step that is tried once more keeps those that it took, and takes no others.
         """
         assert self._mailbox is not None and self._fed_inputs is not None
-        if self._mailbox.waiting:
-            feeds = observer.take_feeds(self.done)
-            self._changed = self._fed_inputs.apply(feeds, self._changed or inputs)
-        return self._changed or inputs
+        if self._mailbox.waiting and self._changed is None:
+            self._changed = self._fed_inputs.apply(observer.take_feeds(self.done), inputs)
+        return inputs if self._changed is None else self._changed
 
     def _is_complete(self) -> bool:
         """True if no step is to follow the last one."""

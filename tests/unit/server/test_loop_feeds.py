@@ -88,10 +88,11 @@ def test_a_step_that_is_tried_once_more_keeps_what_it_took(client: CoreClient, f
     fake.script.fail("compute", OutOfMemoryError("not now"))
     loop = client.send(loop_of(3))
     assert gate.entered.wait(SECONDS)
-    fed = client.send(feed_of(loop, ONES))
+    fed = [client.send(feed_of(loop, ONES * k)) for k in (1, 5)]
     gate.open()
-    assert client.wait(fed).steps == 1
-    assert result(client.wait(loop)) == [4.0] * 4
+    # The second one waits for the step after it.
+    assert [client.wait(one).steps for one in fed] == [1, 2]
+    assert result(client.wait(loop)) == [10.0] * 4
 
 
 def test_a_feed_that_cannot_be_written_fails_its_step(client: CoreClient, fake: FakeDevice) -> None:
