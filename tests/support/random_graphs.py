@@ -131,7 +131,13 @@ class RandomGraph(Maker):
         shape = self.type(variable).shape
         if self.random.random() < 0.5:
             self.node("reshape", variable, shape=(-1,))
-        self.node("assign", variable, self._pick(shape))
+        value = self._pick(shape)
+        if shape and self.random.random() < 0.4:
+            # Computed in another shape, in which the variable itself may be read.
+            flat, other = (self.node("reshape", one, shape=(-1,)) for one in (variable, value))
+            sides = (flat, other) if self.random.random() < 0.7 else (other, other)
+            value = self.node("reshape", self.node("tanh", self.node("add", *sides)), shape=shape)
+        self.node("assign", variable, value)
 
     def _other(self) -> None:
         match int(self.random.integers(3)):
