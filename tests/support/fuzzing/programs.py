@@ -47,6 +47,11 @@ def _loop(session: hg.Session) -> None:
     for _ in looping.taps(SECONDS):
         pass
     looping.result(SECONDS)
+    fed = plan.loop(x=X, steps=50, carry={"next": "x"}, feed="x", timeout=SECONDS)
+    for row in (0, 1):
+        fed.feed({"x": X[:1]}, rows=[row], timeout=SECONDS)
+    fed.feed({"x": X}, timeout=SECONDS).exception(SECONDS)
+    fed.result(SECONDS)
     observed = plan.submit(x=X, taps=["*"], pause=True, timeout=SECONDS)
     for _ in observed.taps(SECONDS):
         pass

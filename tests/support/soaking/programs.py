@@ -101,6 +101,16 @@ def loop(session: hg.Session, chance: random.Random, connect: Connect) -> None:
     endless.cancel()
     with expected(hg.CancelledError):
         endless.result(SECONDS)
+    fed = plan.loop(x=x, steps=10**9, carry={"next": "x"}, feed="x", timeout=SECONDS)
+    step = fed.feed({"x": x[:1]}, rows=[chance.randrange(1, 4)]).result(SECONDS)
+    again = fed.feed({"x": x}).result(SECONDS)
+    fed.stop()
+    found = fed.result(SECONDS)["next"]
+    check(found, x + np.float32(fed.steps - again))
+    if again <= step:
+        raise WrongAnswerError(f"a feed in step {again}, after one in step {step}")
+    with expected(hg.LoopEndedError):
+        fed.feed({"x": x}).result(SECONDS)
     plan.free()
 
 
