@@ -78,7 +78,7 @@ def hermes(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def http(url: str, hermes: Path) -> Iterator[HttpModel]:
     with served(url, hermes, Bounds(4, 8)) as http:
-        # Its threads start here: tests look for threads that are left.
+        # Its thread starts here: tests look for threads that are left.
         http.post("/v1/completions", prompt="x", regex="[0-9]")
         yield http
 

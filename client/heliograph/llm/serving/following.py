@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import heliograph as hg
 from heliograph.llm.constraints import Matcher, Matching
@@ -19,22 +18,23 @@ COMPILED = 4
 
 
 class Following:
-    """The threads that wait for the processes of grammars, so that nothing else waits for these."""
+    """Waits for the processes of grammars on threads, so that nothing else waits for these."""
 
     def __init__(self, matching: Matching) -> None:
         self._matching = matching
-        self._compiling = ThreadPoolExecutor(COMPILED, "llm-grammars")
+        self._compiling = asyncio.Semaphore(COMPILED)
+        # A thread of its own: steps of answers wait for no compilation.
         self._masking = ThreadPoolExecutor(1, "llm-masks")
 
     async def begin(self, asked: Asked, count: int) -> list[Matcher | None]:
         """Begin the grammars of so many answers. Raises as `Matching.follow`."""
         if asked.constraint is None:
             return [None] * count
-        call, loop = partial(self._matching.follow, asked.constraint), asyncio.get_running_loop()
         made: list[Matcher | None] = []
         try:
             for _ in range(count):
-                made.append(await loop.run_in_executor(self._compiling, call))
+                async with self._compiling:
+                    made.append(await asyncio.to_thread(self._matching.follow, asked.constraint))
         except BaseException:
             close_all(made)
             raise
@@ -54,9 +54,8 @@ class Following:
         return [(one, error) for (one, _), error in zip(pairs, errors, strict=True)]
 
     def close(self) -> None:
-        """End the threads, after what they wait for."""
-        for one in (self._compiling, self._masking):
-            one.shutdown(wait=False, cancel_futures=True)
+        """End the thread of its own, after what it waits for."""
+        self._masking.shutdown(wait=False, cancel_futures=True)
 
 
 def close_all(matchers: Iterable[Matcher | None]) -> None:
