@@ -151,6 +151,13 @@ def test_a_call_behind_a_broken_one_is_read() -> None:
     assert in_all_cuts(FORMS["hermes"], text) == [Text("<tool_call>{broken}"), NOW]
 
 
+def test_an_answer_of_many_broken_calls_is_read_in_time() -> None:
+    text = '<tool_call>{"a": [' * 20_000
+    reader = reader_of(FORMS["hermes"], NAMES)
+    found = [part for at in range(0, len(text), 1000) for part in reader.put(text[at : at + 1000])]
+    assert "".join(one.text for one in [*found, *reader.end()]) == text  # type: ignore[union-attr]
+
+
 def test_a_thought_that_the_prompt_began_ends_in_the_answer() -> None:
     found = in_all_cuts(FORMS["hermes"], "so\nthen </think>\n\n Yes.", is_thinking=True)
     assert found == [Thought("so\nthen"), Text("Yes.")]

@@ -17,6 +17,8 @@ from heliograph.llm.tools.scanning import JsonEnd, begun, first
 
 #: The longest name of a tool, with what may stand beside it.
 _MAX_NAME = 160
+#: Texts of one answer that begin as calls and are none; then all is text. Each is read once more.
+MAX_BROKEN = 16
 _FENCE = re.compile(r"```(?:json)?\s*")
 
 
@@ -66,6 +68,7 @@ class MarkedReader:
         #: Whether another bare call may follow the last one.
         self._may_repeat = False
         self._begins = [form.begin] if names and form.begin else []
+        self._broken = 0
 
     def put(self, text: str) -> list[Part]:
         """Return the parts that are certain now."""
@@ -160,6 +163,9 @@ class MarkedReader:
             return
         # A beginning that is no call is text; a mark may begin another one within it.
         begin, self._begin = self._begin, ""
+        self._broken += 1
+        if self._broken >= MAX_BROKEN:
+            self._begins = []
         if not begin:
             begin, self._text = self._text[:1], self._text[1:]
         self._enter("text", "")
