@@ -25,6 +25,11 @@ RUNS: Final = ((32, 5), (16, 5), (4, 4))
 _ALL: Final = 3**5
 
 
+def digit(byte: int, place: int) -> int:
+    """Return a digit of a byte of tq1_0, the first one at place 0."""
+    return (byte * 3**place & 255) * 3 >> 8
+
+
 def from_tq1_0(xp: Any, blocks: Array) -> Array:
     """Decode blocks [n, 54] to f32 [n, 256]."""
     *runs, scale = fields(blocks, *(size for size, _ in RUNS), 2)

@@ -120,6 +120,11 @@ def _iq4_xs(block: Block, run: Any) -> Words:
         yield _unsigned(block.builder, codes.bytes_of_codes(block.builder, four, CODES))
 
 
+def _tq1_0(block: Block, run: Any) -> Words:
+    """The head has put the digits into words of two bits."""
+    return _masked(block.builder, codes.tq1_0_words(block.builder, block.heads, run), 2)
+
+
 READINGS: Final[dict[Stored, Integers]] = {
     Stored.Q8_0: Integers(SIGNED, _q8_0, _scale(Stored.Q8_0)),
     Stored.Q4_0: Integers(8, _nibbles(Stored.Q4_0), _scale(Stored.Q4_0)),
@@ -134,6 +139,6 @@ READINGS: Final[dict[Stored, Integers]] = {
     Stored.IQ4_NL: Integers(SIGNED, _coded(Stored.IQ4_NL, CODES), _scale(Stored.IQ4_NL)),
     Stored.IQ4_XS: Integers(SIGNED, _iq4_xs, _eighths(False)),
     Stored.MXFP4: Integers(SIGNED, _coded(Stored.MXFP4, FP4_CODES), _scale(Stored.MXFP4)),
-    Stored.TQ1_0: Integers(1, _of_k(Stored.TQ1_0, codes.tq1_0_words, 2), _whole),
+    Stored.TQ1_0: Integers(1, _tq1_0, _whole),
     Stored.TQ2_0: Integers(1, _of_k(Stored.TQ2_0, codes.tq2_0_words, 2), _whole),
 }

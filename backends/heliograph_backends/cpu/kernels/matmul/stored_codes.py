@@ -16,6 +16,8 @@ from llvmlite import ir
 from heliograph_backends.cpu.kernels.matmul.stored_blocks import nibbles, of_pairs
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import (
     BYTES,
+    PERMUTES,
+    bytes_at,
     chosen,
     constant,
     everywhere,
@@ -35,15 +37,16 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     has_feature,
     integer,
     intrinsic_function,
+    loop,
 )
 from heliograph_proto.quantization.codebooks import CODES, FP4_CODES, NO_SCALE
-from heliograph_proto.quantization.ternary import RUNS
+from heliograph_proto.quantization.ternary import RUNS, digit
 
 HALF_BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
 #: The words of the quanta of a block of 32, and blocks that are read at a time.
 QUANTA_WORDS, BLOCKS = 4, 8
-#: The powers of three as bytes, the lowest first.
-POWERS = sum(3**place << 8 * place for place in range(5))
+#: Vectors that heads of tq1_0 and tq2_0 have at least, and words of tq1_0.
+TERNARY_HEADS, TERNARY_WORDS = 1, sum(size for size, _ in RUNS) // 4
 
 
 def bytes_of_codes(builder: Any, words: Any, codes: Sequence[int]) -> Any:
@@ -165,21 +168,25 @@ def _iq4_xs(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lane
     return _scaled(builder, words, CODES, heads.lanes(part), run)
 
 
-def _scale_head(_builder: Any, _shelf: Shelf, heads: Shelf, half: Half) -> None:
+def _ternary_head(_builder: Any, _shelf: Shelf, heads: Shelf, half: Half) -> None:
     heads.put(0, half().value)
 
 
-def _tq2_0(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
-    """Two bits, less 1: in each half of the block four runs of 32 elements are in the same
-    bytes."""
+def _ternary(builder: Any, heads: Shelf, words: Iterator[Any]) -> Iterator[Lanes]:
+    """Yield the low two bits of each byte of words, less 1, times the scale."""
     scale = heads.lanes(0)
-    for four in tq2_0_words(builder, shelf, run):
+    for four in words:
         for moved in each_byte(builder, four):
             yield small_numbers(builder, moved, 2, 1) * scale
 
 
+def _tq2_0(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
+    return _ternary(builder, heads, tq2_0_words(builder, shelf, run))
+
+
 def tq2_0_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
-    """Yield words with a quantum in the low bits of each byte."""
+    """Yield words with a quantum in the low two bits of each byte: in each half of the block four
+    runs of 32 elements are in the same bytes."""
     half, quarters = bits_of(builder, run, 3, 1, 8), bits_of(builder, run, 0, 1, 4)
     words = shelf.from_on(total(builder, half, quarters))
     shift = everywhere(builder, bits_of(builder, run, 1, 2, 2))
@@ -187,14 +194,11 @@ def tq2_0_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
         yield builder.lshr(words.words(place), shift)
 
 
-def _digits(builder: Any, words: Any, power: Any) -> Any:
+def _digits(builder: Any, words: Any, power: int) -> Any:
     """Return the digit of each byte, in base three, that multiplication by `power` brings to the
     front."""
-    twice = total(builder, power, builder.shl(power, integer(16)))
-    factor = builder.bitcast(everywhere(builder, twice), SHORTS)
-    three = ir.Constant(SHORTS, [3] * (2 * LANES))
-    eight = ir.Constant(SHORTS, [8] * (2 * LANES))
-    low = ir.Constant(SHORTS, [0xFF] * (2 * LANES))
+    three, low = ir.Constant(SHORTS, [3] * (2 * LANES)), ir.Constant(SHORTS, [0xFF] * (2 * LANES))
+    factor, eight = ir.Constant(SHORTS, [power] * (2 * LANES)), ir.Constant(SHORTS, [8] * (2 * LANES))
     shorts = builder.bitcast(words, SHORTS)
     even, odd = (
         builder.lshr(builder.mul(builder.and_(builder.mul(each, factor), low), three), eight)
@@ -203,31 +207,56 @@ def _digits(builder: Any, words: Any, power: Any) -> Any:
     return builder.bitcast(builder.or_(even, builder.shl(odd, eight)), I32_VECTOR)
 
 
-def _tq1_0(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
-    """Digits, less 1: five of 32 bytes, then five of 16 bytes, then four of a word's bytes.
+def _four_digits(builder: Any, words: Any) -> Any:
+    """Return the first four digits of each byte, with two bits each."""
+    if PERMUTES:
+        return bytes_at(
+            builder,
+            [sum(digit(byte, place) << 2 * place for place in range(4)) for byte in range(256)],
+            words,
+        )
+    found = _digits(builder, words, 1)
+    for place in range(1, 4):
+        found = builder.or_(found, shifted(builder, _digits(builder, words, 3**place), -2 * place))
+    return found
+
+
+def _fifth_digit(builder: Any, words: Any) -> Any:
+    if PERMUTES:
+        return bytes_at(builder, [digit(byte, 4) for byte in range(256)], words)
+    return _digits(builder, words, 3**4)
+
+
+def _tq1_0_head(builder: Any, shelf: Shelf, heads: Shelf, half: Half) -> None:
+    """Digits with two bits: vectors of four of each word, then of the fifth ones."""
+    _ternary_head(builder, shelf, heads, half)
+    with loop(builder, integer(0), integer(TERNARY_WORDS), 1) as word:
+        words, found = shelf.words(word), heads.from_on(builder.add(word, integer(TERNARY_HEADS)))
+        found.put(0, _four_digits(builder, words))
+        found.put(TERNARY_WORDS, _fifth_digit(builder, words))
+
+
+def _tq1_0(builder: Any, _shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
+    return _ternary(builder, heads, tq1_0_words(builder, heads, run))
+
+
+def tq1_0_words(builder: Any, heads: Shelf, run: Any) -> Iterator[Any]:
+    """Yield words with a digit in the low two bits of each byte: five of 32 bytes, then five of 16
+    bytes, then four of a word's bytes.
 
     A run has a digit of four words; the last run has each digit of the last word.
     """
-    scale = heads.lanes(0)
-    for four in tq1_0_words(builder, shelf, run):
-        for moved in each_byte(builder, four):
-            yield small_numbers(builder, moved, 2, 1) * scale
-
-
-def tq1_0_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
-    """Yield words with a digit in each byte."""
-    last_word = sum(size for size, _ in RUNS[:2]) // 4
     second = integer(2 * RUNS[0][1])
     is_early = builder.icmp_signed("<", run, second)
     is_last = builder.icmp_signed("==", run, integer(sum(size * count for size, count in RUNS) // LANES - 1))
-    digit = builder.select(is_early, bits_of(builder, run, 1, 3), builder.sub(run, second))
+    own = builder.select(is_early, bits_of(builder, run, 1, 3), builder.sub(run, second))
     start = builder.select(is_early, bits_of(builder, run, 0, 1, 4), integer(RUNS[0][0] // 4))
     for place in range(4):
-        word = builder.select(is_last, integer(last_word), total(builder, start, place))
-        own = builder.select(is_last, integer(place), digit)
-        shift = builder.mul(own, integer(8))
-        power = builder.and_(builder.lshr(integer(POWERS), shift), integer(0xFF))
-        yield _digits(builder, shelf.words(word), power)
+        word = builder.select(is_last, integer(TERNARY_WORDS - 1), total(builder, start, place))
+        number_of = builder.select(is_last, integer(place), own)
+        word = total(builder, word, bits_of(builder, number_of, 2, 1, TERNARY_WORDS), TERNARY_HEADS)
+        shift = everywhere(builder, bits_of(builder, number_of, 0, 2, 2))
+        yield builder.lshr(heads.words(word), shift)
 
 
 IQ4_NL = of_pairs(QUANTA_WORDS, iq4_nl)
@@ -235,5 +264,5 @@ IQ4_XS = Reading(256, 136, 34, 8, _iq4_xs, _iq4_xs_head)
 MXFP4 = Reading(256, 136, 34, BLOCKS, _mxfp4, _mxfp4_head)
 NVFP4 = Reading(256, 144, 36, 0, _nvfp4)
 # Thirteen words, with room for a whole line.
-TQ1_0 = Reading(256, 54, 16, 1, _tq1_0, _scale_head, half_at=52)
-TQ2_0 = Reading(256, 66, 16, 1, _tq2_0, _scale_head, half_at=64)
+TQ1_0 = Reading(256, 54, 16, TERNARY_HEADS + 2 * TERNARY_WORDS, _tq1_0, _tq1_0_head, half_at=52)
+TQ2_0 = Reading(256, 66, 16, TERNARY_HEADS, _tq2_0, _ternary_head, half_at=64)

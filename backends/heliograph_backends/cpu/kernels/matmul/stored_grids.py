@@ -21,6 +21,8 @@ from llvmlite import ir
 from heliograph_backends.cpu.kernels.matmul.stored_codes import coded
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import (
     BYTES,
+    PERMUTES,
+    bytes_at,
     chosen,
     constant,
     everywhere,
@@ -38,7 +40,6 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     LANES,
     MASK,
     Lanes,
-    has_feature,
     integer,
     intrinsic_function,
     loop,
@@ -48,8 +49,6 @@ from heliograph_proto.quantization import grid_blocks as rules
 from heliograph_proto.quantization import grids
 from heliograph_proto.quantization.grids import Grid, Numbers, even_signs
 
-#: True if bytes are permuted with a table of 128.
-PERMUTES: Final = has_feature("avx512vbmi")
 #: Parts of a block, and the vectors of their elements; the factors come after these.
 PARTS, ELEMENTS = 8, 32
 #: Bytes of a permutation's table.
@@ -106,7 +105,7 @@ def _spread(builder: Any, words: Any, count: int) -> Any:
 def _even_signs(builder: Any, sevens: Any) -> Any:
     """Return bytes of signs of the lowest seven bits of bytes."""
     if PERMUTES:
-        return _bytes_at(builder, even_signs(np.arange(_TABLE, dtype=np.uint8)), sevens, None)
+        return bytes_at(builder, even_signs(np.arange(_TABLE, dtype=np.uint8)), sevens, None)
     low = _masked(builder, sevens, 0x7F7F7F7F)
     folded = low
     for places in (4, 2, 1):
@@ -130,31 +129,6 @@ def _pairs(builder: Any, shelf: Shelf, first: Any) -> tuple[Any, Any]:
 
 
 # Points
-
-
-def _bytes_at(builder: Any, table: Numbers, low: Any, high: Any) -> Any:
-    """Return the bytes of a table at places: bytes, and bytes of the bits above them."""
-    kinds = (BYTES, BYTES, BYTES)
-    function = intrinsic_function(builder, "llvm.x86.avx512.vpermi2var.qi.512", BYTES, *kinds)
-    places = builder.bitcast(low, BYTES)
-    sides = [
-        ir.Constant(BYTES, table[first : first + 4 * LANES].tolist())
-        for first in range(0, len(table), 4 * LANES)
-    ]
-    found = [
-        builder.call(function, [one, places, other])
-        for one, other in zip(sides[::2], sides[1::2], strict=True)
-    ]
-    zeros = ir.Constant(BYTES, [0] * (4 * LANES))
-    bit = 7
-    while len(found) > 1:
-        source = places if bit < 8 else builder.bitcast(high, BYTES)
-        own = builder.and_(source, ir.Constant(BYTES, [1 << bit % 8] * (4 * LANES)))
-        is_set = builder.icmp_unsigned("!=", own, zeros)
-        both = zip(found[::2], found[1::2], strict=True)
-        found = [builder.select(is_set, upper, lower) for lower, upper in both]
-        bit += 1
-    return builder.bitcast(found[0], I32_VECTOR)
 
 
 def _words_at(builder: Any, name: str, table: Numbers, places: Any) -> Any:
@@ -182,7 +156,7 @@ def _points_of_eight(builder: Any, grid: Grid, part: Part) -> list[Any]:
     found = []
     for first in (0, 2):
         own = [grid.places[:, first + place] << shift for place, shift in ((0, 0), (4, 4), (1, 2), (5, 6))]
-        four = _bytes_at(builder, np.bitwise_or.reduce(own), low, high)
+        four = bytes_at(builder, np.bitwise_or.reduce(own), low, high)
         found += [_masked(builder, shifted(builder, four, right), 0x33333333) for right in (0, 2)]
     return found
 
@@ -192,7 +166,7 @@ def _points_of_four(builder: Any, grid: Grid, part: Part) -> list[Any]:
     found = []
     for first in (0, 2):
         own = grid.places[:, first] | grid.places[:, first + 1] << 4
-        one, other = (_bytes_at(builder, own, low, high) for low, high in part.places)
+        one, other = (bytes_at(builder, own, low, high) for low, high in part.places)
         found.append(chosen(builder, 0x0F0F0F0F, one, shifted(builder, other, -4)))
         found.append(chosen(builder, 0x0F0F0F0F, shifted(builder, one, 4), other))
     return found

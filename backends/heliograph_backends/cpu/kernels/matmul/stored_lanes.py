@@ -36,6 +36,8 @@ I8, I16 = ir.IntType(8), ir.IntType(16)
 BYTES = ir.VectorType(I8, 4 * LANES)
 SHORTS = ir.VectorType(I16, LANES)
 HALVES = ir.VectorType(ir.HalfType(), LANES)
+#: True if there is an instruction that looks bytes up in a table of 128.
+PERMUTES = has_feature("avx512vbmi")
 
 
 def constant(value: int) -> ir.Constant:
@@ -102,6 +104,32 @@ def looked_up(builder: Any, words: Any, numbers: Sequence[float]) -> Lanes:
     kinds = [each.type for each in arguments]
     function = intrinsic_function(builder, f"llvm.x86.avx512.{name}", F32_VECTOR, *kinds)
     return Lanes(builder, builder.call(function, arguments))
+
+
+def bytes_at(builder: Any, table: Sequence[int], low: Any, high: Any = None) -> Any:
+    """Return the bytes of a table at places: bytes, and bytes of the bits above them. The table has
+    128 bytes times a power of two. Where PERMUTES is true."""
+    kinds = (BYTES, BYTES, BYTES)
+    function = intrinsic_function(builder, "llvm.x86.avx512.vpermi2var.qi.512", BYTES, *kinds)
+    places = builder.bitcast(low, BYTES)
+    sides = [
+        ir.Constant(BYTES, [int(one) for one in table[first : first + 4 * LANES]])
+        for first in range(0, len(table), 4 * LANES)
+    ]
+    found = [
+        builder.call(function, [one, places, other])
+        for one, other in zip(sides[::2], sides[1::2], strict=True)
+    ]
+    zeros = ir.Constant(BYTES, [0] * (4 * LANES))
+    bit = 7
+    while len(found) > 1:
+        source = places if bit < 8 else builder.bitcast(high, BYTES)
+        own = builder.and_(source, ir.Constant(BYTES, [1 << bit % 8] * (4 * LANES)))
+        is_set = builder.icmp_unsigned("!=", own, zeros)
+        both = zip(found[::2], found[1::2], strict=True)
+        found = [builder.select(is_set, upper, lower) for lower, upper in both]
+        bit += 1
+    return builder.bitcast(found[0], I32_VECTOR)
 
 
 def power_and_quanta(builder: Any, words: Any, bits: int, place: int) -> Lanes:
