@@ -61,7 +61,7 @@ _FILE_TYPES = {
     12: "q3_k_m", 13: "q3_k_l", 14: "q4_k_s", 15: "q4_k_m", 16: "q5_k_s", 17: "q5_k_m", 18: "q6_k",
     19: "iq2_xxs", 20: "iq2_xs", 21: "q2_k_s", 22: "iq3_xs", 23: "iq3_xxs", 24: "iq1_s", 25: "iq4_nl",
     26: "iq3_s", 27: "iq3_m", 28: "iq2_s", 29: "iq2_m", 30: "iq4_xs", 31: "iq1_m", 32: "bf16",
-    36: "tq1_0", 37: "tq2_0", 38: "mxfp4",
+    36: "tq1_0", 37: "tq2_0", 38: "mxfp4", 39: "nvfp4",
 }  # fmt: skip
 
 #: Types of an entry's value by number, as NumPy names them. 8 is a text, 9 a list.

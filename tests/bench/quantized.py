@@ -38,7 +38,8 @@ if BUILT.exists():
 SIDE = 4096
 TYPES = (
     "q4_0", "q8_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
-    "mxfp4", "tq1_0", "tq2_0", "f16", "bf16",
+    "mxfp4", "nvfp4", "tq1_0", "tq2_0", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",
+    "f16", "bf16",
 )  # fmt: skip
 #: The most that a product may take of ggml's time, by the number of rows.
 BARS = {1: 1.2, 128: 1.2}
@@ -52,6 +53,8 @@ REPACKED = ("q4_0", "q4_k", "q2_k", "iq4_nl", "mxfp4")
 EXPERT_BARS = {1: 1.2, 64: 1.2}
 EXPERT_TYPES = ("f32", "f16", "q8_0", "q4_0", "q4_k", "mxfp4")
 EXPERTS, EXPERT_SIDE, USED = 8, 2048, 2
+#: Types whose points are searched, and the rows that are repeated of them.
+GRIDS, REPEATED = ("iq1", "iq2", "iq3"), 64
 #: Rounds, and runs of each in one, by the number of rows.
 REPEATS = {1: (12, 10), 4: (8, 6), 8: (8, 6), 64: (8, 3), 128: (6, 2)}
 #: ggml quantizes the activations too.
@@ -134,6 +137,10 @@ def stored(name: str, shape: tuple[int, ...]) -> ggml.Array:
         return np.asarray(blocks.to_bits(values))
     if name in ggml.NUMPY_TYPES:
         return values.astype(ggml.NUMPY_TYPES[name])
+    if name.startswith(GRIDS):
+        # ggml takes minutes for some of these.
+        some = blocks.quantize(values[..., :REPEATED, :], name)
+        return np.tile(some, (1,) * (some.ndim - 2) + (shape[-2] // REPEATED, 1))
     return ggml.quantized(values, name)
 
 

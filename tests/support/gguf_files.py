@@ -182,10 +182,9 @@ SHAPES = {
     ),
 }
 VOCABULARIES = {"spm": spm, "bpe": bpe, "wordpiece": wordpiece}
-_FILE_TYPES = {
-    "f32": "ALL_F32", "f16": "MOSTLY_F16", "q4_0": "MOSTLY_Q4_0", "q8_0": "MOSTLY_Q8_0",
-    "q4_k": "MOSTLY_Q4_K_M",
-}  # fmt: skip
+_FILE_TYPES = {"f32": "ALL_F32", "q4_k": "MOSTLY_Q4_K_M", "mxfp4": "MOSTLY_MXFP4_MOE"}
+#: Types whose blocks take long to make: a model has some of them, in any order.
+_SLOW, _POOL = ("iq1", "iq2", "iq3"), 64
 
 
 def write_model(
@@ -240,7 +239,7 @@ _ADD = {
 
 def _write_entries(writer: GGUFWriter, shape: Shape, stored: str, words: int) -> None:
     writer.add_name(f"random {shape.architecture}")
-    writer.add_file_type(LlamaFileType[_FILE_TYPES[stored]])
+    writer.add_file_type(LlamaFileType[_FILE_TYPES.get(stored, f"MOSTLY_{stored.upper()}")])
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
     writer.add_block_count(shape.layers)
@@ -300,9 +299,23 @@ class _Tensors:
             self.writer.add_tensor(name, found)
         elif self.stored == "f16":
             self.writer.add_tensor(name, found.astype(np.float16))
+        elif self.stored.startswith(_SLOW):
+            self._some_blocks(name, found)
         else:
-            blocks = hg.quantize(found, self.stored)
-            self.writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType[self.stored.upper()])
+            self._stored(name, hg.quantize(found, self.stored), self.stored)
+
+    def _some_blocks(self, name: str, found: np.ndarray[Any, Any]) -> None:
+        """Write a matrix of few blocks in any order; those of tokens in q8_0, so that all rows
+        differ."""
+        if not name.startswith("blk."):
+            self._stored(name, hg.quantize(found, "q8_0"), "q8_0")
+            return
+        pool = hg.quantize(found.reshape(-1, 256)[:_POOL], self.stored)
+        rows = pool[self.rng.integers(0, len(pool), (len(found), found.shape[1] // 256))]
+        self._stored(name, rows.reshape(len(found), -1), self.stored)
+
+    def _stored(self, name: str, blocks: np.ndarray[Any, Any], stored: str) -> None:
+        self.writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType[stored.upper()])
 
     def _norm(self, name: str, count: int) -> None:
         self._vector(name + ".weight", count, 0.5, 1.5)

@@ -50,9 +50,10 @@ def write_other(
     dtype: Any = np.float32,
     entries: dict[str, Any] | None = None,
     experts: GGMLQuantizationType | None = None,
+    scales: bool = False,
 ) -> Path:
     """Write a model of a kind of ENTRIES, or with the form of Llama for "mixtral". Its experts may
-    be blocks."""
+    be blocks, and its matrices may have scales."""
     name = "llama" if kind == "mixtral" else kind
     writer, words = GGUFWriter(path, name), spm()
     sizes: dict[str, Any] = {
@@ -80,6 +81,11 @@ def write_other(
             writer.add_tensor(tensor, quantize(made.astype(np.float32), experts), raw_dtype=experts)
         else:
             writer.add_tensor(tensor, made.astype(dtype if len(shape) > 1 else np.float32))
+        is_matrix = len(shape) > 1 and tensor.endswith(".weight") and tensor != "token_embd.weight"
+        if scales and is_matrix:
+            count = shape[0] if len(shape) == 3 else 1
+            found = rng.uniform(0.5, 2, count).astype(np.float32)
+            writer.add_tensor(f"{tensor.removesuffix('.weight')}.scale", found)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -131,6 +137,10 @@ class NumpyModel:
         self.tensors = {
             one.name: dequantize(one.data, one.tensor_type).astype(np.float64) for one in reader.tensors
         }
+        for name in [one for one in self.tensors if one.endswith(".scale")]:
+            scaled = f"{name.removesuffix('.scale')}.weight"
+            scale = self.tensors[name].reshape(-1, *[1] * (self.tensors[scaled].ndim - 1))
+            self.tensors[scaled] = self.tensors[scaled] * scale
         self.heads = self.get("attention.head_count")
         self.kv_heads = self.get("attention.head_count_kv")
         self.width = self.get("embedding_length")

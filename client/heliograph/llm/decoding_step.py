@@ -159,18 +159,30 @@ class Step:
     def product(self, name: str, x: hg.Value) -> hg.Value:
         """Multiply rows [n, k] by the transpose of a matrix [m, k], and add its bias if it has
         one."""
-        y = self._adapted_product(f"{name}.weight", x)
+        y = self._adapted_product(name, x)
         return y + self.weight(f"{name}.bias") if self.has(f"{name}.bias") else y
 
-    def _adapted_product(self, tensor: str, x: hg.Value) -> hg.Value:
-        y = multiply(self.weight(tensor), x, self.config.activations)
-        return self.adaptation.product(tensor, y, x) if self.adaptation else y
+    def _adapted_product(self, name: str, x: hg.Value) -> hg.Value:
+        y = self._scaled(name, multiply(self.weight(f"{name}.weight"), x, self.config.activations))
+        return self.adaptation.product(f"{name}.weight", y, x) if self.adaptation else y
 
     def product_of_experts(self, name: str, x: hg.Value, chosen: hg.Value) -> hg.Value:
         """Multiply rows [n, 1 or used, k] by the matrices of the experts that each token chose:
         [n, used, m]."""
         y = multiply_chosen(self.weight(f"{name}.weight"), x, chosen, self.config.activations)
+        y = self._scaled(name, y, chosen)
         return self.adaptation.experts(f"{name}.weight", y, x, chosen) if self.adaptation else y
+
+    def _scaled(self, name: str, y: hg.Value, chosen: hg.Value | None = None) -> hg.Value:
+        """Multiply a product by the scale of its whole matrix, or of the chosen experts: files with
+        weights in nvfp4 have such."""
+        if not self.has(f"{name}.scale"):
+            return y
+        scale = self.weight(f"{name}.scale")
+        if chosen is not None:
+            scale = ops.get_rows(hg.reshape(scale, (scale.size, 1)), hg.reshape(chosen, (chosen.size,)))
+            scale = hg.reshape(scale, (*chosen.shape, 1))
+        return y * scale
 
     def embedding(self, tokens: hg.Value) -> hg.Value:
         """Return the rows of tokens, f32 [n, w]."""
@@ -183,9 +195,11 @@ class Step:
     def logits(self, x: hg.Value) -> hg.Value:
         """Return the logits of hidden rows that are normed already, f32 [n, vocabulary]."""
         if self.has("output.weight"):
-            y = self._adapted_product("output.weight", x)
+            y = self._adapted_product("output", x)
         else:
-            y = multiply(self.weight("token_embd.weight"), x, self.config.activations)
+            y = self._scaled(
+                "token_embd", multiply(self.weight("token_embd.weight"), x, self.config.activations)
+            )
         if self.has("output.bias"):
             y = y + self.weight("output.bias")
         cap = self.config.logit_cap

@@ -109,5 +109,5 @@ def unsupported(file: str, name: str, kind: str) -> hg.UnsupportedError:
     """Return the error for a tensor of a type that Heliograph lacks."""
     return hg.UnsupportedError(
         f"{file}: tensor {name!r} is stored as {kind}",
-        advice="take a file of another type, such as f16, q4_0 to q8_0, q2_k to q6_k, iq4_xs or mxfp4",
+        advice="take a file of another type, such as f16, q4_0 to q8_0, q2_k to q6_k, iq1 to iq4 or mxfp4",
     )

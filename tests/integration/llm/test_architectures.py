@@ -54,6 +54,27 @@ def test_experts_may_be_blocks(session: hg.Session, tmp_path: Path, kind: str) -
     check(session, path, 1e-10, cache="f32")
 
 
+#: Types of blocks of which a matrix of language models is, beside those of other tests.
+STORED = (
+    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4",
+    "tq1_0", "tq2_0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_weights_of_every_type_give_the_logits_of_the_reference(
+    session: hg.Session, tmp_path: Path, stored: str
+) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", stored, width=256, row=64, hidden=256, layers=1)
+    check(session, path, 1e-10, cache="f32")
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "phi3"])
+def test_matrices_and_experts_may_have_a_scale(session: hg.Session, tmp_path: Path, name: str) -> None:
+    path = write_other(tmp_path / "m.gguf", name, scales=True)
+    check(session, path, 1e-10, cache="f32")
+
+
 def test_narrow_weights_and_keys_change_little(session: hg.Session, tmp_path: Path) -> None:
     check(session, write_model(tmp_path / "m.gguf", "llama", "f16"), 1e-5)
 
