@@ -72,8 +72,9 @@ class _TensorHead(ctypes.Structure):
 
 
 def library_path() -> Path | None:
-    """Where ggml's shared library is: what GGML_LIBRARY names, else that of a package; None if it is not
-    installed. Imports nothing."""
+    """Return the path of ggml's shared library: what GGML_LIBRARY names, else that of a package.
+
+    None if it is not installed. Imports nothing."""
     if chosen := os.environ.get("GGML_LIBRARY"):
         return Path(chosen)
     found = importlib.util.find_spec("xllamacpp")

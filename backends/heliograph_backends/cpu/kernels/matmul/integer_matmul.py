@@ -11,10 +11,11 @@ factors round to f32, so the bits depend neither on the instructions, nor on the
 on the threads.
 
 Theory of operation. A lane belongs to a row of the weight, see `RowGroups`; a weight in its own
-order is brought into groups in the cache, sixteen rows at a time. The four bytes of a word of quanta
-are multiplied by the four numbers of a word of the row, which all lanes share: one instruction with
-VNNI, else two of pairs of 16 bits. Quanta are unsigned here, and what that adds is known from the
-sum of the row's numbers, so rows are staged: scale, sums and numbers of a block are adjacent.
+order is brought into groups in the cache, sixteen rows at a time. The four bytes of a word of
+quanta are multiplied by the four numbers of a word of the row, which all lanes share: one
+instruction with VNNI, else two of pairs of 16 bits. Quanta are unsigned here, and what that adds is
+known from the sum of the row's numbers, so rows are staged: scale, sums and numbers of a block are
+adjacent.
 """
 
 from __future__ import annotations
