@@ -171,12 +171,46 @@ def bytes_of(kind: Stored) -> int:
     return READINGS[kind].elements // form.block_size * form.block_bytes * GROUP_ROWS
 
 
+class _Registers:
+    """The sums of some rows and groups, in registers."""
+
+    def __init__(self, builder: Any, rows: int, groups: int) -> None:
+        self._builder = builder
+        self._cells = [[local(builder, F32_VECTOR) for _ in range(groups)] for _ in range(rows)]
+
+    def open(self, first: Any, places: Sequence[Sequence[Any]]) -> None:
+        """Start with zeros, or with the product's elements at these places."""
+        builder = self._builder
+        for cells in self._cells:
+            for cell in cells:
+                builder.store(ir.Constant(F32_VECTOR, [0.0] * LANES), cell)
+        with builder.if_then(builder.icmp_signed("==", first, integer(0))):
+            for cells, row in zip(self._cells, places, strict=True):
+                for cell, place in zip(cells, row, strict=True):
+                    builder.store(Lanes.load(builder, place).value, cell)
+
+    def add(self, weights: Sequence[Lanes], lefts: Sequence[Any], offset: Any) -> None:
+        """Add the products of each group's weights with the element of each row at an offset."""
+        builder = self._builder
+        for cells, left in zip(self._cells, lefts, strict=True):
+            element = builder.load(pointer(builder, builder.add(left, offset), F32))
+            factor = Lanes.broadcast(builder, element)
+            for cell, lanes in zip(cells, weights, strict=True):
+                total = Lanes(builder, builder.load(cell))
+                builder.store(lanes.fma(factor, total).value, cell)
+
+    def close(self, places: Sequence[Sequence[Any]]) -> None:
+        """Write the product."""
+        for cells, row in zip(self._cells, places, strict=True):
+            for cell, place in zip(cells, row, strict=True):
+                Lanes(self._builder, self._builder.load(cell)).store(place)
+
+
 def _multiply(kind: Stored, count: int) -> Callable[..., None]:
     """Return code for the product of up to `count` rows and any groups; `count`: a key of
-    SIDE_BY_SIDE. Missing rows are the last one again."""
+    SIDE_BY_SIDE. Missing rows are the last one again, and so are groups."""
     reading, size, together = READINGS[kind], bytes_of(kind), SIDE_BY_SIDE[count]
     heads_bytes = VECTOR_BYTES * reading.heads
-    share = size * LANES // reading.elements
 
     def body(
         builder: Any,
@@ -192,78 +226,55 @@ def _multiply(kind: Stored, count: int) -> Callable[..., None]:
         first: Any,
     ) -> None:
         heads = workspace(builder, max(heads_bytes * together, VECTOR_BYTES))
-        cells = [[local(builder, F32_VECTOR) for _ in range(together)] for _ in range(count)]
-        zeros = ir.Constant(F32_VECTOR, [0.0] * LANES)
-        last_row, step = builder.sub(rows, integer(1)), builder.mul(b_row, integer(GROUP_ROWS))
-        numbers = [least(builder, integer(row), last_row) for row in range(count)]
+        sums = _Registers(builder, count, together)
+        last, step = builder.sub(rows, integer(1)), builder.mul(b_row, integer(GROUP_ROWS))
+        numbers = [least(builder, integer(row), last) for row in range(count)]
         lefts = [builder.add(a, builder.mul(row, a_row)) for row in numbers]
         targets = [builder.add(c, builder.mul(row, c_row)) for row in numbers]
         groups = builder.udiv(columns, integer(GROUP_ROWS))
-        last_group = builder.sub(groups, integer(1))
+        last = builder.sub(groups, integer(1))
         with loop(builder, integer(0), groups, together) as group:
-            members = [
-                least(builder, builder.add(group, integer(each)), last_group) for each in range(together)
-            ]
+            members = [least(builder, builder.add(group, integer(each)), last) for each in range(together)]
             starts = [builder.add(b, builder.mul(each, step)) for each in members]
-            places = [
-                [builder.add(target, builder.mul(each, integer(VECTOR_BYTES))) for each in members]
-                for target in targets
-            ]
-            each_cell(cells, lambda row, each: builder.store(zeros, cells[row][each]))
-            with builder.if_then(builder.icmp_signed("==", first, integer(0))):
-                each_cell(
-                    cells,
-                    lambda row, each: builder.store(
-                        Lanes.load(builder, places[row][each]).value, cells[row][each]
-                    ),
-                )
+            offsets = [builder.mul(each, integer(VECTOR_BYTES)) for each in members]
+            places = [[builder.add(target, each) for each in offsets] for target in targets]
+            sums.open(first, places)
             with loop(builder, integer(0), depth, reading.elements) as start:
                 offset = builder.mul(builder.udiv(start, integer(reading.elements)), integer(size))
-                blocks = [
-                    Block(
-                        builder,
-                        builder.add(each, offset),
-                        Shelf(builder, builder.add(heads, integer(heads_bytes * place))),
-                    )
-                    for place, each in enumerate(starts)
-                ]
-                if reading.head is not None:
-                    for block in blocks:
-                        reading.head(block)
-                with loop(builder, integer(0), integer(reading.elements // LANES), 1) as run:
-                    k = builder.mul(builder.add(start, builder.mul(run, integer(LANES))), integer(4))
-                    ahead = builder.add(builder.mul(run, integer(share)), integer(AHEAD_BYTES))
-                    for block in blocks:
-                        place = builder.add(block.address, ahead)
-                        for line in range(0, share, CACHE_LINE_BYTES):
-                            prefetch(builder, builder.add(place, integer(line)), 2)
-                    for element, weights in enumerate(
-                        zip(*(reading.run(block, run) for block in blocks), strict=True)
-                    ):
-                        for row, left in enumerate(lefts):
-                            address = builder.add(builder.add(left, k), integer(4 * element))
-                            factor = Lanes.broadcast(builder, builder.load(pointer(builder, address, F32)))
-                            for cell, lanes in zip(cells[row], weights, strict=True):
-                                total = Lanes(builder, builder.load(cell))
-                                builder.store(lanes.fma(factor, total).value, cell)
-            each_cell(
-                cells,
-                lambda row, each: Lanes(builder, builder.load(cells[row][each])).store(places[row][each]),
-            )
+                blocks = []
+                for place, each in enumerate(starts):
+                    shelf = Shelf(builder, builder.add(heads, integer(heads_bytes * place)))
+                    blocks.append(Block(builder, builder.add(each, offset), shelf))
+                _add_blocks(builder, kind, sums, blocks, lefts, start)
+            sums.close(places)
 
     return body
+
+
+def _add_blocks(
+    builder: Any, kind: Stored, sums: _Registers, blocks: Sequence[Block], lefts: Sequence[Any], start: Any
+) -> None:
+    """Add the products of a block of each group with elements of rows from `start` on."""
+    reading = READINGS[kind]
+    share = bytes_of(kind) * LANES // reading.elements
+    if reading.head is not None:
+        for block in blocks:
+            reading.head(block)
+    with loop(builder, integer(0), integer(reading.elements // LANES), 1) as run:
+        k = builder.mul(builder.add(start, builder.mul(run, integer(LANES))), integer(4))
+        ahead = builder.add(builder.mul(run, integer(share)), integer(AHEAD_BYTES))
+        for block in blocks:
+            for line in range(0, share, CACHE_LINE_BYTES):
+                place = builder.add(builder.add(block.address, ahead), integer(line))
+                prefetch(builder, place, 2)
+        runs = (reading.run(block, run) for block in blocks)
+        for element, weights in enumerate(zip(*runs, strict=True)):
+            sums.add(weights, lefts, builder.add(k, integer(4 * element)))
 
 
 def least(builder: Any, first: Any, second: Any) -> Any:
     """Return the smaller of two int64."""
     return builder.select(builder.icmp_signed("<", first, second), first, second)
-
-
-def each_cell(cells: Sequence[Sequence[Any]], act: Callable[[int, int], object]) -> None:
-    """Act on the row and the group of each sum."""
-    for row, some in enumerate(cells):
-        for each in range(len(some)):
-            act(row, each)
 
 
 def _unpack(kind: Stored) -> Callable[..., None]:

@@ -65,7 +65,7 @@ def _q2_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]
 
 
 def q2_k_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
-    """Yield words with a quantum in the low bits of each byte, as the functions of other types."""
+    """Yield words with a quantum in the low bits of each byte."""
     half = bits_of(builder, run, 3, 1, 8)
     words = shelf.from_on(total(builder, half, _quarters(builder, run), 4))
     shift = everywhere(builder, bits_of(builder, run, 1, 2, 2))
@@ -95,6 +95,7 @@ def _q3_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]
 
 
 def q3_k_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
+    """Yield words with a quantum in the low bits of each byte."""
     quarters, part = _quarters(builder, run), bits_of(builder, run, 1, 2)
     words = shelf.from_on(total(builder, bits_of(builder, run, 3, 1, 8), quarters, 8))
     high = shelf.from_on(quarters)
@@ -147,6 +148,7 @@ def _q4_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]
 
 
 def q4_k_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
+    """Yield words with a quantum in the low bits of each byte."""
     return _shifted_words(builder, shelf, run, 4)
 
 
@@ -159,6 +161,7 @@ def _q5_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]
 
 
 def q5_k_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
+    """Yield words with a quantum in the low bits of each byte."""
     high = shelf.from_on(total(builder, _quarters(builder, run), 4))
     turn = total(builder, bits_of(builder, run, 1, 3), -4)
     for place, low in enumerate(_shifted_words(builder, shelf, run, 12)):
@@ -194,6 +197,7 @@ def _q6_k(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]
 
 
 def q6_k_words(builder: Any, shelf: Shelf, run: Any) -> Iterator[Any]:
+    """Yield words with a quantum in the low bits of each byte."""
     quarters, part = _quarters(builder, run), bits_of(builder, run, 1, 2)
     lows = total(builder, bits_of(builder, run, 3, 1, 16), bits_of(builder, run, 1, 1, 8), quarters)
     low = shelf.from_on(lows)
