@@ -8,6 +8,26 @@ import heliograph as hg
 
 #: The precision of rows in products with blocks: "f32", or "q8", which rounds them to q8_0.
 Activations: TypeAlias = Literal["f32", "q8"]
+#: The types of weights for which rows are rounded: CPUs multiply these in integers.
+ROUNDED = frozenset(
+    [
+        "q8_0",
+        "q4_0",
+        "q4_1",
+        "q5_0",
+        "q5_1",
+        "q2_k",
+        "q3_k",
+        "q4_k",
+        "q5_k",
+        "q6_k",
+        "iq4_nl",
+        "iq4_xs",
+        "mxfp4",
+        "tq1_0",
+        "tq2_0",
+    ]
+)
 
 
 def multiply(weight: hg.Value, x: hg.Value, activations: Activations) -> hg.Value:
@@ -21,6 +41,6 @@ def multiply_chosen(weight: hg.Value, x: hg.Value, chosen: hg.Value, activations
 
 
 def _rounded(weight: hg.Value, x: hg.Value, activations: Activations) -> hg.Value:
-    """Return the rows as the product takes them. Those for weights of floats stay as they are."""
-    is_blocks = weight.dtype.kind == "quantized"
-    return hg.astype(x, "q8_0") if activations == "q8" and is_blocks else x
+    """Return the rows as the product takes them. Those for other types stay as they are."""
+    is_rounded = activations == "q8" and weight.dtype.name in ROUNDED
+    return hg.astype(x, "q8_0") if is_rounded else x

@@ -14,6 +14,7 @@ from stored_weights import KINDS, blocks, stored, stored_name
 
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cpu.kernels import Stored, available
+from heliograph_backends.cpu.kernels.program.stored_types import INTEGER_KINDS
 from heliograph_proto.devices import OpPath
 from heliograph_proto.quantization.blocks import dequantize, quantize
 
@@ -22,8 +23,8 @@ if not available():
 
 SEED = 20261123
 Array = np.ndarray[Any, Any]
-#: All but floats.
-BLOCKS = tuple(kind for kind in KINDS if kind not in (Stored.F32, Stored.F16, Stored.BF16))
+#: Blocks of small whole numbers.
+BLOCKS = tuple(kind for kind in KINDS if kind in INTEGER_KINDS)
 DEPTH = 512
 
 compiled = kernel_fixtures.compiled

@@ -53,8 +53,26 @@ GROUP_ROWS: Final = 16
 GROUPED: Final = 32
 
 
-#: The types whose products with rows of q8_0 are in integers: all that are blocks.
-INTEGER_KINDS: Final = frozenset(Stored) - {Stored.F32, Stored.F16, Stored.BF16}
+#: The types whose products with rows of q8_0 are in integers: blocks of small whole numbers.
+INTEGER_KINDS: Final = frozenset(
+    {
+        Stored.Q8_0,
+        Stored.Q4_0,
+        Stored.Q4_1,
+        Stored.Q5_0,
+        Stored.Q5_1,
+        Stored.Q2_K,
+        Stored.Q3_K,
+        Stored.Q4_K,
+        Stored.Q5_K,
+        Stored.Q6_K,
+        Stored.IQ4_NL,
+        Stored.IQ4_XS,
+        Stored.MXFP4,
+        Stored.TQ1_0,
+        Stored.TQ2_0,
+    }
+)
 
 
 def staged_bytes(depth: int) -> int:
