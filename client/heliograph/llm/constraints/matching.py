@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+from contextlib import suppress
 from typing import Any
 
 #: The state, and the number of tokens that must come next.
@@ -65,7 +66,9 @@ class Words:
         is_whole = b"".join(self.tokens[one] for one in tokens) == text.encode()
         if begin == self._begin and is_whole:
             return tokens
-        return [self._single[bytes((byte,))] for byte in text.encode()]
+        single = [self._single.get(bytes((byte,))) for byte in text.encode()]
+        # A vocabulary without the bytes has nothing forced, and its masks say the rest.
+        return [one for one in single if one is not None] if None not in single else []
 
 
 def grammar_of(library: Any, request: dict[str, Any]) -> str:
@@ -172,7 +175,9 @@ def limit(memory_bytes: int) -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(kind, (most, most))
+        # Systems without one of them refuse it; the bound of time remains.
+        with suppress(ValueError, OSError):
+            resource.setrlimit(kind, (most, most))
 
 
 def main() -> None:
