@@ -20,11 +20,11 @@ from heliograph.llm.configuration import Configuration
 from heliograph.llm.constraints import Matcher
 from heliograph.llm.effects import Ask, AskNext, Give, Procedure, Work
 from heliograph.llm.graphs import CARRIES, Decoder
-from heliograph.llm.pieces import MessagePieces, Pieces
 from heliograph.llm.pooling import pooled
 from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings, masks_of
 from heliograph.llm.spreading import Spreading
 from heliograph.llm.tools import Thought, ToolCall
+from heliograph.llm.tools.pieces import MessagePieces, Pieces
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 #: Why an answer ended: a token, a text or a grammar that ends it, calls of tools, or the most

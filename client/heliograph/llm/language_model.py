@@ -19,7 +19,6 @@ from heliograph.llm.constraints import Constraint, Matching, constraint_of
 from heliograph.llm.effects import Procedure, awaiting, blocking
 from heliograph.llm.encoding import EncoderEngine
 from heliograph.llm.generating import AnyPieces, Array, Engine, Logprob, Request, Result
-from heliograph.llm.pieces import MessagePieces, Pieces
 from heliograph.llm.sampling import ENDS, Settings, is_within
 from heliograph.llm.tools import (
     Format,
@@ -32,6 +31,7 @@ from heliograph.llm.tools import (
     tools_of,
 )
 from heliograph.llm.tools.grammars import around
+from heliograph.llm.tools.pieces import MessagePieces, Pieces
 from heliograph_proto.gguf import GgufHeader
 
 if TYPE_CHECKING:

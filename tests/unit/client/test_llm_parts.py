@@ -12,9 +12,9 @@ import pytest
 import heliograph as hg
 from heliograph.graph.digests import is_frozen
 from heliograph.llm.chunks import Chunk, cut, shared
-from heliograph.llm.pieces import Pieces
 from heliograph.llm.sampling import Form, Settings
 from heliograph.llm.speculating import COUNTS, LONGEST_PAUSE, Lookup, Pace, agreeing
+from heliograph.llm.tools.pieces import Pieces
 
 
 def test_chunks_cover_a_prompt_without_a_gap_and_stay_in_the_cache() -> None:

@@ -2,6 +2,7 @@
 
     formats.py: the ways, by the marks of a template        readers.py, harmony.py: text to parts
     grammars.py: grammars that force a call                 prompting.py: templates without tools
+    pieces.py: tokens to text
 
 Everything here is pure.
 """

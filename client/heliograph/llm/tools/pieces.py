@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from heliograph.llm.tools import Part, Reader, Text, Thought, ToolCall
+from heliograph.llm.tools.calls import Part, Text, Thought, ToolCall
+from heliograph.llm.tools.readers import Reader
+from heliograph.llm.tools.scanning import begun
 
 
 class Stream(Protocol):
@@ -48,7 +50,7 @@ class Pieces:
             self.is_stopped = True
             found, self._held = self._held[: min(places)], ""
             return found
-        kept = 0 if is_last else max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        kept = 0 if is_last else begun(self._held, self._stops)
         cut = len(self._held) - kept
         found, self._held = self._held[:cut], self._held[cut:]
         return found
@@ -91,8 +93,3 @@ class MessagePieces:
             else:
                 self._keep(part)
         return found
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest beginning of a stop text that ends the text."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
