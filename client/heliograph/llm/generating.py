@@ -441,8 +441,7 @@ class Engine:
         try:
             while not (result.finish_reason or pieces.is_stopped) and len(result.tokens) < steps:
                 if len(matcher.forced) >= WORTH_FILL and not request.settings.logprobs:
-                    new = list(matcher.forced)[: steps - len(result.tokens)]
-                    matcher.forced.clear()
+                    new = matcher.take_forced(steps - len(result.tokens))
                     result.tokens += new
                     yield from self.fill([*tokens, *new[:-1]])
                 else:
@@ -457,6 +456,8 @@ class Engine:
                 if matcher.is_over or new[-1] in request.ends:
                     result.finish_reason = "stop"
                 for token in new:
+                    if pieces.is_stopped:
+                        break
                     if token not in request.ends and (text := pieces.add(token)):
                         result.text += text
                         yield Give(text)

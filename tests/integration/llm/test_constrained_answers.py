@@ -219,6 +219,28 @@ def test_an_answer_that_is_cut_says_so(llm: LanguageModel) -> None:
         llm.generate(PROMPT, regex="[a-z]{3}", max_tokens=12).result().parsed()
 
 
+def test_an_answer_that_ends_with_its_last_token_is_whole(url: str, small: Path) -> None:
+    schema = {"const": "the quick brown fox jumps over the lazy dog"}
+    with hg.connect(url, progress=None) as session:
+        llm = hg.llm.load(session, small)
+        whole = llm.generate(PROMPT, schema=schema, seed=1).result()
+        count = len(whole.tokens)
+        limits = range(1, count + 1)
+        alone = [llm.generate(PROMPT, schema=schema, max_tokens=most).result() for most in limits]
+        llm.close()
+
+    async def run() -> list[Result]:
+        async with serving(url, small) as server:
+            tokens = server.model.tokenizer.encode(PROMPT)
+            asked = [{"schema": schema, "max_tokens": most} for most in limits]
+            return [await read(await begun(server, tokens, options)) for options in asked]
+
+    for results in (alone, asyncio.run(run())):
+        assert [len(one.tokens) for one in results] == list(limits)
+        assert [one.finish_reason for one in results] == ["length"] * (count - 1) + ["stop"]
+        assert results[-1].text == whole.text and all(whole.text.startswith(one.text) for one in results)
+
+
 def test_a_bias_against_what_the_grammar_allows_is_an_error(llm: LanguageModel) -> None:
     digits = {token: float("-inf") for token in range(len(llm.tokenizer)) if token not in llm.tokenizer.stops}
     with pytest.raises(hg.InvalidArgumentError, match="cannot be followed|no token that it allows"):

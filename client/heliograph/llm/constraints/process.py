@@ -236,6 +236,10 @@ class Matcher:
                 mask |= self._ends
             self._mask = mask
 
+    def take_forced(self, most: int) -> list[int]:
+        """Return the tokens that must come next, `most` of them at most, and note them."""
+        return [self.forced.popleft() for _ in range(min(most, len(self.forced)))]
+
     def take(self, token: int) -> None:
         """Note the next token, and wait. Raises as `send` and `receive`."""
         self.send(token)

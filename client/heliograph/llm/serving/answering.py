@@ -90,8 +90,19 @@ class Answering:
             self.end("stop")
             return True
         self._give(self._pieces.add(token), logprob, is_token=True)
-        if self._pieces.is_stopped or len(result.tokens) >= self.job.limit:
+        # An answer with a grammar may end with its last token: `is_complete` tells.
+        is_full = self.matcher is None and len(result.tokens) >= self.job.limit
+        if self._pieces.is_stopped or is_full:
             self.end("stop" if self._pieces.is_stopped else "length")
+            return True
+        return False
+
+    def is_complete(self) -> bool:
+        """Return whether an answer with a grammar is complete, after the grammar has its tokens."""
+        assert self.matcher is not None
+        is_full = len(self.result.tokens) >= self.job.limit
+        if self.matcher.is_over or is_full:
+            self.end("stop" if self.matcher.is_over else "length")
             return True
         return False
 

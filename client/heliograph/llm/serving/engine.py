@@ -339,8 +339,7 @@ class Server:
                 if one.add(np.array([token], np.int32)):
                     self._leave(one)
                     break
-            if not one.job.is_over and one.matcher is not None and one.matcher.is_over:
-                one.end("stop")
+            if not one.job.is_over and one.is_complete():
                 self._leave(one)
 
     def _take(self, chosen: np.ndarray[Any, Any], answers: Sequence[Answering]) -> None:

@@ -100,6 +100,4 @@ def take_forced(one: Answering) -> list[int]:
     matcher = one.matcher
     if matcher is None or one.request.settings.logprobs or len(matcher.forced) < WORTH_FILL:
         return []
-    found = list(matcher.forced)[: one.job.left]
-    matcher.forced.clear()
-    return found
+    return matcher.take_forced(one.job.left)
