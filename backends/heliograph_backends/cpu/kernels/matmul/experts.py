@@ -14,10 +14,8 @@ from __future__ import annotations
 from heliograph_backends.cpu.kernels.matmul.matmul import multiply_panels
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
 from heliograph_backends.cpu.kernels.program.stored_types import (
-    FEW_GROUPED_ROWS,
-    FEW_ROWS,
-    GROUPED,
     INTEGERS,
+    MOST_ROWS,
     STAGED_BLOCK,
     STAGED_BLOCK_BYTES,
 )
@@ -211,7 +209,7 @@ def multiply_listed(
         return
     left, product = scratch + word(step, EXPERT_LEFT_AT), scratch + word(step, EXPERT_PRODUCT_AT)
     panels, product_row = scratch + word(step, EXPERT_PANELS_AT), 4 * word(step, COLUMN_BLOCK)
-    few = count <= (FEW_GROUPED_ROWS if form >= GROUPED else FEW_ROWS)
+    few = count <= MOST_ROWS[form]
     # A single row is read and written in place.
     alone = count == 1 and word(step + 8 * EXPERT_ROWS, COLUMN_STRIDE) == 4
     if alone:

@@ -24,7 +24,7 @@ from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import SHORTS, from_bfloat, from_half
 from heliograph_backends.cpu.kernels.matmul.stored_readings import Half, Reading, by_type
 from heliograph_backends.cpu.kernels.matmul.stored_words import VECTOR_BYTES, Shelf
-from heliograph_backends.cpu.kernels.program.stored_types import FORMS, GROUP_ROWS, Stored
+from heliograph_backends.cpu.kernels.program.stored_types import FORMS, GROUP_ROWS, GROUPED, Stored
 from heliograph_backends.cpu.kernels.program.words import CACHE_LINE_BYTES
 from heliograph_backends.cpu.kernels.vector.lanes import (
     F32,
@@ -51,6 +51,10 @@ AHEAD_BYTES: Final = 4096
 #: The groups that are multiplied side by side, by the most rows: their sums fit in registers.
 SIDE_BY_SIDE: Final = {1: 4, 2: 4, 4: 2, 8: 2} if has_feature("avx512f") else {1: 2, 2: 2, 4: 1}
 ROWS_AT_ONCE: Final = max(SIDE_BY_SIDE)
+#: Conversions that leave registers for the sums of fewer rows.
+_LONG: Final = (Stored.IQ4_XS, Stored.TQ1_0)
+#: By the number of a type: the most rows that are multiplied at once.
+MOST_AT_ONCE: Final = tuple(4 if kind in _LONG else ROWS_AT_ONCE for kind in range(GROUPED))
 
 
 class Block(NamedTuple):
@@ -329,11 +333,11 @@ def multiply_grouped(
     columns: Any,
     first: Any,
 ) -> None:
-    """Multiply up to ROWS_AT_ONCE rows of a by rows of b, which are whole groups. Strides are in
+    """Multiply up to MOST_AT_ONCE rows of a by rows of b, which are whole groups. Strides are in
     bytes."""
 
     def call(each: Stored) -> None:
-        counts = sorted(SIDE_BY_SIDE)
+        counts = [count for count in sorted(SIDE_BY_SIDE) if count <= MOST_AT_ONCE[each]]
         done = builder.append_basic_block("rows.done")
         for count in counts:
             name = f"multiply_grouped_{each.name.lower()}_{count}"

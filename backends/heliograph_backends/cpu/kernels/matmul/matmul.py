@@ -9,10 +9,8 @@ from heliograph_backends.cpu.kernels.matmul.inner_loop import KERNEL_COLUMNS, KE
 from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES, pack_panels
 from heliograph_backends.cpu.kernels.matmul.widening import widen_lines
 from heliograph_backends.cpu.kernels.program.stored_types import (
-    FEW_GROUPED_ROWS,
-    FEW_ROWS,
-    GROUPED,
     INTEGERS,
+    MOST_ROWS,
     STAGED_BLOCK,
     STAGED_BLOCK_BYTES,
 )
@@ -214,7 +212,7 @@ def multiply_slice(
             pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
         elif form == PATCHES:
             pack_windows(step, right, panel_bytes, source, start, depth, column, columns, scratch)
-        elif rows <= (FEW_GROUPED_ROWS if form >= GROUPED else FEW_ROWS):
+        elif rows <= MOST_ROWS[form]:
             call_multiply_few(
                 scratch,
                 form,

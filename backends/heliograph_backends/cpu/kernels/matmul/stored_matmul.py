@@ -30,7 +30,7 @@ from heliograph_backends.cpu.kernels.matmul import stored_codes as codes
 from heliograph_backends.cpu.kernels.matmul import stored_grids as grids
 from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
 from heliograph_backends.cpu.kernels.matmul.grouped_matmul import (
-    ROWS_AT_ONCE,
+    MOST_AT_ONCE,
     multiply_grouped,
     unpack_grouped,
 )
@@ -386,10 +386,11 @@ def multiply_few(
     """Multiply few rows by columns that are rows of the right side; the rows at `ahead` come
     next."""
     if kind >= GROUPED:
-        for row in range(0, rows, ROWS_AT_ONCE):
+        most = MOST_AT_ONCE[kind - GROUPED]
+        for row in range(0, rows, most):
             multiply_grouped(
                 kind - GROUPED,
-                min(rows - row, ROWS_AT_ONCE),
+                min(rows - row, most),
                 product + row * product_row,
                 product_row,
                 left + row * left_row,

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 #: The most rows of the left side for which a weight streams through registers instead of panels: of
 #: one in its own order, and of one in groups of rows.
 FEW_ROWS: Final = 4
-FEW_GROUPED_ROWS: Final = 16
+FEW_GROUPED_ROWS: Final = 8
 #: Columns that are computed together in a product with few rows.
 FEW_COLUMNS: Final = 64
 
@@ -80,10 +80,24 @@ def staged_bytes(depth: int) -> int:
     return depth // STAGED_BLOCK * STAGED_BLOCK_BYTES
 
 
+#: The types in groups of rows with another number: those of many bytes stream twice in the time in
+#: which panels of them are written, and digits in base three take long to read again.
+_GROUPED_ROWS: Final[dict[int, int]] = {
+    **dict.fromkeys((Stored.F16, Stored.BF16, Stored.Q8_0), 2 * FEW_GROUPED_ROWS),
+    Stored.TQ1_0: FEW_ROWS,
+}
+
+
 def few_rows(form: int) -> int:
     """Return the most rows for which a weight of this form, the number of a type in a step, streams
     through registers."""
-    return FEW_GROUPED_ROWS if form >= GROUPED else FEW_ROWS
+    if form < GROUPED:
+        return FEW_ROWS
+    return _GROUPED_ROWS.get(form % GROUPED, FEW_GROUPED_ROWS)
+
+
+#: By the number of a type in a step: `few_rows`, for the kernels.
+MOST_ROWS: Final = tuple(few_rows(form) for form in range(2 * GROUPED))
 
 
 #: Added to the number of a type in a step whose left side is rows of q8_0.
