@@ -27,7 +27,8 @@ _ALL: Final = 3**5
 
 def digit(byte: int, place: int) -> int:
     """Return a digit of a byte of tq1_0, the first one at place 0."""
-    return (byte * 3**place & 255) * 3 >> 8
+    fraction: int = byte * 3**place & 255
+    return fraction * 3 >> 8
 
 
 def from_tq1_0(xp: Any, blocks: Array) -> Array:

@@ -375,6 +375,12 @@ def quantized(values: Array, type_name: str) -> Array:
     number, size = TYPES[type_name], rows.shape[-1]
     row_bytes = size // ggml.ggml_blck_size(number) * ggml.ggml_type_size(number)
     found = np.empty((*rows.shape[:-1], row_bytes), np.uint8)
+    if type_name in ("q8_1", "q8_k"):
+        # Types of activations: ggml has no public function for them.
+        rounded = getattr(ggml, f"quantize_row_{type_name[:-1]}{type_name[-1].upper()}_ref")
+        rounded.restype, rounded.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        rounded(rows.ctypes.data, found.ctypes.data, rows.size)
+        return found
     ggml.ggml_quantize_chunk(number, rows.ctypes.data, found.ctypes.data, 0, rows.size // size, size, None)
     return found
 

@@ -11,11 +11,14 @@ from heliograph_backends.conformance.harness.recipe import Recipe
 from heliograph_proto.quantization import blocks as quantization
 from heliograph_proto.types import DTYPES, TensorType, tensor_type
 from peers.ggml import Graph, quantized
+from peers.ggml_call import GRIDS
 from peers.ggml_compare import compare_recipe
 
 SEED = 20260822
-#: Quantized types that ggml has too.
-TYPES = tuple(name for name, dtype in DTYPES.items() if dtype.kind == "quantized")
+#: Quantized types that ggml encodes as we do, and those that it decodes: not those of activations.
+_ALL = tuple(name for name, dtype in DTYPES.items() if dtype.kind == "quantized")
+ENCODED = tuple(name for name in _ALL if name not in GRIDS.split())
+DECODED = tuple(name for name in _ALL if name not in ("q8_1", "q8_k"))
 
 
 def rows_of_floats(random: np.random.Generator) -> Iterator[Array]:
@@ -43,7 +46,7 @@ def different_floats(name: str) -> int:
     """How many of the floats that ggml's blocks stand for have other bits here than in ggml."""
     random, count = np.random.default_rng(SEED), 0
     for rows in rows_of_floats(random):
-        blocks = quantized(rows, name)
+        blocks = _made(rows, name)
         with Graph() as graph:
             (theirs,) = graph.run([graph.node("cast", graph.weight(name, rows.shape, blocks), "f32")])
         ours = quantization.dequantize(blocks, name)
@@ -63,4 +66,9 @@ def product_error(name: str) -> float:
 
 def _blocks(random: np.random.Generator, type: TensorType) -> Content:
     rows = random.uniform(-1, 1, type.shape).astype(np.float32)
-    return decode(type, quantized(rows, type.dtype.name).reshape(-1))
+    return decode(type, _made(rows, type.dtype.name).reshape(-1))
+
+
+def _made(rows: Array, name: str) -> Array:
+    """Blocks of ggml's, or of ours where it takes minutes or a matrix of importance."""
+    return quantization.quantize(rows, name) if name in GRIDS.split() else quantized(rows, name)

@@ -53,7 +53,7 @@ emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 #: The endings of the names of an op's kernels.
 ENDINGS = (
     "one|few|many|merge|long|plain|narrow|four|eight|tiles|large|direct|below|floats|i32|i64"
-    "|b?f16|f32|(?:i?q|tq|mxfp)?[0-9]"
+    "|b?f16|f32|(?:i?q|tq|mxfp|nvfp)?[0-9]"
 )
 PARAMETERS = {
     "elementwise": ELEMENTWISE, "elementwise_few": ELEMENTWISE_FEW, "soft_max": ROWS, "norm": ROWS,
@@ -115,7 +115,7 @@ def test_ops_between_types_have_the_numbers_of_the_kernel() -> None:
     assert [*FLOATS, *found] == list(typed.NUMBERS)
 
 
-@pytest.mark.parametrize("name", [one for one in DTYPES if DTYPES[one].kind == "quantized"])
+@pytest.mark.parametrize("name", [one for one in TYPES if DTYPES[one].kind == "quantized"])
 def test_kernels_know_the_size_of_blocks(name: str) -> None:
     found = re.search(rf"Stored<{name.upper()}> {{ enum {{ BYTES = (\d+), PARTS = (\d+)", text_of("products"))
     assert found is not None

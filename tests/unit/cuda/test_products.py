@@ -118,6 +118,20 @@ def test_weights_and_rows_may_lie_anywhere(
     assert kernel(device) == f"product_{KERNELS[rows][0]}_{name}"
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if DTYPES[name].kind == "quantized"])
+def test_any_bytes_are_gathered_as_the_floats_of_the_definition(
+    name: str, device: CudaDevice, rng: np.random.Generator
+) -> None:
+    made, dtype = Maker(), DTYPES[name]
+    rows = rng.integers(0, 256, (40, 2 * dtype.block_bytes), np.uint8)
+    made.output(made.node("get_rows", made.input(rows, name), made.input(np.arange(40, dtype=np.int32))))
+    (found,), wanted = run(device, made), quantization.from_blocks(rows, dtype)
+    assert kernel(device) == f"get_rows_{name}"
+    are_numbers = np.isfinite(wanted).all(1)
+    assert are_numbers.any()
+    np.testing.assert_array_equal(np.asarray(found)[are_numbers], wanted[are_numbers])
+
+
 @pytest.mark.parametrize("form", [(1, 32), (5, 96), (2, 16640), (300, 4096), (63, 2080)])
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "bf16"])
 def test_warps_share_rows_of_any_number_and_length(

@@ -10,7 +10,10 @@ import re
 from functools import cache
 from pathlib import Path
 
+import numpy
+
 from heliograph_backends.cuda.driver.operations import CudaOperation
+from heliograph_proto.quantization import grids
 
 #: The numbers of groups of four elements of a row that a thread may hold; there is a kernel for
 #: each.
@@ -18,7 +21,8 @@ HELD = (1, 2, 3, 4, 6, 8)
 
 _FOLDER = Path(__file__).parents[1] / "kernels"
 
-_STORED = ("common.cuh", "instructions.cuh", "blocks.cuh", "units.cuh", "stored.cuh")
+_BLOCKS = ("common.cuh", "instructions.cuh", "grids.cuh", "blocks.cuh")
+_STORED = (*_BLOCKS, "units.cuh", "stored.cuh")
 _ATTENTION = (
     "common.cuh", "instructions.cuh", "tiles.cuh", "attending.cuh", "attention_staging.cuh",
     "attention_part.cuh", "attention_lines.cuh", "attention.cuh",
@@ -28,7 +32,7 @@ _ATTENTION = (
 MODULES = {
     "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
     "rows": ("common.cuh", "instructions.cuh", "tiles.cuh", "rows.cuh", "rows.cu", "reduce.cu"),
-    "gather": ("common.cuh", "instructions.cuh", "blocks.cuh", "gather.cu", "gather_back.cu", "random.cu"),
+    "gather": (*_BLOCKS, "gather.cu", "gather_back.cu", "random.cu"),
     "rope": ("common.cuh", "instructions.cuh", "tiles.cuh", "rope.cu"),
     "products": (*_STORED, "fixed_point.cuh", "products.cu"),
     "products_many": (*_STORED, "stored_tiles.cuh", "products_many.cu"),
@@ -69,7 +73,21 @@ def options_of(module: str) -> tuple[str, ...]:
 def text_of(module: str) -> str:
     """Return the whole source of a module."""
     operations = "".join(f"#define OP_{one.name} {one.value}\n" for one in CudaOperation)
-    return operations + _joined(*MODULES[module])
+    tables = _grids() if "grids.cuh" in MODULES[module] else ""
+    return operations + tables + _joined(*MODULES[module])
+
+
+@cache
+def _grids() -> str:
+    """Return tables of the points of grids, coordinate k as a place in four bits from bit 4 k on."""
+    found = ""
+    for name in ("IQ1", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"):
+        places = getattr(grids, name).places.astype("int64")
+        points = (places << 4 * numpy.arange(places.shape[1])).sum(1).tolist()
+        kind = "unsigned" if places.shape[1] == 8 else "unsigned short"
+        numbers = ",".join(map(str, points))
+        found += f"static __device__ const {kind} GRID_{name}[{len(points)}] = {{{numbers}}};\n"
+    return found
 
 
 def text_of_chain(source: str) -> str:

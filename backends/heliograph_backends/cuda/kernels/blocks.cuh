@@ -23,6 +23,20 @@ template <> struct Stored<IQ4_XS> { enum { BYTES = 136, PARTS = 8 }; };
 template <> struct Stored<MXFP4> { enum { BYTES = 17, PARTS = 1 }; };
 template <> struct Stored<TQ1_0> { enum { BYTES = 54, PARTS = 8 }; };
 template <> struct Stored<TQ2_0> { enum { BYTES = 66, PARTS = 8 }; };
+template <> struct Stored<IQ1_S> { enum { BYTES = 50, PARTS = 8 }; };
+template <> struct Stored<IQ1_M> { enum { BYTES = 56, PARTS = 8 }; };
+template <> struct Stored<IQ2_XXS> { enum { BYTES = 66, PARTS = 8 }; };
+template <> struct Stored<IQ2_XS> { enum { BYTES = 74, PARTS = 8 }; };
+template <> struct Stored<IQ2_S> { enum { BYTES = 82, PARTS = 8 }; };
+template <> struct Stored<IQ3_XXS> { enum { BYTES = 98, PARTS = 8 }; };
+template <> struct Stored<IQ3_S> { enum { BYTES = 110, PARTS = 8 }; };
+template <> struct Stored<NVFP4> { enum { BYTES = 36, PARTS = 2 }; };
+
+// True for types whose elements are points of a grid.
+template <int T>
+struct OfGrid {
+  enum { IS = T >= IQ1_S && T <= IQ3_S };
+};
 
 static __device__ __forceinline__ float scale_at(const u8* place) {
   return f16_to_f32(*reinterpret_cast<const u16*>(place));
@@ -63,10 +77,11 @@ static __device__ __forceinline__ void scales_of_eight(const u8* block, int part
 // FP4_CODES.
 template <int T>
 struct Codes {
-  static const u32 FIRST = T == MXFP4 ? 0x03020100u : 0xbfad9881u;
-  static const u32 SECOND = T == MXFP4 ? 0x0c080604u : 0xf6eaddcfu;
-  static const u32 THIRD = T == MXFP4 ? 0xfdfeff00u : 0x26190d01u;
-  static const u32 FOURTH = T == MXFP4 ? 0xf4f8fafcu : 0x71594535u;
+  enum { IS_FLOAT = T == MXFP4 || T == NVFP4 };
+  static const u32 FIRST = IS_FLOAT ? 0x03020100u : 0xbfad9881u;
+  static const u32 SECOND = IS_FLOAT ? 0x0c080604u : 0xf6eaddcfu;
+  static const u32 THIRD = IS_FLOAT ? 0xfdfeff00u : 0x26190d01u;
+  static const u32 FOURTH = IS_FLOAT ? 0xf4f8fafcu : 0x71594535u;
 };
 
 // The numbers of the four lowest nibbles, which are places.
@@ -194,6 +209,24 @@ static __device__ __forceinline__ void part_of(const u8* row, i64 number, float 
     float scale = scale_at(block + 64);
 #pragma unroll
     for (int i = 0; i < 32; i++) out[i] = (whole(block[part / 4 * 32 + i] >> part % 4 * 2 & 3) - 1.0f) * scale;
+  } else if constexpr (OfGrid<T>::IS) {
+#pragma unroll
+    for (int group = 0; group < 4; group++) {
+      u32 words[2];
+      group_of<T>(block, part, group, words[0], words[1]);
+      float factor = factor_of_half<T>(block, part, group / 2);
+#pragma unroll
+      for (int i = 0; i < 8; i++) out[group * 8 + i] = (float)(i8)(words[i / 4] >> i % 4 * 8 & 255) * factor;
+    }
+  } else if constexpr (T == NVFP4) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      int half = i / 8;
+      float factor = small_float_of(block[part * 2 + half]);
+      u32 both = four_codes<T>(block[4 + part * 16 + i]);
+      out[half * 16 + i % 8] = (float)(i8)(both & 255) * factor;
+      out[half * 16 + i % 8 + 8] = (float)(i8)(both >> 8 & 255) * factor;
+    }
   } else {  // Q6_K
     const u8* low = block + part / 4 * 64 + part % 2 * 32;
     const u8* high = block + 128 + part / 4 * 32;

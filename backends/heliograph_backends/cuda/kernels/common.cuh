@@ -18,7 +18,7 @@ typedef unsigned long long u64;
 // Numbers of data types, as in `parameters.py`.
 enum Type {
   F32 = 0, F16 = 1, BF16 = 2, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS,
-  MXFP4, TQ1_0, TQ2_0
+  MXFP4, TQ1_0, TQ2_0, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, NVFP4
 };
 
 // The layouts of a chain's operand.

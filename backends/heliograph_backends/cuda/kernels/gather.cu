@@ -234,6 +234,14 @@ GET_ROWS(IQ4_XS, iq4_xs)
 GET_ROWS(MXFP4, mxfp4)
 GET_ROWS(TQ1_0, tq1_0)
 GET_ROWS(TQ2_0, tq2_0)
+GET_ROWS(IQ1_S, iq1_s)
+GET_ROWS(IQ1_M, iq1_m)
+GET_ROWS(IQ2_XXS, iq2_xxs)
+GET_ROWS(IQ2_XS, iq2_xs)
+GET_ROWS(IQ2_S, iq2_s)
+GET_ROWS(IQ3_XXS, iq3_xxs)
+GET_ROWS(IQ3_S, iq3_s)
+GET_ROWS(NVFP4, nvfp4)
 
 // Of equal indices the later row counts, so a row looks for its index after itself.
 KERNEL(set_rows, GatherParameters, 256) {

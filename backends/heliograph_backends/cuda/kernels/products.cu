@@ -114,7 +114,7 @@ static __device__ __forceinline__ void add_step(
               lower[w] = dot_bytes<Form<T>::SIGNED>(numbers[w][4 * g + i], low[i], lower[w]);
             }
         }
-        float sum = __int_as_float((int)tail[Form<T>::CROSSED ? s : 1 + s]);
+        float sum = __int_as_float((int)tail[!Form<T>::OFFSETS ? 0 : Form<T>::CROSSED ? s : 1 + s]);
 #pragma unroll
         for (int w = 0; w < GROUP; w++) {
           // At most 32 * 128 * 32639: far from 2**31.
@@ -281,3 +281,11 @@ PRODUCTS(IQ4_XS, iq4_xs)
 PRODUCTS(MXFP4, mxfp4)
 PRODUCTS(TQ1_0, tq1_0)
 PRODUCTS(TQ2_0, tq2_0)
+PRODUCTS(IQ1_S, iq1_s)
+PRODUCTS(IQ1_M, iq1_m)
+PRODUCTS(IQ2_XXS, iq2_xxs)
+PRODUCTS(IQ2_XS, iq2_xs)
+PRODUCTS(IQ2_S, iq2_s)
+PRODUCTS(IQ3_XXS, iq3_xxs)
+PRODUCTS(IQ3_S, iq3_s)
+PRODUCTS(NVFP4, nvfp4)

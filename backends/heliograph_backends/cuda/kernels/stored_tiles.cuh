@@ -22,7 +22,7 @@ template <int T, int M>
 struct Raw {
   enum {
     // Units of a row that are copied at once: a step's, and those of a whole number of blocks.
-    WHOLE = Stored<T>::PARTS == 1 ? 2 : 4,
+    WHOLE = Stored<T>::PARTS <= 2 ? 2 : 4,
     UNITS = Narrow<T>::IS ? Tile<M>::UNITS : WHOLE,
     BYTES = UNITS * 2 * Stored<T>::BYTES / Stored<T>::PARTS,
     // With the bytes before, up to an odd multiple of 16.
@@ -31,7 +31,7 @@ struct Raw {
     STAGES = M == 128 || Narrow<T>::IS ? 2 : 4,  // that are there or on their way
     // The alignment that `decode` needs.
     WIDE = Narrow<T>::IS || T == Q4_K || T == Q5_K || T == Q5_1,
-    HALVES = T == Q3_K || T == Q6_K || T == TQ1_0 || T == TQ2_0,
+    HALVES = T == Q3_K || T == Q6_K || T == TQ1_0 || T == TQ2_0 || T == NVFP4 || OfGrid<T>::IS,
     ALIGNMENT = WIDE ? 16
     : HALVES         ? 2
     : T == MXFP4     ? 1

@@ -15,8 +15,8 @@ template <int T>
 struct Form {
   enum {
     CROSSED = T == Q2_K || T == Q3_K || T == Q6_K || T == TQ2_0,
-    SPANS = CROSSED ? 4 : 2,
-    SIGNED = T == Q8_0 || T == IQ4_NL || T == IQ4_XS || T == MXFP4,
+    SPANS = CROSSED || T == IQ1_M || T == IQ2_XS || T == IQ2_S || T == NVFP4 ? 4 : 2,
+    SIGNED = T == Q8_0 || T == IQ4_NL || T == IQ4_XS || T == MXFP4 || T == NVFP4 || OfGrid<T>::IS,
     // The excess of each number.
     TOO_LARGE = 8 * (T == Q4_0) + 16 * (T == Q5_0) + 4 * (T == Q3_K) + 32 * (T == Q6_K) +
                 (T == TQ1_0 || T == TQ2_0),
@@ -241,6 +241,33 @@ static __device__ __forceinline__ void decode_tq2_0(
   }
 }
 
+template <int T>
+static __device__ __forceinline__ void decode_grid(
+    const u8* block, int quarter, u32 (&out)[16], float (&factors)[Form<T>::SPANS],
+    float (&offsets)[Form<T>::SPANS]) {
+  constexpr int EACH = Form<T>::SPANS / 2;
+#pragma unroll
+  for (int b = 0; b < 2; b++) {
+    int part = quarter * 2 + b;
+#pragma unroll
+    for (int s = 0; s < EACH; s++)
+      factors[b * EACH + s] = factor_of_half<T>(block, part, s), offsets[b * EACH + s] = 0.0f;
+#pragma unroll
+    for (int g = 0; g < 4; g++) group_of<T>(block, part, g, out[b * 8 + g * 2], out[b * 8 + g * 2 + 1]);
+  }
+}
+
+static __device__ __forceinline__ void decode_nvfp4(
+    const u8* block, u32 (&out)[16], float (&factors)[4], float (&offsets)[4]) {
+#pragma unroll
+  for (int g = 0; g < 4; g++) {
+    factors[g] = small_float_of(block[g]), offsets[g] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      codes_of<NVFP4>(whole_word(block + 4 + g * 8 + i * 4), out[g * 4 + i], out[g * 4 + 2 + i]);
+  }
+}
+
 // A unit of a row: its numbers, and the factor and offset of each span; offsets are 0 for types
 // without them.
 template <int T>
@@ -249,6 +276,8 @@ static __device__ __forceinline__ void decode(
     float (&offsets)[Form<T>::SPANS]) {
   if constexpr (T == MXFP4) {
     decode_mxfp4(row + unit * 2 * Stored<T>::BYTES, out, factors, offsets);
+  } else if constexpr (T == NVFP4) {
+    decode_nvfp4(row + unit * Stored<T>::BYTES, out, factors, offsets);
   } else if constexpr (Stored<T>::PARTS == 1) {
     decode_pair<T>(row + unit * 2 * Stored<T>::BYTES, out, factors, offsets);
   } else {
@@ -259,6 +288,8 @@ static __device__ __forceinline__ void decode(
       decode_q3_k(block, unit % 4, out, factors, offsets);
     else if constexpr (T == Q6_K)
       decode_q6_k(block, unit % 4, out, factors, offsets);
+    else if constexpr (OfGrid<T>::IS)
+      decode_grid<T>(block, unit % 4, out, factors, offsets);
     else if constexpr (T == IQ4_XS)
       decode_iq4_xs(block, unit % 4, out, factors, offsets);
     else if constexpr (T == TQ1_0)

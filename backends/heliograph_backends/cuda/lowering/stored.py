@@ -32,8 +32,10 @@ SEVERAL, LEAST_TILE = 64, 32
 ROWS_OF_EXPERT = 4
 #: As in `products.cu`: rows of weights in a step of a warp, and steps in a ring.
 GROUP, RING = 2, 3
-#: Types whose units of 64 elements span their blocks, with four scales; others have two.
+#: Types whose units of 64 elements span their blocks, with four scales; of the others some have
+#: four, too, and all other ones two.
 CROSSED = ("q2_k", "q3_k", "q6_k", "tq2_0")
+FOUR_SCALES = ("iq1_m", "iq2_xs", "iq2_s", "nvfp4")
 #: Types whose blocks have offsets.
 WITH_OFFSETS = ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k")
 #: With longer steps than this, a block has 8 warps, else 16.
@@ -226,7 +228,7 @@ class Tiles(NamedTuple):
         """Return the shared memory of a block, for weights of a type: two steps, packed bytes,
         addresses of rows, ids."""
         name, block_size, block_bytes = type.dtype.name, type.dtype.block_size, type.dtype.block_bytes
-        spans = 1 if block_size == 1 else 4 if name in CROSSED else 2
+        spans = 1 if block_size == 1 else 4 if name in CROSSED + FOUR_SCALES else 2
         offsets = spans if name in WITH_OFFSETS else 0
         pitch, planes = 144, 2 if name == "f16" else 1
         unit = self.n * (planes * pitch + 4 * (spans + offsets)) + self.rows * (

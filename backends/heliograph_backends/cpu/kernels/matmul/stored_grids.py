@@ -51,8 +51,6 @@ from heliograph_proto.quantization.grids import Grid, Numbers, even_signs
 
 #: Parts of a block, and the vectors of their elements; the factors come after these.
 PARTS, ELEMENTS = 8, 32
-#: Bytes of a permutation's table.
-_TABLE: Final = 128
 _PLACES: Final = ir.VectorType(I64, LANES)
 _POINTERS: Final = ir.VectorType(I32.as_pointer(), LANES)
 
@@ -105,7 +103,7 @@ def _spread(builder: Any, words: Any, count: int) -> Any:
 def _even_signs(builder: Any, sevens: Any) -> Any:
     """Return bytes of signs of the lowest seven bits of bytes."""
     if PERMUTES:
-        return bytes_at(builder, even_signs(np.arange(_TABLE, dtype=np.uint8)), sevens, None)
+        return bytes_at(builder, even_signs(np.arange(128, dtype=np.uint8)).tolist(), sevens)
     low = _masked(builder, sevens, 0x7F7F7F7F)
     folded = low
     for places in (4, 2, 1):
@@ -156,7 +154,7 @@ def _points_of_eight(builder: Any, grid: Grid, part: Part) -> list[Any]:
     found = []
     for first in (0, 2):
         own = [grid.places[:, first + place] << shift for place, shift in ((0, 0), (4, 4), (1, 2), (5, 6))]
-        four = bytes_at(builder, np.bitwise_or.reduce(own), low, high)
+        four = bytes_at(builder, np.bitwise_or.reduce(own).tolist(), low, high)
         found += [_masked(builder, shifted(builder, four, right), 0x33333333) for right in (0, 2)]
     return found
 
@@ -166,7 +164,7 @@ def _points_of_four(builder: Any, grid: Grid, part: Part) -> list[Any]:
     found = []
     for first in (0, 2):
         own = grid.places[:, first] | grid.places[:, first + 1] << 4
-        one, other = (bytes_at(builder, own, low, high) for low, high in part.places)
+        one, other = (bytes_at(builder, own.tolist(), low, high) for low, high in part.places)
         found.append(chosen(builder, 0x0F0F0F0F, one, shifted(builder, other, -4)))
         found.append(chosen(builder, 0x0F0F0F0F, shifted(builder, one, 4), other))
     return found

@@ -113,7 +113,7 @@ def bytes_at(builder: Any, table: Sequence[int], low: Any, high: Any = None) -> 
     function = intrinsic_function(builder, "llvm.x86.avx512.vpermi2var.qi.512", BYTES, *kinds)
     places = builder.bitcast(low, BYTES)
     sides = [
-        ir.Constant(BYTES, [int(one) for one in table[first : first + 4 * LANES]])
+        ir.Constant(BYTES, list(table[first : first + 4 * LANES]))
         for first in range(0, len(table), 4 * LANES)
     ]
     found = [
