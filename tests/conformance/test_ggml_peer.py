@@ -1,6 +1,7 @@
 """Our ops against ggml itself: the conformance cases, and blocks of quantized types.
 
-ggml's library is no dependency: `make test-peers` gets it and runs this module. Without it all is skipped.
+ggml's library is no dependency: `make test-peers` gets it and runs this module. Without it all is
+skipped.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def test_products_of_blocks_are_within_ggmls_tolerance(peer: GgmlProcess, name: 
 
 
 def test_a_graph_is_planned_by_ggmls_allocator_and_run(peer: GgmlProcess) -> None:
-    """Elementwise nodes take over the product's memory, unless it is an output; weights are not counted."""
+    """Elementwise nodes take over the product's memory, unless it is an output; weights are not
+    counted."""
     size, (chain, two_outputs), error = peer(ggml_trial.planned_and_run)
     assert (chain, two_outputs) == (size + 8 * 64 * 4, size + 2 * 8 * 64 * 4)
     assert error < 1e-3

@@ -100,7 +100,8 @@ def learned(words: list[list[str]], merges: int) -> list[tuple[str, str]]:
 
 
 def spm() -> Vocabulary:
-    """SentencePiece's, as of Llama 2 and Gemma: "▁" for a space, scores, and a token for each byte."""
+    """SentencePiece's, as of Llama 2 and Gemma: "▁" for a space, scores, and a token for each
+    byte."""
     spaced = "▁" + TEXT.replace(" ", "▁")
     words = [list(word) for word in re.findall(r"▁*[^▁]*", spaced) if word]
     pairs = learned(words, MERGES)

@@ -236,7 +236,7 @@ def _nearest_of(xp: Any, grid: Grid, x: Array, factors: Array, shift: float) -> 
 
 
 class _Encoded(NamedTuple):
-    """What a block has: its scale's bytes, the numbers of parts, places of points, and signs or
+    """The fields of blocks: bytes of the scale, numbers of parts, places of points, and signs or
     shifts of groups of eight."""
 
     head: Array

@@ -9,9 +9,9 @@ A graph here is made, planned and run as a C program would do it:
         graph.plan_bytes(y)                              # what ggml-alloc reserves for inputs and nodes
         (found,) = graph.run([y], {x: array})            # NumPy arrays in row-major order
 
-`node` takes the C function's name without `ggml_` and its parameters after the context, in C's order.
-Shapes are in row-major order here, so C's are reversed; parameters of `node` are C's own. ggml aborts the
-process where a graph is wrong: nothing here catches that.
+`node` takes the C function's name without `ggml_` and its parameters after the context, in C's
+order. Shapes are in row-major order here, so C's are reversed; parameters of `node` are C's own.
+ggml aborts the process where a graph is wrong: nothing here catches that.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def library() -> ctypes.CDLL:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # type: ignore[untyped-decorator]
 def _ON_ABORT(message: bytes) -> None:
-    """Says why, before ggml ends the process; without it ggml would start a debugger for a backtrace."""
+    """Says why, before ggml ends the process; without it ggml would start a debugger for a
+    backtrace."""
     os.write(2, b"\nggml: " + message + b"\n")
 
 
@@ -202,7 +203,8 @@ class Graph:
         return self.weight(type_name or names[values.dtype], values.shape, values)
 
     def input(self, type_name: str, shape: Sequence[int]) -> Tensor:
-        """A leaf in the graph's memory, which nodes take over after its last use; `run` gives its values."""
+        """A leaf in the graph's memory, which nodes take over after its last use; `run` gives its
+        values."""
         made = _leaf(self._context, type_name, shape)
         library().ggml_set_input(made.address)
         return made
@@ -225,7 +227,8 @@ class Graph:
         return bool(library().ggml_backend_supports_op(backend(), node.address))
 
     def plan_bytes(self, *outputs: Tensor, order: Sequence[Tensor] = ()) -> int:
-        """The bytes that ggml's graph allocator reserves for inputs and nodes: its peak, without weights.
+        """The bytes that ggml's graph allocator reserves for inputs and nodes: its peak, without
+        weights.
 
         Nodes run in the `order` given; others where an output first needs them.
         """
@@ -239,7 +242,8 @@ class Graph:
     def run(
         self, outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array] | None = None, threads: int = 1
     ) -> list[Array]:
-        """The outputs' values in row-major order, of four dimensions; of blocks their bytes, uint8."""
+        """The outputs' values in row-major order, of four dimensions; of blocks their bytes,
+        uint8."""
         graph = self._prepared(outputs, inputs or {}, threads)
         _compute(graph)
         return [_values_of(output) for output in self._contiguous]
@@ -390,8 +394,9 @@ def time_unary(
 ) -> float:
     """Median seconds of one elementwise or row op on f32: add, silu, gelu, soft_max, rms_norm, ...
 
-    `options` are the node's further parameters in C's order, such as eps. As in an application the operands
-    lie in memory that was written before; the result's memory is written once before the clock runs.
+    `options` are the node's further parameters in C's order, such as eps. As in an application the
+    operands lie in memory that was written before; the result's memory is written once before the
+    clock runs.
     """
     operands = 2 if NODES[name].count("t") > 2 else 1
     random = np.random.default_rng(0)

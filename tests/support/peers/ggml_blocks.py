@@ -1,4 +1,5 @@
-"""Blocks of quantized types: ours against ggml's, bit for bit, and products of blocks that ggml made."""
+"""Blocks of quantized types: ours against ggml's, bit for bit, and products of blocks that ggml
+made."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ DECODED = tuple(name for name in _ALL if name not in ("q8_1", "q8_k"))
 
 
 def rows_of_floats(random: np.random.Generator) -> Iterator[Array]:
-    """Rows as of weights, and such as make scales that are 0, tiny or large, and quanta that are halves."""
+    """Rows as of weights, and such as make scales that are 0, tiny or large, and quanta that are
+    halves."""
     shape = (16, 512)
     yield random.standard_normal(shape, np.float32)
     yield random.uniform(-1, 1, shape).astype(np.float32)
@@ -55,7 +57,8 @@ def different_floats(name: str) -> int:
 
 
 def product_error(name: str) -> float:
-    """The error of a product with weights of ggml's blocks. Raises MismatchError past the op's tolerance."""
+    """The error of a product with weights of ggml's blocks. Raises MismatchError past the op's
+    tolerance."""
     random, recipe = np.random.default_rng(SEED), Recipe()
     weights = recipe.input(_blocks(random, tensor_type(name, (67, 512))))
     activations = tensor_type("f32", (5, 512))

@@ -14,7 +14,8 @@ from peers.ggml import NUMPY_TYPES, Graph, Tensor
 
 FLOATS = "f32 f16 bf16"
 INDICES = "i32 i64"
-#: Types that quantize in one step, without a matrix of importance; and all that ggml and we both have.
+#: Types that quantize in one step, without a matrix of importance; and all that ggml and we both
+#: have.
 SMALL = "q4_0 q4_1 q5_0 q5_1 q8_0"
 #: Points of grids, which ggml encodes in other bytes than we do.
 GRIDS = "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s"
@@ -48,7 +49,8 @@ class Call:
         return self.operands[place].type.dtype.name
 
     def leaf(self, place: int = 0, as_type: str = "", shape: Sequence[int] | None = None) -> Tensor:
-        """The operand as a leaf, in its type or another one that holds its values; stretched to `shape`."""
+        """The operand as a leaf, in its type or another one that holds its values; stretched to
+        `shape`."""
         operand = self.operands[place]
         name, target = as_type or self.type(place), tuple(self.shape(place) if shape is None else shape)
         if (name, target) == (self.type(place), self.shape(place)):

@@ -78,7 +78,8 @@ class Comparison:
 
 
 def compare_op(op: str, seed: int = SEED) -> Comparison:
-    """Every case of the op whose operands lie plainly: how they lie is no matter of what the op is."""
+    """Every case of the op whose operands lie plainly: how they lie is no matter of what the op
+    is."""
     found = Comparison(op)
     for what, recipe in (*conformance_recipes(op, seed), *table_recipes(op, seed)):
         try:

@@ -192,7 +192,8 @@ def test_rows_of_every_length_and_type(
 
 @emulated
 def test_a_sum_does_not_depend_on_where_a_row_lies(device: CudaDevice, rng: np.random.Generator) -> None:
-    """A weight that begins at an odd place is read element by element, and added up in the same order."""
+    """A weight that begins at an odd place is read element by element, and added up in the same
+    order."""
     row = rng.standard_normal(1000, np.float32)
     found = []
     for before in (0, 1):

@@ -1,4 +1,5 @@
-"""Products with stored weights on the CUDA backend: the kernels on this host, beside the definition."""
+"""Products with stored weights on the CUDA backend: the kernels on this host, beside the
+definition."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ if why_not():
     pytest.skip(why_not(), allow_module_level=True)
 
 NAMES = [name for name in TYPES if name != "f32"]
-#: By the number of rows: the kernel, and the most that its error may be of the sum of squares: activations
-#: are fixed-point numbers of 15 bits, or two bf16.
+#: By the number of rows: the kernel, and the most that its error may be of the sum of squares:
+#: activations are fixed-point numbers of 15 bits, or two bf16.
 KERNELS = {
     1: ("one", 2e-9),
     3: ("four", 2e-9),
@@ -105,7 +106,8 @@ def test_every_type_is_read_as_it_is_stored(
 def test_weights_and_rows_may_lie_anywhere(
     name: str, rows: int, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
 ) -> None:
-    """Parts of rows, so that they begin at multiples of two bytes, and activations at odd ones of four."""
+    """Parts of rows, so that they begin at multiples of two bytes, and activations at odd ones of
+    four."""
     size, blocks, n = block_size(name), 7, 5
     made, depth = Maker(), (blocks - 2) * block_size(name)
     values = rng.standard_normal((n + 1, blocks * size), np.float32)
@@ -137,7 +139,8 @@ def test_any_bytes_are_gathered_as_the_floats_of_the_definition(
 def test_warps_share_rows_of_any_number_and_length(
     name: str, form: tuple[int, int], device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
 ) -> None:
-    """Fewer rows than warps, so that several have one; more; rows that end with half of what a lane has."""
+    """Fewer rows than warps, so that several have one; more; rows that end with half of what a lane
+    has."""
     n, depth = form
     made = product(rng, name, n, rng.standard_normal((1, depth), np.float32))
     # Of few sums one may be nearly 0, which says little of the others.
@@ -259,7 +262,8 @@ def test_more_ids_than_one_list_holds_are_taken_in_turn(
 def test_experts_rows_and_ids_may_be_views(
     device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
 ) -> None:
-    """Every other expert, some of the rows, and the first of each token's ids, for both ways to compute."""
+    """Every other expert, some of the rows, and the first of each token's ids, for both ways to
+    compute."""
     for tokens in (2, 40):
         made = Maker()
         experts = made.node(

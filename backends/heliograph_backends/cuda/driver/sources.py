@@ -79,7 +79,8 @@ def text_of(module: str) -> str:
 
 @cache
 def _grids() -> str:
-    """Return tables of the points of grids, coordinate k as a place in four bits from bit 4 k on."""
+    """Return tables of the points of grids, coordinate k as a place in four bits from bit 4 k
+    on."""
     found = ""
     for name in ("IQ1", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"):
         places = getattr(grids, name).places.astype("int64")

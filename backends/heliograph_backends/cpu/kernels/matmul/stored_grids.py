@@ -56,7 +56,7 @@ _POINTERS: Final = ir.VectorType(I32.as_pointer(), LANES)
 
 
 class Part(NamedTuple):
-    """What a block has of a part of 32 elements, in lanes of rows."""
+    """The fields of a part of 32 elements, in lanes of rows."""
 
     places: Sequence[tuple[Any, Any]]
     """The lowest eight bits of the places of points, and those above or None, as bytes. Of iq3 first
