@@ -203,6 +203,16 @@ def note_time(control: int, times: int, ended: int) -> None:
 
 
 @jit_inline
+def names_nothing(kind: int, step: int, slots: int, control: int, scratch: int) -> bool:
+    """True if an index of a step's operand names no row, expert or page."""
+    if kind in (GATHER, SCATTER):
+        return has_outside(kind, step, slots, control, scratch)
+    if kind == EXPERTS:
+        return names_no_expert(step, slots, control)
+    return kind == ATTENTION and names_no_page(step, slots, control)
+
+
+@jit_inline
 def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int:
     """Run all steps, set by set, and return the status.
 
@@ -228,13 +238,7 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
             note_time(control, times, number - 1)
         # Steps with indices are sets by themselves, so no worker has started them yet.
         is_new = number >= reached
-        if is_new and kind in (GATHER, SCATTER) and has_outside(kind, step, slots, control, scratch):
-            atomic_store(control, FAILED_STEP, number)
-            return OUTSIDE
-        if is_new and kind == EXPERTS and names_no_expert(step, slots, control):
-            atomic_store(control, FAILED_STEP, number)
-            return OUTSIDE
-        if is_new and kind == ATTENTION and names_no_page(step, slots, control):
+        if is_new and names_nothing(kind, step, slots, control, scratch):
             atomic_store(control, FAILED_STEP, number)
             return OUTSIDE
         if begins and word(step, TOGETHER) >> 1 > opened:
