@@ -134,7 +134,8 @@ ROWS: tuple[Op, ...] = (
         "flash_attn_paged", ("q", "k", "v", "mask", "pages", "sinks?"), "attention", flash_attn_paged,
         "flash_attn_ext over keys and values in pages, k [pages, kv, page, d] and v [pages, kv, page, dv]: "
         "those of a row of q are those of its `pages` (i32 [b, m]) in order, m * page of them. All numbers "
-        "must be of pages. Keys that the mask hides from all rows are not read, or must be finite.",
+        "must be of pages. Hidden positions may hold any finite "
+        "numbers; pages of no others are not read.",
         (_SCALE, _MAX_BIAS, Attribute("logit_softcap", "real", 0.0)), (), PRODUCT_TOLERANCE,
     ),
     Op(

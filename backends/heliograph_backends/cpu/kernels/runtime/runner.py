@@ -202,9 +202,9 @@ def note_time(control: int, times: int, ended: int) -> None:
     set_word(control, STEP_BEGAN, now)
 
 
-@jit_inline
+@jit
 def names_nothing(kind: int, step: int, slots: int, control: int, scratch: int) -> bool:
-    """True if an index of a step's operand names no row, expert or page."""
+    """True if an index of a step is out of range; the first one is stored in the control block."""
     if kind in (GATHER, SCATTER):
         return has_outside(kind, step, slots, control, scratch)
     if kind == EXPERTS:
