@@ -111,6 +111,12 @@ class Cuda:
         """The next such calls fail."""
         self.failures.setdefault(name, deque()).extend(statuses)
 
+    def get_elapsed_time(self, start_event: Any, end_event: Any) -> float:
+        """In milliseconds."""
+        if not (start_event.has_time and end_event.has_time):
+            raise CUDARuntimeError(400)
+        return float(end_event.reached_at - start_event.reached_at) * 1e3
+
     def put(self, stream: int, work: Callable[[], Any]) -> None:
         """Does work, or records it."""
         captured = self.streams[stream].captured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ def events(cuda: Cuda) -> Any:
     class Event:
         def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
             self.ptr = next(_numbers)
+            self.has_time = not disable_timing
+            self.reached_at = 0.0
 
         @property
         def done(self) -> bool:
@@ -67,6 +70,7 @@ def events(cuda: Cuda) -> Any:
 
         def record(self, stream: Any) -> None:
             assert stream.captured is None, "nobody asks for a mark in a capture"
+            self.reached_at = time.perf_counter()
 
         def synchronize(self) -> None:
             cuda.blocked += 1

@@ -4,6 +4,7 @@ of the answers. And what the definition is held to."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -149,6 +150,14 @@ def test_a_device_that_failed_reaches_no_mark_and_says_so(parts: Any) -> None:
         driver.is_reached(mark)
     assert caught.value.status == ILLEGAL_ADDRESS
     assert driver.is_reached(mark)
+
+
+def test_the_time_between_two_marks_is_in_microseconds(parts: Any) -> None:
+    driver, _, _ = parts
+    queue = driver.queue()
+    began = time.perf_counter()
+    marks = [driver.time_mark(queue) for _ in range(2)]
+    assert 0 < driver.elapsed_us(*marks) <= (time.perf_counter() - began) * 1e6
 
 
 def test_errors_of_cupy_and_no_others_are_cudas(parts: Any) -> None:
