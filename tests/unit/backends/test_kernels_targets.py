@@ -22,6 +22,8 @@ SUPPORT = Path(__file__).parents[2] / "support"
 #: Without multiply-adds and conversions of f16, and with them in half the width of AVX-512.
 BASELINE = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16")
 AVX2 = (*BASELINE, "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe")
+#: Without permutations of bytes.
+AVX512 = (*AVX2, "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl")
 #: Compiling all that the graphs need, on a loaded machine.
 SECONDS = 600
 
@@ -43,7 +45,9 @@ def digests(**environment: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize(("processor", "features"), [("haswell", AVX2), ("nehalem", BASELINE)])
+@pytest.mark.parametrize(
+    ("processor", "features"), [("skylake-avx512", AVX512), ("haswell", AVX2), ("nehalem", BASELINE)]
+)
 def test_results_have_the_bits_that_they_have_with_the_widest_vectors(
     processor: str, features: tuple[str, ...]
 ) -> None:
