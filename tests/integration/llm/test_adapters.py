@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,6 @@ SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
     return write_model(folder / "small.gguf", "llama", "q8_0", context=400)
 
@@ -42,19 +36,6 @@ def second(folder: Path, model: Path) -> Path:
     return write_adapter(
         folder / "second.gguf", model, seed=3, rank=16, alpha=4, wanted=lambda name: "attn" in name
     )
-
-
-@pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    arguments = ("--models", str(folder), "--device", "cpu:threads=2,memory=1GiB")
-    with running_daemon(*arguments) as url:
-        yield url
-
-
-@pytest.fixture
-def session(url: str) -> Iterator[hg.Session]:
-    with hg.connect(url, progress=None) as session:
-        yield session
 
 
 def tokens(count: int = 40, seed: int = 1) -> list[int]:

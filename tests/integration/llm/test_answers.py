@@ -19,15 +19,8 @@ PROMPT = "The daemon serves graphs to many clients."
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "small.gguf", "llama", "q8_0", context=700)
-
-
-@pytest.fixture(scope="module")
-def url(model: Path) -> Iterator[str]:
-    """A daemon that offers the model too."""
-    with running_daemon("--models", str(model.parent), "--device", "cpu:threads=2,memory=1GiB") as url:
-        yield url
+def model(folder: Path) -> Path:
+    return write_model(folder / "small.gguf", "llama", "q8_0", context=700)
 
 
 @pytest.fixture

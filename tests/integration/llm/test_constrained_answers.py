@@ -14,7 +14,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from forked_daemons import running_daemon
 from gguf_files import write_model
 from random_schemas import random_schema
 
@@ -42,11 +41,6 @@ DEEP = {
 LONG = {"type": "integer", "multipleOf": 999_983}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
 def path(folder: Path, request: pytest.FixtureRequest) -> Path:
     """A vocabulary of SentencePiece's kind, and one of bytes."""
@@ -56,12 +50,6 @@ def path(folder: Path, request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def small(folder: Path) -> Path:
     return write_model(folder / "small.gguf", "qwen2", "q8_0", context=512)
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with running_daemon("--device", "cpu:threads=2,memory=1GiB") as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

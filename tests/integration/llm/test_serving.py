@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,8 @@ SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
     return write_model(folder / "small.gguf", "llama", "q8_0", context=CONTEXT)
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with running_daemon("--device", "cpu:threads=2,memory=1GiB") as url:
-        yield url
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forked_daemons import running_daemon
 from gguf_files import write_model
 from llm_models import write_encoder
 from llm_servers import SECONDS, HttpModel, events, served
@@ -24,19 +23,8 @@ CHAT = [{"role": "user", "content": "Hello there!"}]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
     return write_model(folder / "small.gguf", "llama", "q8_0", context=700)
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with running_daemon("--device", "cpu:threads=2,memory=1GiB") as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

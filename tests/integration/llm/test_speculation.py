@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from forked_daemons import running_daemon
 from gguf_files import spm, write_model
 from llm_followers import followers, mistaken, write_follower
 from llm_models import write_encoder, write_other
@@ -32,11 +30,6 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
     return write_model(folder / "small.gguf", "llama", "q8_0", context=CONTEXT)
 
@@ -45,19 +38,6 @@ def model(folder: Path) -> Path:
 def stranger(folder: Path) -> Path:
     """A draft that is hardly ever right, with a shorter context."""
     return write_model(folder / "stranger.gguf", "llama", "q8_0", context=60, seed=9, layers=1)
-
-
-@pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    arguments = ("--models", str(folder), "--device", "cpu:threads=2,memory=1GiB")
-    with running_daemon(*arguments) as url:
-        yield url
-
-
-@pytest.fixture
-def session(url: str) -> Iterator[hg.Session]:
-    with hg.connect(url, progress=None) as session:
-        yield session
 
 
 def tokens(count: int, seed: int = 1) -> list[int]:

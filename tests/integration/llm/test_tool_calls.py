@@ -10,7 +10,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from forked_daemons import running_daemon
 from gguf_files import CHATML, bpe, write_model
 from llm_servers import HttpModel, served
 from openai import BadRequestError, OpenAI
@@ -57,17 +56,6 @@ CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 def exactly(text: str) -> dict[str, Any]:
     """A body's grammar that allows one answer."""
     return {"grammar": f"start: {json.dumps(text)}"}
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with running_daemon("--device", "cpu:threads=2,memory=1GiB") as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="module")
