@@ -63,7 +63,7 @@ def test_an_adapter_is_a_model_of_its_own(model: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "polite.gguf", model)
     body = {"prompt": "Hello there", "max_tokens": 9, "seed": 3, "temperature": 1.0}
     texts = []
-    with serving(model, "--slots", "2", "--lora", f"{adapter}:0.5") as (_, url):
+    with serving(model, "--answers", "2", "--lora", f"{adapter}:0.5") as (_, url):
         with urlopen(f"{url}/models", timeout=30) as response:
             assert [one["id"] for one in json.load(response)["data"]] == ["small", "polite"]
         for name in ("small", "polite"):
