@@ -12,8 +12,9 @@ first use of a tokenizer or a chat template imports its package: `pip install 'h
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from heliograph.lowerings.importers import lazy_names
 
 if TYPE_CHECKING:
     from heliograph.llm.adapters import Adapter
@@ -71,14 +72,7 @@ _MODULES = {
     "read_tokenizer": "tokenizers",
 }
 
-
-def __getattr__(name: str) -> object:
-    """Import a name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'heliograph.llm' has no attribute {name!r}", name=name, obj=None)
-    found = getattr(importlib.import_module(f"heliograph.llm.{_MODULES[name]}"), name)
-    globals()[name] = found
-    return found
+__getattr__ = lazy_names("heliograph.llm", _MODULES)
 
 
 def __dir__() -> list[str]:

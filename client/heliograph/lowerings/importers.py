@@ -1,4 +1,4 @@
-"""Parts of the packages `hg.onnx` and `hg.torch`: names on first use, and the session of a model."""
+"""Parts of `hg.llm`, `hg.onnx` and `hg.torch`: names on first use, and the session of a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import heliograph as hg
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, str], needs: tuple[str, ...], advice: str
+    package: str, modules: Mapping[str, str], needs: tuple[str, ...] = (), advice: str = ""
 ) -> Callable[[str], object]:
     """Return a package's `__getattr__`, which imports a name on first use.
 
