@@ -76,6 +76,9 @@ class Adapting(Protocol):
     def embedding(self, x: hg.Value, tokens: hg.Value) -> hg.Value:
         """Return the embeddings x of tokens, changed."""
 
+    def check(self) -> None:
+        """Raises InvalidModelError for an addition that no product of the whole graph has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cache:
@@ -163,8 +166,11 @@ class Step:
         return y + self.weight(f"{name}.bias") if self.has(f"{name}.bias") else y
 
     def _adapted_product(self, name: str, x: hg.Value) -> hg.Value:
-        y = self._scaled(name, multiply(self.weight(f"{name}.weight"), x, self.config.activations))
+        y = self._plain_product(name, x)
         return self.adaptation.product(f"{name}.weight", y, x) if self.adaptation else y
+
+    def _plain_product(self, name: str, x: hg.Value) -> hg.Value:
+        return self._scaled(name, multiply(self.weight(f"{name}.weight"), x, self.config.activations))
 
     def product_of_experts(self, name: str, x: hg.Value, chosen: hg.Value) -> hg.Value:
         """Multiply rows [n, 1 or used, k] by the matrices of the experts that each token chose:
@@ -197,9 +203,9 @@ class Step:
         if self.has("output.weight"):
             y = self._adapted_product("output", x)
         else:
-            y = self._scaled(
-                "token_embd", multiply(self.weight("token_embd.weight"), x, self.config.activations)
-            )
+            y = self._plain_product("token_embd", x)
+        if self.adaptation:
+            self.adaptation.check()
         if self.has("output.bias"):
             y = y + self.weight("output.bias")
         cap = self.config.logit_cap

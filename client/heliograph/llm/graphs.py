@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import heliograph as hg
-from heliograph.llm.adapters import Adaptation, Lora, adapt
+from heliograph.llm.adapters import Lora, adapt
 from heliograph.llm.architectures import hidden
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Cache, FilledError, Step, Weights
@@ -64,18 +64,22 @@ class Decoder:
         (i32). `chosen` is what `described` returns.
         """
         graph = hg.Graph()
-        token, position = graph.input("token", (1,), "i32"), graph.input("position", (1,), "i32")
+        logits, following = self._next(graph, form)
         ends = graph.input("ends", (ENDS,), "i32")
-        step = self._step(graph, position)
-        logits = step.logits(step.norm("output_norm", hidden(step, token)))
-        if isinstance(step.adaptation, Adaptation):
-            step.adaptation.check()
-        following = choose(graph, logits, position, form)
-        graph.output("token_next", following)
-        graph.output("position_next", position + 1)
         graph.output("done", hg.any(following == ends))
         graph.output("chosen", described(logits, following, form))
         return graph
+
+    def _next(self, graph: hg.Graph, form: Form) -> tuple[hg.Value, hg.Value]:
+        """Add the inputs and the carried outputs of a decoding step to a graph, and return the
+        logits and the chosen token."""
+        token, position = graph.input("token", (1,), "i32"), graph.input("position", (1,), "i32")
+        step = self._step(graph, position)
+        logits = step.logits(step.norm("output_norm", hidden(step, token)))
+        following = choose(graph, logits, position, form)
+        graph.output("token_next", following)
+        graph.output("position_next", position + 1)
+        return logits, following
 
     # Speculation
 
@@ -83,14 +87,9 @@ class Decoder:
         """A graph that decodes as `decode` does, and notes its choice as the last of `most` in the
         variable `proposals`, without an end."""
         graph = hg.Graph()
-        token, position = graph.input("token", (1,), "i32"), graph.input("position", (1,), "i32")
-        step = self._step(graph, position)
-        logits = step.logits(step.norm("output_norm", hidden(step, token)))
-        following = choose(graph, logits, position, form)
+        _, following = self._next(graph, form)
         proposals = self.proposals(graph, most)
         hg.assign(proposals, hg.concat([proposals[1:], following], axis=0))
-        graph.output("token_next", following)
-        graph.output("position_next", position + 1)
         return graph
 
     def proposals(self, graph: hg.Graph, most: int) -> hg.Value:

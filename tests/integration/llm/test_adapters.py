@@ -223,6 +223,18 @@ def test_a_pair_that_no_product_takes_is_refused(session: hg.Session, tmp_path: 
         hg.llm.load(session, path, adapters=[adapter])
 
 
+def test_a_pair_that_no_product_takes_is_not_served(url: str, tmp_path: Path) -> None:
+    path = write_other(tmp_path / "m.gguf", "gpt-oss")
+    adapter = write_adapter(tmp_path / "a.gguf", path, extra=pair("blk.0.ffn_up_exps.bias", 4, 32))
+
+    async def scenario() -> None:
+        async with hg.aio.connect(url) as other:
+            with pytest.raises(hg.InvalidModelError, match="which is no matrix of a product"):
+                await Server.load(other, path, bounds=Bounds(1), adapters=[adapter])
+
+    asyncio.run(asyncio.wait_for(scenario(), SECONDS))
+
+
 def test_a_truncated_adapter_is_refused_by_its_tensor(
     session: hg.Session, model: Path, first: Path, tmp_path: Path
 ) -> None:
