@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from heliograph.llm.constraints import Constraint
-from heliograph.llm.constraints.forms import JSON_FORM, checked
+from heliograph.llm.constraints.forms import checked, schema_text
 from heliograph.llm.tools.choice import Tool, ToolChoice
 from heliograph.llm.tools.formats import Format
 
@@ -62,8 +61,7 @@ def _marks(control: ControlToken) -> Callable[[str], str]:
 def _schema(tool: Tool) -> str:
     # A tool that names no arguments has none.
     parameters = tool.parameters or {"additionalProperties": False}
-    schema: dict[str, Any] = {"x-guidance": JSON_FORM, "type": "object", **parameters}
-    return json.dumps(schema)
+    return schema_text({"type": "object", **parameters})
 
 
 def _call(form: Format, tool: Tool, arguments: str, mark: Callable[[str], str]) -> str:
