@@ -23,8 +23,7 @@ from heliograph.llm.graphs import CARRIES, Decoder
 from heliograph.llm.pooling import pooled
 from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings, masks_of
 from heliograph.llm.spreading import Spreading
-from heliograph.llm.tools import Thought, ToolCall
-from heliograph.llm.tools.pieces import MessagePieces, Pieces
+from heliograph.llm.tools import MessagePieces, Pieces, Thought, ToolCall
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 #: Why an answer ended: a token, a text or a grammar that ends it, calls of tools, or the most

@@ -22,16 +22,17 @@ from heliograph.llm.generating import AnyPieces, Array, Engine, Logprob, Request
 from heliograph.llm.sampling import ENDS, Settings, is_within
 from heliograph.llm.tools import (
     Format,
+    MessagePieces,
+    Pieces,
     ToolCall,
     ToolChoice,
+    around,
     for_template,
     forcing,
     format_of,
     reader_of,
     tools_of,
 )
-from heliograph.llm.tools.grammars import around
-from heliograph.llm.tools.pieces import MessagePieces, Pieces
 from heliograph_proto.gguf import GgufHeader
 
 if TYPE_CHECKING:
