@@ -27,6 +27,7 @@ from heliograph.errors import (
     UnsupportedError,
 )
 from heliograph.llm.constraints.forms import Constraint
+from heliograph.llm.constraints.matching import BAD, LIMIT, OVER, REPLY, read, write
 
 if TYPE_CHECKING:
     from heliograph.llm.tokenizers import Tokenizer
@@ -43,7 +44,6 @@ WAIT_SECONDS = 30.0
 START_SECONDS = 120.0
 _PROGRAM = Path(__file__).with_name("matching.py")
 _KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
-_REPLY = struct.Struct("<ci")
 #: A noncharacter of Unicode: no word of a vocabulary has a part of it and more.
 _MARK = "\ufdd0"
 
@@ -107,7 +107,7 @@ class Matching:
 
     def _running(self) -> socket.socket:
         """Return the socket of the first process, which is started if none runs."""
-        is_ours = self._process is not None and self._owner == os.getpid()
+        is_ours = self._owner == os.getpid()
         if is_ours and self._process is not None and self._process.poll() is None:
             assert self._control
             return self._control
@@ -136,7 +136,7 @@ class Matching:
         self._process, self._control, self._owner = process, control, os.getpid()
         self._end = weakref.finalize(self, _end, process, control, self._owner)
         control.settimeout(START_SECONDS)
-        control.sendall(struct.pack("<i", len(settings)) + settings)
+        write(control, settings)
         return control
 
     def _settings(self) -> dict[str, Any]:
@@ -210,7 +210,9 @@ class Matcher:
         if not self.forced:
             self._send(struct.pack("<i", token))
         elif token != self.forced.popleft():
-            raise InvalidArgumentError(f"{self._name}: no token that it allows can be chosen", advice=_BIAS)
+            raise InvalidArgumentError(
+                f"{self._name}: no token that it allows can be chosen", advice="change logit_bias"
+            )
 
     def receive(self) -> None:
         """Wait for what may come after the token that was sent.
@@ -222,15 +224,16 @@ class Matcher:
             return
         self._is_asked = False
         with self._using():
-            reply = self._exactly(struct.unpack("<i", self._exactly(4))[0])
-        state, count = _REPLY.unpack_from(reply)
-        if state in b"bl":
-            raise self._failure(state, reply[_REPLY.size :].decode(errors="replace"))
-        self._is_last = state == b"o"
-        self.forced.extend(struct.unpack_from(f"<{count}i", reply, _REPLY.size))
+            if not (reply := read(self._connection)):
+                raise EOFError
+        state, count = REPLY.unpack_from(reply)
+        if state in (BAD, LIMIT):
+            raise self._failure(state, reply[REPLY.size :].decode(errors="replace"))
+        self._is_last = state == OVER
+        self.forced.extend(struct.unpack_from(f"<{count}i", reply, REPLY.size))
         if not self._is_last:
             mask = np.zeros_like(self._ends)
-            found = np.frombuffer(reply, np.int32, offset=_REPLY.size + 4 * count)
+            found = np.frombuffer(reply, np.int32, offset=REPLY.size + 4 * count)
             mask[: len(found)] = found
             if mask[self._end // 32] & _bit(self._end):
                 mask |= self._ends
@@ -257,7 +260,7 @@ class Matcher:
 
     def _send(self, frame: bytes) -> None:
         with self._using():
-            self._connection.sendall(struct.pack("<i", len(frame)) + frame)
+            write(self._connection, frame)
         self._is_asked = True
 
     @contextmanager
@@ -281,22 +284,10 @@ class Matcher:
             advice="make it simpler: fewer alternatives, and smaller numbers of repetitions",
         )
 
-    def _exactly(self, size: int) -> bytes:
-        parts, left = [], size
-        while left:
-            if not (part := self._connection.recv(left)):
-                raise EOFError
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
-
     def _failure(self, state: bytes, why: str) -> HeliographError:
-        if state == b"l":
+        if state == LIMIT:
             return LimitExceededError(f"{self._name} is beyond a bound: {why}", advice="make it simpler")
         return InvalidArgumentError(f"{self._name} cannot be followed: {why}")
-
-
-_BIAS = "change logit_bias"
 
 
 def _bit(token: int) -> np.int32:
