@@ -19,7 +19,7 @@ from slots import decode
 
 import heliograph as hg
 from heliograph.llm.graphs import CARRIES
-from heliograph.llm.loading import engine_of
+from heliograph.llm.loading import Loading, engine_of
 from heliograph.llm.sampling import ENDS, Form
 from heliograph.llm.serving.graphs import PagedDecoder
 from heliograph.llm.serving.pages import PAGE, Pages, pages_of
@@ -36,7 +36,7 @@ def figures() -> Iterator[Figure]:
     """Milliseconds of processors for a step, at the beginning of a context and at its end."""
     with tempfile.TemporaryDirectory() as folder, hg.connect("local:") as session:
         path = model(Path(folder) / "model.gguf", CONTEXT)
-        engine: Any = engine_of(session, open_file(path), CONTEXT, "f16", {})
+        engine: Any = engine_of(session, open_file(path), Loading(CONTEXT))
         for rows in (1, 8, 32):
             for name, position in (("short", 100), ("long", CONTEXT - 2 * STEPS)):
                 slots = _steps(session, decode(engine.decoder, rows, Form(1)), rows, position, 0)

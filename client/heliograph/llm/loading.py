@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -35,6 +35,18 @@ CacheType: TypeAlias = Literal["f16", "f32", "bf16", "q8_0", "q4_0"]
 #: The context of a model that was made for a longer one, unless another is asked for.
 CONTEXT = 4096
 _numbers = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The arguments of `load` that make an engine."""
+
+    context: int | None = None
+    cache: str = "f16"
+    activations: Activations = "f32"
+    adapters: Sequence[AdapterArgument] = ()
+    #: Arguments of `session.compile`.
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @overload
@@ -102,11 +114,12 @@ def load(
     if not isinstance(session, hg.aio.Session):
         check_session(session, "hg.llm.load()")
     found = open_file(file)
-    engine = engine_of(session, found, context, cache, options, adapters, activations)
+    how = Loading(context, cache, activations, adapters, options)
+    engine = engine_of(session, found, how)
     if draft is not None:
         if isinstance(engine, EncoderEngine):
             engine.refuse()
-        engine.draft = _draft_of(session, engine, found, draft, cache, options)
+        engine.draft = _draft_of(session, engine, found, draft, how)
     # A broken vocabulary is an error before anything is uploaded.
     tokenizer = tokenizer_of(found, engine)
     if isinstance(session, hg.Session):
@@ -134,33 +147,25 @@ def tokenizer_of(found: File, engine: Engine | EncoderEngine) -> Tokenizer:
     return tokenizer
 
 
-def engine_of(
-    session: hg.Session | hg.aio.Session,
-    found: File,
-    context: int | None,
-    cache: str,
-    options: dict[str, Any],
-    adapters: Sequence[AdapterArgument] = (),
-    activations: Activations = "f32",
-) -> Engine | EncoderEngine:
+def engine_of(session: hg.Session | hg.aio.Session, found: File, how: Loading) -> Engine | EncoderEngine:
     """Return the engine of a model's architecture, which has compiled nothing yet."""
-    _check_activations(activations)
+    _check_known("activations", how.activations, get_args(Activations))
     fields, pooling = Fields(found.header), pooling_of(found.header)
     if fields.architecture in ENCODERS:
-        if adapters:
+        if how.adapters:
             raise hg.UnsupportedError(
                 f"{fields.name} is a model of the architecture {fields.architecture!r}: it takes no adapters",
                 advice="models that write text take them",
             )
-        encoder = replace(bert.configure(fields), activations=activations)
-        return EncoderEngine(session, encoder, found.weights, pooling, options)
+        encoder = replace(bert.configure(fields), activations=how.activations)
+        return EncoderEngine(session, encoder, found.weights, pooling, how.options)
     config = architecture_of(fields.architecture, fields.name).configure(fields)
-    config = replace(config, activations=activations)
-    _check_cache(config, cache)
-    scales = open_adapters(found, adapters)
-    kept = Cache(f"llm{next(_numbers)}", _context(config, context), cache)
+    config = replace(config, activations=how.activations)
+    _check_cache(config, how.cache)
+    scales = open_adapters(found, how.adapters)
+    kept = Cache(f"llm{next(_numbers)}", _context(config, how.context), how.cache)
     decoder = Decoder(config, found.weights, kept, scales.loras)
-    return Engine(session, decoder, pooling, options, scales)
+    return Engine(session, decoder, pooling, how.options, scales)
 
 
 def _draft_of(
@@ -168,8 +173,7 @@ def _draft_of(
     engine: Engine,
     found: File,
     draft: FileArgument | Draft,
-    cache: str,
-    options: dict[str, Any],
+    how: Loading,
 ) -> Speculator:
     """Return the proposer of tokens to an engine. Raises as `load`."""
     given = draft if isinstance(draft, Draft) else Draft(draft)
@@ -183,8 +187,7 @@ def _draft_of(
         )
     check_same_words(found.header, other.header)
     most = Fields(other.header).size("context_length")
-    context, activations = min(engine.context, most), engine.config.activations
-    proposer = engine_of(session, other, context, cache, options, activations=activations)
+    proposer = engine_of(session, other, replace(how, context=min(engine.context, most), adapters=()))
     assert isinstance(proposer, Engine)
     return Speculator(engine, proposer, given.tokens)
 
@@ -200,20 +203,15 @@ def _context(config: Configuration, wanted: int | None) -> int:
     return wanted
 
 
-def _check_activations(activations: str) -> None:
+def _check_known(name: str, value: str, known: Sequence[str]) -> None:
     """Raises InvalidArgumentError."""
-    known = get_args(Activations)
-    if activations not in known:
-        raise hg.InvalidArgumentError(
-            f"activations is {activations!r:.40}", advice=f"it is one of {', '.join(known)}"
-        )
+    if value not in known:
+        raise hg.InvalidArgumentError(f"{name} is {value!r:.40}", advice=f"it is one of {', '.join(known)}")
 
 
 def _check_cache(config: Configuration, cache: str) -> None:
     """Raises InvalidArgumentError for a type that no head's keys and values can be kept in."""
-    known = get_args(CacheType)
-    if cache not in known:
-        raise hg.InvalidArgumentError(f"cache is {cache!r:.40}", advice=f"it is one of {', '.join(known)}")
+    _check_known("cache", cache, get_args(CacheType))
     sizes, block = (config.key_size, config.value_size), dtype(cache).block_size
     if any(size % block for size in sizes):
         raise hg.InvalidArgumentError(

@@ -21,7 +21,7 @@ from heliograph.llm.effects import awaiting
 from heliograph.llm.generating import Engine, built, inputs_of
 from heliograph.llm.graphs import CARRIES
 from heliograph.llm.language_model import Asked, AsyncLanguageModel, Options
-from heliograph.llm.loading import CacheType, FileArgument, engine_of, tokenizer_of
+from heliograph.llm.loading import CacheType, FileArgument, Loading, engine_of, tokenizer_of
 from heliograph.llm.products import Activations
 from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings
 from heliograph.llm.serving.answering import Answering
@@ -103,7 +103,7 @@ class Server:
             )
         found = await asyncio.to_thread(open_file, file)
         engine = await asyncio.to_thread(
-            engine_of, session, found, context, cache, dict(options), adapters, activations
+            engine_of, session, found, Loading(context, cache, activations, adapters, dict(options))
         )
         tokenizer = await asyncio.to_thread(tokenizer_of, found, engine)
         model = AsyncLanguageModel(found.header, engine, tokenizer, chat_template)
