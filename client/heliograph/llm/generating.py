@@ -291,16 +291,14 @@ class Engine:
         return {**inputs, SCALES: self._scales} if self._is_adapted else inputs
 
     def _decoding(self, form: Form) -> Procedure[Any, Any]:
-        return (yield from self.plan(form, partial(self.current.decode, form)))
+        return self.plan(form, partial(self.current.decode, form))
 
     def _filling(self, size: int) -> Procedure[Any, Any]:
-        return (yield from self.plan(("fill", size), partial(self.current.fill, size)))
+        return self.plan(("fill", size), partial(self.current.fill, size))
 
-    def plan(
-        self, what: Any, build: Callable[[], hg.Graph], is_adapted: bool | None = None
-    ) -> Procedure[Any, Any]:
+    def plan(self, what: Any, build: Callable[[], hg.Graph]) -> Procedure[Any, Any]:
         """Return the plan of a graph, which is compiled at its first use. `what` names it."""
-        key = what, self._is_adapted if is_adapted is None else is_adapted
+        key = what, self._is_adapted
         if self._is_lost:
             yield from self._freed()
         if key not in self.plans:

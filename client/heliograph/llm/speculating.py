@@ -273,7 +273,7 @@ class Speculator:
 
     def _proposing(self, proposer: Engine, form: Form) -> Procedure[Any, Any]:
         build = partial(proposer.decoder.propose, form, NOTED)
-        return (yield from proposer.plan(("propose", form), build))
+        return proposer.plan(("propose", form), build)
 
 
 def agreeing(rows: Array) -> int:
