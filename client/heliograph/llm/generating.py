@@ -19,9 +19,9 @@ from heliograph.llm.chunks import SIZES, Chunk, cut, shared, smaller_than
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.constraints import Matcher
 from heliograph.llm.effects import Ask, AskNext, Give, Procedure, Work
-from heliograph.llm.graphs import CARRIES, Decoder
+from heliograph.llm.graphs import Decoder, carries
 from heliograph.llm.pooling import pooled
-from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings, masks_of
+from heliograph.llm.sampling import CANDIDATES, ENDS, Form, Settings, masks_of
 from heliograph.llm.spreading import Spreading
 from heliograph.llm.tools import MessagePieces, Pieces, Thought, ToolCall
 
@@ -368,6 +368,14 @@ class Engine:
         last, position = np.array(tokens[-1:], np.int32), np.array([len(tokens) - 1], np.int32)
         return {"token": last, "position": position}
 
+    def _inputs(self, request: Request, tokens: list[int]) -> dict[str, Array]:
+        """Return the inputs of a decoding step behind these tokens."""
+        return {
+            **self.place_of(tokens),
+            "ends": np.array([*request.ends, *[-1] * (ENDS - len(request.ends))], np.int32),
+            **request.settings.inputs(self.config.vocabulary, tokens),
+        }
+
     def answer(self, request: Request, pieces: AnyPieces, result: Result) -> Procedure[str, None]:
         """Give the text of an answer piece by piece, and write `result` along.
 
@@ -399,17 +407,11 @@ class Engine:
     def _loop(
         self, plan: Any, request: Request, steps: int, pieces: AnyPieces, result: Result
     ) -> Procedure[str, None]:
-        tokens, settings = request.tokens, request.settings
         began = time.perf_counter() - result.seconds
-        inputs = {
-            **self.place_of(tokens),
-            "ends": np.array([*request.ends, *[-1] * (ENDS - len(request.ends))], np.int32),
-            **settings.inputs(self.decoder.config.vocabulary, tokens),
-        }
         loop = plan.loop(
-            self.given(inputs),
+            self.given(self._inputs(request, request.tokens)),
             steps=steps,
-            carry={**CARRIES, **(CARRIED if settings.form.candidates != 1 else {})},
+            carry=carries(request.settings.form),
             until="done",
             taps=["chosen"],
             fetch=(),
@@ -442,7 +444,8 @@ class Engine:
                     result.tokens += new
                     yield from self.fill([*tokens, *new[:-1]])
                 else:
-                    inputs = self._masked_inputs(request, tokens, matcher)
+                    mask = masks_of({0: matcher.mask}, 1, self.config.vocabulary, 1)
+                    inputs = self.given({**self._inputs(request, tokens), **mask})
                     outputs = yield Ask(partial(plan.run, inputs, fetch=["chosen"]))
                     self._kept.append(tokens[-1])
                     new = [take(outputs["chosen"][0], result)]
@@ -460,17 +463,6 @@ class Engine:
                         yield Give(text)
         finally:
             matcher.close()
-
-    def _masked_inputs(self, request: Request, tokens: list[int], matcher: Matcher) -> dict[str, Array]:
-        words, settings = self.config.vocabulary, request.settings
-        form = replace(settings.form, masks=1)
-        inputs = {
-            **self.place_of(tokens),
-            "ends": np.array([*request.ends, *[-1] * (ENDS - len(request.ends))], np.int32),
-            **settings.inputs(words, tokens),
-            **masks_of({0: matcher.mask}, 1, words, form),
-        }
-        return self.given(inputs)
 
 
 def built(build: Callable[[], hg.Graph]) -> hg.Graph:

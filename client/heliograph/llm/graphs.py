@@ -12,12 +12,17 @@ from heliograph.llm.adapters import Lora, adapt
 from heliograph.llm.architectures import hidden
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Cache, FilledError, Step, Weights
-from heliograph.llm.sampling import ENDS, Form, choose, given_inputs, log_probabilities, pick
+from heliograph.llm.sampling import CARRIED, ENDS, Form, choose, given_inputs, log_probabilities, pick
 
 ops = hg.ops
 
 #: Outputs of a decoding step by the inputs of the next that take them.
 CARRIES = {"token_next": "token", "position_next": "position"}
+
+
+def carries(form: Form) -> dict[str, str]:
+    """Return `CARRIES` with those of a choice."""
+    return {**CARRIES, **(CARRIED if form.candidates != 1 else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class Decoder:
     def decode(self, form: Form) -> hg.Graph:
         """A graph that takes one `token` (i32 [1]) at a `position` (i32 [1]) and chooses the next.
 
-        `CARRIES` and those of the choice make it a loop. `done` is true after one of `ends`
+        `carries` makes it a loop. `done` is true after one of `ends`
         (i32). `chosen` is what `described` returns.
         """
         graph = hg.Graph()

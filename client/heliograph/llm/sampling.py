@@ -237,11 +237,11 @@ def pick(logits: hg.Value, positions: hg.Value, given: Given | None) -> hg.Value
 
 
 def masks_of(
-    given: Mapping[int, np.ndarray[Any, Any]], rows: int, vocabulary: int, form: Form
+    given: Mapping[int, np.ndarray[Any, Any]], rows: int, vocabulary: int, count: int
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the inputs of a graph with masks: the tokens that some of its rows may choose, a bit
-    each, the least first, in words of i32."""
-    masks, which = np.zeros((form.masks, _words(vocabulary)), np.int32), np.full(rows, -1, np.int32)
+    """Return the inputs of a graph with `count` masks: the tokens that some of its rows may choose,
+    a bit each, the least first, in words of i32."""
+    masks, which = np.zeros((count, _words(vocabulary)), np.int32), np.full(rows, -1, np.int32)
     for place, (row, mask) in enumerate(given.items()):
         masks[place], which[row] = mask[: masks.shape[1]], place
     return {"masks": masks, "mask_of": which}

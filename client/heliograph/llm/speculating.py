@@ -20,8 +20,8 @@ import numpy as np
 import heliograph as hg
 from heliograph.llm.effects import Ask, Give, Procedure
 from heliograph.llm.generating import AnyPieces, Array, Engine, Request, Result, Speculation, take
-from heliograph.llm.graphs import CARRIES
-from heliograph.llm.sampling import CARRIED, Form, is_within
+from heliograph.llm.graphs import carries
+from heliograph.llm.sampling import Form, is_within
 from heliograph_proto.gguf import GgufHeader
 
 #: The tokens that are proposed at a time: with the one before them, rows that kernels are made for.
@@ -258,8 +258,7 @@ class Speculator:
             else:
                 yield from proposer.fill(tokens[:-1])
                 drafting = yield from self._proposing(proposer, form)
-                carry = {**CARRIES, **(CARRIED if form.candidates != 1 else {})}
-                futures.append(drafting.loop(inputs, steps=count + 1, carry=carry, fetch=()))
+                futures.append(drafting.loop(inputs, steps=count + 1, carry=carries(form), fetch=()))
             futures.append(plan.submit(engine.given(checked), fetch=["chosen"]))
             outputs = yield Ask(futures[-1].result)
             rows: Array = outputs["chosen"]

@@ -19,11 +19,11 @@ from heliograph.llm.adapters import SCALES, AdapterArgument, Scales
 from heliograph.llm.constraints import Matcher
 from heliograph.llm.effects import awaiting
 from heliograph.llm.generating import Engine, built, inputs_of
-from heliograph.llm.graphs import CARRIES
+from heliograph.llm.graphs import carries
 from heliograph.llm.language_model import Asked, AsyncLanguageModel, Options
 from heliograph.llm.loading import CacheType, FileArgument, Loading, engine_of, tokenizer_of
 from heliograph.llm.products import Activations
-from heliograph.llm.sampling import CANDIDATES, CARRIED, ENDS, Form, Settings
+from heliograph.llm.sampling import CANDIDATES, ENDS, Form, Settings
 from heliograph.llm.serving.answering import Answering
 from heliograph.llm.serving.following import Following, mask_inputs, masks_for, take_forced
 from heliograph.llm.serving.graphs import PagedDecoder
@@ -308,7 +308,7 @@ class Server:
         loop = plan.loop(
             inputs,
             steps=action.steps,
-            carry={**CARRIES, **(CARRIED if form.candidates != 1 else {})},
+            carry=carries(form),
             until="done",
             taps=["chosen"],
             fetch=(),
