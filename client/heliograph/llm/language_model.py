@@ -120,37 +120,6 @@ class Asked:
         )
 
 
-def request_of(
-    engine: AnyEngine, matching: Matching, tokenizer: Tokenizer, asked: Asked, options: Options
-) -> tuple[Request, AnyPieces, Result]:
-    """Check a request before anything is sent, and return what its answer needs.
-
-    Raises InvalidArgumentError, and LimitExceededError for a prompt that exceeds the context.
-    """
-    given: dict[str, Any] = {name: value for name, value in options.items() if name not in _CONSTRAINTS}
-    max_tokens, stop = given.pop("max_tokens", None), given.pop("stop", None) or ()
-    if given.get("seed") is None:
-        given["seed"] = secrets.randbits(63)
-    try:
-        settings = Settings(**given)
-    except TypeError as error:
-        raise hg.InvalidArgumentError(
-            f"there is no such option: {error}",
-            advice=f"options are {', '.join(Options.__annotations__)}",
-        ) from None
-    if max_tokens is not None and not is_within(max_tokens, Integral, 1, inf):
-        raise hg.InvalidArgumentError(f"max_tokens is {max_tokens!r:.40}", advice="a number from 1 on")
-    stops = tuple(_listed(stop))
-    if not all(isinstance(one, str) and one for one in stops):
-        raise hg.InvalidArgumentError(f"stop is {stop!r:.80}", advice="a text, or several")
-    engine.check(asked.tokens, 1)
-    ends = tuple(sorted(tokenizer.stops))[:ENDS]
-    follow = None if asked.constraint is None else partial(matching.follow, asked.constraint)
-    request = Request(asked.tokens, settings, max_tokens, ends, stops, follow)
-    result = Result(prompt_tokens=len(asked.tokens))
-    return request, asked.pieces(tokenizer, stops, result), result
-
-
 _CONSTRAINTS = ("schema", "regex", "grammar")
 
 
@@ -282,8 +251,32 @@ class ModelBase:
                 getattr(self, name).close()
 
     def request(self, asked: Asked, options: Options) -> tuple[Request, AnyPieces, Result]:
-        """Return what an answer needs. Raises as `request_of`."""
-        return request_of(self._engine, self.matching, self.tokenizer, asked, options)
+        """Check a request before anything is sent, and return what its answer needs.
+
+        Raises InvalidArgumentError, and LimitExceededError for a prompt that exceeds the context.
+        """
+        given: dict[str, Any] = {name: value for name, value in options.items() if name not in _CONSTRAINTS}
+        max_tokens, stop = given.pop("max_tokens", None), given.pop("stop", None) or ()
+        if given.get("seed") is None:
+            given["seed"] = secrets.randbits(63)
+        try:
+            settings = Settings(**given)
+        except TypeError as error:
+            raise hg.InvalidArgumentError(
+                f"there is no such option: {error}",
+                advice=f"options are {', '.join(Options.__annotations__)}",
+            ) from None
+        if max_tokens is not None and not is_within(max_tokens, Integral, 1, inf):
+            raise hg.InvalidArgumentError(f"max_tokens is {max_tokens!r:.40}", advice="a number from 1 on")
+        stops = tuple(_listed(stop))
+        if not all(isinstance(one, str) and one for one in stops):
+            raise hg.InvalidArgumentError(f"stop is {stop!r:.80}", advice="a text, or several")
+        self._engine.check(asked.tokens, 1)
+        ends = tuple(sorted(self.tokenizer.stops))[:ENDS]
+        follow = None if asked.constraint is None else partial(self.matching.follow, asked.constraint)
+        request = Request(asked.tokens, settings, max_tokens, ends, stops, follow)
+        result = Result(prompt_tokens=len(asked.tokens))
+        return request, asked.pieces(self.tokenizer, stops, result), result
 
     def _request(self, prompt: Prompt, options: Options) -> tuple[Request, AnyPieces, Result]:
         return self.request(Asked(self._tokens(prompt), constraint_in(options)), options)
