@@ -256,6 +256,29 @@ def test_a_reader_that_leaves_frees_its_place(url: str, model: Path) -> None:
     scenario(url, model, body, 1)
 
 
+def test_a_reader_that_leaves_while_a_plan_is_compiled_ends_its_own_answer_alone(
+    url: str, model: Path
+) -> None:
+    async def body(server: Server) -> None:
+        expected = await read(server.submit(prompt(3), max_tokens=40, seed=5))
+        beside = server.submit(prompt(3), max_tokens=40, seed=5)
+        deltas = aiter(beside)
+        await anext(deltas)
+        leaving = server.submit(prompt(1, 150), max_tokens=5, seed=1)
+        # No prompt had so many tokens before: the plan of its chunk is compiled now.
+        for _ in range(100_000):
+            await asyncio.sleep(0)
+            if leaving.job.pages:
+                break
+        leaving.close()
+        async for _ in deltas:
+            pass
+        assert same(beside.result, expected)
+        assert not server.scheduler.jobs
+
+    scenario(url, model, body, 2)
+
+
 def test_a_task_that_is_cancelled_frees_its_place(url: str, model: Path) -> None:
     async def body(server: Server) -> None:
         task = asyncio.create_task(read(server.submit(prompt(1), max_tokens=300, seed=1)))

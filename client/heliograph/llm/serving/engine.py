@@ -285,6 +285,9 @@ class Server:
                 raise
             self.scheduler.chunks = smaller
             return
+        if job.is_over:
+            # Its pages were given back while the plan was compiled.
+            return
         places = places_of(job.pages, chunk, self._spare)
         inputs = {
             **inputs_of(job.tokens, chunk),
