@@ -144,6 +144,30 @@ def test_an_answer_ends_with_a_lost_member_and_the_next_one_needs_it_no_more(
         assert {node.device for node in llm.plans[0].explain().nodes} == {MEMBERS[0]}
 
 
+def test_an_answer_that_waits_ends_where_the_connection_follows_the_lost_member(model: Path) -> None:
+    async def scenario(member: Daemon, url: str) -> None:
+        async with hg.aio.connect(url, progress=None) as session:
+            wanted: Any = {"devices": MEMBERS[:1]}
+            server = await Server.load(session, model, bounds=Bounds(1), context=256, **wanted)
+            first, second = (server.submit([300, 301], temperature=0) for _ in range(2))
+            deltas = aiter(first)
+            await anext(deltas)
+            member.kill()
+            with pytest.raises(hg.MemberLostError, match="m0"):
+                async for _ in deltas:
+                    pass
+            # The server frees its plans meanwhile.
+            await session.close()
+            with pytest.raises(hg.ConnectionError):
+                await anext(aiter(second))
+            await server.close()
+
+    with daemons(1) as made, head_of(*made) as one:
+        with hg.connect(one.url, progress=None) as session:
+            wait_for_devices(session, "cpu0", *MEMBERS[:1])
+        asyncio.run(asyncio.wait_for(scenario(made[0], one.url), 60))
+
+
 def test_generate_spreads_a_model_over_every_device(
     pool: hg.Session, head: Daemon, model: Path, capsys: pytest.CaptureFixture[str], expected: list[list[int]]
 ) -> None:

@@ -196,7 +196,8 @@ class Server:
         self._plans.clear()
         self._spreading.forget()
         for name in sorted(names):
-            with suppress(hg.WorkError):
+            # The step after tells of a connection that is lost, too.
+            with suppress(hg.WorkError, hg.ConnectionError):
                 await self._session.free_variable(name)
 
     async def _prepare(self) -> None:
