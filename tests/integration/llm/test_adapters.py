@@ -326,6 +326,8 @@ def test_pages_are_reused_by_the_same_adapter_alone(url: str, model: Path, first
                 plain, adapted = [await server.embed([tokens()], name) for name in ("", "first")]
                 assert not np.array_equal(plain, adapted)
                 np.testing.assert_array_equal(await server.embed([tokens()]), plain)
+                with pytest.raises(hg.InvalidArgumentError, match="no adapter 'third'"):
+                    await server.embed([tokens()], "third")
             finally:
                 await server.close()
 

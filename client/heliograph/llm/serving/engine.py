@@ -167,7 +167,12 @@ class Server:
         return made
 
     async def embed(self, texts: Sequence[Sequence[int]], adapter: str = "") -> np.ndarray[Any, Any]:
-        """Return a unit vector for each text, f32 [texts, width], by an adapter if one is named."""
+        """Return a unit vector for each text, f32 [texts, width], by an adapter if one is named.
+
+        Raises InvalidArgumentError for an adapter that is not there.
+        """
+        if adapter:
+            self.adapters.place(adapter)
         async with self._embedding:
             self._engine.adapters = self.adapters.only(adapter)
             return await self.model.embed(texts)
