@@ -126,7 +126,7 @@ class RunFuture:
         self._is_observed = is_observed
         self._ended = Outcome()
         #: Feeds from before the loop was sent.
-        self._early: list[Callable[[], None]] = []
+        self._early: list[tuple[FeedFuture, FeedLoop, int]] = []
         sent.add_done_callback(self._was_sent)
         if sent.done():
             self._was_sent(sent)
@@ -139,8 +139,11 @@ class RunFuture:
         else:
             self._ended.finish()
         early, self._early = self._early, []
-        for feed in early:
-            feed()
+        for made, kind, limit_ms in early:
+            try:
+                self._send_feed(made, kind, limit_ms)
+            except HeliographError as error:
+                made._ended.finish(error)
 
     def done(self) -> bool:
         """True if the run has ended, with or without an error."""
@@ -206,12 +209,11 @@ class RunFuture:
         if len(self._early) >= MOST_UNSENT:
             raise LimitExceededError(f"{len(self._early):,} feeds wait for their loop to be sent")
         made = FeedFuture(self._shell)
-        send = partial(self._send_feed, made, kind, limit_ms)
         # The callback of the loop's sending keeps their order.
         if self._sent.done() and not self._early:
-            send()
+            self._send_feed(made, kind, limit_ms)
         else:
-            self._early.append(send)
+            self._early.append((made, kind, limit_ms))
         return made
 
     def _send_feed(self, made: FeedFuture, kind: FeedLoop, limit_ms: int) -> None:

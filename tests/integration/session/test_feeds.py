@@ -14,6 +14,7 @@ from daemon_processes import started
 from fed_loops import ROWS, WIDTH, N, Replay, X, adding, check_random_feeds, endless, random_feed
 
 import heliograph as hg
+from heliograph.aio.run_future import RunFuture
 from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry, open_registry
 from heliograph_proto.commands import MAX_LOOP_STEPS
@@ -455,5 +456,22 @@ def test_a_loop_may_be_fed_before_it_is_sent(url: str) -> None:
         assert gone.cancel() and other.stop()
         assert isinstance(await late.exception(SECONDS), hg.LoopEndedError)
         await other
+
+    on_loop(url, test)
+
+
+def test_feeds_of_a_loop_whose_session_ends_as_it_is_sent_fail(url: str) -> None:
+    async def test(session: hg.aio.Session, plan: hg.aio.Plan) -> None:
+        first = endless(plan)
+        await first.feed({"x": X})
+        sent = asyncio.get_running_loop().create_future()
+        loop = RunFuture(session._shell, sent, {}, "a loop")
+        loop._fed = first._fed
+        fed = [loop.feed({"x": X}) for _ in range(2)]
+        await session.close()
+        # Its end comes before the callbacks of its sending.
+        sent.set_result(first._sent.result())
+        for one in fed:
+            assert isinstance(await one.exception(SECONDS), hg.SessionClosedError)
 
     on_loop(url, test)
