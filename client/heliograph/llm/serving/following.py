@@ -74,7 +74,7 @@ def masks_for(answers: Sequence[Answering]) -> int:
 def mask_inputs(answers: Sequence[Answering], rows: int, vocabulary: int, form: Form) -> dict[str, Array]:
     """Return the inputs of a step that are masks."""
     masks = {row: one.matcher.mask for row, one in enumerate(answers) if one.matcher is not None}
-    return masks_of(masks, rows, vocabulary, form.masks) if form.masks else {}
+    return masks_of(masks, rows, vocabulary, form.masks)
 
 
 def _advance(pairs: Sequence[tuple[Matcher, int]]) -> list[hg.HeliographError | None]:
