@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 from gguf_files import write_model
+from lora_files import write_adapter
 from random_schemas import random_schema
 
 import heliograph as hg
@@ -296,3 +297,35 @@ def test_a_reader_that_leaves_ends_the_process_of_its_grammar(url: str, small: P
                 matcher.take(5)
 
     asyncio.run(run())
+
+
+def test_answers_with_grammars_and_adapters_that_wait_again_for_pages_are_what_they_are_alone(
+    url: str, small: Path, folder: Path
+) -> None:
+    adapter = write_adapter(folder / "first.gguf", small)
+    forced = {"enum": ["the daemon serves graphs to many clients", "a pool of hosts runs one graph"]}
+    kinds: list[dict[str, Any]] = [{"schema": forced}, {"top_k": 0}, {"schema": NAMED, "top_k": 0}, {}]
+
+    async def begin(server: Server, number: int, tenant: str = "") -> Answering:
+        options = {"seed": number, "max_tokens": 60, "temperature": 0.9, **kinds[number % 4]}
+        options["adapter"] = ("", "first", "first")[number % 3]
+        tokens = server.model.tokenizer.encode(PROMPT + " now" * (number % 5))
+        return await begun(server, tokens, {**options, "tenant": tenant})
+
+    async def run() -> None:
+        async with hg.aio.connect(url) as session:
+            bounds = Bounds(8, cache_tokens=320)
+            server = await Server.load(session, small, bounds=bounds, adapters=[adapter])
+            try:
+                answers = [await begin(server, number) for number in range(16)]
+                together = await asyncio.gather(*map(read, answers))
+                assert server.scheduler.puts_back
+                for number, beside in enumerate(together):
+                    alone = await read(await begin(server, number, "alone"))
+                    assert same(alone, beside), number
+                pages = server.scheduler.pages
+                assert (pages.used, pages.shared) == (0, 0)
+            finally:
+                await server.close()
+
+    asyncio.run(asyncio.wait_for(run(), SECONDS))
