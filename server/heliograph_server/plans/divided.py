@@ -58,11 +58,13 @@ def client_report(divided: Divided, report: PlanReport, homes: Sequence[int]) ->
 
 
 def _placement(divided: Divided, report: PlanReport, number: int) -> NodePlacement:
-    found = report.nodes[divided.results[number]]
+    result = divided.results[number]
+    found = report.nodes[result]
     if number not in divided.products:
         return found
-    # The parts run at the same time, before they are joined.
-    parts = (report.nodes[part].step_us for part in divided.part_of if divided.nodes[part] == number)
+    # The parts run at the same time, before they are joined. One that has all rows is the result.
+    others = (part for part in divided.part_of if divided.nodes[part] == number and part != result)
+    parts = (report.nodes[part].step_us for part in others)
     step_us = found.step_us + max(parts, default=0.0)
     return NodePlacement(found.split, Cause.DIVIDED_WEIGHT, divided.products[number], step_us=step_us)
 

@@ -17,8 +17,11 @@ from heliograph_backends.cpu.backend import CpuDevice
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto import commands as c
 from heliograph_proto.errors import InvalidArgumentError
-from heliograph_proto.graph import Graph
-from heliograph_proto.plans import LinkReport
+from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
+from heliograph_proto.plans import Cause, DeviceShare, LinkReport, NodePlacement, PlanReport, RowSplit
+from heliograph_proto.sessions import Limits
+from heliograph_proto.types import tensor_type
+from heliograph_server.plans.divided import client_report
 from heliograph_server.plans.multi_device import LocalMultiPlan
 from heliograph_server.resources.measurements import (
     CHANGE,
@@ -30,6 +33,7 @@ from heliograph_server.resources.measurements import (
 )
 from heliograph_server.scheduler.costs import NodeWork
 from heliograph_server.scheduler.model import Rates, SiteLink
+from heliograph_server.scheduler.tensor_split import divide
 
 #: A millisecond at usual rates, and twice that.
 ONE_MS = OpKind("one", NodeWork(Rates().flops_per_s * (1e-3 - Rates().node_s), 1.0))
@@ -326,3 +330,26 @@ def test_where_only_a_report_tells_how_long_splits_took_the_next_compile_asks_fo
     assert measured.rates("fake0") is None
     assert compiled(client, 2, products(client, 4)) == ["fake1"] * 4
     assert measured.rates("fake0") is not None
+
+
+# Steps of divided products
+
+
+@pytest.mark.parametrize(("fractions", "step_us"), [((1.0, 1.0), 4.0 + 5.0), ((1.0, 0.0), 3.0)])
+def test_a_divided_product_takes_its_longest_part_and_its_join(
+    fractions: tuple[float, float], step_us: float
+) -> None:
+    leaves = (
+        Leaf(LeafKind.INPUT, "x", tensor_type("f32", (2, 8))),
+        Leaf(LeafKind.WEIGHT, "w", tensor_type("f32", (4, 8)), bytes(32)),
+    )
+    product = Node("mul_mat", (1, 0), tensor_type("f32", (2, 4)), {}, "product")
+    graph = Graph(leaves, (product,), (Output("y", 2),))
+    rows = RowSplit("a", tuple(zip("ab", fractions, strict=True)))
+    divided = divide(graph, {1: rows}, Limits(), ())
+    nodes = tuple(
+        NodePlacement(0, Cause.USER, step_us=3.0 + number) for number in range(len(divided.graph.nodes))
+    )
+    report = PlanReport(nodes, (), (DeviceShare("a"), DeviceShare("b")))
+    [found] = client_report(divided, report, [0] * len(divided.graph.leaves)).nodes
+    assert found.step_us == step_us
