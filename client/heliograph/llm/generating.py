@@ -455,8 +455,9 @@ class Engine:
                 tokens += new
                 if matcher.is_over or new[-1] in request.ends:
                     result.finish_reason = "stop"
-                for token in new:
+                for later, token in enumerate(new, -len(new)):
                     if pieces.is_stopped:
+                        del result.tokens[later:]
                         break
                     if token not in request.ends and (text := pieces.add(token)):
                         result.text += text

@@ -230,6 +230,30 @@ def test_an_answer_that_ends_with_its_last_token_is_whole(url: str, small: Path)
         assert results[-1].text == whole.text and all(whole.text.startswith(one.text) for one in results)
 
 
+def test_tokens_behind_a_stop_text_do_not_count_where_a_form_forces_several(
+    url: str, path: Path, llm: LanguageModel
+) -> None:
+    options: dict[str, Any] = {"schema": {"const": "the quick brown fox jumps"}, "stop": "w", "seed": 1}
+    alone = llm.generate(PROMPT, **options).result()
+    steps = llm.generate(PROMPT, logprobs=True, **options).result()
+    assert alone.text == '"the quick bro' and same(alone, steps)
+
+    async def run() -> Result:
+        async with serving(url, path) as server:
+            return await read(await begun(server, server.model.tokenizer.encode(PROMPT), options))
+
+    assert same(alone, asyncio.run(run()))
+
+
+def test_a_bias_of_infinity_chooses_among_what_the_form_allows(llm: LanguageModel) -> None:
+    [digit], letter = llm.tokenizer.encode_parts(["7"])[-1:], llm.tokenizer.encode_parts(["e"])[-1]
+    bias = {digit: float("inf"), letter: float("inf")}
+    for options in ({"temperature": 0.0}, {"top_k": 0}, {"repeat_penalty": 1.5}):
+        found = llm.generate(PROMPT, regex="[0-9]{3}", logit_bias=bias, seed=1, max_tokens=9, **options)
+        assert found.text == "777"
+    assert llm.generate(PROMPT, logit_bias={letter: float("inf")}, max_tokens=2).tokens == [letter, letter]
+
+
 def test_a_bias_against_what_the_grammar_allows_is_an_error(llm: LanguageModel) -> None:
     digits = {token: float("-inf") for token in range(len(llm.tokenizer)) if token not in llm.tokenizer.stops}
     with pytest.raises(hg.InvalidArgumentError, match="cannot be followed|no token that it allows"):
