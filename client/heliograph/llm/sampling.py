@@ -25,6 +25,8 @@ ops = hg.ops
 RECENT = 64
 #: The most tokens that end an answer.
 ENDS = 16
+#: The most that is added to a logit: a token with it is chosen unless a grammar forbids it.
+MOST_BIAS = 1e30
 #: The candidates of a choice with `top_k` up to this many.
 CANDIDATES = 128
 #: Alternatives with log-probabilities for each token.
@@ -124,8 +126,8 @@ class Settings:
             is_known = is_within(token, Integral, 0, vocabulary - 1)
             if not is_known or not isinstance(value, Real) or math.isnan(value):
                 raise _bad("logit_bias", {token: value}, f"numbers by tokens from 0 to {vocabulary - 1}")
-            with np.errstate(over="ignore"):
-                bias[0, token] = value
+            # Of infinity and the -inf of a token that a grammar forbids, the sum is no number.
+            bias[0, token] = min(value, MOST_BIAS)
         return bias
 
 
