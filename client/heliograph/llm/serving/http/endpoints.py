@@ -147,9 +147,11 @@ class Endpoints:
         self, tenant: str, wanted: parameters.Wanted, prompts: Sequence[Asked]
     ) -> list[Answering]:
         """Begin all answers of a request, or none."""
-        if len(prompts) * wanted.n > parameters.ANSWERS:
-            raise refused("n", f"times the prompts is more than {parameters.ANSWERS}")
         server = self.server
+        bounds = server.scheduler.bounds
+        most = min(parameters.ANSWERS, bounds.answers + bounds.queue)
+        if len(prompts) * wanted.n > most:
+            raise refused("n", f"times the prompts is more than {most}")
         server.scheduler.room_for(len(prompts) * wanted.n)
         matchers: list[Matcher | None] = []
         made: list[Answering] = []
