@@ -226,6 +226,7 @@ def test_bodies_that_are_no_json_too_long_or_for_another_model_are_refused(http:
     assert refusal(http, path, [1]) == (400, None, "invalid_json")
     assert refusal(http, path, raw=b" " * (2**22 + 1)) == (413, None, "too_large")
     assert refusal(http, path, {"prompt": "x", "model": "other"}) == (404, "model", "model_not_found")
+    assert refusal(http, path, raw=b'{"\\ud800": 1}') == (400, "\ud800", "unknown_parameter")
     assert refusal(http, "/v1/nothing", {}) == (404, None, "not_found")
     assert http.call("GET", path)[0] == 405
 
@@ -303,12 +304,15 @@ def test_the_figures_of_a_cache_tell_what_answers_share_and_what_was_evicted(url
         assert figures["heliograph_llm_pages_shared"] == 0
 
 
-def test_callers_are_told_while_the_model_loads(url: str, model: Path) -> None:
+def test_callers_are_told_while_the_model_loads(
+    url: str, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     gate = threading.Event()
     with served(url, model, gate=gate) as http:
         status, found, headers = http.call("POST", "/v1/completions", {"prompt": "x"})
         assert (status, found["error"]["message"]) == (503, "the model is loading")
         assert headers["retry-after"] == "1" and http.call("GET", "/health")[0] == 503
+        assert not [one for one in caplog.records if one.name.startswith("uvicorn")]
         gate.set()
         assert http.ready.wait(SECONDS)
         assert http.post("/v1/completions", prompt="x")["choices"]

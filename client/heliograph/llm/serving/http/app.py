@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -125,7 +126,7 @@ def make_app(open_server: OpenServer, settings: HttpSettings) -> Starlette:
 
     routes = [Route(path, _replying(state, path, call), methods=[method]) for method, path, call in ROUTES]
     routes += [Route("/health", health), Route("/metrics", metrics)]
-    handlers = {ApiError: _handle, hg.HeliographError: _handle, HTTPException: _handle}
+    handlers = dict.fromkeys((ApiError, hg.HeliographError, HTTPException, Exception), _handle)
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
 
@@ -165,5 +166,6 @@ def _refuse(error: Exception) -> Response:
         case HTTPException():
             found = ApiError(error.status_code, error.detail, code="not_found")
         case _:
-            raise error
-    return JSONResponse(found.body, found.status, headers=dict(found.headers))
+            found = ApiError(500, "the server fails: its log says why", code="internal_error")
+    # In ASCII: a text of the request may have half of a surrogate pair.
+    return Response(json.dumps(found.body), found.status, dict(found.headers), "application/json")

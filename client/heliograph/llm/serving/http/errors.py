@@ -17,7 +17,7 @@ _BOUNDED = ("response_format", "grammar", "regex", "tools")
 RETRY_SECONDS = 1
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ApiError(Exception):
     """A reply that refuses a request."""
 
