@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,23 @@ def test_sigterm_waits_for_the_answers_in_progress(model: Path) -> None:
             lines = [line for line in response if line.startswith(b"data: ")]
         assert lines[-1] == b"data: [DONE]\n" and b'"finish_reason":"length"' in lines[-2]
         assert process.wait(30) == 0
+
+
+def test_answers_that_exceed_the_drain_end_with_an_error(model: Path) -> None:
+    body = {"prompt": "x", "max_tokens": 1900, "logit_bias": {"2": -100}, "seed": 1}
+    with serving(model, "--drain", "0") as (process, url), ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(ask, f"{url}/completions", body)
+        with urlopen(Request(f"{url}/completions", json.dumps(body | {"stream": True}).encode())) as response:
+            response.readline()
+            process.send_signal(signal.SIGTERM)
+            lines = [line for line in response if line.startswith(b"data: ")]
+        assert lines[-1] == b"data: [DONE]\n" and b"the server shuts down" in lines[-2]
+        with pytest.raises(HTTPError) as error:
+            whole.result(30)
+        with error.value as refusal:
+            assert refusal.code == 503 and json.load(refusal)["error"]["code"] == "unavailable"
+        assert process.wait(30) == 0
+        assert process.stderr and "Traceback" not in process.stderr.read()
 
 
 def test_an_adapter_is_a_model_of_its_own(model: Path, tmp_path: Path) -> None:

@@ -35,6 +35,11 @@ from heliograph_server.resources.principals import Right
 
 logger = logging.getLogger(__name__)
 
+#: The time in which clients are told that their answers have ended, after --drain.
+LAST_SECONDS = 5
+#: The wait between two looks at whether the command ends.
+TICK_SECONDS = 0.1
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, --server, and those of the model and of the HTTP server."""
@@ -153,13 +158,13 @@ async def _serve(arguments: argparse.Namespace, host: str, port: int) -> int:
         settings = HttpSettings(name, authenticate, arguments.timeout, fail)
         server = uvicorn.Server(
             uvicorn.Config(
-                make_app(partial(_opened, arguments, name, url), settings),
+                make_app(partial(_opened, arguments, name, url, lambda: server.should_exit), settings),
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 ssl_certfile=arguments.tls_certificate,
                 ssl_keyfile=arguments.tls_key,
-                timeout_graceful_shutdown=arguments.drain,
+                timeout_graceful_shutdown=arguments.drain + LAST_SECONDS,
             )
         )
         # uvicorn raises the signal that ended it once more, which is no error here.
@@ -179,7 +184,9 @@ async def _file_of(session: hg.aio.Session, name: str) -> Any:
 
 
 @asynccontextmanager
-async def _opened(arguments: argparse.Namespace, name: str, url: str) -> AsyncIterator[Server]:
+async def _opened(
+    arguments: argparse.Namespace, name: str, url: str, is_ending: Callable[[], bool]
+) -> AsyncIterator[Server]:
     """Load the model, say so, and close it at the end."""
     template = arguments.chat_template and arguments.chat_template.read_text(encoding="utf-8")
     adapters: Any = list(map(scaled, arguments.lora))
@@ -197,8 +204,19 @@ async def _opened(arguments: argparse.Namespace, name: str, url: str) -> AsyncIt
             adapters=adapters,
             **model_placing(arguments, session),
         )
+        stopping = asyncio.create_task(_stop_late(server, is_ending, arguments.drain))
         try:
             print(f"serving {name} at {url}", flush=True)
             yield server
         finally:
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
             await server.close()
+
+
+async def _stop_late(server: Server, is_ending: Callable[[], bool], seconds: float) -> None:
+    """End the answers that are in progress so long after the command was told to end."""
+    while not is_ending():  # noqa: ASYNC110 - uvicorn has a flag, and no event
+        await asyncio.sleep(TICK_SECONDS)
+    await asyncio.sleep(seconds)
+    server.stop()

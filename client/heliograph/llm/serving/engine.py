@@ -177,14 +177,18 @@ class Server:
             self._engine.adapters = self.adapters.only(adapter)
             return await self.model.embed(texts)
 
+    def stop(self) -> None:
+        """End all answers with DrainingError, and take no more requests."""
+        self.is_draining = True
+        self._end_all(list(self._answers.values()), hg.DrainingError("the server shuts down"))
+
     async def close(self) -> None:
         """End all answers, and free the plans and the caches. The session stays open."""
-        self.is_draining = True
+        self.stop()
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.cancel()
             await asyncio.gather(driver, return_exceptions=True)
-        self._end_all(list(self._answers.values()), hg.DrainingError("the server shuts down"))
         self.following.close()
         with suppress(hg.ConnectionError):
             await self._free_plans()
