@@ -13,7 +13,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import heliograph as hg
-from heliograph.llm.chat import ChatTemplate, read_chat_template
+from heliograph.llm.chat import ChatTemplate, checked, read_chat_template
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.constraints import Constraint, Matching, constraint_of
 from heliograph.llm.effects import Procedure, awaiting, blocking
@@ -223,8 +223,9 @@ class ModelBase:
         """Return the prompt that the template makes of messages, and what its answer may be.
         Blocks. Raises InvalidArgumentError, and as `chat_template.render`."""
         form, tokenizer = self.message_format, self.tokenizer
+        messages = checked(messages, "messages", needs_role=True)
         choice = tools_of(tools, tool_choice, is_parallel)
-        shown = tools if choice else None
+        shown = checked(tools, "tools", needs_role=False) if choice else None
         tokens = self.chat_template.tokens(
             tokenizer,
             for_template(messages, shown, form),
@@ -259,13 +260,12 @@ class ModelBase:
         max_tokens, stop = given.pop("max_tokens", None), given.pop("stop", None) or ()
         if given.get("seed") is None:
             given["seed"] = secrets.randbits(63)
-        try:
-            settings = Settings(**given)
-        except TypeError as error:
+        if unknown := sorted(map(str, set(options) - set(Options.__annotations__))):
             raise hg.InvalidArgumentError(
-                f"there is no such option: {error}",
+                f"there is no option {unknown[0]!r:.60}",
                 advice=f"options are {', '.join(Options.__annotations__)}",
-            ) from None
+            )
+        settings = Settings(**given)
         if max_tokens is not None and not is_within(max_tokens, Integral, 1, inf):
             raise hg.InvalidArgumentError(f"max_tokens is {max_tokens!r:.40}", advice="a number from 1 on")
         stops = tuple(_listed(stop))

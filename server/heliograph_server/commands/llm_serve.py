@@ -154,11 +154,14 @@ async def _serve(arguments: argparse.Namespace, host: str, port: int) -> int:
             failures.append(error)
             server.should_exit = True
 
+        def is_ending() -> bool:
+            return server.should_exit
+
         name = arguments.name or plain_name(arguments.model)
         settings = HttpSettings(name, authenticate, arguments.timeout, fail)
         server = uvicorn.Server(
             uvicorn.Config(
-                make_app(partial(_opened, arguments, name, url, lambda: server.should_exit), settings),
+                make_app(partial(_opened, arguments, name, url, is_ending), settings),
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -197,8 +197,9 @@ def test_bad_options_are_refused_before_anything_is_sent(llm: hg.llm.LanguageMod
         ({"temperature": -1}, "temperature is -1"),
         ({"top_k": 1.5}, "top_k is 1.5"),
         ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": True}, "max_tokens is True"),
         ({"stop": [""]}, "stop is"),
-        ({"warmth": 1}, "options are max_tokens"),
+        ({"warmth": 1}, "no option 'warmth'\n.*options are max_tokens"),
         ({"logit_bias": {100_000: 1.0}}, "logit_bias is"),
     ):
         with pytest.raises(hg.InvalidArgumentError, match=match):
@@ -222,6 +223,50 @@ def test_a_prompt_of_another_type_is_refused(llm: hg.llm.LanguageModel, prompt: 
             call(prompt)
     with pytest.raises(hg.InvalidArgumentError, match="a prompt is"):
         llm.embed([prompt])
+
+
+def test_messages_tools_and_variables_of_other_types_are_refused(llm: hg.llm.LanguageModel) -> None:
+    user, tool = {"role": "user", "content": "x"}, {"type": "function", "function": {"name": "now"}}
+    odd = {"type": "function", "function": {"name": "now", "parameters": {"enum": [object()]}}}
+    messages: Any
+    options: Any
+    for messages, options, match in (
+        ("hello", {}, "messages are 'hello'"),
+        (user, {}, "messages are"),
+        (None, {}, "messages are None"),
+        ([3], {}, r"messages\[0\] is 3"),
+        ([{"content": "x"}], {}, r"messages\[0\] is"),
+        ([{"role": "user", "content": 3}], {"tools": [tool]}, "messages has the content 3"),
+        ([{"role": "user", "content": [{"type": "image"}]}], {}, "messages has the content"),
+        ([{"role": "assistant", "tool_calls": 3}], {}, "messages has the tool_calls 3"),
+        ([{"role": "assistant", "tool_calls": [3]}], {}, "messages has the tool_calls"),
+        ([user], {"variables": 3}, "variables of the template are 3"),
+        ([user], {"tools": [odd]}, r"tools\[0\] cannot be written as JSON"),
+    ):
+        with pytest.raises(hg.InvalidArgumentError, match=match):
+            llm.chat(messages, max_tokens=1, **options)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "One "}, {"type": "text", "text": "two"}]}]
+    whole = [{"role": "user", "content": "One two"}]
+    assert llm.chat(parts, max_tokens=9, seed=4).text == llm.chat(whole, max_tokens=9, seed=4).text
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"context": True}, "context is True"),
+        ({"context": 1e3}, "context is 1000"),
+        ({"draft": 3}, "the file is 3"),
+        ({"adapters": None}, "adapters is None"),
+        ({"adapters": [("a.gguf", 0.5)]}, "the file is"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(url: str, model: Path, options: Any, match: str) -> None:
+    with hg.connect(url, progress=None) as session:
+        with pytest.raises(hg.InvalidArgumentError, match=match):
+            hg.llm.load(session, model, **options)
+        file: Any = None
+        with pytest.raises(hg.InvalidArgumentError, match="the file is None"):
+            hg.llm.load(session, file)
 
 
 @pytest.mark.parametrize("session", [None, "grpc://127.0.0.1:7070"])
@@ -349,6 +394,9 @@ def test_a_template_may_be_given(url: str, model: Path) -> None:
         llm = hg.llm.load(session, model, chat_template="{{ messages[0].content }}!")
         answer = llm.chat([{"role": "user", "content": "One two"}], max_tokens=9, seed=4)
         assert answer.text == text(llm, "One two!", max_tokens=9, seed=4)
+        template: Any = 3
+        with pytest.raises(hg.InvalidArgumentError, match="chat_template is 3"):
+            hg.llm.load(session, model, chat_template=template).chat([])
 
 
 def test_embeddings_are_unit_vectors(llm: hg.llm.LanguageModel) -> None:

@@ -1,5 +1,5 @@
 """Chat templates of GGUF files: messages to a model's text."""
 
-from heliograph.llm.chat.template import ChatTemplate, read_chat_template
+from heliograph.llm.chat.template import ChatTemplate, checked, read_chat_template
 
-__all__ = ["ChatTemplate", "read_chat_template"]
+__all__ = ["ChatTemplate", "checked", "read_chat_template"]

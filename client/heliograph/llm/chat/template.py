@@ -37,9 +37,13 @@ def read_chat_template(
 ) -> ChatTemplate:
     """Make the chat template of a GGUF file, or of the text of another `template` for its model.
 
-    Raises UnsupportedError for a file without one, InvalidModelError for one that is too long, and
-    ConfigurationError without the package `jinja2`.
+    Raises UnsupportedError for a file without one, InvalidModelError for one that is too long,
+    InvalidArgumentError for what is no text, and ConfigurationError without the package `jinja2`.
     """
+    if not isinstance(template, str | None):
+        raise InvalidArgumentError(
+            f"chat_template is {template!r:.60}", advice="it is the text of a template"
+        )
     found = _templates(header) if template is None else {_DEFAULT: template}
     if not found:
         raise UnsupportedError(
@@ -129,8 +133,8 @@ class ChatTemplate:
         bounds.
         """
         return self._render(
-            _checked(messages, "messages", needs_role=True),
-            _checked(tools, "tools", needs_role=False) if tools else None,
+            checked(messages, "messages", needs_role=True),
+            checked(tools, "tools", needs_role=False) if tools else None,
             add_generation_prompt,
             _checked_variables(variables or {}),
         )
@@ -152,8 +156,8 @@ class ChatTemplate:
         """
         guard = Guard(tokenizer.control_words)
         text = self._render(
-            guard.cut(_checked(messages, "messages", needs_role=True)),
-            guard.cut(_checked(tools, "tools", needs_role=False)) if tools else None,
+            guard.cut(checked(messages, "messages", needs_role=True)),
+            guard.cut(checked(tools, "tools", needs_role=False)) if tools else None,
             add_generation_prompt,
             _checked_variables(variables or {}),
         )
@@ -214,8 +218,8 @@ class ChatTemplate:
 _OTHER = "give another template: chat_template=..."
 
 
-def _checked(found: object, what: str, *, needs_role: bool) -> list[dict[str, Any]]:
-    """Return a copy as JSON has it. Raises InvalidArgumentError."""
+def checked(found: object, what: str, *, needs_role: bool) -> list[dict[str, Any]]:
+    """Return a copy of messages or tools as JSON has them. Raises InvalidArgumentError."""
     if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Sequence):
         raise InvalidArgumentError(f"{what} are {found!r:.60}", advice=f"give a list of {what}")
     for number, one in enumerate(found):
@@ -230,7 +234,11 @@ def _checked(found: object, what: str, *, needs_role: bool) -> list[dict[str, An
     return copied
 
 
-def _checked_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_variables(variables: object) -> dict[str, Any]:
+    if not isinstance(variables, Mapping):
+        raise InvalidArgumentError(
+            f"the variables of the template are {variables!r:.60}", advice="give a mapping by name"
+        )
     for name in variables:
         if not isinstance(name, str) or name in ("messages", "tools", "add_generation_prompt"):
             raise InvalidArgumentError(f"a variable of the template is named {name!r:.60}")
