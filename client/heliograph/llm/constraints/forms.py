@@ -47,7 +47,7 @@ def constraint_of(
     if name == "schema":
         return checked(Constraint(name, "json", schema_text(value)))
     if not isinstance(value, str) or not value:
-        raise InvalidArgumentError(f"{name} is {value!r:.60}", advice="it is a text")
+        raise InvalidArgumentError(f"{name} is {value!r:.60}", advice="it is a text that is not empty")
     if name == "regex":
         return checked(Constraint(name, "regex", value))
     return checked(Constraint(name, "gbnf" if "::=" in value else "lark", value))

@@ -116,6 +116,8 @@ class Follower:
 def failure(why: str) -> bytes:
     """Return the reply of an error."""
     kind = LIMIT if any(one in why for one in _BOUNDS) else BAD
+    if "NoExtensionBias" in why:
+        why = "no text follows it"
     return REPLY.pack(kind, 0) + " ".join(why.replace("<non-verbose/>", "").split())[:300].encode()
 
 
