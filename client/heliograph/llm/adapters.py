@@ -176,7 +176,7 @@ def open_adapters(model: File, given: Sequence[AdapterArgument]) -> Scales:
 
     Raises InvalidModelError, UnsupportedError and InvalidArgumentError.
     """
-    if isinstance(given, (str, Path, Adapter, hg.ServerWeights)) or len(given) > MOST:
+    if not isinstance(given, (list, tuple)) or len(given) > MOST:
         raise hg.InvalidArgumentError(
             f"adapters is {given!r:.80}", advice=f"a list of up to {MOST} files or hg.llm.Adapter"
         )

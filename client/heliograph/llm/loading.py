@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, get_args, overload
 
@@ -21,6 +22,7 @@ from heliograph.llm.graphs import Decoder
 from heliograph.llm.language_model import AsyncLanguageModel, LanguageModel
 from heliograph.llm.pooling import pooling_of
 from heliograph.llm.products import Activations
+from heliograph.llm.sampling import is_within
 from heliograph.llm.speculating import LOOKUP, Draft, Speculator, check_same_words
 from heliograph.llm.tokenizers import Tokenizer, read_tokenizer
 from heliograph.llm.weights import File, open_file
@@ -150,6 +152,10 @@ def tokenizer_of(found: File, engine: Engine | EncoderEngine) -> Tokenizer:
 def engine_of(session: hg.Session | hg.aio.Session, found: File, how: Loading) -> Engine | EncoderEngine:
     """Return the engine of a model's architecture, which has compiled nothing yet."""
     _check_known("activations", how.activations, get_args(Activations))
+    if found.header.value("general.type", str, "model") == "adapter":
+        raise hg.InvalidModelError(
+            f"{found.header.name} is an adapter, and no model", advice="load its model with adapters=[...]"
+        )
     fields, pooling = Fields(found.header), pooling_of(found.header)
     if fields.architecture in ENCODERS:
         if how.adapters:
@@ -196,11 +202,11 @@ def _context(config: Configuration, wanted: int | None) -> int:
     """Return the context to use. Raises InvalidArgumentError."""
     if wanted is None:
         return min(config.context, CONTEXT)
-    if not isinstance(wanted, int) or not 1 <= wanted <= config.context:
+    if not is_within(wanted, Integral, 1, config.context):
         raise hg.InvalidArgumentError(
             f"context is {wanted!r:.40}", advice=f"the model takes 1 to {config.context} tokens"
         )
-    return wanted
+    return int(wanted)
 
 
 def _check_known(name: str, value: str, known: Sequence[str]) -> None:

@@ -133,7 +133,7 @@ class Settings:
 
 def is_within(value: Any, kind: type[Any], least: float, most: float) -> bool:
     """True for a number of a kind, NumPy's too, that lies in a range."""
-    return isinstance(value, kind) and least <= value <= most
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= value <= most
 
 
 def _bad(name: str, value: object, wanted: str) -> hg.InvalidArgumentError:

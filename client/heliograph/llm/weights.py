@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,16 @@ class ServerFileWeights:
 
 
 def open_file(file: str | Path | hg.ServerWeights) -> File:
-    """Read the header of a model's file, or of all files of a model that is split. Raises
-    InvalidModelError."""
+    """Read the header of a model's file, or of all files of a model that is split.
+
+    Raises InvalidModelError, and InvalidArgumentError for what names no file.
+    """
     if isinstance(file, hg.ServerWeights):
         return File(read_header(file), ServerFileWeights(file))
+    if not isinstance(file, str | PathLike):
+        raise hg.InvalidArgumentError(
+            f"the file is {file!r:.60}", advice="a path, or session.server_weights(name)"
+        )
     path = Path(file)
     parts = read_parts(path)
     header, data = joined(parts), []

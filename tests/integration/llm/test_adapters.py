@@ -246,6 +246,8 @@ def test_a_truncated_adapter_is_refused_by_its_tensor(
         hg.llm.load(session, model, adapters=[tmp_path / "absent.gguf"])
     with pytest.raises(hg.InvalidModelError, match="is no LoRA adapter"):
         hg.llm.load(session, model, adapters=[model])
+    with pytest.raises(hg.InvalidModelError, match=r"first.gguf is an adapter, .*\n.*adapters="):
+        hg.llm.load(session, first)
 
 
 def test_names_and_scales_that_are_wrong_are_refused(
