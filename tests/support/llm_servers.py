@@ -95,15 +95,15 @@ def events(response: HTTPResponse) -> Iterator[Any]:
 
 @contextmanager
 def served(
-    url: str,
+    url: str | Callable[[], str],
     model: Path,
     bounds: Bounds | None = None,
     *,
     gate: threading.Event | None = None,
     **settings: Any,
 ) -> Iterator[HttpModel]:
-    """Serve a model of a daemon. With a gate, it loads once that is set, and callers come
-    earlier."""
+    """Serve a model of a daemon, whose URL may be another one each time that it is asked for. With
+    a gate, the model loads once that is set, and callers come earlier."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         found = HttpModel(listening.getsockname()[1])
 
@@ -111,7 +111,7 @@ def served(
         async def opened() -> AsyncIterator[Server]:
             if gate is not None:
                 await asyncio.to_thread(gate.wait, SECONDS)
-            async with hg.aio.connect(url, progress=None) as session:
+            async with hg.aio.connect(url() if callable(url) else url, progress=None) as session:
                 found.server = await Server.load(session, model, bounds=bounds)
                 try:
                     found.ready.set()

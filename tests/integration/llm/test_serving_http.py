@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -316,6 +318,23 @@ def test_callers_are_told_while_the_model_loads(
         gate.set()
         assert http.ready.wait(SECONDS)
         assert http.post("/v1/completions", prompt="x")["choices"]
+
+
+def test_a_model_is_loaded_again_where_its_daemon_comes_back(model: Path) -> None:
+    urls: list[str] = []
+    body = {"prompt": PROMPT, "max_tokens": 5, "seed": 3, "temperature": 1.0}
+    with ExitStack() as first, running_daemon("--device", "cpu:threads=1,memory=1GiB") as second:
+        urls.append(first.enter_context(running_daemon("--device", "cpu:threads=1,memory=1GiB")))
+        with served(lambda: urls[-1], model, Bounds(2)) as http:
+            before = http.post("/v1/completions", **body)["choices"]
+            urls.append(second)
+            first.close()
+            status, found, _ = http.call("POST", "/v1/completions", body)
+            assert (status, found["error"]["code"]) == (503, "unavailable")
+            deadline = time.monotonic() + SECONDS
+            while http.call("GET", "/health")[0] != 200:
+                assert time.monotonic() < deadline
+            assert http.post("/v1/completions", **body)["choices"] == before
 
 
 def test_tokens_name_tenants_and_others_are_refused(url: str, model: Path) -> None:

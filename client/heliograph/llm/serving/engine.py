@@ -77,6 +77,8 @@ class Server:
         self._driver: asyncio.Task[None] | None = None
         #: Whether it takes no more requests.
         self.is_draining = False
+        #: Set when the session has lost its server: nothing of the model is left.
+        self.lost = asyncio.Event()
 
     @classmethod
     async def load(
@@ -175,7 +177,11 @@ class Server:
             self.adapters.place(adapter)
         async with self._embedding:
             self._engine.adapters = self.adapters.only(adapter)
-            return await self.model.embed(texts)
+            try:
+                return await self.model.embed(texts)
+            except hg.ConnectionError:
+                self.lost.set()
+                raise
 
     def stop(self) -> None:
         """End all answers with DrainingError, and take no more requests."""
@@ -278,6 +284,8 @@ class Server:
                 await (self._fill(action) if isinstance(action, Fill) else self._decode(action))
             except hg.HeliographError as error:
                 self._fail(error)
+                if isinstance(error, hg.ConnectionError):
+                    self.lost.set()
                 if isinstance(error, hg.DeviceLostError):
                     await self._free_plans()
             except Exception as error:

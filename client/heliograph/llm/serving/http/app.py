@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -24,6 +24,9 @@ from heliograph.llm.serving.http.errors import RETRY_SECONDS, ApiError, from_hel
 from heliograph.llm.serving.http.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+#: The wait after a daemon that is lost could not be reached.
+REOPEN_SECONDS = 1.0
 
 #: Opens a model, and closes it at the end.
 OpenServer = Callable[[], AbstractAsyncContextManager[Server]]
@@ -61,21 +64,46 @@ class _State:
         self._ending = asyncio.Event()
 
     async def live(self, open_server: OpenServer) -> None:
-        """Open the model, and keep it to the end."""
+        """Keep the model open to the end. It is opened anew when its session is lost."""
+        was_open = False
+        while not self._ending.is_set():
+            try:
+                async with open_server() as server:
+                    was_open = True
+                    await self._keep(server)
+            except hg.ConnectionError as error:
+                if not was_open:
+                    self._fail(error)
+                    return
+                logger.warning("the model cannot be loaded again yet: %s", error)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), REOPEN_SECONDS)
+            except Exception as error:
+                self._fail(error)
+                return
+
+    async def _keep(self, server: Server) -> None:
+        """Serve a model until the end, or until its session is lost."""
         settings = self.settings
+        if settings.name in server.adapters.by_name:
+            raise hg.InvalidArgumentError(
+                f"an adapter has the model's name, {settings.name!r}", advice="name one otherwise"
+            )
+        self.metrics.watch(server)
+        self.endpoints = Endpoints(server, settings.name, self.metrics, settings.seconds)
+        waits = [asyncio.create_task(one.wait()) for one in (self._ending, server.lost)]
         try:
-            async with open_server() as server:
-                if settings.name in server.adapters.by_name:
-                    raise hg.InvalidArgumentError(
-                        f"an adapter has the model's name, {settings.name!r}", advice="name one otherwise"
-                    )
-                self.metrics.watch(server)
-                self.endpoints = Endpoints(server, settings.name, self.metrics, settings.seconds)
-                await self._ending.wait()
-                self.endpoints = None
-        except Exception as error:
-            logger.error("the model cannot be served: %s", error)
-            settings.on_failure(error)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.endpoints = None
+            for one in waits:
+                one.cancel()
+        if not self._ending.is_set():
+            logger.warning("the connection to the daemon is lost; the model is loaded again")
+
+    def _fail(self, error: Exception) -> None:
+        logger.error("the model cannot be served: %s", error)
+        self.settings.on_failure(error)
 
     def end(self) -> None:
         """Close the model."""
@@ -85,8 +113,9 @@ class _State:
     def loaded(self) -> Endpoints:
         """The endpoints. Raises ApiError while there are none."""
         found = self.endpoints
-        if found is None or found.server.is_draining:
-            why = "the model is loading" if found is None else "the server shuts down"
+        if found is None or found.server.is_draining or found.server.lost.is_set():
+            is_ending = found is not None and found.server.is_draining
+            why = "the server shuts down" if is_ending else "the model is loading"
             raise ApiError(503, why, code="unavailable", headers={"retry-after": str(RETRY_SECONDS)})
         return found
 
