@@ -19,6 +19,7 @@ from llm_servers import SECONDS, HttpModel, events, served
 
 import heliograph as hg
 from heliograph.llm.serving import Bounds
+from heliograph.testing import running_daemon
 
 PROMPT = "The daemon serves graphs"
 CHAT = [{"role": "user", "content": "Hello there!"}]
