@@ -86,6 +86,7 @@ def test_answers_follow_a_schema_a_grammar_or_a_pattern(
     schema.write_text("{", encoding="utf-8")
     for given, match in (
         (["--json-schema", str(schema)], "is not JSON"),
+        (["--json-schema", str(tmp_path / "none")], f"error: cannot read {tmp_path / 'none'}"),
         (["--grammar", str(tmp_path / "none")], "cannot read"),
         (["--regex", "("], "regex cannot be followed"),
     ):

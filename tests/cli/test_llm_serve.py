@@ -135,6 +135,22 @@ def test_addresses_beyond_loopback_need_tls_and_tokens(
         assert match in capsys.readouterr().err
 
 
+def test_files_and_numbers_that_are_wrong_are_told(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff")
+    for arguments, match in (
+        (["--queue", "-1"], "--queue is -1"),
+        (["--timeout", "nan"], "--timeout is nan"),
+        (["--drain", "-9"], "--drain is -9"),
+        (["--chat-template", str(tmp_path / "none")], "No such file"),
+        (["--chat-template", str(tmp_path / "binary")], "is not UTF-8"),
+    ):
+        given = [str(model), "--server", "local:", "--listen", "127.0.0.1:0", *arguments]
+        assert main(["llm-serve", *given]) == 1
+        assert match in capsys.readouterr().err
+
+
 def test_a_model_that_is_not_there_ends_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -154,7 +154,8 @@ def engine_of(session: hg.Session | hg.aio.Session, found: File, how: Loading) -
     _check_known("activations", how.activations, get_args(Activations))
     if found.header.value("general.type", str, "model") == "adapter":
         raise hg.InvalidModelError(
-            f"{found.header.name} is an adapter, and no model", advice="load its model with adapters=[...]"
+            f"{found.header.name} is an adapter, and no model",
+            advice="load its model with adapters=[...], or with --lora",
         )
     fields, pooling = Fields(found.header), pooling_of(found.header)
     if fields.architecture in ENCODERS:

@@ -22,6 +22,7 @@ from heliograph.cli.common.language_models import (
     plain_name,
     scaled,
     served_model,
+    text_of,
 )
 from heliograph.cli.common.placement import model_placing
 from heliograph.llm.serving import Bounds, Server
@@ -98,6 +99,9 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def check(arguments: argparse.Namespace, host: str) -> None:
     """Check what depends on one another. Raises ConfigurationError."""
+    for name in ("queue", "timeout", "drain"):
+        if not getattr(arguments, name) >= 0:
+            raise ConfigurationError(f"--{name} is {getattr(arguments, name)}", advice="a number from 0 on")
     if bool(arguments.tls_certificate) != bool(arguments.tls_key):
         raise ConfigurationError("--tls-certificate and --tls-key go together", advice="give both PEM files")
     is_loopback = host == "localhost"
@@ -191,7 +195,7 @@ async def _opened(
     arguments: argparse.Namespace, name: str, url: str, is_ending: Callable[[], bool]
 ) -> AsyncIterator[Server]:
     """Load the model, say so, and close it at the end."""
-    template = arguments.chat_template and arguments.chat_template.read_text(encoding="utf-8")
+    template = arguments.chat_template and text_of(arguments.chat_template)
     adapters: Any = list(map(scaled, arguments.lora))
     async with hg.aio.connect(arguments.server) as session:
         file = await _file_of(session, arguments.model)

@@ -167,11 +167,12 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.json_schema is not None:
         given["schema"] = _schema(arguments.json_schema)
     if arguments.grammar is not None:
-        given["grammar"] = _text(arguments.grammar)
+        given["grammar"] = text_of(arguments.grammar)
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return the text of a file. Raises InvalidArgumentError."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -181,8 +182,9 @@ def _text(path: Path) -> str:
 
 
 def _schema(path: Path) -> Any:
+    text = text_of(path)
     try:
-        return json.loads(_text(path))
+        return json.loads(text)
     except ValueError as error:
         raise hg.InvalidArgumentError(f"{path} is not JSON: {error}") from None
 
