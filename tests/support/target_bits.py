@@ -66,6 +66,12 @@ def graphs(random: np.random.Generator) -> dict[str, Maker]:
             made = found.setdefault(f"integers {kind.name}", Maker())
             left = made.input(quantize(rows, "q8_0"), "q8_0")
             made.output(made.node("mul_mat", made.weight(weight, name), left))
+    # An odd number of rows of an odd number of blocks ends within a vector where it is staged.
+    weight, rows = stored(Stored.Q4_0, (37, 96), random), quantize(normal(random, 9, 96), "q8_0")
+    add(
+        "integers Q4_0",
+        lambda made: made.node("mul_mat", made.weight(weight, "q4_0"), made.input(rows, "q8_0")),
+    )
     wide, image = normal(random, 3, 3000), normal(random, 1, 20, 9, 11)
     for kept in (5, 600):
         add("searches", lambda made, k=kept: made.node("top_k", made.input(wide), k=k))

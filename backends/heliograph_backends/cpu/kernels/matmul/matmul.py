@@ -264,7 +264,7 @@ def multiply_staged(
         rows,
         columns,
         depth,
-        staged + rows * staged_row,
+        staged + (rows * staged_row + 63) // 64 * 64,
     )
 
 

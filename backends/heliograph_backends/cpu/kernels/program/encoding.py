@@ -162,7 +162,8 @@ def encode_gemm(
     places = (layout.LEFT, layout.RIGHT, layout.PRODUCT, *body_places(layout.EPILOGUE, len(extra.operands)))
     code = step_words(Kind.MATMUL, space, words, nanoseconds, False)
     if isinstance(right, StoredOperand) and right.integers:
-        room = space.row_block * staged_bytes(depth) + group_bytes(right.kind, depth)
+        staged = -(-space.row_block * staged_bytes(depth) // 64) * 64
+        room = staged + group_bytes(right.kind, depth)
         return encoding_of([code], places, space, nanoseconds, room, more=layout.FOR_INTEGERS)
     room = packing_bytes(space, min(depth, depth_block), pack_left, not packed and not streams)
     return encoding_of([code], places, space, nanoseconds, room, stored=form > 1)
