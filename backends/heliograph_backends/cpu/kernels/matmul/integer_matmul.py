@@ -82,7 +82,6 @@ ROWS_AT_ONCE: Final = max(COUNTS)
 AHEAD_BYTES: Final = 4096
 _SHORTS = ir.VectorType(ir.IntType(16), 16)
 _HALF_SHORT = ir.VectorType(ir.IntType(16), LANES)
-_PAIRS = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 
 # Staging
