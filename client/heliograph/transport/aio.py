@@ -539,6 +539,11 @@ class AioGrpcShell(AioShell):
         except grpc.aio.UsageError:
             self.core.check()
             raise
+        except asyncio.CancelledError:
+            # A channel that closes cancels its calls, though nobody cancelled their task.
+            if (task := asyncio.current_task()) is None or not task.cancelling():
+                self.core.check()
+            raise
 
     def _start_upload(self, upload: StartUpload) -> Transfer:
         return self._bulk.start_upload(upload)

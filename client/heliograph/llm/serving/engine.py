@@ -77,6 +77,8 @@ class Server:
         self._driver: asyncio.Task[None] | None = None
         #: Whether it takes no more requests.
         self.is_draining = False
+        #: Whether a device of the plans was lost.
+        self._is_lost = False
         #: Set when the session has lost its server: nothing of the model is left.
         self.lost = asyncio.Event()
 
@@ -281,13 +283,15 @@ class Server:
             if action is None:
                 return
             try:
+                if self._is_lost:
+                    self._is_lost = False
+                    await self._free_plans()
                 await (self._fill(action) if isinstance(action, Fill) else self._decode(action))
             except hg.HeliographError as error:
                 self._fail(error)
                 if isinstance(error, hg.ConnectionError):
                     self.lost.set()
-                if isinstance(error, hg.DeviceLostError):
-                    await self._free_plans()
+                self._is_lost = isinstance(error, hg.DeviceLostError)
             except Exception as error:
                 logger.exception("a step of the model fails")
                 self._fail(hg.ComputeFailedError(f"a step of the model fails: {error!r:.200}"))
