@@ -10,22 +10,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from figures import Figure, paired_medians
+from llm_shapes import WORDS, words
 from peer_process import PEER_PYTHON, PEERS, PeerProcess
 
 import heliograph as hg
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
-from gguf_files import Vocabulary, spm, write_model
+from gguf_files import write_model
 from llm_followers import followers, mistaken, write_follower
 from lora_files import write_adapter
 
-LAYERS, WORDS = 6, 32_000
+LAYERS = 6
 PROMPT, DECODED = 128, 24
 #: The most that ours may take of llama.cpp's time.
 BARS = {"prompt": 1.2, "decode": 1.2, "prompt-q8": 1.0, "decode-q8": 1.0}
@@ -182,15 +182,3 @@ class Ours:
             answer = self._llm.generate(list(range(300, 316)), max_tokens=DECODED, **options)  # type: ignore[arg-type]
             found.append(answer.result().seconds / DECODED)
         return found
-
-
-def words() -> Vocabulary:
-    """A vocabulary of as many words as TinyLlama's."""
-    known = spm()
-    more = WORDS - len(known.tokens)
-    return replace(
-        known,
-        tokens=[*known.tokens, *(f"▁word{number}" for number in range(more))],
-        types=[*known.types, *[1] * more],
-        scores=[*known.scores, *(-1e4 - number for number in range(more))],
-    )

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from figures import Figure, paired_medians
-from language_models import words
+from llm_shapes import words
 
 import heliograph as hg
 from heliograph.llm.serving import Bounds, Server

@@ -47,6 +47,7 @@ BENCHMARKS = {
     "llm": "language_models:figures",
     "llm-form": "constrained_answers:figures",
     "llm-pages": "llm_pages:figures",
+    "llm-served": "llm_served:figures",
     "llm-serving": "llm_serving:figures",
     "loops": "loops:figures",
     "minilm": "minilm:figures",
