@@ -3,7 +3,8 @@
     peer_llama.py MODEL THREADS
 
 Answers `prompt TOKENS RUNS` with the seconds of each run, and `decode TOKENS RUNS` with the seconds
-of a token in each run, after a prompt of 16 tokens.
+of a token in each run, after a prompt of 16 tokens. `load TOKENS RUNS` loads the model again, and
+computes a prompt.
 """
 
 from __future__ import annotations
@@ -40,13 +41,18 @@ class Model:
         self.quiet = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self.quiet, ctypes.c_void_p())
         lib.llama_backend_init()
-        self.model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
+        self.path, self.threads = path.encode(), threads
+        self.batch = lib.llama_batch_init(512, 0, 1)
+        self.load()
+        self.words = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
+
+    def load(self) -> None:
+        lib, threads = self.lib, self.threads
+        self.model = lib.llama_model_load_from_file(self.path, lib.llama_model_default_params())
         options = lib.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch = CONTEXT, 512, 512
         options.n_threads = options.n_threads_batch = threads
         self.context = lib.llama_init_from_model(self.model, options)
-        self.words = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
-        self.batch = lib.llama_batch_init(512, 0, 1)
         if not self.context:
             raise SystemExit("llama.cpp cannot load the model")
 
@@ -60,6 +66,10 @@ class Model:
         if self.lib.llama_decode(self.context, batch):
             raise SystemExit("llama.cpp failed")
 
+    def free(self) -> None:
+        self.lib.llama_free(self.context)
+        self.lib.llama_model_free(self.model)
+
     def best(self) -> int:
         found = self.lib.llama_get_logits_ith(self.context, -1)
         return int(np.ctypeslib.as_array(found, (self.words,)).argmax())
@@ -71,8 +81,12 @@ class Model:
             if what == "decode":
                 self.compute(list(range(300, 300 + PROMPT)), 0)
                 token = self.best()
+            if what == "load":
+                self.free()
             begin = time.perf_counter()
-            if what == "prompt":
+            if what == "load":
+                self.load()
+            if what != "decode":
                 self.compute(list(range(300, 300 + count)), 0)
                 self.best()
             else:

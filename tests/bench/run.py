@@ -45,6 +45,7 @@ BENCHMARKS = {
     "hosts": "hosts:figures",
     "links": "packed_links:figures",
     "llm": "language_models:figures",
+    "llm-daemon": "llm_daemon:figures",
     "llm-form": "constrained_answers:figures",
     "llm-pages": "llm_pages:figures",
     "llm-served": "llm_served:figures",
