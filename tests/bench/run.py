@@ -29,8 +29,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from figures import Figure
 
-#: Every benchmark, by the name that its figures begin with: its module and function. Each is imported when
-#: it is measured, so that what one lacks keeps no other from being measured.
+#: Every benchmark, by the name that its figures begin with: its module and function. Each is
+#: imported when it is measured, so that what one lacks keeps no other from being measured.
 BENCHMARKS = {
     "limits": "limits:figures",
     "attention": "attention:figures",
@@ -46,6 +46,7 @@ BENCHMARKS = {
     "links": "packed_links:figures",
     "llm": "language_models:figures",
     "llm-daemon": "llm_daemon:figures",
+    "llm-delay": "llm_hosts:delay",
     "llm-form": "constrained_answers:figures",
     "llm-pages": "llm_pages:figures",
     "llm-served": "llm_served:figures",
@@ -63,6 +64,7 @@ BENCHMARKS = {
     "pool-chain": "pool_runs:chain",
     "pool-joining": "pool_joining:figures",
     "pool-kills": "pool_kills:figures",
+    "pool-llm": "llm_hosts:hosts",
     "pool-pipeline": "pool_runs:pipeline",
     "pool-single": "pool_runs:single",
     "pool-transfer": "pool_transfer:figures",
@@ -92,7 +94,8 @@ QUICK = (
     "startup-health",
     "uploads-hash",
 )
-#: The share of the rounds that benchmarks name which are measured: in `make bench`, and in a quick one.
+#: The share of the rounds that benchmarks name which are measured: in `make bench`, and in a quick
+#: one.
 SHARE, QUICK_SHARE = 0.4, 0.15
 
 
