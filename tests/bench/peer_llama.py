@@ -1,10 +1,10 @@
 """llama.cpp as a peer, under its own interpreter: prompts and decoded tokens of a GGUF file.
 
-    peer_llama.py MODEL THREADS
+    peer_llama.py MODEL THREADS [ROWS]
 
 Answers `prompt TOKENS RUNS` with the seconds of each run, and `decode TOKENS RUNS` with the seconds
 of a token in each run, after a prompt of 16 tokens. `load TOKENS RUNS` loads the model again, and
-computes a prompt.
+computes a prompt. `rows TOKENS RUNS ROWS` decodes as many sequences at a time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def library() -> Any:
 class Model:
     """A model and a context of it."""
 
-    def __init__(self, path: str, threads: int) -> None:
+    def __init__(self, path: str, threads: int, rows: int = 1) -> None:
         self.lib = lib = library()
         self.quiet = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self.quiet, ctypes.c_void_p())
         lib.llama_backend_init()
-        self.path, self.threads = path.encode(), threads
+        self.path, self.threads, self.rows = path.encode(), threads, rows
         self.batch = lib.llama_batch_init(512, 0, 1)
         self.load()
         self.words = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
@@ -50,7 +50,8 @@ class Model:
         lib, threads = self.lib, self.threads
         self.model = lib.llama_model_load_from_file(self.path, lib.llama_model_default_params())
         options = lib.llama_context_default_params()
-        options.n_ctx, options.n_batch, options.n_ubatch = CONTEXT, 512, 512
+        options.n_ctx, options.n_batch, options.n_ubatch = CONTEXT * self.rows, 512, 512
+        options.n_seq_max = self.rows
         options.n_threads = options.n_threads_batch = threads
         self.context = lib.llama_init_from_model(self.model, options)
         if not self.context:
@@ -70,11 +71,38 @@ class Model:
         self.lib.llama_free(self.context)
         self.lib.llama_model_free(self.model)
 
-    def best(self) -> int:
-        found = self.lib.llama_get_logits_ith(self.context, -1)
+    def compute_rows(self, tokens: list[int], place: int) -> list[int]:
+        """Return the likeliest tokens after one of each sequence."""
+        batch = self.batch
+        batch.n_tokens = len(tokens)
+        for row, token in enumerate(tokens):
+            batch.token[row], batch.pos[row], batch.logits[row] = token, place, True
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, row
+        if self.lib.llama_decode(self.context, batch):
+            raise SystemExit("llama.cpp failed")
+        return [self.best(row) for row in range(len(tokens))]
+
+    def best(self, row: int = -1) -> int:
+        found = self.lib.llama_get_logits_ith(self.context, row)
         return int(np.ctypeslib.as_array(found, (self.words,)).argmax())
 
-    def measure(self, what: str, count: int, runs: int) -> list[float]:
+    def measure_rows(self, count: int, runs: int, rows: int) -> list[float]:
+        """Return the seconds of a step of each run."""
+        found = []
+        for _ in range(runs):
+            self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+            tokens = list(range(300, 300 + rows))
+            for place in range(PROMPT):
+                tokens = self.compute_rows(tokens, place)
+            begin = time.perf_counter()
+            for place in range(count):
+                tokens = self.compute_rows(tokens, PROMPT + place)
+            found.append((time.perf_counter() - begin) / count)
+        return found
+
+    def measure(self, what: str, count: int, runs: int, rows: int = 1) -> list[float]:
+        if what == "rows":
+            return self.measure_rows(count, runs, rows)
         found = []
         for _ in range(runs):
             self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
@@ -98,4 +126,4 @@ class Model:
 
 
 if __name__ == "__main__":
-    answer(Model(sys.argv[1], int(sys.argv[2])).measure)
+    answer(Model(sys.argv[1], *map(int, sys.argv[2:])).measure)

@@ -49,6 +49,7 @@ BENCHMARKS = {
     "llm-delay": "llm_hosts:delay",
     "llm-form": "constrained_answers:figures",
     "llm-pages": "llm_pages:figures",
+    "llm-rows": "llm_rows:figures",
     "llm-served": "llm_served:figures",
     "llm-serving": "llm_serving:figures",
     "loops": "loops:figures",
