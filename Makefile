@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast test-onnx test-torch simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-training greed lint types unit generate op-pages proto bench bench-quick figures
+.PHONY: help docs demo demo-pool test test-fast test-onnx test-torch simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages proto bench bench-quick figures
 .PHONY: peers constraints clean wheel test-wheel
 
 help:
@@ -55,6 +55,7 @@ help:
 	@echo "make figures       the page of figures in docs, and the picture of their history (ROUNDS=3)"
 	@echo "make greed         what greedy clients cost those of another tenant (GREED=--short; '--only CASE' for some)"
 	@echo "make bench-training  a step of training PyTorch modules beside eager torch (ONLY='resnet gpt' for some)"
+	@echo "make bench-llm     figures of language models beside llama.cpp (ONLY='llm-...' for some)"
 	@echo "make bench-pool    figures of pools of hosts, in network namespaces (ONLY='pool-...' for some)"
 	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
 	@echo "make test-gpu      conformance on a GPU, beside the CPU and under compute-sanitizer (GPU_PYTHON=python3, OUT=dist/gpu)"
@@ -184,6 +185,10 @@ figures: $(VENV)/.bench wheel
 bench-training: .venv-torch/.torch
 	@if ! [ -e .venv-torch/.torch ]; then echo "skipped: PyTorch could not be installed for this Python or system"; \
 	else .venv-torch/bin/heliograph warmup && .venv-torch/bin/python tests/bench/training.py $(ONLY); fi
+
+bench-llm: $(VENV)/.bench
+	$(BIN)/heliograph warmup
+	$(AS_ROOT) $(BIN)/python tests/bench/run.py --only $(or $(ONLY),'llm*') $(if $(BENCH_JSON),--json $(BENCH_JSON))
 
 bench-pool: $(VENV)/.bench
 	$(AS_ROOT) $(BIN)/python tests/bench/run.py --only $(or $(ONLY),'pool-*') $(if $(BENCH_JSON),--json $(BENCH_JSON))

@@ -95,6 +95,8 @@ QUICK = (
     "startup-health",
     "uploads-hash",
 )
+#: The beginnings of names of benchmarks of `make bench-pool` and `make bench-llm`.
+APART = ("pool-", "llm-")
 #: The share of the rounds that benchmarks name which are measured: in `make bench`, and in a quick
 #: one.
 SHARE, QUICK_SHARE = 0.4, 0.15
@@ -202,9 +204,10 @@ def figures_of(name: str) -> Iterator[Figure]:
 
 
 def chosen(patterns: Sequence[str]) -> list[str]:
-    """The benchmarks that a pattern names; without patterns all but those of pools."""
+    """The benchmarks that a pattern names; without patterns all but those that have a target of
+    their own."""
     if not patterns:
-        return [name for name in BENCHMARKS if not name.startswith("pool-")]
+        return [name for name in BENCHMARKS if not name.startswith(APART)]
     found = [name for name in BENCHMARKS if any(fnmatch.fnmatch(name, one) for one in patterns)]
     if not found:
         raise SystemExit(f"no benchmark matches {patterns}; there are: {', '.join(BENCHMARKS)}")

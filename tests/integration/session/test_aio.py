@@ -70,6 +70,20 @@ def test_a_session_can_be_awaited_too(url: str) -> None:
     asyncio.run(main())
 
 
+def test_calls_under_way_end_with_the_session_that_closes(url: str) -> None:
+    async def main() -> None:
+        for turns in range(40):
+            session = await hg.aio.connect(url)
+            calls = [asyncio.create_task(session.estimate(plus_one((4, 3 + n)))) for n in range(4)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await session.close()
+            for found in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(found, (hg.PlanEstimate, hg.ConnectionError)), found
+
+    asyncio.run(main())
+
+
 def test_large_tensors_go_in_pieces(url: str) -> None:
     async def test(session: hg.aio.Session) -> None:
         tensors = await asyncio.gather(*(session.put(BIG + step) for step in range(4)))
