@@ -540,7 +540,7 @@ class AioGrpcShell(AioShell):
             self.core.check()
             raise
         except asyncio.CancelledError:
-            # A channel that closes cancels its calls, though nobody cancelled their task.
+            # A channel that closes cancels its calls; their task was not cancelled.
             if (task := asyncio.current_task()) is None or not task.cancelling():
                 self.core.check()
             raise

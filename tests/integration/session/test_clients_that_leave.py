@@ -96,7 +96,7 @@ def test_a_compile_whose_client_left_leaves_no_plan(play: Callable[..., None]) -
         call.cancel()
         # The server hears of it before a call that comes after it on the same connection; its handler
         # is told a few turns of the loop later.
-        for _ in range(20):
+        for _ in range(100):
             await peer.devices.ListDevices(device_pb2.ListDevicesRequest())
         gate.open()
         await peer.compile(plan=PLAN + 1)
