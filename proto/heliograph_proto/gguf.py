@@ -54,6 +54,7 @@ _TYPES: dict[int, tuple[str, int, int]] = {
     23: ("iq4_xs", 256, 136), 24: ("i8", 1, 1), 25: ("i16", 1, 2), 26: ("i32", 1, 4), 27: ("i64", 1, 8),
     28: ("f64", 1, 8), 29: ("iq1_m", 256, 56), 30: ("bf16", 1, 2), 34: ("tq1_0", 256, 54),
     35: ("tq2_0", 256, 66), 39: ("mxfp4", 32, 17), 40: ("nvfp4", 64, 36),
+    41: ("q1_0", 128, 18), 42: ("q2_0", 64, 18),
 }  # fmt: skip
 #: Of what a file says its weights mostly are ("general.file_type"), the names.
 _FILE_TYPES = {
@@ -61,7 +62,8 @@ _FILE_TYPES = {
     12: "q3_k_m", 13: "q3_k_l", 14: "q4_k_s", 15: "q4_k_m", 16: "q5_k_s", 17: "q5_k_m", 18: "q6_k",
     19: "iq2_xxs", 20: "iq2_xs", 21: "q2_k_s", 22: "iq3_xs", 23: "iq3_xxs", 24: "iq1_s", 25: "iq4_nl",
     26: "iq3_s", 27: "iq3_m", 28: "iq2_s", 29: "iq2_m", 30: "iq4_xs", 31: "iq1_m", 32: "bf16",
-    36: "tq1_0", 37: "tq2_0", 38: "mxfp4", 39: "nvfp4",
+    36: "tq1_0", 37: "tq2_0", 38: "mxfp4", 39: "nvfp4", 40: "q1_0",
+    41: "q2_0",
 }  # fmt: skip
 
 #: Types of an entry's value by number, as NumPy names them. 8 is a text, 9 a list.

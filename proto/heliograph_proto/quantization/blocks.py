@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from heliograph_proto.errors import InvalidArgumentError
-from heliograph_proto.quantization import codebooks, eights, grid_blocks, k_quants, ternary
+from heliograph_proto.quantization import codebooks, eights, few_bits, grid_blocks, k_quants, ternary
 from heliograph_proto.quantization.k_quants import fields, half_bytes, halves, packed, unpacked
 from heliograph_proto.types import DType, DTypeArgument
 from heliograph_proto.types import dtype as dtype_of
@@ -65,14 +65,24 @@ def dequantize(rows: Array, dtype: DTypeArgument) -> numpy.ndarray[Any, numpy.dt
     return values
 
 
+def converted_to_blocks(x: Array, dtype: DType, xp: Any = numpy) -> Array:
+    """As `to_blocks`, for ops: where ggml's ops convert in less time than its files are made, so do
+    these."""
+    return _encoded(x, dtype, xp, _CONVERTED.get(dtype.name, _TO_BLOCKS[dtype.name]))
+
+
 def to_blocks(x: Array, dtype: DType, xp: Any = numpy) -> Array:
     """`quantize` without checks. A block with NaN or infinity gets a scale that is not finite."""
+    return _encoded(x, dtype, xp, _TO_BLOCKS[dtype.name])
+
+
+def _encoded(x: Array, dtype: DType, xp: Any, encode: Callable[[Any, Array], Array]) -> Array:
     count = x.size // dtype.block_size
     blocks = x.reshape(count, dtype.block_size)
     result = xp.empty((count, dtype.block_bytes), xp.uint8)
     for part in _tiles(count, dtype):
         with numpy.errstate(all="ignore"):
-            result[part] = _TO_BLOCKS[dtype.name](xp, blocks[part].astype(xp.float32))
+            result[part] = encode(xp, blocks[part].astype(xp.float32))
     row_bytes = x.shape[-1] // dtype.block_size * dtype.block_bytes
     return result.reshape(*x.shape[:-1], row_bytes)
 
@@ -280,7 +290,10 @@ _TO_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "iq3_s": grid_blocks.to_iq3_s,
     "tq1_0": ternary.to_tq1_0,
     "tq2_0": ternary.to_tq2_0,
+    "q1_0": few_bits.to_q1_0,
+    "q2_0": few_bits.to_q2_0,
 }
+_CONVERTED: Mapping[str, Callable[[Any, Array], Array]] = {"iq4_nl": codebooks.converted_to_iq4_nl}
 #: The places of the f16 scales in a block.
 _HEADS: Mapping[str, slice] = {
     "q4_0": slice(0, 2),
@@ -296,6 +309,8 @@ _HEADS: Mapping[str, slice] = {
     "iq4_nl": slice(0, 2),
     "iq4_xs": slice(0, 2),
     "q8_1": slice(0, 4),
+    "q1_0": slice(0, 2),
+    "q2_0": slice(0, 2),
     **dict.fromkeys(("iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"), slice(0, 2)),
     "tq1_0": slice(52, 54),
     "tq2_0": slice(64, 66),
@@ -333,6 +348,8 @@ _FROM_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "iq3_s": grid_blocks.from_iq3_s,
     "tq1_0": ternary.from_tq1_0,
     "tq2_0": ternary.from_tq2_0,
+    "q1_0": few_bits.from_q1_0,
+    "q2_0": few_bits.from_q2_0,
 }
 
 

@@ -141,6 +141,20 @@ def to_iq4_nl(xp: Any, x: Array) -> Array:
     return xp.concatenate([head_bytes(xp, x, scale), packed(xp, quanta, 4, 16)], -1)
 
 
+def converted_to_iq4_nl(xp: Any, x: Array) -> Array:
+    """As `to_iq4_nl`, with the nibbles of the extreme element's scale, as ops of ggml convert."""
+    parts, codes = parts_of(xp, x, 32), xp.asarray(CODES, xp.float32)
+    extreme, weights = largest(xp, parts, 0), parts * parts
+    places = _nearest_code(xp, F32(1) / (extreme / F32(CODES[0])) * parts)
+    numbers = codes[places]
+    products, squares = summed(weights * numbers * parts), summed(weights * numbers * numbers)
+    # A scale that is not finite says so of the block's elements.
+    scale = xp.where(squares == 0, F32(0), products / squares)
+    scale = xp.where(xp.abs(extreme) < SMALLEST, F32(0), scale)
+    quanta = places.T.astype(xp.uint8)
+    return xp.concatenate([head_bytes(xp, x, scale), packed(xp, quanta, 4, 16)], -1)
+
+
 def to_iq4_xs(xp: Any, x: Array) -> Array:
     """Encode blocks [n, 256] of f32 as bytes [n, 136]."""
     scales = _best_scales(xp, parts_of(xp, x, 32)).reshape(len(x), 8)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
-from gguf_files import SHAPES, write_model
+from gguf_files import SHAPES, save, write_model
 
 from heliograph_proto.errors import InvalidModelError
 from heliograph_proto.gguf import (
@@ -102,10 +102,7 @@ def test_every_kind_of_value_has_its_own_type(tmp_path: Path) -> None:
     writer.add_array("flags", [True, False])
     writer.add_array("words", ["a", "", "ß"])
     writer.add_array("lists", [[1, 2], [3]])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     found = read((tmp_path / "m.gguf").read_bytes())
     for kind, value in scalars.items():
         assert found.metadata[kind] == value and type(found.metadata[kind]) is type(value)
@@ -151,10 +148,13 @@ def test_a_header_apart_from_its_file_is_the_same(tmp_path: Path) -> None:
 
 def test_an_unknown_type_is_kept_by_its_number_and_has_no_size() -> None:
     tensors = [tensor(b"odd", (4,), 77), tensor(b"w", (1,), 0, 32), tensor(b"q", (256,), 16, 64)]
-    odd, known, stored = read(file_of(tensors=tensors, data=bytes(160))).tensors
+    tensors += [tensor(b"signs", (256,), 41, 160), tensor(b"two", (256,), 42, 224)]
+    odd, known, stored, signs, two = read(file_of(tensors=tensors, data=bytes(320))).tensors
     assert (odd.type_name, odd.nbytes, odd.type) == ("ggml type 77", None, None)
     assert (str(known.type), known.nbytes) == ("f32[1]", 4)
     assert (stored.type_name, stored.nbytes, str(stored.type)) == ("iq2_xxs", 66, "iq2_xxs[256]")
+    assert (signs.type_name, signs.nbytes, str(signs.type)) == ("q1_0", 36, "q1_0[256]")
+    assert (two.type_name, two.nbytes, str(two.type)) == ("q2_0", 72, "q2_0[256]")
 
 
 N = entry(b"n", U32, bytes(4))

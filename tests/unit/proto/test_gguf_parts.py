@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from gguf_files import write_model
+from gguf_files import save, write_model
 
 import heliograph as hg
-from heliograph.llm.weights import open_file
+from heliograph.llm.files.weights import open_file
 from heliograph_proto.gguf import PartName, part_name
 
 TENSORS = 8
@@ -82,10 +82,7 @@ def leave_one_out(first: Path) -> None:
     writer.add_uint16("split.no", len(parts(first)) - 1)
     writer.add_uint16("split.count", len(parts(first)))
     writer.add_tensor("other", np.ones(3, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,18 @@ BLOCKS = {
     "q8_0": "d0278189919aa2aab2bac3cbd3dbe3ecf4fc040c141d252d353d464e565e666f777f"
     "d027000408f41014e71d21db292dcf3539c34246b64e52aa5a5e9e666b917377857f",
 }
+#: A row of 128 elements, its blocks of one and two bits as ggml 0.25 encodes them; and what ggml
+#: makes of a block whose byte i is 37 i mod 251: the values at some places, and the sum of all.
+FEW_ROW = np.concatenate([ROW, ROW[::-1]])
+FEW_BLOCKS = {
+    "q1_0": "e03f0000ffffb76ddbb66ddbb6edffff0000",
+    "q2_0": "c043000055555555aaaa555555558aa2288ac043a2288aa255555555aaaa555555550000",
+}
+FEW_PLACES = [0, 1, 2, 3, 17, 20, 62, 63]
+FEW = {
+    "q1_0": ([-1, 1, -1, 1, -1, 1, 1, -1], 2.0),
+    "q2_0": ([1, 1, -1, 0, 2, -1, 2, 0], 31.0),
+}
 #: Four blocks of both signs and two sizes, and the digests of ggml's blocks.
 _AT = np.arange(1024)
 LARGE_ROW = ((_AT * _AT * 7 + _AT * 13) % 257 - 128) / 32 * np.where(_AT // 128 % 3 == 1, 0.125, 1.0)
@@ -128,7 +140,7 @@ GRIDS = {
 #: Types that ggml encodes in other bytes than we do: points of grids.
 ENCODED_APART = tuple(name for name in LARGE if name.startswith(("iq1", "iq2", "iq3")))
 #: Types that the package gguf does not decode.
-ACTIVATIONS = ("q8_1", "q8_k")
+NOT_DECODED = ("q8_1", "q8_k", "q1_0", "q2_0")
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -156,7 +168,7 @@ def test_floats_become_the_bytes_of_ggmls_reference(name: str) -> None:
     assert quantize(ROW.astype(np.float32), name).tobytes().hex() == BLOCKS[name]
 
 
-@pytest.mark.parametrize("name", [name for name in QUANTIZED if name not in ACTIVATIONS])
+@pytest.mark.parametrize("name", [name for name in QUANTIZED if name not in NOT_DECODED])
 def test_any_bits_are_the_floats_of_the_package_gguf(name: str) -> None:
     gguf = pytest.importorskip("gguf")
     print(f"seed {SEED}")
@@ -175,6 +187,31 @@ def test_large_blocks_are_the_floats_of_ggmls_reference(name: str) -> None:
     found = dequantize(raw, name)
     np.testing.assert_array_equal(found[PLACES], np.float32(values))
     assert (found.astype(np.float64) ** 2).sum() == pytest.approx(squares, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_blocks_of_few_bits_are_those_of_ggmls_reference(name: str) -> None:
+    """The scale of the block of bytes is 0.01953125."""
+    assert quantize(FEW_ROW.astype(np.float32), name).tobytes().hex() == FEW_BLOCKS[name]
+    values, total = FEW[name]
+    found = dequantize((np.arange(18) * 37 % 251).astype(np.uint8), name) / np.float32(0.01953125)
+    assert found[FEW_PLACES].tolist() == values and found.sum() == total
+
+
+def test_elements_of_one_bit_have_the_mean_size_of_their_block() -> None:
+    x = np.linspace(-3, 1, 256, dtype=np.float32)
+    found = dequantize(quantize(x, "q1_0"), "q1_0")
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(x))
+    sizes = np.repeat(np.abs(x.reshape(2, 128)).mean(1), 128)
+    np.testing.assert_allclose(np.abs(found), sizes, rtol=1e-3)
+
+
+def test_elements_of_two_bits_are_the_nearest_of_three() -> None:
+    """The fourth value, twice the scale, is decoded and never encoded."""
+    x = np.linspace(-1, 1, 64, dtype=np.float32)
+    assert dequantize(quantize(x, "q2_0"), "q2_0").tolist() == np.sign(np.round(x)).tolist()
+    every = np.array([0x00, 0x3C] + [0b11100100] * 16, np.uint8)
+    assert dequantize(every, "q2_0").tolist() == [-1, 0, 1, 2] * 16
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -298,6 +335,8 @@ def test_any_bits_are_blocks(name: str) -> None:
         *((np.full(32, value), "mxfp4", "cannot hold") for value in (np.nan, np.inf, -np.inf)),
         *((np.full(64, value), "nvfp4", "cannot hold") for value in (np.nan, np.inf, -np.inf)),
         *((np.full(32, value), "q8_1", "cannot hold") for value in (np.nan, np.inf, 1e30)),
+        *((np.full(128, value), name, "cannot hold") for name in FEW for value in (np.nan, np.inf, 1e30)),
+        (np.zeros(64), "q1_0", "whole blocks of 128"),
         *((np.full(256, 1e30), name, "cannot hold") for name in ENCODED_APART),
         (np.full(32, 1e30), "iq4_nl", "cannot hold"),
         *((np.full(256, value), name, "cannot hold") for name in LARGE for value in (np.nan, np.inf)),
