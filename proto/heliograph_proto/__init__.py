@@ -12,6 +12,8 @@ VERSION_MAX = 1
 
 #: The server exchanges values with other servers, for graphs that run on several.
 EXCHANGE = "exchange"
+#: Loops of a graph on several such servers go from server to server.
+EXCHANGED_LOOPS = "exchanged-loops"
 SHARED_MEMORY = "shared-memory"
 #: The server takes commands over a unix socket, from clients that it shares memory with.
 COMMAND_SOCKET = "command-socket"
@@ -24,6 +26,10 @@ DIRECT_WEIGHTS = "direct-weights"
 #: Pieces of transfers may be packed; and packed with zstd, where its library is installed.
 PACKING = "packing"
 ZSTD = "zstd"
+#: A session may outlive a broken connection.
+LEASE = "lease"
+#: A session may be handed to another daemon.
+MOVE = "move"
 #: The client receives changes of devices.
 WATCH = "watch"
 #: The optional features that this package always supports, as the handshake names them.
@@ -32,6 +38,9 @@ FEATURES = (
     DIRECT,
     DIRECT_WEIGHTS,
     EXCHANGE,
+    EXCHANGED_LOOPS,
+    LEASE,
+    MOVE,
     SHARED_MEMORY,
     TICKETS,
     WATCH,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
@@ -130,6 +130,12 @@ class Address:
         )
         query = "&".join(filter(None, parameters))
         return f"{self.scheme}://{self.host_port}{query and '?'}{query}{device}"
+
+    @property
+    def plain(self) -> str:
+        """The URL as daemons name each other: without a device, and without what is for clients
+        alone: a token, a pin, the consent to send a token in the clear."""
+        return str(replace(self, device="", token="", pin="", insecure=False))
 
     @property
     def is_tls(self) -> bool:

@@ -28,6 +28,8 @@ DEFAULT_STREAM = 0
 MAX_LOOP_STEPS = 1_000_000_000
 #: The overhead counted for each value that a loop streams, beyond its bytes.
 STREAMED_VALUE_BYTES = 512
+#: The most bytes of values that go with what one partition of a loop tells another.
+MAX_TOLD_BYTES = 4096
 #: The overhead counted for each feed of a loop that waits, beyond its bytes.
 FEED_BYTES = 512
 
@@ -204,6 +206,48 @@ class Carry:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopExchange:
+    """The values that a partition exchanges with the others between two steps of a loop.
+
+    Arrivals and departures are places in `Partition.loop_arrivals` and `loop_departures`.
+    """
+
+    #: (departure, output) of each.
+    gives: tuple[tuple[int, int], ...] = ()
+    #: (arrival, input) of each.
+    takes: tuple[tuple[int, int], ...] = ()
+    #: Departures that tell whether a step follows.
+    tells: tuple[int, ...] = ()
+    #: The arrival that tells whether a step follows; None: this partition decides.
+    told: int | None = None
+    #: Departures and arrivals of bytes that only keep steps together.
+    signals: tuple[int, ...] = ()
+    awaits: tuple[int, ...] = ()
+    #: True if all partitions take the loop's feeds, before the same step.
+    fed: bool = False
+    #: (departure of `tells`, output) of each output that goes with it, and the inputs that come with
+    #: `told`.
+    tells_with: tuple[tuple[int, int], ...] = ()
+    told_with: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The outputs that others take."""
+        return tuple(place for _, place in (*self.gives, *self.tells_with))
+
+    @property
+    def departures(self) -> tuple[int, ...]:
+        """All departures that the loop uses."""
+        return (*(one for one, _ in self.gives), *self.tells, *self.signals)
+
+    @property
+    def arrivals(self) -> tuple[int, ...]:
+        """All arrivals that the loop uses."""
+        told = () if self.told is None else (self.told,)
+        return (*told, *self.awaits, *(one for one, _ in self.takes))
+
+
+@dataclass(frozen=True, slots=True)
 class Loop:
     steps: int
     carries: tuple[Carry, ...] = ()
@@ -215,6 +259,13 @@ class Loop:
     #: Inputs that feeds may replace, and the most bytes of feeds that wait.
     fed_inputs: tuple[int, ...] = ()
     fed_bytes: int = 0
+    #: Set for a partition.
+    exchange: LoopExchange | None = None
+
+    @property
+    def is_fed(self) -> bool:
+        """True if it takes feeds, of which a partition may need none of the values."""
+        return bool(self.fed_inputs) or (self.exchange is not None and self.exchange.fed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +277,7 @@ class RunCommand:
     pause: bool = False
     #: None: it runs once.
     loop: Loop | None = None
-    #: If the plan is a partition: the run of the whole graph; else 0.
+    #: If the plan is a partition: the run of the whole graph, or that of a loop's first step; else 0.
     exchange_run: int = 0
     #: The W3C traceparent of a sampled span; "": not traced.
     trace_parent: str = ""
@@ -245,6 +296,18 @@ class WaitCommand:
 @dataclass(frozen=True, slots=True)
 class Free:
     handles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Passes over commands of a restored session, up to `through`.
+
+    With an error, they cannot be done again: what they were to write, `lost`, is poisoned with it.
+    """
+
+    through: int
+    error: HeliographError | None = None
+    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +341,10 @@ class FeedLoop:
     values: tuple[tuple[int, Bytes], ...]
     #: Empty: the values are whole inputs.
     rows: tuple[int, ...] = ()
+    #: For a loop of a partition: its number, and that of the last one before it that no step takes
+    #: together with it.
+    number: int = 0
+    apart_from: int = 0
 
     @property
     def waiting_bytes(self) -> int:
@@ -300,6 +367,7 @@ CommandKind: TypeAlias = (
     | WaitCommand
     | Free
     | FreeVariable
+    | Skip
     | Synchronize
     | Cancel
     | AllocateBuffer
@@ -357,16 +425,68 @@ class TapPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class Attach:
+    """The continuation of a session on a new stream."""
+
+    #: The completion messages that the client has received.
+    received: int
+    #: Of the daemon, as the client knows it.
+    incarnation: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedLoop:
+    """A loop that goes on after some of its steps."""
+
+    sequence: int
+    #: Those that are complete, whose values do not come again, but for the last ones of the last
+    #: step.
+    steps: int
+    unsent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The server's answer to `Attach`."""
+
+    #: The last command that it has received.
+    last_sequence: int
+    #: The number of the next completion message.
+    next_message: int
+    #: True if it has restarted and restored the session.
+    restored: bool = False
+    #: Of the daemon.
+    incarnation: bytes = b""
+    #: Loops that go on from a step when their commands have come again.
+    loops: tuple[ResumedLoop, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The part of a batch of commands that lets the server drop what it keeps for a lease."""
+
+    #: The completion messages that the client has received; 0: it does not say.
+    received: int = 0
+    #: Transfers whose bytes it has received.
+    downloaded: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionBatch:
     """Ended commands: all up to `completed_through`, and those in `completions`.
 
-    `changes`, and then `taps`, precede the completions.
+    `changes`, and then `taps`, precede the completions. One with `attached` has nothing else.
     """
 
     completed_through: int
     completions: tuple[Completion | InlineResult, ...] = ()
     taps: tuple[TapPiece, ...] = ()
     changes: tuple[DeviceChange, ...] = ()
+    attached: Attached | None = None
+    #: The state after every command up to this number is on the server's disk; 0: it does not say.
+    durable_through: int = 0
+    #: The daemon to which the server wishes the session to move; empty: it may stay.
+    move_to: str = ""
 
 
 def loop_ended() -> LoopEndedError:

@@ -221,6 +221,9 @@ class MemberState(Enum):
     LOST = 3
     #: It drains: plans that use its devices go on, and new ones avoid them.
     DRAINING = 4
+    #: Its connection broke, and the head connects again: work that needs it waits, and new plans avoid
+    #: it.
+    AWAY = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,12 @@ DIGEST_BYTES = 32
 _SHARED_BYTES = 4 * 2**20
 
 
-def hasher() -> Any:
-    """Return a hasher with `update(bytes)` and `digest()`, for a content in pieces. One thread."""
-    return blake3()
+def hasher(threads: int = 1) -> Any:
+    """Return a hasher with `update(bytes)` and `digest()`, for a content in pieces.
+
+    Threads are started for each `update`.
+    """
+    return blake3(max_threads=threads)
 
 
 def digest_of(data: Any, threads: int = 1) -> bytes:
@@ -29,3 +32,8 @@ def digest_of(data: Any, threads: int = 1) -> bytes:
     """
     shared = threads if memoryview(data).nbytes >= _SHARED_BYTES else 1
     return blake3(data, max_threads=shared).digest()
+
+
+def moved_secret(secret: bytes, proof: bytes) -> bytes:
+    """Return the secret of a session at the daemon to which it moved; see Moved in error.proto."""
+    return digest_of(b"moved" + secret + proof)[:16]

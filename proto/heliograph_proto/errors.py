@@ -20,6 +20,7 @@
     │   ├── DeadlineExceededError  it exceeded its deadline; also a TimeoutError
     │   ├── ComputeFailedError     the device failed
     │   ├── LoopEndedError         a feed came too late: no step of its loop took it
+    │   ├── NotReplayableError     the daemon was restarted, and the work cannot be done again
     │   └── DeviceLostError        the device is lost until its daemon restarts
     │       └── MemberLostError    a daemon of the pool is unreachable, or was restarted
     ├── ConnectionError            the session cannot be used; also a builtin ConnectionError
@@ -27,9 +28,11 @@
     │   ├── NotHeliographError     the address is not a Heliograph server's
     │   ├── DrainingError          the server is shutting down
     │   ├── SessionClosedError     the session was closed or its lease ended
+    │   ├── MovedError             another daemon has the session now
     │   ├── VersionMismatchError   no common version of the contract
     │   ├── UnauthenticatedError   the client presented no valid credentials
     │   └── ProtocolError          the other side broke the contract
+    ├── SnapshotFailedError        the state of a session could not be written or read
     ├── ContentMismatchError       uploaded bytes do not have the announced digest
     ├── PermissionDeniedError      the caller lacks permission
     ├── InvalidModelError          a model's files are missing or damaged
@@ -46,6 +49,7 @@ import builtins
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from heliograph_proto.tracebacks import rendered
 from heliograph_proto.types import TensorType
 from heliograph_proto.v1 import error_pb2
 
@@ -70,7 +74,9 @@ __all__ = [
     "LoopEndedError",
     "MemberLostError",
     "MissingContentError",
+    "MovedError",
     "NotHeliographError",
+    "NotReplayableError",
     "Origin",
     "OutOfMemoryError",
     "OutOfRangeError",
@@ -79,6 +85,7 @@ __all__ = [
     "Reason",
     "ResourceError",
     "SessionClosedError",
+    "SnapshotFailedError",
     "UnauthenticatedError",
     "UnavailableError",
     "UnknownDeviceError",
@@ -145,6 +152,10 @@ class HeliographError(Exception):
         if self.advice:
             lines.append(f"  advice: {self.advice}")
         return "\n".join(lines)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython and notebooks show, without the frames of this library."""
+        return rendered(self)
 
     def in_a_line(self) -> str:
         """Return `str` in one line, for logs."""
@@ -273,6 +284,18 @@ class ComputeFailedError(WorkError):
     reason = Reason.REASON_COMPUTE_FAILED
 
 
+class NotReplayableError(WorkError):
+    """The daemon was restarted, and a command since the last snapshot cannot be done again."""
+
+    reason = Reason.REASON_NOT_REPLAYABLE
+
+
+class SnapshotFailedError(HeliographError):
+    """The state of a session could not be written or read. The last good state stays."""
+
+    reason = Reason.REASON_SNAPSHOT_FAILED
+
+
 class LoopEndedError(WorkError):
     """A feed came too late: its loop ended before one of its steps took it."""
 
@@ -317,6 +340,33 @@ class SessionClosedError(ConnectionError):
     """The session is unknown, was closed, or its lease has ended."""
 
     reason = Reason.REASON_SESSION_CLOSED
+
+
+class MovedError(ConnectionError):
+    """Another daemon has the session now; clients follow it by themselves.
+
+    `url`: that daemon's address. `proof`: 16 bytes from which the client makes the session's secret
+    there (`moved_secret`); without the secret here they are worth nothing.
+    """
+
+    reason = Reason.REASON_MOVED
+    url: str = ""
+    proof: bytes = b""
+
+    def to(self, url: str, proof: bytes) -> MovedError:
+        """Set the place of the session, and return the error."""
+        self.url, self.proof = url, proof
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_moved, (self.message, self.advice, self.origin, self.url, self.proof))
+
+    def at(self, origin: Origin) -> MovedError:
+        return _rebuild_moved(self.message, self.advice, origin, self.url, self.proof)
+
+
+def _rebuild_moved(message: str, advice: str, origin: Origin, url: str, proof: bytes) -> MovedError:
+    return MovedError(message, advice=advice, origin=origin).to(url, proof)
 
 
 class VersionMismatchError(ConnectionError):

@@ -145,6 +145,8 @@ class SplitReport:
     predicted_copy_us: float = 0.0
     predicted_compute_us: float = 0.0
     predicted_began_us: float = 0.0
+    #: The number of steps by which `StoredValue` counts; 0: the server does not tell.
+    memory_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,45 @@ class DeviceShare:
     results_bytes: int = 0
 
 
+class MemoryUse(Enum):
+    """The use of a block of a plan's memory. The values are those of plan.proto."""
+
+    RESULTS = 1
+    CONSTANTS = 2
+    BETWEEN = 3
+
+    def __str__(self) -> str:
+        return {1: "results", 2: "constants", 3: "between splits"}[self.value]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBlock:
+    """A block of memory that a plan computes in."""
+
+    #: The place of the device.
+    device: int
+    size_bytes: int
+    use: MemoryUse = MemoryUse.RESULTS
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """A value in a block; values that share bytes live in different steps.
+
+    Steps are counted from 0 over all splits, in their order; steps that run at the same time have
+    one number.
+    """
+
+    value: int
+    #: The place of the block.
+    block: int
+    offset_bytes: int
+    size_bytes: int
+    #: The first and the last step that need it.
+    first_step: int
+    last_step: int
+
+
 @dataclass(frozen=True, slots=True)
 class PlanReport:
     """An explained plan: nodes in graph order, splits in run order, devices by priority."""
@@ -187,6 +228,9 @@ class PlanReport:
     predicted_us: float = 0.0
     #: The links of its copies, as known when the plan was made.
     links: tuple[LinkReport, ...] = ()
+    #: The memory that a run computes in, and the values in it; empty: the server does not tell.
+    blocks: tuple[MemoryBlock, ...] = ()
+    stored: tuple[StoredValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +424,7 @@ def lost(source: PeerSource, why: str) -> MemberLostError:
 
 def is_loss(error: HeliographError, source: PeerSource) -> bool:
     """True if an error, perhaps from another daemon, is a `lost` error of this daemon."""
-    return isinstance(error, MemberLostError) and error.message.startswith(_loss_of(source))
+    return isinstance(error, MemberLostError) and _loss_of(source) in error.message
 
 
 def _loss_of(source: PeerSource) -> str:
@@ -406,6 +450,14 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopArrival:
+    """A value that another daemon's step of a loop makes for the next step here."""
+
+    edge: Edge
+    source: PeerSource
+
+
+@dataclass(frozen=True, slots=True)
 class Partition:
     """The values that a partition exchanges with other partitions during a run."""
 
@@ -413,6 +465,14 @@ class Partition:
     departures: tuple[Departure, ...] = ()
     #: Nodes with which a split begins.
     begins: frozenset[int] = frozenset()
+    #: Edges for values between two steps of a loop, which the loop names by their places.
+    loop_arrivals: tuple[LoopArrival, ...] = ()
+    loop_departures: tuple[Edge, ...] = ()
+
+    @property
+    def loop_edges(self) -> tuple[int, int]:
+        """The numbers of arrivals and of departures between two steps of a loop."""
+        return len(self.loop_arrivals), len(self.loop_departures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,6 +509,8 @@ class ReceivedGraph:
     size_bytes: int
     #: Raises the decoding error.
     decode: Callable[[], Graph]
+    #: As it came.
+    encoded: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

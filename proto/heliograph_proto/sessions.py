@@ -129,6 +129,71 @@ class SessionInfo:
     daemons: tuple[bytes, ...] = ()
     #: None: the server takes no other connections of this session.
     direct: DirectOffer | None = None
+    #: The time for which it outlives a broken connection; 0: not at all.
+    lease_ms: int = 0
+    #: True if snapshots of the session are taken.
+    durable: bool = False
+
+    @property
+    def lease_seconds(self) -> float:
+        """The lease in seconds."""
+        return self.lease_ms / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSnapshot:
+    """A snapshot of a session on the server's disk."""
+
+    #: The last command whose effects it has.
+    sequence: int
+    #: The bytes of the session's tensors and weights.
+    size_bytes: int
+    #: Those of them that were written, since they were not on disk.
+    written_bytes: int
+    #: The time that it took, in seconds.
+    seconds: float
+    #: The part of that time for which no command began.
+    still_seconds: float
+    #: The digest of the image, which names the snapshot.
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMove:
+    """A session that went to another daemon."""
+
+    #: The last command whose effects it has.
+    sequence: int
+    #: The bytes of the session's tensors and weights.
+    size_bytes: int
+    #: The bytes that were sent: those of them that the other daemon did not have, and graphs.
+    sent_bytes: int
+    #: The time for which no command began, in seconds.
+    still_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WantedBytes:
+    """The bytes of a buffer that an earlier session may have."""
+
+    #: The handle of the buffer, if they are found.
+    buffer: int
+    size_bytes: int
+    #: The size of each piece but the last.
+    piece_bytes: int
+    #: The digest of each piece, in order.
+    digests: tuple[bytes, ...]
+    #: Empty for any device.
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBytes:
+    """A buffer with wanted bytes."""
+
+    buffer: int
+    device: str
+    buffer_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +303,8 @@ class TenantUsage:
         return not any((*counts, self.device_memory_bytes, self.staging_bytes))
 
 
+#: The maximum lease of a session.
+LONGEST_LEASE_SECONDS = 86_400.0
 #: The maximum duration of a drain; a longer one is a mistake.
 LONGEST_DRAIN_SECONDS = 86_400.0
 
@@ -253,6 +320,18 @@ class DrainState(Enum):
     DRAINED = 3
     #: It is about to exit, irrevocably.
     STOPPING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOutcome:
+    """The outcome for a session that was to move to another daemon."""
+
+    number: int
+    client: str
+    #: True if the other daemon has it.
+    moved: bool
+    #: Otherwise why not, so far.
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +351,8 @@ class DrainStatus:
     #: start of the system (0: not known).
     process: int = 0
     process_started: int = 0
+    #: If sessions were to move to another daemon: the outcome for each, by number.
+    moves: tuple[SessionOutcome, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +401,12 @@ class SessionStatus:
     commands_per_second: float = 0.0
     received_bytes_per_second: float = 0.0
     sent_bytes_per_second: float = 0.0
+    #: The time for which it outlives a broken connection; 0: not at all.
+    lease_seconds: float = 0.0
+    #: Of a session whose connection broke: the time until it ends.
+    lease_left_seconds: float | None = None
+    #: Of a durable session: the time since its last snapshot.
+    snapshot_age_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

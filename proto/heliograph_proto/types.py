@@ -107,7 +107,7 @@ def _table() -> dict[str, DType]:
     large |= {"iq4_xs": 136, "tq1_0": 54, "tq2_0": 66}
     large |= {"iq1_s": 50, "iq1_m": 56, "iq2_xxs": 66, "iq2_xs": 74, "iq2_s": 82, "iq3_xxs": 98}
     large |= {"iq3_s": 110, "q8_k": 292}
-    for size, blocks in ((32, small), (64, {"nvfp4": 36}), (256, large)):
+    for size, blocks in ((32, small), (64, {"nvfp4": 36, "q2_0": 18}), (128, {"q1_0": 18}), (256, large)):
         for name, block_bytes in blocks.items():
             value = number(f"DATA_TYPE_{name.upper()}")
             rows.append(DType(name, value, "quantized", block_bytes, size))

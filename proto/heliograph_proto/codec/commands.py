@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heliograph_proto import commands as c
-from heliograph_proto.codec.fields import decode_all, encode_all
+from heliograph_proto.codec.fields import decode, decode_all, encode, encode_all
 from heliograph_proto.codec.types import decode_checked_type, decode_error, encode_error, encode_type
 from heliograph_proto.devices import CopyPath, DeviceChange, Usage
 from heliograph_proto.errors import ProtocolError
@@ -57,14 +57,18 @@ def encode_command(command: c.Command) -> command_pb2.Command:
         case c.Continue(sequence, taken_bytes):
             proceeding = getattr(message, "continue")
             proceeding.sequence, proceeding.taken_bytes = sequence, taken_bytes
-        case c.FeedLoop(sequence, values, rows):
-            message.feed_loop.sequence = sequence
-            message.feed_loop.rows.extend(rows)
-            for place, data in values:
-                message.feed_loop.values.add(input=place, data=bytes(data))
+        case c.FeedLoop():
+            _encode_feed(message.feed_loop, command.kind)
         case _:
             _encode_memory_command(message, command.kind)
     return message
+
+
+def _encode_feed(message: command_pb2.FeedLoop, kind: c.FeedLoop) -> None:
+    message.sequence, message.number, message.apart_from = kind.sequence, kind.number, kind.apart_from
+    message.rows.extend(kind.rows)
+    for place, data in kind.values:
+        message.values.add(input=place, data=bytes(data))
 
 
 def _encode_set(message: command_pb2.SetTensor, kind: c.SetTensor) -> None:
@@ -102,6 +106,25 @@ def _encode_loop(message: command_pb2.Loop, loop: c.Loop) -> None:
     message.fed_bytes = loop.fed_bytes
     if loop.until is not None:
         message.until = loop.until
+    if loop.exchange is not None:
+        _encode_loop_exchange(message.exchange, loop.exchange)
+
+
+def _encode_loop_exchange(message: command_pb2.LoopExchange, exchange: c.LoopExchange) -> None:
+    # Marks the field as present even if all of it is empty.
+    message.SetInParent()
+    message.gives.extend(command_pb2.LoopGive(departure=one, output=two) for one, two in exchange.gives)
+    message.takes.extend(command_pb2.LoopTake(arrival=one, input=two) for one, two in exchange.takes)
+    message.tells.extend(exchange.tells)
+    message.signals.extend(exchange.signals)
+    message.awaits.extend(exchange.awaits)
+    message.fed = exchange.fed
+    message.tells_with.extend(
+        command_pb2.LoopGive(departure=one, output=two) for one, two in exchange.tells_with
+    )
+    message.told_with.extend(exchange.told_with)
+    if exchange.told is not None:
+        message.told = exchange.told
 
 
 def _encode_memory_command(message: command_pb2.Command, kind: c.CommandKind) -> None:
@@ -110,6 +133,11 @@ def _encode_memory_command(message: command_pb2.Command, kind: c.CommandKind) ->
         case c.FreeVariable(name):
             message.free_variable.name = name
             message.free_variable.SetInParent()
+        case c.Skip(through, error, lost):
+            message.skip.through = through
+            message.skip.lost.extend(lost)
+            if error is not None:
+                message.skip.error.CopyFrom(encode_error(error))
         case c.OfferTensor(tensor, edge, run):
             offer = message.offer_tensor
             offer.tensor, offer.edge, offer.secret, offer.run = tensor, edge.name, edge.secret, run
@@ -216,6 +244,9 @@ def _decode_kind(message: command_pb2.Command) -> c.CommandKind:
             return c.Free(tuple(message.free.handles))
         case "free_variable":
             return c.FreeVariable(message.free_variable.name)
+        case "skip":
+            error = decode_error(message.skip.error) if message.skip.HasField("error") else None
+            return c.Skip(message.skip.through, error, tuple(message.skip.lost))
         case "synchronize":
             return c.Synchronize()
         case "cancel":
@@ -226,7 +257,7 @@ def _decode_kind(message: command_pb2.Command) -> c.CommandKind:
         case "feed_loop":
             fed = message.feed_loop
             values = tuple((one.input, one.data) for one in fed.values)
-            return c.FeedLoop(fed.sequence, values, tuple(fed.rows))
+            return c.FeedLoop(fed.sequence, values, tuple(fed.rows), fed.number, fed.apart_from)
     return _decode_memory_command(message)
 
 
@@ -300,6 +331,21 @@ def _decode_loop(loop: command_pb2.Loop) -> c.Loop:
         unread_bytes=loop.unread_bytes,
         fed_inputs=tuple(loop.fed_inputs),
         fed_bytes=loop.fed_bytes,
+        exchange=_decode_loop_exchange(loop.exchange) if loop.HasField("exchange") else None,
+    )
+
+
+def _decode_loop_exchange(message: command_pb2.LoopExchange) -> c.LoopExchange:
+    return c.LoopExchange(
+        gives=tuple((one.departure, one.output) for one in message.gives),
+        takes=tuple((one.arrival, one.input) for one in message.takes),
+        tells=tuple(message.tells),
+        told=message.told if message.HasField("told") else None,
+        signals=tuple(message.signals),
+        awaits=tuple(message.awaits),
+        fed=message.fed,
+        tells_with=tuple((one.departure, one.output) for one in message.tells_with),
+        told_with=tuple(message.told_with),
     )
 
 
@@ -344,6 +390,9 @@ def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
             for one in batch.taps
         ],
         changes=encode_all(batch.changes, device_pb2.DeviceChange),
+        attached=None if batch.attached is None else encode(batch.attached, command_pb2.Attached),
+        durable_through=batch.durable_through,
+        move_to=batch.move_to,
     )
 
 
@@ -364,6 +413,9 @@ def decode_completions(message: command_pb2.CompletionBatch) -> c.CompletionBatc
         ),
         taps=tuple(map(_decode_piece, message.taps)),
         changes=decode_all(message.changes, DeviceChange),
+        attached=decode(message.attached, c.Attached) if message.HasField("attached") else None,
+        durable_through=message.durable_through,
+        move_to=message.move_to,
     )
 
 

@@ -29,7 +29,7 @@ from heliograph_proto.codec.types import (
 from heliograph_proto.devices import BufferRole, Capabilities, DeviceType, Link, MemberState, OpPath
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.models import ModelTensor
-from heliograph_proto.plans import Cause, PlanInfo, Route
+from heliograph_proto.plans import Cause, MemoryUse, PlanInfo, Route
 from heliograph_proto.sessions import LEVELS, DrainState, DrainStatus, LogLine, Traffic
 from heliograph_proto.types import TensorType
 from heliograph_proto.v1 import device_pb2
@@ -90,6 +90,7 @@ NEWER: dict[type[Enum], Enum] = {
     # A state that accepts no new sessions.
     DrainState: DrainState.DRAINING,
     MemberState: MemberState.JOINING,
+    MemoryUse: MemoryUse.RESULTS,
     OpPath: OpPath.UNKNOWN,
 }
 

@@ -99,7 +99,7 @@ def _field(tag: int, data: bytes) -> bytes:
 
 def received_graph(data: bytes, limits: Limits) -> ReceivedGraph:
     """Return an encoded graph under the digest of its bytes, which include its names."""
-    return ReceivedGraph(sha256(data).digest(), len(data), lambda: decode_graph(data, limits))
+    return ReceivedGraph(sha256(data).digest(), len(data), lambda: decode_graph(data, limits), data)
 
 
 def _encode_attributes(attributes: Mapping[str, Any]) -> list[graph_pb2.Attribute]:
@@ -154,6 +154,8 @@ class _Decoder:
         self._nodes: list[Node] = []
         self._outputs: list[Output] = []
         self._forms: dict[bytes, _Form] = {}
+        #: The bytes of a form behind its first field, the op, of the last node that had this field.
+        self._rests: dict[bytes, int] = {}
         self._leaf_forms: dict[bytes, tuple[LeafKind, TensorType]] = {}
         #: Equal types are one object. Found by their bytes: clients could choose dimensions with
         #: one hash.
@@ -179,11 +181,49 @@ class _Decoder:
     def _add_node(self, start: int, end: int) -> None:
         if end - start > _MOST_BYTES or len(self._nodes) >= self._limits.graph_nodes:
             self._check_room(self._nodes, "nodes", end - start)
-        form, packed, name = _cut(self._data, start, end, _OPERANDS, _NODE_NAME)
-        op, type, attributes, parts = self._forms.get(form) or self._form(form)
+        (op, type, attributes, parts), packed, name = self._alike(start, end) or self._node(start, end)
         operands = tuple(packed) if packed.isascii() else _numbers(packed)
         self._count(parts + len(operands))
         self._nodes.append(Node(op, operands, type, attributes, name.decode()))
+
+    def _node(self, start: int, end: int) -> tuple[_Form, bytes, bytes]:
+        """Return a node's form, operands and name, and keep how many bytes its form has behind the
+        op."""
+        form, packed, name = _cut(self._data, start, end, _OPERANDS, _NODE_NAME)
+        if len(form) > 1 and form[0] & 0x87 == 2 and form[1] < 0x80:
+            op = form[: 2 + form[1]]
+            self._rests[op] = len(form) - len(op)
+        return self._forms.get(form) or self._form(form), packed, name
+
+    def _alike(self, start: int, end: int) -> tuple[_Form, bytes, bytes] | None:
+        """Return the same of a node whose fields are as long as those of the last one of its op,
+        and in the order of their numbers, and whose form is known; else None.
+
+        A known form is a row of whole fields without operands and name, and its first one is the
+        op. So the bytes behind the operands are whole fields too.
+        """
+        data = self._data
+        if end - start < 2:
+            return None
+        first = start + 2 + data[start + 1]
+        op = data[start:first]
+        rest = self._rests.get(op)
+        if rest is None or first + 2 > end or data[first] != _OPERANDS or data[first + 1] > 0x7F:
+            return None
+        begin = first + 2
+        behind = begin + data[first + 1]
+        stop = behind + rest
+        form = self._forms.get(op + data[behind:stop])
+        if form is None or (stop != end and not self._is_name(stop, end)):
+            return None
+        return form, data[begin:behind], data[stop + 2 : end]
+
+    def _is_name(self, place: int, end: int) -> bool:
+        """True if a node's name lies there, and ends there."""
+        data = self._data
+        if place + 2 > end:
+            return False
+        return data[place] == _NODE_NAME and data[place + 1] < 0x80 and place + 2 + data[place + 1] == end
 
     def _add_leaf(self, start: int, end: int) -> None:
         self._check_room(self._leaves, "leaves", end - start)

@@ -8,10 +8,12 @@ inline run in the canonical encoding, the reader keeps its form.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar
 
 from heliograph_proto import commands as c
 from heliograph_proto.codec.commands import decode_completions, encode_command, encode_completions
+from heliograph_proto.codec.fields import decode, encode
 from heliograph_proto.codec.inline_forms import (
     FRAME_TAG,
     InlineResult,
@@ -31,18 +33,48 @@ MAX_FORM_BYTES = 2**18
 _TAG, _SEQUENCE = FRAME_TAG[0], 0x08
 _F = TypeVar("_F", RunForm, ResultForm)
 
-#: A command from a reader: an inline run of a known form, or a message.
-Received: TypeAlias = "InlineRun | command_pb2.Command"
+#: The tags of `received` and `downloaded` in CommandBatch.
+_RECEIVED_TAG, _DOWNLOADED_TAG = 0x28, 0x32
+#: The most transfers of one `Acknowledged` that is read.
+MOST_TOLD = 512
+#: The most bytes of a batch that only acknowledges.
+_LONGEST_RECEIVED = 11
+
+#: A part of a batch from a reader: an inline run of a known form, another command, or what the
+#: client acknowledges.
+Received: TypeAlias = "InlineRun | command_pb2.Command | c.Acknowledged"
 
 
-def encode_first(session: bytes, command_socket: bool = False) -> bytes:
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first CommandBatch of a stream, without its commands."""
+
+    session: bytes
+    command_socket: bool = False
+    attach: c.Attach | None = None
+
+
+def encode_first(session: bytes, command_socket: bool = False, attach: c.Attach | None = None) -> bytes:
     """Encode the first CommandBatch of a stream."""
-    return command_pb2.CommandBatch(session=session, command_socket=command_socket).SerializeToString()
+    return command_pb2.CommandBatch(
+        session=session,
+        command_socket=command_socket,
+        attach=None if attach is None else encode(attach, command_pb2.Attach),
+    ).SerializeToString()
 
 
-def encode_commands(commands: Iterable[c.Command | InlineRun]) -> bytes:
-    """Encode a CommandBatch."""
-    frames = []
+def decode_first(data: bytes) -> First:
+    """Decode the first CommandBatch of a stream, which has no commands then. Raises DecodeError."""
+    message = command_pb2.CommandBatch.FromString(data)
+    attach = decode(message.attach, c.Attach) if message.HasField("attach") else None
+    return First(message.session, message.command_socket, attach)
+
+
+def encode_commands(
+    commands: Iterable[c.Command | InlineRun], acknowledged: c.Acknowledged | None = None
+) -> bytes:
+    """Encode a CommandBatch. The acknowledged comes first."""
+    frames = [] if acknowledged is None else [encode_acknowledged(acknowledged)]
     for one in commands:
         if type(one) is InlineRun:
             frames.append(one.frame())
@@ -53,9 +85,20 @@ def encode_commands(commands: Iterable[c.Command | InlineRun]) -> bytes:
     return b"".join(frames)
 
 
+def encode_acknowledged(acknowledged: c.Acknowledged) -> bytes:
+    """Encode what a client acknowledges, as a part of a CommandBatch."""
+    data = b""
+    if acknowledged.received:
+        data = b"\x28" + varint(acknowledged.received)
+    if acknowledged.downloaded:
+        numbers = b"".join(map(varint, acknowledged.downloaded))
+        data += b"\x32" + varint(len(numbers)) + numbers
+    return data
+
+
 def encode_results(batch: c.CompletionBatch) -> bytes:
     """Encode a CompletionBatch. Completions keep their order, in which waiters wake."""
-    head = c.CompletionBatch(batch.completed_through, (), batch.taps, batch.changes)
+    head = replace(batch, completions=())
     frames = [encode_completions(head).SerializeToString()]
     for one in batch.completions:
         if isinstance(one, InlineResult):
@@ -108,6 +151,47 @@ def large_parts(data: bytes, size_bytes: int) -> Iterator[bytes]:
         at = end
 
 
+def received_only(data: bytes) -> int:
+    """Return the number that a CommandBatch acknowledges if it has nothing else; otherwise 0."""
+    if not 2 <= len(data) <= _LONGEST_RECEIVED or data[0] != _RECEIVED_TAG:
+        return 0
+    number, at = _varint_at(data, 1, len(data))
+    return number if at == len(data) else 0
+
+
+def _acknowledged_at(data: bytes, at: int) -> tuple[c.Acknowledged, int] | None:
+    """Return a part of a batch that acknowledges, and the offset after it; None if it is another
+    part."""
+    if data[at] == _RECEIVED_TAG:
+        number, at = _varint_at(data, at + 1, len(data))
+        return (c.Acknowledged(number), at) if at <= len(data) else None
+    if data[at] != _DOWNLOADED_TAG:
+        return None
+    length, at = _varint_at(data, at + 1, len(data))
+    end, numbers = at + length, list[int]()
+    if end > len(data) or length > MOST_TOLD:
+        # Protobuf decodes a long list far sooner.
+        return None
+    while at < end:
+        number, at = _varint_at(data, at, end)
+        numbers.append(number)
+    return (c.Acknowledged(0, tuple(numbers)), end) if at == end else None
+
+
+def _rest(data: bytes) -> tuple[Iterable[c.Acknowledged], Iterable[command_pb2.Command]]:
+    """Decode a batch by protobuf: what it acknowledges, and its commands."""
+    message = command_pb2.CommandBatch.FromString(data)
+    return _told_in(message), message.commands
+
+
+def _told_in(message: command_pb2.CommandBatch) -> Iterator[c.Acknowledged]:
+    """Yield what a batch acknowledges: of a long list, a part at a time."""
+    if message.received or message.downloaded:
+        yield c.Acknowledged(message.received, tuple(message.downloaded[:MOST_TOLD]))
+    for start in range(MOST_TOLD, len(message.downloaded), MOST_TOLD):
+        yield c.Acknowledged(0, tuple(message.downloaded[start : start + MOST_TOLD]))
+
+
 class CommandReader:
     """A decoder of the CommandBatches of one stream."""
 
@@ -115,13 +199,19 @@ class CommandReader:
         self._forms: _Forms[RunForm] = _Forms()
 
     def read(self, data: bytes) -> Iterator[Received]:
-        """Yield the commands of a batch, which may be very many. Raises DecodeError."""
+        """Yield the parts of a batch, whose commands may be very many. Raises DecodeError."""
         at = 0
         while at < len(data):
             frame = _frame_at(data, at)
             if frame is None:
+                if (found := _acknowledged_at(data, at)) is not None:
+                    at = found[1]
+                    yield found[0]
+                    continue
                 # Another field of the batch; the rest of a message is a message.
-                yield from command_pb2.CommandBatch.FromString(data[at:]).commands
+                more, commands = _rest(data[at:])
+                yield from more
+                yield from commands
                 return
             at = frame[1]
             yield self._read_one(data, *frame)

@@ -13,6 +13,7 @@ from heliograph_proto.plans import (
     Departure,
     Edge,
     EstimateRequest,
+    LoopArrival,
     Partition,
     PeerSource,
     PlaceContentsRequest,
@@ -82,6 +83,18 @@ def _encode_partition(partition: Partition) -> plan_pb2.Partition:
             for one in partition.departures
         ],
         begins=sorted(partition.begins),
+        loop_arrivals=[
+            plan_pb2.LoopArrival(
+                edge=one.edge.name,
+                secret=one.edge.secret,
+                source=one.source.address,
+                incarnation=one.source.incarnation,
+            )
+            for one in partition.loop_arrivals
+        ],
+        loop_departures=[
+            plan_pb2.LoopDeparture(edge=one.name, secret=one.secret) for one in partition.loop_departures
+        ],
     )
 
 
@@ -91,6 +104,11 @@ def _decode_partition(message: plan_pb2.Partition) -> Partition:
         arrivals=tuple(map(_decode_arrival, message.arrivals)),
         departures=tuple(Departure(one.node, Edge(one.edge, one.secret)) for one in message.departures),
         begins=frozenset(message.begins),
+        loop_arrivals=tuple(
+            LoopArrival(Edge(one.edge, one.secret), PeerSource(one.source, one.incarnation))
+            for one in message.loop_arrivals
+        ),
+        loop_departures=tuple(Edge(one.edge, one.secret) for one in message.loop_departures),
     )
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from heliograph_proto.errors import HeliographError, InvalidArgumentError, Origin, Reason, class_for
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidArgumentError,
+    MovedError,
+    Origin,
+    Reason,
+    class_for,
+)
 from heliograph_proto.types import DType, TensorType, dtype_from_number, shape_problem
 from heliograph_proto.v1 import error_pb2, tensor_pb2
 
@@ -42,6 +49,8 @@ def encode_error(error: HeliographError) -> error_pb2.Error:
         message.origin.sequence = origin.sequence
     if error.retry_after_seconds is not None:
         message.retry_after_ms = min(2**32 - 1, max(1, round(error.retry_after_seconds * 1e3)))
+    if isinstance(error, MovedError):
+        message.moved.url, message.moved.proof = error.url, error.proof
     return message
 
 
@@ -55,9 +64,10 @@ def decode_error(message: error_pb2.Error) -> HeliographError:
         operands=tuple(map(decode_type, known)),
         sequence=message.origin.sequence,
     )
-    return kind(
+    found = kind(
         message.message or Reason.Name(kind.reason),
         advice=message.advice,
         origin=origin,
         retry_after_seconds=message.retry_after_ms / 1e3 or None,
     )
+    return found.to(message.moved.url, message.moved.proof) if isinstance(found, MovedError) else found

@@ -136,6 +136,30 @@ def test_damaged_graphs_are_refused_or_read_and_nothing_else_happens() -> None:
             pass
 
 
+def read(data: bytes) -> str:
+    """The last node of an encoded graph, or the name of its error."""
+    try:
+        return repr(decode_graph(data, Limits()).nodes[-1])
+    except (DecodeError, HeliographError) as error:
+        return type(error).__name__
+
+
+def test_a_damaged_node_is_read_as_it_is_alone_whatever_came_before_it() -> None:
+    def encoded(node: bytes) -> bytes:
+        return bytes([0x12, len(node)]) + node
+
+    chance = cases()[0]
+    type_ = tensor_pb2.TensorType(data_type=1, shape=[4])
+    for name in ("", "node7"):
+        whole = graph_pb2.Node(op="add", operands=[1, 2], result=type_, name=name).SerializeToString()
+        shorter = [whole[:size] for size in range(len(whole))]
+        changed = [bytearray(whole) for _ in range(2000)]
+        for each in changed:
+            each[chance.randrange(len(whole))] = chance.choice([0, 1, 2, 5, 0x12, 0x2A, 0x7F, 0x80, 0xFF])
+        for node in (*shorter, *map(bytes, changed)):
+            assert read(encoded(whole) + encoded(node)) == read(encoded(node)), node
+
+
 @pytest.mark.parametrize(
     "data",
     [

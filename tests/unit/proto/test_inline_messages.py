@@ -64,7 +64,8 @@ def as_completion(result: InlineResult) -> c.Completion:
 
 def as_commands(received: Any) -> list[c.Command]:
     # All of them are read before what one means is looked at.
-    return [one.command() if isinstance(one, InlineRun) else decode_command(one) for one in list(received)]
+    commands = [one for one in list(received) if not isinstance(one, c.Acknowledged)]
+    return [one.command() if isinstance(one, InlineRun) else decode_command(one) for one in commands]
 
 
 def plainly_read(data: bytes) -> list[c.Command]:
