@@ -27,6 +27,7 @@ from heliograph_backends.contract import (
     DeviceCompileOptions,
     LeafBindings,
     MemoryEstimate,
+    MemoryMap,
     Plan,
     Tensor,
     Turn,
@@ -39,7 +40,8 @@ from heliograph_backends.cpu.lowering.packing import packed_forms
 from heliograph_backends.planning.concurrency import concurrent_nodes, side_by_side
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.groups import Group, steps_of_nodes, times_of_nodes
-from heliograph_backends.planning.layout import is_direct, place_values
+from heliograph_backends.planning.layout import SOURCES, is_direct, place_values
+from heliograph_backends.planning.memory_map import memory_map
 from heliograph_backends.planning.storage import StorageLayout, plan_storage
 from heliograph_backends.reference import define_node
 from heliograph_backends.reference.base import index_error, indices_of
@@ -52,7 +54,6 @@ from heliograph_proto.errors import (
     UnknownHandleError,
 )
 from heliograph_proto.graph import Graph
-from heliograph_proto.ops.table import OPS
 from heliograph_proto.pace import in_turns
 
 if TYPE_CHECKING:
@@ -191,18 +192,18 @@ class CpuPlan(Plan):
     def concurrency(self) -> Sequence[int]:
         return concurrent_nodes(len(self.graph.nodes), self._groups, self.storage.sets)
 
-    def steps_of_nodes(self) -> Sequence[int]:
-        return steps_of_nodes(self.graph, self._groups)
-
     def measure(self, *, on: bool) -> None:
         for step in self._steps:
             step.measure(on=on)
 
-    def times_of_nodes(self) -> Sequence[float]:
+    def steps_and_times(self) -> tuple[Sequence[int], Sequence[float]]:
         times: defaultdict[int, float] = defaultdict(float)
         for number, took_us in chain.from_iterable(step.times_us() for step in self._steps):
             times[number] += took_us
-        return times_of_nodes(self.graph, self._groups, times)
+        return steps_of_nodes(self.graph, self._groups), times_of_nodes(self.graph, self._groups, times)
+
+    def memory_map(self) -> MemoryMap:
+        return memory_map(self.graph, self._groups, self.storage)
 
     def free(self) -> None:
         with self._lock:
@@ -458,7 +459,7 @@ class _Compiler:
 
     def _add(self, group: Group, native: bool, number: int) -> None:
         node = self.plan.graph.nodes[group.last]
-        if OPS[node.op].group == "source":
+        if node.op in SOURCES:
             value = len(self.plan.graph.leaves) + group.last
             define_node(self.plan.graph, group.last)(self.plan.memory.array(value))
         elif native and self.lowering.is_native(group):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels import Operation
-from heliograph_backends.cpu.kernels.program.words import TYPED
+from heliograph_backends.cpu.kernels.program.words import MAXIMUM_VALUES, TYPED
 from heliograph_backends.cpu.lowering.typed import Recipe
 from heliograph_proto.graph import Node
 
@@ -59,12 +59,13 @@ def instructions_of(forms: Sequence[ElementwiseForm]) -> tuple[k.Instruction, ..
     return chain.finish()
 
 
-class _Part(NamedTuple):
-    """An instruction. A source below 0 is -1 - the number of an earlier part."""
+#: An instruction: the operation, its sources, of which one below 0 is -1 - the number of an earlier
+#: part, and its immediates.
+_Part: TypeAlias = tuple[Operation, tuple[Ref, ...], tuple[str, ...]]
 
-    operation: Operation
-    sources: tuple[Ref, ...]
-    immediates: tuple[str, ...] = ()
+# Equal operands and registers are one object; a chain has only a few.
+_INPUTS = tuple(map(k.Input, range(MAXIMUM_VALUES)))
+_REGISTERS = tuple(map(k.Register, range(MAXIMUM_VALUES)))
 
 
 class _Chain:
@@ -76,9 +77,8 @@ class _Chain:
 
     def add(self, form: ElementwiseForm) -> None:
         """Append the instructions of a node."""
-        sources = tuple(
-            self.results[-1 - ref] if isinstance(ref, int) and ref < 0 else ref for ref in form.sources
-        )
+        results = self.results
+        sources = tuple([results[-1 - ref] if type(ref) is int and ref < 0 else ref for ref in form.sources])
         if form.recipe:
             made: list[Ref] = []
             for operation, places in form.recipe:
@@ -87,15 +87,15 @@ class _Chain:
                     for each in places
                 ]
                 made.append(self._put(operation, tuple(found)))
-            self.results.append(made[-1])
+            results.append(made[-1])
         elif form.op in GATED:
             x, gate = sources
-            self.results.append(self._gated(form.op, x, gate, *form.numbers))
+            results.append(self._gated(form.op, x, gate, *form.numbers))
         else:
-            self.results.append(self._put(INSTRUCTIONS[form.op], sources, *form.numbers))
+            results.append(self._put(INSTRUCTIONS[form.op], sources, *form.numbers))
 
     def _put(self, operation: Operation, sources: tuple[Ref, ...], *immediates: str) -> Ref:
-        self.parts.append(_Part(operation, sources, immediates))
+        self.parts.append((operation, sources, immediates))
         return -len(self.parts)
 
     def _gated(self, op: str, x: Ref, gate: Ref, limit: str = "", alpha: str = "") -> Ref:
@@ -113,20 +113,23 @@ class _Chain:
     def finish(self) -> tuple[k.Instruction, ...]:
         """Return the instructions. A register is reused after the last read of its value, to need
         few."""
-        last_read = {ref: number for number, part in enumerate(self.parts) for ref in part.sources}
+        last_read = {ref: number for number, part in enumerate(self.parts) for ref in part[1]}
         homes: dict[Ref, k.Input | k.Register] = {}
         free: list[k.Register] = []
         made = []
+        used, last = 0, len(self.parts) - 1
         for number, (operation, sources, immediates) in enumerate(self.parts):
-            values = tuple([_value(ref, homes) for ref in sources])
-            for ref in set(sources):
-                home = homes.get(ref)
-                if isinstance(home, k.Register) and last_read[ref] == number:
+            values = tuple([homes[ref] if ref in homes else _value(ref) for ref in sources])
+            for ref in set(sources) if len(sources) > 1 else sources:
+                if last_read[ref] == number and isinstance(home := homes.get(ref), k.Register):
                     free.append(home)
-            is_last = number == len(self.parts) - 1
-            result = k.Input(0) if is_last else free.pop() if free else k.Register(len(homes))
+            if number < last and not free:
+                free.append(_REGISTERS[used])
+                used += 1
+            result = free.pop() if number < last else _INPUTS[0]
             homes[-1 - number] = result
-            made.append(k.Instruction(operation, result, values, tuple(map(float.fromhex, immediates))))
+            numbers = tuple(map(float.fromhex, immediates)) if immediates else ()
+            made.append(k.Instruction(operation, result, values, numbers))
         return tuple(made)
 
 
@@ -135,7 +138,6 @@ def digits(number: Any) -> str:
     return float(number).hex()
 
 
-def _value(ref: Ref, homes: Mapping[Ref, k.Input | k.Register]) -> k.Input | k.Register | float:
-    if isinstance(ref, str):
-        return float.fromhex(ref)
-    return k.Input(ref) if ref >= 0 else homes[ref]
+def _value(ref: Ref) -> k.Input | float:
+    """Return an operand or a constant."""
+    return float.fromhex(ref) if isinstance(ref, str) else _INPUTS[ref]

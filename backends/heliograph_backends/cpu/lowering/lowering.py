@@ -88,6 +88,8 @@ Stored: TypeAlias = tuple[k.Operand, int]
 #: The sources of values, by their numbers, and of staged ones by their conversions, too.
 Known: TypeAlias = dict[int | tuple[int, int], Ref]
 
+#: Elements of one byte in an instruction's value.
+BYTES_IN_WORD = 4
 #: Ops beside moves whose operands have indices.
 CHECKED = frozenset({"mul_mat_id", "flash_attn_paged"})
 #: Matrix products; mul_mat's first operand is the transposed right side.
@@ -297,10 +299,11 @@ class CpuLowering:
             root, offset, _ = places[value]
             slot, start = regions[root]
             found.append((slot, start + offset))
-        # Values at one place have one number: a step that runs in place is another one.
-        firsts: dict[tuple[int, int], int] = {}
-        numbers = [firsts.setdefault(place, number) for number, place in enumerate(found)]
-        if len(firsts) < len(found):
+        numbers: Sequence[int] = range(len(found))
+        if len(set(found)) < len(found):
+            # Values at one place have one number: a step that runs in place is another one.
+            firsts: dict[tuple[int, int], int] = {}
+            numbers = [firsts.setdefault(place, number) for number, place in enumerate(found)]
             form = form, *numbers
         steps = self._steps_of_forms.get(form)
         if steps is None:
@@ -348,7 +351,9 @@ class CpuLowering:
     ) -> None:
         """Append the steps of a group that has a form."""
         node = self.graph.nodes[group.last]
-        if group.role in CHAINS or self._typed(node) is not None:
+        if (packed_bytes := self._body_of_bytes(group.nodes, storage)) is not None:
+            builder.elementwise((node.type.size // BYTES_IN_WORD,), packed_bytes)
+        elif group.role in CHAINS or self._typed(node) is not None:
             body = self._body(group.nodes, storage, product=None)
             builder.elementwise(node.type.shape, body)
         elif group.role == "matmul":
@@ -389,21 +394,62 @@ class CpuLowering:
         forms = []
         for place, number in enumerate(nodes):
             node = self.graph.nodes[number]
-            found = self._typed(node)
+            is_plain = node.op in ELEMENTWISE and self._is_f32_alone(number)
+            found = None if is_plain else self._typed(node)
             if found is None:
                 forms.append(form_of(node, self._sources(node, sources, operands, storage)))
             else:
                 read = self._typed_sources(node, found.reads, sources, operands, storage)
                 forms.append(ElementwiseForm(node.op, read, (), found.recipe))
             sources[self.leaves + number] = -1 - place
-        key = tuple(forms)
-        instructions = self._instructions.get(key)
-        if instructions is None:
-            instructions = self._instructions[key] = instructions_of(forms)
+        instructions = self._instructions_of(tuple(forms))
         narrow = tuple([each for _, each in operands])
         return k.Elementwise(
             tuple([each for each, _ in operands]), instructions, narrow if any(narrow) else ()
         )
+
+    def _instructions_of(self, forms: tuple[ElementwiseForm, ...]) -> tuple[k.Instruction, ...]:
+        """Return the instructions of nodes; those of equal ones are one object."""
+        found = self._instructions.get(forms)
+        if found is None:
+            found = self._instructions[forms] = instructions_of(forms)
+        return found
+
+    def _body_of_bytes(self, nodes: tuple[int, ...], storage: Located) -> k.Elementwise | None:
+        """Return the instructions of nodes on elements of one byte that lie side by side, on four
+        of them at a time; None for others."""
+        recipes = [self._recipe_of_bytes(number) for number in nodes]
+        if None in recipes or self.graph.nodes[nodes[-1]].type.size % BYTES_IN_WORD:
+            return None
+        operands = [self._words(storage, self.leaves + nodes[-1])]
+        known: dict[int, Ref] = {}
+        forms = []
+        for place, (number, recipe) in enumerate(zip(nodes, recipes, strict=True)):
+            node = self.graph.nodes[number]
+            for value in node.operands:
+                if value not in known:
+                    known[value] = len(operands)
+                    operands.append(self._words(storage, value))
+            sources = tuple([known[value] for value in node.operands])
+            forms.append(ElementwiseForm(node.op, sources, (), recipe or ()))
+            known[self.leaves + number] = -1 - place
+        return k.Elementwise(tuple(operands), self._instructions_of(tuple(forms)))
+
+    def _recipe_of_bytes(self, number: int) -> typed.Recipe | None:
+        """Return the instructions of a node on four elements at a time; None if they do not lie
+        side by side in the same order everywhere."""
+        node = self.graph.nodes[number]
+        if node.type.dtype.block_bytes != 1 or node.op not in typed.OPS or not node.operands:
+            return None
+        types, strides = self._around(number)
+        if any(each != node.type.strides for each in strides):
+            return None
+        return typed.of_bytes(node, types)
+
+    def _words(self, storage: Located, value: int) -> k.Operand:
+        """Return a value whose elements lie side by side as a vector of words."""
+        slot, offset, _ = storage.locate(value)
+        return k.Operand(slot, offset, (BYTES_IN_WORD,))
 
     def _sources(self, node: Node, known: Known, operands: list[Stored], storage: Located) -> tuple[Ref, ...]:
         """Return the sources of a node's instructions, and append new operands."""

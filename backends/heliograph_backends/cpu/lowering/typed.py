@@ -2,8 +2,9 @@
 
 Instructions work on four bytes. Other elements are staged: floats of 16 bits as float32, integers
 of fewer bits, and bool, as int32. So a chain of float32, int32, uint32 and bool is one step, in
-which a mask is a register. Integers of 64 bits are compared as two halves; other elements of 64
-bits are only cast.
+which a mask is a register. Elements of one byte that lie side by side are computed as they lie,
+four in a value. Integers of 64 bits are compared as two halves; other elements of 64 bits are only
+cast.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ def _one(operation: Op, *sources: int | str) -> Recipe:
     return ((operation, sources or (0, 1)),)
 
 
-def _not(recipe: Recipe) -> Recipe:
-    return (*recipe, (Op.IS_ZERO, (-1,)))
+def _not(recipe: Recipe, zero: Op = Op.IS_ZERO) -> Recipe:
+    return (*recipe, (zero, (-1,)))
 
 
-def _compared(equal: Op, less: Op, less_equal: Op | None = None) -> dict[str, Recipe]:
-    found = {"equal": _one(equal), "not_equal": _not(_one(equal))}
+def _compared(equal: Op, less: Op, less_equal: Op | None = None, zero: Op = Op.IS_ZERO) -> dict[str, Recipe]:
+    found = {"equal": _one(equal), "not_equal": _not(_one(equal), zero)}
     found |= {"less": _one(less), "greater": _one(less, 1, 0)}
     for name, places in (("less_equal", (0, 1)), ("greater_equal", (1, 0))):
         # Without NaN, a <= b where not b < a.
-        found[name] = _one(less_equal, *places) if less_equal else _not(_one(less, *places[::-1]))
+        found[name] = _one(less_equal, *places) if less_equal else _not(_one(less, *places[::-1]), zero)
     return found
 
 
@@ -125,6 +126,41 @@ def _halves_compared(name: str) -> dict[str, Recipe]:
     }
 
 
+_BYTES_OF_INTEGERS = {
+    "add": _one(Op.BYTES_ADD),
+    "sub": _one(Op.BYTES_SUB),
+    "neg": _one(Op.BYTES_SUB, ZERO, 0),
+    "bitwise_invert": _one(Op.INVERT, 0),
+    "bitwise_and": _one(Op.AND),
+    "bitwise_or": _one(Op.OR),
+    "bitwise_xor": _one(Op.XOR),
+}
+_TRUTHS: Recipe = ((Op.BYTES_TRUTH, (0,)), (Op.BYTES_TRUTH, (1,)))
+#: Instructions on four elements of one byte at a time, by their data type.
+_BYTES = {
+    "i8": {
+        **_BYTES_OF_INTEGERS,
+        **_compared(Op.BYTES_SAME, Op.INT_BYTES_LESS, zero=Op.BYTES_ZERO),
+        "maximum": _one(Op.INT_BYTES_MAXIMUM),
+        "minimum": _one(Op.INT_BYTES_MINIMUM),
+    },
+    "u8": {
+        **_BYTES_OF_INTEGERS,
+        **_compared(Op.BYTES_SAME, Op.UINT_BYTES_LESS, zero=Op.BYTES_ZERO),
+        "maximum": _one(Op.UINT_BYTES_MAXIMUM),
+        "minimum": _one(Op.UINT_BYTES_MINIMUM),
+    },
+    # Any byte but 0 is true.
+    "bool": {
+        "logical_and": (*_TRUTHS, (Op.AND, (-1, -2))),
+        "logical_or": (*_TRUTHS, (Op.OR, (-1, -2))),
+        "logical_xor": (*_TRUTHS, (Op.XOR, (-1, -2))),
+        "equal": (*_TRUTHS, (Op.BYTES_SAME, (-1, -2))),
+        "not_equal": (*_TRUTHS, (Op.XOR, (-1, -2))),
+        "logical_not": _one(Op.BYTES_ZERO, 0),
+    },
+}
+
 _OF_HALVES = {name: _halves_compared(name) for name in _WIDE}
 #: Ops that may be typed.
 OPS = frozenset(_FLOAT) | frozenset(_BOOL) | frozenset(_INT) | {"where", "cast"}
@@ -157,6 +193,15 @@ def typed(node: Node, types: Sequence[TensorType]) -> Typed | None:
         return None
     read = "float" if name in FLOATS else "int"
     return _typed(recipe, *[(name, read)] * len(types), (target, "int"))
+
+
+def of_bytes(node: Node, types: Sequence[TensorType]) -> Recipe | None:
+    """Return the instructions of a node on four elements at a time; None unless it is one of some
+    ops on elements of one byte, all of one type and of the result's shape."""
+    kind = types[0].dtype
+    if any(each.dtype is not kind or each.shape != node.type.shape for each in types):
+        return None
+    return _BYTES.get(kind.name, {}).get(node.op)
 
 
 def _table(name: str) -> dict[str, Recipe]:

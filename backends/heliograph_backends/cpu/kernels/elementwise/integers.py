@@ -1,7 +1,8 @@
 """The instructions on truth values and integers, of sixteen lanes of 32 bits.
 
 Lanes keep the bits of integers. A truth value is 1 or 0. Integers of fewer bits are extended to 32
-before, and cut off after, so sums, products and shifts have the bits of the narrow type.
+before, and cut off after, so sums, products and shifts have the bits of the narrow type. Bytes that
+lie side by side may stay as they are, four in a lane.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
 #: The result of two sources.
 Formula = Callable[[Lanes, Lanes], Lanes]
 WIDE = ir.VectorType(I64, LANES)
+BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
 INFINITY = float("inf")
 
 
@@ -166,6 +168,46 @@ def _invert(x: Lanes, y: Lanes) -> Lanes:
     return Lanes.from_bits(x.builder, x.builder.not_(x.bits()))
 
 
+# Four bytes of a lane, each by itself.
+
+
+def _bytes(x: Lanes) -> ir.Value:
+    return x.builder.bitcast(x.bits(), BYTES)
+
+
+def _of_bytes(builder: ir.IRBuilder, found: ir.Value) -> Lanes:
+    return Lanes.from_bits(builder, builder.bitcast(found, I32_VECTOR))
+
+
+def _bytes_compared(method: str, condition: str) -> Formula:
+    def formula(x: Lanes, y: Lanes) -> Lanes:
+        mask = getattr(x.builder, method)(condition, _bytes(x), _bytes(y))
+        return _of_bytes(x.builder, x.builder.zext(mask, BYTES))
+
+    return formula
+
+
+def _of_method_on_bytes(name: str) -> Formula:
+    return lambda x, y: _of_bytes(x.builder, getattr(x.builder, name)(_bytes(x), _bytes(y)))
+
+
+def _of_intrinsic_on_bytes(name: str) -> Formula:
+    def formula(x: Lanes, y: Lanes) -> Lanes:
+        function = intrinsic_function(x.builder, f"llvm.{name}.v{4 * LANES}i8", BYTES, BYTES, BYTES)
+        return _of_bytes(x.builder, x.builder.call(function, [_bytes(x), _bytes(y)]))
+
+    return formula
+
+
+def _bytes_truth(x: Lanes, y: Lanes) -> Lanes:
+    one = Lanes.from_bits(x.builder, ir.Constant(I32_VECTOR, [0x01010101] * LANES))
+    return _of_intrinsic_on_bytes("umin")(x, one)
+
+
+def _bytes_zero(x: Lanes, y: Lanes) -> Lanes:
+    return _bytes_compared("icmp_signed", "==")(x, Lanes.from_bits(x.builder, _number(0)))
+
+
 FORMULAS: dict[Op, Formula] = {
     Op.EQUAL: _compared("=="),
     Op.LESS: _compared("<"),
@@ -201,4 +243,15 @@ FORMULAS: dict[Op, Formula] = {
     Op.FLOAT_OF_UINT: _floats("uitofp"),
     Op.INT_OF_FLOAT: _int_of_float,
     Op.UINT_OF_FLOAT: _uint_of_float,
+    Op.BYTES_TRUTH: _bytes_truth,
+    Op.BYTES_ZERO: _bytes_zero,
+    Op.BYTES_SAME: _bytes_compared("icmp_signed", "=="),
+    Op.INT_BYTES_LESS: _bytes_compared("icmp_signed", "<"),
+    Op.UINT_BYTES_LESS: _bytes_compared("icmp_unsigned", "<"),
+    Op.BYTES_ADD: _of_method_on_bytes("add"),
+    Op.BYTES_SUB: _of_method_on_bytes("sub"),
+    Op.INT_BYTES_MAXIMUM: _of_intrinsic_on_bytes("smax"),
+    Op.INT_BYTES_MINIMUM: _of_intrinsic_on_bytes("smin"),
+    Op.UINT_BYTES_MAXIMUM: _of_intrinsic_on_bytes("umax"),
+    Op.UINT_BYTES_MINIMUM: _of_intrinsic_on_bytes("umin"),
 }

@@ -8,6 +8,7 @@ on the end of its chunk.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from numba import types
@@ -29,11 +30,13 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     Lanes,
     element,
     emitted,
+    has_feature,
     integer,
     loop,
     prefetch,
     subroutine,
     tail_mask,
+    woven,
 )
 
 # x, y: the two sources; p, q: the two immediates. Of three sources, p is the third one.
@@ -86,9 +89,10 @@ FORMULAS: dict[Op, Formula] = {
     Op.WHERE: lambda x, y, p, q: integers.select(x, y, p),
     **{op: _of_two(formula) for op, formula in integers.FORMULAS.items()},
 }
-# Short loops are unrolled to reduce the share of counting; the processor overlaps long chains
-# anyway.
-UNROLL = 2
+# Short loops are unrolled to reduce the share of counting. The processor overlaps long formulas by
+# itself, except those with many look-ups, of which several are woven where registers suffice.
+UNROLL, WOVEN = 2, 4
+LOOKED_UP = (Op.ERF, Op.GELU_ERF)
 # The distance of the prefetch of a source, in instructions with FETCHED.
 FETCH_BYTES = 4096
 
@@ -116,7 +120,7 @@ def _body(formula: Formula, unroll: int, *, ternary: bool) -> Callable[..., None
             sources = [
                 [Lanes.load(builder, element(builder, base, place)) for base in bases] for place in places
             ]
-            values = [computed(each) for each in sources]
+            values = woven(builder, [partial(computed, each) for each in sources])
             with builder.if_else(streamed) as (past, through):
                 with past:
                     for place, lanes in zip(places, values, strict=True):
@@ -130,6 +134,12 @@ def _body(formula: Formula, unroll: int, *, ternary: bool) -> Callable[..., None
             computed(last).store_masked(element(builder, result, index), mask)
 
     return body
+
+
+def _unroll(op: Op) -> int:
+    if op in LOOKED_UP:
+        return WOVEN if has_feature("avx512f") else 1
+    return 1 if op in TRANSCENDENTAL or op in TYPED - TERNARY else UNROLL
 
 
 def _has(builder: Any, flags: Any, flag: int) -> Any:
@@ -163,11 +173,7 @@ def apply_operation(
                 builder,
                 f"apply_{op.name.lower()}",
                 (I64, I64, I64, I64, F32, F32, I64, I64),
-                _body(
-                    formula,
-                    unroll=1 if op in TRANSCENDENTAL or op in TYPED - TERNARY else UNROLL,
-                    ternary=op in TERNARY,
-                ),
+                _body(formula, _unroll(op), ternary=op in TERNARY),
             )
             switch.add_case(integer(op), builder.block)
             builder.call(function, [result, first, second, third, p, q, count, flags])

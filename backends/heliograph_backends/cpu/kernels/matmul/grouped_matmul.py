@@ -51,6 +51,8 @@ AHEAD_BYTES: Final = 4096
 #: The groups that are multiplied side by side, by the most rows: their sums fit in registers.
 SIDE_BY_SIDE: Final = {1: 4, 2: 4, 4: 2, 8: 2} if has_feature("avx512f") else {1: 2, 2: 2, 4: 1}
 ROWS_AT_ONCE: Final = max(SIDE_BY_SIDE)
+#: So many rows leave no registers for words that two runs share.
+MANY_ROWS: Final = 8
 #: Conversions that leave registers for the sums of fewer rows.
 _LONG: Final = (Stored.IQ4_XS, Stored.TQ1_0)
 #: By the number of a type: the most rows that are multiplied at once.
@@ -96,6 +98,8 @@ class Grouped(NamedTuple):
     heads: int = 0
     """Vectors that the head makes."""
     head: Callable[[Block], None] | None = None
+    shares_words: bool = False
+    """True if the two runs of a block are in the same words."""
 
 
 def _floats(convert: Callable[[Any, Any], Lanes]) -> Grouped:
@@ -116,11 +120,15 @@ def _nvfp4(block: Block, run: Any) -> Iterator[Lanes]:
     return codes.nvfp4(block.builder, words.from_on(1), words.words(0), run)
 
 
-def _thirty_two(kind: Stored, convert: blocks.Convert) -> Grouped:
+def _of_block(kind: Stored, convert: blocks.Convert, shares_words: bool = False) -> Grouped:
     def run(block: Block, run: Any) -> Iterator[Lanes]:
         return convert(block.builder, block.words(kind), block.factors(kind), run)
 
-    return Grouped(2 * LANES, run)
+    return Grouped(FORMS[kind].block_size, run, shares_words=shares_words)
+
+
+def _nibbles(kind: Stored, convert: blocks.Convert) -> Grouped:
+    return _of_block(kind, convert, shares_words=True)
 
 
 def _of_reading(kind: Stored, reading: Reading) -> Grouped:
@@ -141,19 +149,19 @@ READINGS: Final[dict[Stored, Grouped]] = {
     Stored.F32: Grouped(LANES, _f32),
     Stored.F16: _floats(from_half),
     Stored.BF16: _floats(from_bfloat),
-    Stored.Q8_0: _thirty_two(Stored.Q8_0, blocks.q8_0),
-    Stored.Q4_0: _thirty_two(Stored.Q4_0, blocks.q4_0),
-    Stored.Q4_1: _thirty_two(Stored.Q4_1, blocks.q4_1),
-    Stored.Q5_0: _thirty_two(Stored.Q5_0, blocks.q5_0),
-    Stored.Q5_1: _thirty_two(Stored.Q5_1, blocks.q5_1),
+    Stored.Q8_0: _of_block(Stored.Q8_0, blocks.q8_0),
+    Stored.Q4_0: _nibbles(Stored.Q4_0, blocks.q4_0),
+    Stored.Q4_1: _nibbles(Stored.Q4_1, blocks.q4_1),
+    Stored.Q5_0: _nibbles(Stored.Q5_0, blocks.q5_0),
+    Stored.Q5_1: _nibbles(Stored.Q5_1, blocks.q5_1),
     Stored.Q2_K: _of_reading(Stored.Q2_K, k_blocks.Q2_K),
     Stored.Q3_K: _of_reading(Stored.Q3_K, k_blocks.Q3_K),
     Stored.Q4_K: _of_reading(Stored.Q4_K, k_blocks.Q4_K),
     Stored.Q5_K: _of_reading(Stored.Q5_K, k_blocks.Q5_K),
     Stored.Q6_K: _of_reading(Stored.Q6_K, k_blocks.Q6_K),
-    Stored.IQ4_NL: _thirty_two(Stored.IQ4_NL, codes.iq4_nl),
+    Stored.IQ4_NL: _nibbles(Stored.IQ4_NL, codes.iq4_nl),
     Stored.IQ4_XS: _of_reading(Stored.IQ4_XS, codes.IQ4_XS),
-    Stored.MXFP4: _thirty_two(Stored.MXFP4, codes.mxfp4),
+    Stored.MXFP4: _nibbles(Stored.MXFP4, codes.mxfp4),
     Stored.TQ1_0: _of_reading(Stored.TQ1_0, codes.TQ1_0),
     Stored.TQ2_0: _of_reading(Stored.TQ2_0, codes.TQ2_0),
     Stored.IQ1_S: _of_reading(Stored.IQ1_S, grids.IQ1_S),
@@ -164,8 +172,10 @@ READINGS: Final[dict[Stored, Grouped]] = {
     Stored.IQ3_XXS: _of_reading(Stored.IQ3_XXS, grids.IQ3_XXS),
     Stored.IQ3_S: _of_reading(Stored.IQ3_S, grids.IQ3_S),
     Stored.NVFP4: Grouped(4 * LANES, _nvfp4),
-    Stored.Q8_1: _thirty_two(Stored.Q8_1, blocks.q8_0),
+    Stored.Q8_1: _of_block(Stored.Q8_1, blocks.q8_0),
     Stored.Q8_K: _of_reading(Stored.Q8_K, blocks.Q8_K),
+    Stored.Q1_0: _of_block(Stored.Q1_0, blocks.q1_0),
+    Stored.Q2_0: _of_block(Stored.Q2_0, blocks.q2_0),
 }
 
 
@@ -260,20 +270,39 @@ def _add_blocks(
 ) -> None:
     """Add the products of a block of each group with elements of rows from `start` on."""
     reading = READINGS[kind]
-    share = bytes_of(kind) * LANES // reading.elements
     if reading.head is not None:
         for block in blocks:
             reading.head(block)
-    with loop(builder, integer(0), integer(reading.elements // LANES), 1) as run:
-        k = builder.mul(builder.add(start, builder.mul(run, integer(LANES))), integer(4))
-        ahead = builder.add(builder.mul(run, integer(share)), integer(AHEAD_BYTES))
-        for block in blocks:
-            for line in range(0, share, CACHE_LINE_BYTES):
-                place = builder.add(builder.add(block.address, ahead), integer(line))
-                prefetch(builder, place, 2)
-        runs = (reading.run(block, run) for block in blocks)
-        for element, weights in enumerate(zip(*runs, strict=True)):
-            sums.add(weights, lefts, builder.add(k, integer(4 * element)))
+    runs = reading.elements // LANES
+    if reading.shares_words and len(lefts) < MANY_ROWS:
+        for number in range(runs):
+            _add_run(builder, kind, sums, blocks, lefts, start, integer(number))
+        return
+    with loop(builder, integer(0), integer(runs), 1) as run:
+        _add_run(builder, kind, sums, blocks, lefts, start, run)
+
+
+def _add_run(
+    builder: Any,
+    kind: Stored,
+    sums: _Registers,
+    blocks: Sequence[Block],
+    lefts: Sequence[Any],
+    start: Any,
+    run: Any,
+) -> None:
+    """Add the products of a run of sixteen elements of each group."""
+    reading = READINGS[kind]
+    share = bytes_of(kind) * LANES // reading.elements
+    k = builder.mul(builder.add(start, builder.mul(run, integer(LANES))), integer(4))
+    ahead = builder.add(builder.mul(run, integer(share)), integer(AHEAD_BYTES))
+    for block in blocks:
+        for line in range(0, share, CACHE_LINE_BYTES):
+            place = builder.add(builder.add(block.address, ahead), integer(line))
+            prefetch(builder, place)
+    runs = (reading.run(block, run) for block in blocks)
+    for element, weights in enumerate(zip(*runs, strict=True)):
+        sums.add(weights, lefts, builder.add(k, integer(4 * element)))
 
 
 def least(builder: Any, first: Any, second: Any) -> Any:

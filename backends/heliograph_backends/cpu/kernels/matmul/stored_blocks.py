@@ -1,4 +1,5 @@
-"""Lanes of weights that are stored as f32, f16, bf16, or blocks of 32 elements; see `stored_words`.
+"""Lanes of weights that are stored as f32, f16, bf16, or blocks of up to 128 elements that share a
+scale; see `stored_words`.
 
 Each type has a `Reading`. Blocks of 18, 22 and 34 bytes are read in pairs: the quanta of the first
 one are not aligned to words, so the head shifts them by half a word.
@@ -31,12 +32,12 @@ from heliograph_backends.cpu.kernels.matmul.stored_words import (
     Shelf,
     transpose_shorts,
 )
-from heliograph_backends.cpu.kernels.vector.lanes import I64, Lanes, integer, loop, pointer, subroutine
+from heliograph_backends.cpu.kernels.vector.lanes import I64, LANES, Lanes, integer, loop, pointer, subroutine
 
 #: Blocks of 32 elements that are read at a time.
 BLOCKS = 8
-#: Makes the lanes of half a block from its words, its factors, and the number of the half, in the
-#: lowest bit.
+#: Makes the lanes of a run of a block from its words, its factors, and the number of the run, in the
+#: lowest bits.
 Convert: TypeAlias = Callable[[Any, Shelf, Sequence[Lanes], Any], Iterator[Lanes]]
 
 
@@ -87,9 +88,10 @@ def _align(builder: Any, shelf: Any, words: Any, scales: Any) -> None:
             here.put(0, turned(builder, here.words(0), here.words(1), constant(16)))
 
 
-def of_pairs(words: int, convert: Convert) -> Reading:
-    """Return the reading of blocks of a scale and words. The head aligns the first block of each
-    pair and makes the scales."""
+def of_pairs(words: int, convert: Convert, size: int = 32) -> Reading:
+    """Return the reading of blocks of a scale and words, with 2**n runs. The head aligns the first
+    block of each pair and makes the scales."""
+    runs = (size // LANES).bit_length() - 1
     all_words = BLOCKS // 2 * (2 * words + 1)
 
     def head(builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
@@ -97,11 +99,12 @@ def of_pairs(words: int, convert: Convert) -> Reading:
         builder.call(function, [shelf.address, integer(words), integer(all_words)])
 
     def run(builder: Any, shelf: Shelf, heads: Shelf, run: Any) -> Iterator[Lanes]:
-        pair, second = bits_of(builder, run, 2, 2, 2 * words + 1), bits_of(builder, run, 1, 1, words + 1)
-        scale = heads.lanes(bits_of(builder, run, 1, 3))
+        pair = bits_of(builder, run, runs + 1, 2, 2 * words + 1)
+        second = bits_of(builder, run, runs, 1, words + 1)
+        scale = heads.lanes(bits_of(builder, run, runs, 3))
         return convert(builder, shelf.from_on(total(builder, pair, second)), [scale], run)
 
-    return Reading(256, BLOCKS * (4 * words + 2), all_words, BLOCKS, run, head)
+    return Reading(BLOCKS * size, BLOCKS * (4 * words + 2), all_words, BLOCKS, run, head)
 
 
 def _wholes(words: int, convert: Convert) -> Reading:
@@ -181,6 +184,22 @@ def fives(builder: Any, block: Shelf, run: Any) -> Iterator[Any]:
         yield chosen(builder, 0x10101010, builder.mul(bits, constant(0x02040810)), low)
 
 
+def q1_0(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
+    """Bits: the scale if one is set, else its opposite. A word has two runs."""
+    shift = everywhere(builder, bits_of(builder, run, 0, 1, LANES))
+    own = builder.lshr(builder.not_(words.words(bits_of(builder, run, 1, 2))), shift)
+    for place in range(LANES):
+        sign = builder.and_(shifted(builder, own, place - 31), constant(0x80000000))
+        yield Lanes.from_bits(builder, builder.xor(factors[0].bits(), sign))
+
+
+def q2_0(builder: Any, words: Shelf, factors: Sequence[Lanes], run: Any) -> Iterator[Lanes]:
+    """Two bits, less 1. A word is a run."""
+    own = words.words(bits_of(builder, run, 0, 2))
+    for place in range(LANES):
+        yield small_numbers(builder, shifted(builder, own, 2 * place), 2, 1) * factors[0]
+
+
 def _q8_k_head(_builder: Any, shelf: Shelf, heads: Shelf, _half: Half) -> None:
     heads.put(0, shelf.words(0))
 
@@ -207,4 +226,6 @@ Q4_1 = _wholes(5, q4_1)
 Q5_0 = of_pairs(5, q5_0)
 Q5_1 = _wholes(6, q5_1)
 Q8_1 = _wholes(9, q8_0)
+Q1_0 = of_pairs(4, q1_0, 128)
+Q2_0 = of_pairs(4, q2_0, 64)
 Q8_K = Reading(256, 292, 73, 1, _q8_k, _q8_k_head)

@@ -45,8 +45,16 @@ def constant(value: int) -> ir.Constant:
 
 
 def everywhere(builder: Any, number: Any) -> Any:
-    """Return lanes that all have the low 32 bits of an int64."""
-    return splat(builder, builder.trunc(number, I32), I32_VECTOR)
+    """Return lanes that all have the low 32 bits of an int64, as the number of bits of a shift."""
+    if isinstance(number, ir.Constant):
+        return constant(number.constant)
+    lanes = splat(builder, builder.trunc(number, I32), I32_VECTOR)
+    if not has_feature("avx512f"):
+        return lanes
+    # A shift of each lane by its own number is one step, a shift by a number that all share is two.
+    # LLVM prefers the latter, so the code hides from it that the lanes are equal.
+    hidden = ir.InlineAsm(ir.FunctionType(I32_VECTOR, [I32_VECTOR]), "", "=v,0")
+    return builder.call(hidden, [lanes])
 
 
 def number(builder: Any, integers: Any) -> Lanes:

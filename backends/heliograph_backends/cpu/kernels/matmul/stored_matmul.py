@@ -95,12 +95,17 @@ READINGS: Final[dict[Stored, Reading]] = {
     Stored.NVFP4: codes.NVFP4,
     Stored.Q8_1: blocks.Q8_1,
     Stored.Q8_K: blocks.Q8_K,
+    Stored.Q1_0: blocks.Q1_0,
+    Stored.Q2_0: blocks.Q2_0,
 }
 #: Bytes that are prefetched ahead: about a quarter of a usual second-level cache.
 AHEAD_BYTES = 256 * 1024
 #: Columns that are processed together. With larger elements the product is limited more by memory,
 #: which is faster with longer pieces of fewer rows, and less by the chains.
 COLUMNS = {Stored.F32: 16, Stored.F16: 32, Stored.BF16: 32}
+#: Rows of up to so many elements, such as keys, lie so near each other that FEW_COLUMNS of them are
+#: processed together.
+SHORT_ROWS = {Stored.F16: 512, Stored.BF16: 512}
 #: By a type's number: elements and bytes of a block, elements and bytes that are read at a time.
 _KINDS = [each if each in FORMS else min(FORMS) for each in range(max(Stored) + 1)]
 BLOCK_ELEMENTS = tuple(FORMS[Stored(each)].block_size for each in _KINDS)
@@ -108,6 +113,7 @@ BLOCK_BYTES = tuple(FORMS[Stored(each)].block_bytes for each in _KINDS)
 READ_ELEMENTS = tuple(READINGS[Stored(each)].elements for each in _KINDS)
 READ_BYTES = tuple(READINGS[Stored(each)].bytes for each in _KINDS)
 WIDTHS = tuple(COLUMNS.get(Stored(each), FEW_COLUMNS) for each in _KINDS)
+SHORT_DEPTHS = tuple(SHORT_ROWS.get(Stored(each), 0) for each in _KINDS)
 
 
 def _minimum(builder: Any, first: Any, second: Any) -> Any:
@@ -402,7 +408,8 @@ def multiply_few(
                 first,
             )
         return
-    width, part = WIDTHS[kind], part_of(kind, depth)
+    width = FEW_COLUMNS if depth <= SHORT_DEPTHS[kind] else WIDTHS[kind]
+    part = part_of(kind, depth)
     for column in range(0, columns, width):
         last = column + width >= columns
         source = right + column * right_row

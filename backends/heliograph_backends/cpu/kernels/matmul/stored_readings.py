@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+from llvmlite import ir
+
 from heliograph_backends.cpu.kernels.matmul.stored_lanes import shifted
 from heliograph_backends.cpu.kernels.matmul.stored_words import Shelf, transpose_words
 from heliograph_backends.cpu.kernels.program.stored_types import Stored
@@ -48,6 +50,8 @@ class Reading(NamedTuple):
 
 def bits_of(builder: Any, number: Any, first: int, count: int, times: int = 1) -> Any:
     """Return `count` bits of an int64 from bit `first` on, times a number."""
+    if isinstance(number, ir.Constant):
+        return integer((number.constant >> first) % 2**count * times)
     found = builder.lshr(number, integer(first)) if first else number
     found = builder.and_(found, integer((1 << count) - 1))
     return builder.mul(found, integer(times)) if times != 1 else found

@@ -83,20 +83,6 @@ class Sums:
         """The number of groups of columns."""
         return self._groups
 
-    def add_pair(self, group: Any, weights: Callable[[Any], Iterable[Lanes]], a: Any) -> None:
-        """Add products for two groups from `group` on and a single row, side by side: the latency
-        of one chain hides in that of the other."""
-        builder = self._builder
-        groups = (group, builder.add(group, integer(1)))
-        cells = [self.place(integer(0), each) for each in groups]
-        totals = [Lanes(builder, builder.load(cell, align=VECTOR_BYTES)) for cell in cells]
-        for place, pair in enumerate(zip(*(weights(each) for each in groups), strict=True)):
-            address = builder.add(a, integer(4 * place))
-            factor = Lanes.broadcast(builder, builder.load(pointer(builder, address, F32)))
-            totals = [lanes.fma(factor, each) for lanes, each in zip(pair, totals, strict=True)]
-        for cell, each in zip(cells, totals, strict=True):
-            builder.store(each.value, cell, align=VECTOR_BYTES)
-
     def add(self, group: Any, weights: Callable[[], Iterable[Lanes]], a: Any, a_row: Any) -> None:
         """Add the products of consecutive weights with the elements at `a`, for each row.
 

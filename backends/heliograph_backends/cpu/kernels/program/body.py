@@ -15,7 +15,6 @@ from heliograph_backends.cpu.kernels.program.program import (
     Instruction,
     Operand,
     Register,
-    Source,
 )
 from heliograph_backends.cpu.kernels.program.tiles import MEMORY_BYTES_PER_NS, STREAM_BYTES, Strides
 from heliograph_backends.cpu.kernels.program.words import (
@@ -24,13 +23,17 @@ from heliograph_backends.cpu.kernels.program.words import (
     TERNARY,
     TRANSCENDENTAL,
     WIDE_ROW,
+    Operation,
 )
 
 LONG_CHUNK, SHORT_CHUNK = 1024, 512
 SIMPLE_NS, TRANSCENDENTAL_NS = 0.05, 0.4
 
-#: The identity of a value; a constant's is its pattern, since 0.0 equals -0.0.
-_Key = Register | Input | int
+#: The sources and immediates of each operation.
+_ARITIES = {
+    each: (3 if each in TERNARY else 2 if each in BINARY else 1, IMMEDIATE_COUNTS.get(each, 0))
+    for each in Operation
+}
 
 
 def float_bits(value: float) -> int:
@@ -40,72 +43,61 @@ def float_bits(value: float) -> int:
 
 
 def encode_body(
-    body: Elementwise, operands: Sequence[list[int]], streamed: frozenset[int], fetches: bool = False
+    body: Elementwise, operands: Sequence[Sequence[int]], streamed: frozenset[int], fetches: bool = False
 ) -> list[int]:
-    """Return the words of a body with encoded operands.
+    """Return the words of a checked body with encoded operands.
 
-    Results in `streamed` are written past the caches. With `fetches`, operands are prefetched.
+    Values are numbered: operands, then registers, then constants. A constant is told by its
+    pattern, since 0.0 equals -0.0. Results in `streamed` are written past the caches. With
+    `fetches`, operands are prefetched.
     """
-    numbers = _number_values(body)
-    constants = [value for value in numbers if isinstance(value, int)]
-    registers = sum(isinstance(value, Register) for value in numbers)
-    chunk = LONG_CHUNK if len(numbers) * LONG_CHUNK * 4 <= 48 * 1024 else SHORT_CHUNK
-    words = [len(operands), registers, len(constants), len(body.instructions), chunk]
-    narrow = body.narrow or (0,) * len(operands)
-    for operand, access, stored in zip(operands, _access(body), narrow, strict=True):
-        words += [*operand, access + stored]
+    instructions, narrow, inputs = body.instructions, body.narrow, len(operands)
+    used = {each.result.number for each in instructions if isinstance(each.result, Register)}
+    registers = {register: number for number, register in enumerate(sorted(used), inputs)}
+    constants: dict[int, int] = {}
+    first_constant = inputs + len(registers)
+    access = [0] * inputs
+    code: list[int] = []
+    for operation, result, sources, immediates in instructions:
+        read = []
+        for source in sources:
+            if isinstance(source, Input):
+                number = source.number
+                if not access[number] & layout.WRITTEN:
+                    access[number] |= layout.READ
+            elif isinstance(source, Register):
+                number = registers[source.number]
+            else:
+                number = constants.setdefault(float_bits(source), first_constant + len(constants))
+            read.append(number)
+        word = int(operation) + (layout.FETCHED if fetches and read[0] < inputs else 0)
+        if isinstance(result, Input):
+            number = result.number
+            access[number] |= layout.WRITTEN
+            word += layout.STREAMED if number in streamed else 0
+        else:
+            number = registers[result.number]
+        # One with fewer than three sources names the first again, at no cost.
+        first, second, third = (*read, read[0], read[0])[:3]
+        code += (word, number, first, second, immediate_word(immediates) if immediates else 0, third)
+    count = first_constant + len(constants)
+    if count > layout.MAXIMUM_VALUES:
+        raise ValueError(f"an elementwise program of {count} values: at most {layout.MAXIMUM_VALUES}")
+    chunk = LONG_CHUNK if count * LONG_CHUNK * 4 <= 48 * 1024 else SHORT_CHUNK
+    words = [inputs, len(registers), len(constants), len(instructions), chunk]
+    for operand, accessed, stored in zip(operands, access, narrow or (0,) * inputs, strict=True):
+        words += operand
+        words.append(accessed + stored)
     words += constants
-    for instruction in body.instructions:
-        code = _encode(instruction, numbers)
-        code[layout.OPERATION] += layout.STREAMED if code[layout.RESULT] in streamed else 0
-        code[layout.OPERATION] += layout.FETCHED if fetches and code[layout.FIRST] < len(operands) else 0
-        words += code
+    words += code
     return words
 
 
-def _encode(instruction: Instruction, numbers: dict[_Key, int]) -> list[int]:
-    """Return an instruction's words. One with fewer than three sources names the first again, at no
-    cost."""
-    first, *rest = (numbers[_key(source)] for source in instruction.sources)
-    second, third = (*rest, first, first)[:2]
-    result, immediates = numbers[instruction.result], immediate_word(instruction)
-    return [int(instruction.operation), result, first, second, immediates, third]
-
-
-def immediate_word(instruction: Instruction) -> int:
+def immediate_word(immediates: Sequence[float]) -> int:
     """Return the word of an instruction's immediates."""
-    low, high = (*(float_bits(value) for value in instruction.immediates), 0, 0)[:2]
+    low, high = (*(float_bits(value) for value in immediates), 0, 0)[:2]
     found: int = struct.unpack("<q", struct.pack("<II", low, high))[0]
     return found
-
-
-def _key(source: Source) -> _Key:
-    return source if isinstance(source, (Register, Input)) else float_bits(source)
-
-
-def _number_values(body: Elementwise) -> dict[_Key, int]:
-    """Number operands, then registers, then constants."""
-    values = [_key(source) for each in body.instructions for source in (each.result, *each.sources)]
-    ordered: list[_Key] = [Input(number) for number in range(len(body.operands))]
-    registers = {value.number for value in values if isinstance(value, Register)}
-    ordered += [Register(number) for number in sorted(registers)]
-    ordered += list(dict.fromkeys(value for value in values if isinstance(value, int)))
-    if len(ordered) > layout.MAXIMUM_VALUES:
-        raise ValueError(f"an elementwise program of {len(ordered)} values: at most {layout.MAXIMUM_VALUES}")
-    return {value: number for number, value in enumerate(ordered)}
-
-
-def _access(body: Elementwise) -> list[int]:
-    """Return for each operand whether it is read before a write (READ) and whether it is written
-    (WRITTEN)."""
-    access = [0] * len(body.operands)
-    for instruction in body.instructions:
-        for source in instruction.sources:
-            if isinstance(source, Input) and not access[source.number] & layout.WRITTEN:
-                access[source.number] |= layout.READ
-        if isinstance(instruction.result, Input):
-            access[instruction.result.number] |= layout.WRITTEN
-    return access
 
 
 def streamed_results(body: Elementwise, strides: Sequence[Strides], sizes: Sequence[int]) -> frozenset[int]:
@@ -131,30 +123,29 @@ def check_body(body: Elementwise, shape: Sequence[int], strides: Sequence[Stride
     """Check the instructions' arities and references, and that no result is written through a
     broadcast axis. Raises ValueError.
     """
-    written: set[Register] = set()
+    written: set[int] = set()
+    count = len(strides)
     for instruction in body.instructions:
-        _check_arity(instruction)
-        for source in instruction.sources:
-            if isinstance(source, Register) and source not in written:
+        operation, result, sources, immediates = instruction
+        arity = _ARITIES[operation]
+        if (len(sources), len(immediates)) != arity:
+            raise ValueError(f"{operation.name.lower()} takes {arity[0]} sources, not {instruction}")
+        for source in sources:
+            if isinstance(source, Register) and source.number not in written:
                 raise ValueError(f"{instruction} reads a register that nothing wrote")
-        values = (instruction.result, *instruction.sources)
-        if any(isinstance(value, Input) and not 0 <= value.number < len(strides) for value in values):
+            if isinstance(source, Input) and not 0 <= source.number < count:
+                raise ValueError(f"{instruction} names an operand that does not exist")
+        if isinstance(result, Register):
+            written.add(result.number)
+        elif not 0 <= result.number < count:
             raise ValueError(f"{instruction} names an operand that does not exist")
-        if isinstance(instruction.result, Register):
-            written.add(instruction.result)
-        elif 0 not in shape and any(
-            step == 0 and size > 1
-            for step, size in zip(strides[instruction.result.number], shape, strict=True)
-        ):
+        elif 0 in strides[result.number] and _repeats(shape, strides[result.number]):
             raise ValueError(f"{instruction} writes through a broadcast axis")
 
 
-def _check_arity(instruction: Instruction) -> None:
-    operation = instruction.operation
-    arity = 3 if operation in TERNARY else 2 if operation in BINARY else 1
-    immediates = IMMEDIATE_COUNTS.get(operation, 0)
-    if len(instruction.sources) != arity or len(instruction.immediates) != immediates:
-        raise ValueError(f"{operation.name.lower()} takes {arity} sources, not {instruction}")
+def _repeats(shape: Sequence[int], steps: Strides) -> bool:
+    """True if strides visit an element of a space repeatedly."""
+    return 0 not in shape and any(step == 0 and size > 1 for step, size in zip(steps, shape, strict=True))
 
 
 def body_ns(instructions: Sequence[Instruction], operands: Sequence[Operand]) -> float:

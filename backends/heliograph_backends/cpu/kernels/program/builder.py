@@ -11,6 +11,7 @@ import struct
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -110,13 +111,13 @@ class ProgramBuilder:
     """A builder of programs: methods append steps, `build` returns the program."""
 
     def __init__(self, encodings: Encodings | None = None, record: list[Step] | None = None) -> None:
-        """`record` receives the steps."""
+        """`record` receives the steps, of which then no program is built."""
         self._encodings = encodings or Encodings()
         self._record = record
         self._code = bytearray(WORD_BYTES * PROGRAM_HEADER_WORDS)
         self._size = PROGRAM_HEADER_WORDS
-        # The positions of slots in the code, and the slots and offsets to fill in there.
-        self._places, self._slots, self._offsets = array("q"), array("q"), array("q")
+        # Positions in the code, and the slot and offset to fill in at each.
+        self._places, self._filled = array("q"), array("q")
         self._steps: list[_Added] = []
         self._set = ALONE
         self._pack_bytes = 0
@@ -513,16 +514,17 @@ class ProgramBuilder:
         steps = _share_sets(self._steps)
         code = np.frombuffer(self._code, np.int64)
         code[STEP_COUNT] = len(steps)
-        places = np.array(self._places, np.intp)
-        code[places] = self._slots
-        code[places + 1] = self._offsets
+        places, filled = np.array(self._places, np.intp), np.array(self._filled).reshape(-1, 2)
+        if filled.min(initial=0) < 0:
+            raise ValueError("slots and offsets are not negative")
+        code[places], code[places + 1] = filled.T
         shared = [step for step in steps if step.shared]
         starts = np.array([step.start for step in steps], np.intp)
         code[np.array([step.start for step in shared], np.intp) + COUNTER] = np.arange(len(shared))
         code[starts + TOGETHER] = list(_together(steps))
         return Program(
             code=code,
-            slots=max(self._slots, default=-1) + 1,
+            slots=int(filled[:, 0].max(initial=-1)) + 1,
             steps=len(steps),
             shared_steps=len(shared),
             needs=self._needs,
@@ -581,20 +583,19 @@ class ProgramBuilder:
         set of steps that it may run with, unless `member_of` names one."""
         if not encoding.code:
             return
+        if self._record is not None:
+            self._record.append((encoding, places))
+            return
         if self._set != ALONE:
             member = self._set
-        code, size = encoding.code, self._size
-        for word, (slot, offset) in zip(encoding.operands, places, strict=True):
-            if slot < 0 or offset < 0:
-                raise ValueError("slots and offsets are not negative")
-            self._places.append(size + word)
-            self._slots.append(slot)
-            self._offsets.append(offset)
+        code, size, operands = encoding.code, self._size, encoding.operands
+        if len(places) != len(operands):
+            raise ValueError(f"{len(places)} places of {len(operands)} operands")
+        self._places.extend([size + word for word in operands])
+        self._filled.extend(chain.from_iterable(places))
         if encoding.through_caches and len(set(places)) < len(places):
             # Two operands start at the same place, as in a step that runs in place.
             code = encoding.through_caches
-        if self._record is not None:
-            self._record.append((encoding, places))
         self._code += code
         self._size = size + len(code) // WORD_BYTES
         self._steps.append(_Added(size, encoding.shared, encoding.nanoseconds, member))
@@ -616,9 +617,10 @@ def _share_sets(steps: Sequence[_Added]) -> list[_Added]:
     one each."""
     found: list[_Added] = []
     for first, behind in _runs(steps):
-        several = behind - first > 1
         for step in steps[first:behind]:
-            found.append(step._replace(shared=step.shared or (several and step.nanoseconds > TOGETHER_NS)))
+            if behind - first > 1 and not step.shared and step.nanoseconds > TOGETHER_NS:
+                step = step._replace(shared=True)
+            found.append(step)
     return found
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import struct
 import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from typing import TypeVar
-
-import numpy as np
+from typing import NamedTuple, TypeVar
 
 from heliograph_backends.cpu.kernels.program import words as layout
 from heliograph_backends.cpu.kernels.program.body import (
@@ -69,6 +69,8 @@ Choice = TypeVar("Choice")
 SHARING_NS = 4000.0
 #: A worker claims tiles of about this time at most, so that a run can be paused within it.
 CLAIM_NS = 500_000.0
+#: Walks over spaces that are kept.
+MOST_WALKS = 512
 #: Row kernels that write as many elements as they read.
 _MAPPING_ROWS = frozenset({Kind.LAYER_NORM, Kind.RMS_NORM, Kind.SOFT_MAX, Kind.L2_NORM})
 
@@ -96,15 +98,13 @@ NOTHING = Encoding(b"", (), False, 0.0)
 
 def encode_elementwise(shape: tuple[int, ...], body: Elementwise) -> Encoding:
     """Encode an elementwise step, see `ProgramBuilder.elementwise`."""
-    strides = [broadcast(operand, len(shape)) for operand in body.operands]
-    check_body(body, shape, strides)
+    given = tuple([broadcast(operand, len(shape)) for operand in body.operands])
+    check_body(body, shape, given)
     if 0 in shape:
         return NOTHING
-    sizes, strides = split_axes(*with_long_rows(*coalesce(shape, strides)), inner=2)
-    space = cut_elements(sizes[:-2], sizes[-2], sizes[-1])
-    nanoseconds = prod(shape) * body_ns(body.instructions, body.operands)
-    operands = [operand_words(steps) for steps in strides]
-    fetches = fetches_operands(body, prod(shape))
+    sizes, strides, space, operands, places = _walk(shape, given)
+    nanoseconds = prod(sizes) * body_ns(body.instructions, body.operands)
+    fetches = fetches_operands(body, prod(sizes))
     codes = [
         step_words(
             Kind.ELEMENTWISE,
@@ -115,8 +115,27 @@ def encode_elementwise(shape: tuple[int, ...], body: Elementwise) -> Encoding:
         )
         for streamed in _choices(streamed_results(body, strides, sizes), frozenset[int]())
     ]
-    places = body_places(STEP_HEADER_WORDS, len(operands))
     return encoding_of(codes, places, space, nanoseconds)
+
+
+class _Walk(NamedTuple):
+    """The walk of an elementwise step over its space."""
+
+    sizes: tuple[int, ...]
+    strides: list[Strides]
+    space: Space
+    #: The words of the operands, and their positions in the step.
+    operands: list[list[int]]
+    places: tuple[int, ...]
+
+
+@lru_cache(maxsize=MOST_WALKS)
+def _walk(shape: tuple[int, ...], strides: tuple[Strides, ...]) -> _Walk:
+    """Return the walk over a shape, which many steps of a graph share."""
+    sizes, walked = split_axes(*with_long_rows(*coalesce(shape, strides)), inner=2)
+    space = cut_elements(sizes[:-2], sizes[-2], sizes[-1])
+    operands = [operand_words(steps) for steps in walked]
+    return _Walk(sizes, walked, space, operands, body_places(STEP_HEADER_WORDS, len(operands)))
 
 
 def encode_gemm(
@@ -297,7 +316,7 @@ def step_words(kind: Kind, space: Space, payload: list[int], nanoseconds: float,
     most_claimed = max(1, int(space.tiles * CLAIM_NS / max(nanoseconds, 1.0)))
     words += [space.row_blocks, space.column_blocks, int(streams), 0, min(space.tiles, most_claimed)]
     words += [1] * (OUTER_DIMENSIONS - len(space.outer)) + list(space.outer)
-    return np.array(words + payload, dtype=np.int64).tobytes()
+    return array("q", words + payload).tobytes()
 
 
 def encoding_of(

@@ -139,10 +139,8 @@ def encode_windows(
     long = lines * pitch if width < SHORT_LINE else 0
     line_at = _rounded(8 * taps)
     planes_at = line_at + _rounded(4 * (long + _BEHIND))
-    # Lines of squares are computed four at a time, of which the last ones may not exist.
     staged = geometry.staged_elements(lines)
-    missing = 3 * pitch if geometry.window == (3, 3) else 0
-    end = planes_at + _rounded(4 * (staged + missing + _BEHIND))
+    end = planes_at + _rounded(4 * (staged + _BEHIND))
     words = operand_words((*outer, plane, 0))
     words += (
         operand_words(broadcast(weights, len(sizes) + 2)) if weights else [-1, *[0] * (OPERAND_WORDS - 1)]
@@ -206,7 +204,7 @@ def _encode_chain(
             else:
                 constant = float_bits(other)
         swapped = int(instruction.sources[0] != value)
-        words += [instruction.operation, swapped, immediate_word(instruction), constant, *operand]
+        words += [instruction.operation, swapped, immediate_word(instruction.immediates), constant, *operand]
         value = instruction.result
     if value != Input(0) or len(places) != len(operands):
         return None

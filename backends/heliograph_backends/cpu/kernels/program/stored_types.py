@@ -45,6 +45,8 @@ class Stored(IntEnum):
     NVFP4 = 27
     Q8_1 = 28
     Q8_K = 29
+    Q1_0 = 30
+    Q2_0 = 31
 
 
 #: The number of rows in a group, see `RowGroups`.
@@ -155,6 +157,8 @@ FORMS: Final = {
     Stored.NVFP4: Form(64, 36, 64),
     Stored.Q8_1: Form(32, 36, 32, (0, 2)),
     Stored.Q8_K: Form(256, 292, 32),
+    Stored.Q1_0: Form(128, 18, 128, (0,)),
+    Stored.Q2_0: Form(64, 18, 64, (0,)),
 }
 
 

@@ -588,6 +588,18 @@ class Operation(IntEnum):
     FLOAT_OF_UINT = 70
     INT_OF_FLOAT = 71  # towards 0; the least int32 for numbers outside, and NaN
     UINT_OF_FLOAT = 72  # the low bits of the number as int64, 0 for NaN and numbers outside of it
+    # Below, a value is four bytes, each an element by itself.
+    BYTES_TRUTH = 73  # 1 for each byte but 0
+    BYTES_ZERO = 74  # 1 for each byte of 0, else 0
+    BYTES_SAME = 75
+    INT_BYTES_LESS = 76
+    UINT_BYTES_LESS = 77
+    BYTES_ADD = 78
+    BYTES_SUB = 79
+    INT_BYTES_MAXIMUM = 80
+    INT_BYTES_MINIMUM = 81
+    UINT_BYTES_MAXIMUM = 82
+    UINT_BYTES_MINIMUM = 83
 
 
 #: The instructions of chains.
@@ -629,6 +641,7 @@ BINARY: Final = frozenset(
         *range(Operation.AND, Operation.XOR + 1),
         *range(Operation.SHIFT_LEFT, Operation.UINT_MINIMUM + 1),
         *range(Operation.INT_DIVIDE, Operation.UINT_REMAINDER + 1),
+        *range(Operation.BYTES_SAME, Operation.UINT_BYTES_MINIMUM + 1),
     }
 )
 TERNARY: Final = frozenset({Operation.WHERE})

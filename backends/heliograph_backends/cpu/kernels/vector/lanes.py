@@ -111,6 +111,8 @@ def subroutine(
     function.linkage = "internal"
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
+    # LLVM finds out too late that it stores registers on the stack, and would store them unaligned.
+    function.attributes.alignstack = 4 * LANES
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     value = body(builder, *function.args)
     if result is None:
@@ -334,6 +336,22 @@ class Lanes:
     def narrow(builder: ir.IRBuilder, wide: ir.Value) -> Lanes:
         """Round sixteen float64 to float32."""
         return Lanes(builder, builder.fptrunc(wide, F32_VECTOR))
+
+
+def woven(builder: ir.IRBuilder, formulas: Sequence[Callable[[], Lanes]]) -> list[Lanes]:
+    """Return the results of formulas with the same instructions, which alternate in the code.
+
+    Nearly all instructions of a long formula wait for the one before. One after the other, a few
+    formulas fill the queue of the processor, which then sees no instruction that could begin.
+    """
+    instructions = builder.block.instructions
+    first, results, parts = len(instructions), [], []
+    for formula in formulas:
+        begin = len(instructions)
+        results.append(formula())
+        parts.append(instructions[begin:])
+    instructions[first:] = [each for together in zip(*parts, strict=True) for each in together]
+    return results
 
 
 def lookup(builder: ir.IRBuilder, index: ir.Value, table: Sequence[float]) -> Lanes:

@@ -156,8 +156,9 @@ def chain_row(builder: Any, target: Any, links: Any, table: Any, length: Any, co
         builder.call(function, [target, links, table, length, whole, builder.sub(count, whole)])
 
 
-def _plain(form: int) -> Any:
-    """Return the body of a function that applies a chain of this form to a row."""
+def _plain(form: int, *, by_lanes: bool) -> Any:
+    """Return the body of a function that applies a chain of this form to a row, or to rows that are
+    the lanes of vectors."""
 
     def value(builder: Any, x: Lanes, more: Lanes | None, numbers: list[Lanes]) -> Lanes:
         bias, least, most = numbers
@@ -169,8 +170,8 @@ def _plain(form: int) -> Any:
         return x if operation is None else FORMULAS[operation](x, x, least, most)
 
     def body(builder: Any, target: Any, bias: Any, more: Any, least: Any, most: Any, count: Any) -> None:
-        found = builder.load(pointer(builder, bias, F32))
-        numbers = [Lanes.broadcast(builder, one) for one in (found, least, most)]
+        own = Lanes.load(builder, bias) if by_lanes else _broadcast_from(builder, bias)
+        numbers = [own, *(Lanes.broadcast(builder, one) for one in (least, most))]
         whole = builder.and_(count, integer(-LANES * UNROLL))
         with loop(builder, integer(0), whole, LANES * UNROLL) as index:
             places = [builder.add(index, integer(LANES * part)) for part in range(UNROLL)]
@@ -192,22 +193,53 @@ def _plain(form: int) -> Any:
     return body
 
 
+def _broadcast_from(builder: Any, place: Any) -> Lanes:
+    return Lanes.broadcast(builder, builder.load(pointer(builder, place, F32)))
+
+
+def _by_form(builder: Any, form: Any, given: list[Any], *, by_lanes: bool) -> None:
+    """Call the function of a form."""
+    name = "plain_lanes" if by_lanes else "plain_row"
+    done = builder.append_basic_block(f"{name}.done")
+    switch = builder.switch(form, done)
+    for number in [each for each in PLAIN_FORMS if not (by_lanes and each & ADDED)]:
+        with builder.goto_block(builder.append_basic_block(f"{name}.{number}")):
+            kinds = (I64, I64, I64, F32, F32, I64)
+            function = subroutine(builder, f"{name}_{number}", kinds, _plain(number, by_lanes=by_lanes))
+            builder.call(function, given)
+            switch.add_case(integer(number), builder.block)
+            builder.branch(done)
+    builder.position_at_end(done)
+
+
 @emitted(types.void, *[types.int64] * 4, types.float32, types.float32, types.int64)
 def plain_row(
     builder: Any, form: Any, target: Any, bias: Any, more: Any, least: Any, most: Any, count: Any
 ) -> None:
     """Apply a chain of a form with a loop of its own to `count` elements."""
-    done = builder.append_basic_block("plain.done")
-    switch = builder.switch(form, done)
-    for number in PLAIN_FORMS:
-        with builder.goto_block(builder.append_basic_block(f"plain.{number}")):
-            function = subroutine(
-                builder, f"plain_row_{number}", (I64, I64, I64, F32, F32, I64), _plain(number)
-            )
-            builder.call(function, [target, bias, more, least, most, count])
-            switch.add_case(integer(number), builder.block)
-            builder.branch(done)
-    builder.position_at_end(done)
+    _by_form(builder, form, [target, bias, more, least, most, count], by_lanes=False)
+
+
+@emitted(types.void, *[types.int64] * 3, types.float32, types.float32, types.int64)
+def plain_lanes(builder: Any, form: Any, target: Any, bias: Any, least: Any, most: Any, count: Any) -> None:
+    """Apply a chain without an addend to `count` elements of vectors, whose lanes are rows."""
+    _by_form(builder, form, [target, bias, target, least, most, count], by_lanes=True)
+
+
+@jit
+def is_by_lanes(body: int) -> bool:
+    """True for a chain that `finish_lanes` applies: the numbers of rows lie side by side."""
+    form, step = word(body, CHAIN_FORM), word(body, CHAIN_LINKS + LINK_OPERAND + ROW_STRIDE)
+    found: bool = form != OTHER and not form & ADDED and step == 4
+    return found
+
+
+@jit
+def finish_lanes(body: int, target: int, slots: int, scratch: int, row: int, places: int) -> None:
+    """Apply a chain to the vectors of so many places, whose lanes are the rows from `row` on."""
+    least, most = float_of_bits(word(body, CHAIN_LEAST)), float_of_bits(word(body, CHAIN_MOST))
+    bias = operand_address(body + 8 * (CHAIN_LINKS + LINK_OPERAND), slots, scratch, row, 0)
+    plain_lanes(word(body, CHAIN_FORM), target, bias, least, most, LANES * places)
 
 
 @jit

@@ -29,20 +29,27 @@ from heliograph_backends.cpu.kernels.program.words import (
 )
 from heliograph_backends.cpu.kernels.vector.atomics import word
 from heliograph_backends.cpu.kernels.vector.lanes import (
+    F32_VECTOR,
     I64,
     LANES,
     Lanes,
     emitted,
+    has_feature,
     integer,
     jit,
     local,
     loop,
+    prefetch,
     subroutine,
     tail_mask,
 )
 
 #: The bytes of a vector, and the results that are computed together.
 VECTOR, TOGETHER = 4 * LANES, 8
+#: Windows of these widths, of elements side by side that move by one, have sums whose results share
+#: what they read: so many results, where there are registers for them.
+SHARED_WIDTHS, MANY, FEW = (3, 5), 14, 7
+SHARES = has_feature("avx512f")
 
 
 def _to_lanes(builder: Any, target: Any, source: Any, step: Any, count: Any) -> None:
@@ -108,6 +115,13 @@ def clear_vectors(builder: Any, target: Any, count: Any) -> None:
         zero.store(builder.add(target, builder.mul(index, integer(VECTOR))))
 
 
+@emitted(types.void, types.int64, types.int64)
+def fetch(builder: Any, address: Any, size: Any) -> None:
+    """Prefetch bytes, which may be no memory."""
+    with loop(builder, integer(0), size, VECTOR) as index:
+        prefetch(builder, builder.add(address, index))
+
+
 def _sums(results: int, step: int) -> Callable[..., None]:
     """Return the body of a function that computes so many results of windows that move by `step`."""
 
@@ -153,6 +167,50 @@ def sums(
     builder.position_at_end(done)
 
 
+def _shared_sums(results: int, width: int) -> Callable[..., None]:
+    """Return the body of a function that computes so many results of windows of a width."""
+
+    def body(builder: Any, target: Any, source: Any, weights: Any, height: Any, down: Any) -> None:
+        cells = [local(builder, F32_VECTOR) for _ in range(results)]
+        for cell in cells:
+            builder.store(Lanes.constant(builder, 0.0).value, cell)
+        with loop(builder, integer(0), height, 1) as y:
+            line = builder.add(source, builder.mul(y, down))
+            taps = builder.add(weights, builder.mul(y, integer(VECTOR * width)))
+            read = [
+                Lanes.load(builder, builder.add(line, integer(VECTOR * number)))
+                for number in range(results + width - 1)
+            ]
+            for across in range(width):
+                weight = Lanes.load(builder, builder.add(taps, integer(VECTOR * across)))
+                for number, cell in enumerate(cells):
+                    total = Lanes(builder, builder.load(cell))
+                    builder.store(read[number + across].fma(weight, total).value, cell)
+        for number, cell in enumerate(cells):
+            Lanes(builder, builder.load(cell)).store(builder.add(target, integer(VECTOR * number)))
+
+    return body
+
+
+@emitted(types.void, *[types.int64] * 7)
+def shared_sums(
+    builder: Any, width: Any, results: Any, target: Any, source: Any, weights: Any, height: Any, down: Any
+) -> None:
+    """Write MANY or FEW results of one line, of windows of one of SHARED_WIDTHS; a stride in
+    bytes."""
+    done = builder.append_basic_block("shared_sums.done")
+    switch = builder.switch(builder.add(builder.mul(width, integer(MANY + 1)), results), done)
+    for each in SHARED_WIDTHS if SHARES else ():
+        for number in (MANY, FEW):
+            name = f"shared_sums_{each}_{number}"
+            with builder.goto_block(builder.append_basic_block(name)):
+                function = subroutine(builder, name, (I64,) * 5, _shared_sums(number, each))
+                builder.call(function, [target, source, weights, height, down])
+                switch.add_case(integer(each * (MANY + 1) + number), builder.block)
+                builder.branch(done)
+    builder.position_at_end(done)
+
+
 @jit
 def padded_size(geometry: int, height: int, width: int) -> int:
     """Return the places that windows read of an image with its padding; `width`: of each line."""
@@ -184,33 +242,32 @@ def put_in_padding(geometry: int, padded: int, image: int, places: int, width: i
 
 @jit
 def sum_channels(
-    geometry: int,
-    target: int,
-    target_row: int,
-    source: int,
-    source_row: int,
-    weights: int,
-    weights_row: int,
-    height: int,
-    area: int,
-) -> None:
-    """Write the sums of the windows of sixteen channels. The area has the padded image, whose
-    padding is 0, then the weights, then the image, which becomes the results."""
+    geometry: int, source: int, source_row: int, weights: int, weights_row: int, height: int, area: int
+) -> int:
+    """Return the place of the sums of the windows of sixteen channels. The area has the padded
+    image, whose padding is 0, then the weights, then the image, which becomes the results."""
     width, across = word(geometry, RESULT_WIDTH), word(geometry, STEP_ACROSS)
     rows, columns = word(geometry, WINDOW_HEIGHT), word(geometry, WINDOW_WIDTH)
     line = line_places(geometry)
     places = padded_size(geometry, height, line)
     own = area + VECTOR * places
-    flat = own + VECTOR * ((rows * columns + LANES - 1) // LANES * LANES)
+    flat: int = own + VECTOR * ((rows * columns + LANES - 1) // LANES * LANES)
     to_lanes(own, weights, weights_row, rows * columns)
     to_lanes(flat, source, source_row, word(geometry, IMAGE_HEIGHT) * word(geometry, IMAGE_WIDTH))
     put_in_padding(geometry, area, flat, places, line)
     down = word(geometry, STEP_DOWN) * line * VECTOR
     tap_down, tap_across = word(geometry, SPREAD_DOWN) * line * VECTOR, word(geometry, SPREAD_ACROSS) * VECTOR
+    shares = SHARES and across == 1 and tap_across == VECTOR and columns in SHARED_WIDTHS
     for y in range(height):
-        for x in range(0, width, TOGETHER):
-            here = area + y * down + x * across * VECTOR
+        x = 0
+        while x < width:
+            here, left = area + y * down + x * across * VECTOR, width - x
             there = flat + VECTOR * (y * width + x)
-            some = min(TOGETHER, width - x)
-            sums(across, some, there, here, own, rows, columns, tap_down, tap_across)
-    from_lanes(target, flat, target_row, height * width)
+            if shares and (left >= MANY or left == FEW):
+                some = MANY if left >= MANY else FEW
+                shared_sums(columns, some, there, here, own, rows, tap_down)
+            else:
+                some = min(TOGETHER, left)
+                sums(across, some, there, here, own, rows, columns, tap_down, tap_across)
+            x += some
+    return flat

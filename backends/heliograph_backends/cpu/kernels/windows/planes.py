@@ -7,6 +7,9 @@ an offset that only depends on the place in the window. A result is then a sum (
 window of vectors at these offsets. Short lines of the result are computed as one long line, with
 the elements between them, and copied from there.
 
+Products of 3 by 3 that move by one are computed from the image itself: masks and a line of zeros
+are the padding. Staging took a third of their time.
+
 Contract. An element of a convolution is one chain `acc = fma(x, w, acc)` over the window, row by
 row, from +0; that of a mean is the sum in the same order, divided by the window's size. Padding
 counts as 0, or as the least finite number in a maximum.
@@ -76,17 +79,23 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     Lanes,
     element,
     emitted,
+    has_feature,
     integer,
     jit,
+    local,
     loop,
     pointer,
     splat,
     subroutine,
     tail_mask,
+    workspace,
 )
 from heliograph_backends.cpu.kernels.vector.space import convert_rows, locate, operand_address
+from heliograph_backends.cpu.kernels.windows.chains import finish_lanes, is_by_lanes
 from heliograph_backends.cpu.kernels.windows.channel_lanes import (
     clear_vectors,
+    fetch,
+    from_lanes,
     line_places,
     padded_size,
     sum_channels,
@@ -95,10 +104,12 @@ from heliograph_backends.cpu.kernels.windows.channel_lanes import (
 LEAST = -3.4028234663852886e38
 PRODUCT, LARGEST = int(Windowing.PRODUCT), int(Windowing.LARGEST)
 _EVEN, _ODD = list(range(0, 2 * LANES, 2)), list(range(1, 2 * LANES, 2))
-#: Vectors of results that are computed together, side by side and among each other.
+#: Vectors of results that are computed together: side by side, and among each other.
 TOGETHER, ROWS = 4, 4
 #: The side of square windows that have a loop of their own.
 SIDE = 3
+#: The kind of an epilogue that is a chain.
+CHAIN = 2
 
 _Combine = Callable[[Lanes, Lanes, Lanes], Lanes]
 _START = {Windowing.PRODUCT: 0.0, Windowing.LARGEST: float("-inf"), Windowing.MEAN: 0.0}
@@ -312,46 +323,85 @@ def find_offsets(geometry: int, offsets: int, lines: int, pitch: int) -> None:
             set_word(offsets, y * width + x, 4 * (first + right // across))
 
 
-def _slide_rows(
-    builder: Any, target: Any, target_line: Any, source: Any, pitch: Any, weights: Any, lines: Any, width: Any
-) -> None:
-    """A vector that is read serves all lines, and all weights are in registers."""
+def _side_by_side(builder: Any, line: Any, cell: Any, index: Any, masks: list[Any]) -> list[Lanes]:
+    """Return the vectors of a line at the places of a window, from the element `index` on.
+
+    With AVX-512 an element is loaded once: the cell has the vector at the first place, and gets
+    that of the next index. Elsewhere a load costs less than the shift of a vector of two registers.
+    """
+    start, step = line
+    if not has_feature("avx512f"):
+        here = builder.add(start, builder.mul(index, step))
+        places = [builder.add(here, integer(4 * place)) for place in range(SIDE)]
+        return [Lanes.load_masked(builder, *each) for each in zip(places, masks, strict=True)]
+    behind = builder.add(start, builder.mul(builder.add(index, integer(LANES)), step))
+    now, then = builder.load(cell), Lanes.load_masked(builder, behind, masks[0]).value
+    builder.store(then, cell)
+    orders = [ir.Constant(I32_VECTOR, list(range(place, place + LANES))) for place in range(SIDE)]
+    return [Lanes(builder, builder.shuffle_vector(now, then, order)) for order in orders]
+
+
+def _slide_squares(
+    builder: Any, target: Any, target_line: Any, source: Any, source_line: Any, top: Any, height: Any,
+    before: Any, width: Any, weights: Any, lines: Any, count: Any,
+) -> None:  # fmt: skip
+    """A vector that is read serves all of ROWS lines, and all weights are in registers."""
     taps = []
     for tap in range(SIDE * SIDE):
         place = builder.add(weights, integer(4 * tap))
         taps.append(Lanes.broadcast(builder, builder.load(pointer(builder, place, F32))))
-    present = [builder.icmp_signed("<", integer(row), lines) for row in range(ROWS)]
-    with loop(builder, integer(0), width, LANES) as index:
-        mask = tail_mask(builder, builder.sub(width, index))
-        here, totals = element(builder, source, index), [Lanes.constant(builder, 0.0)] * ROWS
-        for line in range(ROWS + SIDE - 1):
-            start = builder.add(here, builder.mul(pitch, integer(line)))
-            for across in range(SIDE):
-                x = Lanes.load(builder, builder.add(start, integer(4 * across)))
-                for row in range(max(0, line - SIDE + 1), min(ROWS, line + 1)):
-                    totals[row] = x.fma(taps[(line - row) * SIDE + across], totals[row])
-        for row, (total, is_present) in enumerate(zip(totals, present, strict=True)):
-            there = builder.add(element(builder, target, index), builder.mul(target_line, integer(row)))
-            with builder.if_then(is_present):
-                total.store_masked(there, mask)
+    numbers = ir.Constant(I32_VECTOR, list(range(LANES)))
+    edge = splat(builder, builder.trunc(width, I32), I32_VECTOR)
+    # A line outside the image is a vector of zeros, at which no index moves.
+    zeros = workspace(builder, 4 * (LANES + LANES))
+    for part in range(2):
+        Lanes.constant(builder, 0.0).store(builder.add(zeros, integer(4 * LANES * part)))
+
+    def inside(index: Any) -> Any:
+        first = splat(builder, builder.trunc(builder.add(before, index), I32), I32_VECTOR)
+        return builder.icmp_unsigned("<", builder.add(first, numbers), edge)
+
+    cells = [local(builder, F32_VECTOR) for _ in range(ROWS + SIDE - 1)]
+    with loop(builder, integer(0), lines, ROWS) as first:
+        starts = []
+        for number, cell in enumerate(cells):
+            row = builder.add(builder.add(top, first), integer(number))
+            is_inside = builder.icmp_unsigned("<", row, height)
+            here = element(builder, builder.add(source, builder.mul(row, source_line)), before)
+            start = builder.select(is_inside, here, zeros)
+            starts.append((start, builder.select(is_inside, integer(4), integer(0))))
+            builder.store(Lanes.load_masked(builder, start, inside(integer(0))).value, cell)
+        there, left = builder.add(target, builder.mul(first, target_line)), builder.sub(lines, first)
+        with loop(builder, integer(0), count, LANES) as index:
+            mask, totals = (
+                tail_mask(builder, builder.sub(count, index)),
+                [Lanes.constant(builder, 0.0)] * ROWS,
+            )
+            ahead = [LANES] if has_feature("avx512f") else range(SIDE)
+            masks = [inside(builder.add(index, integer(place))) for place in ahead]
+            for number, (line, cell) in enumerate(zip(starts, cells, strict=True)):
+                for across, x in enumerate(_side_by_side(builder, line, cell, index, masks)):
+                    for row in range(max(0, number - SIDE + 1), min(ROWS, number + 1)):
+                        totals[row] = x.fma(taps[(number - row) * SIDE + across], totals[row])
+            for row, total in enumerate(totals):
+                place = builder.add(element(builder, there, index), builder.mul(target_line, integer(row)))
+                with builder.if_then(builder.icmp_signed("<", integer(row), left)):
+                    total.store_masked(place, mask)
 
 
-@emitted(types.void, *[types.int64] * 7)
-def slide_some_rows(
-    builder: Any, target: Any, target_line: Any, source: Any, pitch: Any, weights: Any, lines: Any, width: Any
-) -> None:
-    """Write `lines` lines of products of 3 by 3, at most ROWS; strides in bytes."""
-    function = subroutine(builder, "slide_some_rows", (I64,) * 7, _slide_rows)
-    builder.call(function, [target, target_line, source, pitch, weights, lines, width])
+@emitted(types.void, *[types.int64] * 11)
+def slide_squares(
+    builder: Any, target: Any, target_line: Any, source: Any, source_line: Any, top: Any, height: Any,
+    before: Any, width: Any, weights: Any, lines: Any, count: Any,
+) -> None:  # fmt: skip
+    """Write `lines` lines of `count` products of windows of SIDE by SIDE that move by one.
 
-
-@jit
-def slide_rows(target: int, source: int, pitch: int, weights: int, height: int, width: int) -> None:
-    """Write the products of windows of SIDE by SIDE that move by one."""
-    for first in range(0, height, ROWS):
-        there, here = target + 4 * first * width, source + 4 * first * pitch
-        lines = min(ROWS, height - first)
-        slide_some_rows(there, 4 * width, here, 4 * pitch, weights, lines, width)
+    The first window begins at row `top` and column `before` of an image of height by width, whose
+    elements are side by side. Elements outside count as 0. Strides in bytes.
+    """
+    function = subroutine(builder, "slide_squares", (I64,) * 11, _slide_squares)
+    given = [target, target_line, source, source_line, top, height, before, width, weights, lines, count]
+    builder.call(function, given)
 
 
 @jit
@@ -374,23 +424,33 @@ def slide_line(
 
 
 @jit
+def finishes_lanes(step: int) -> bool:
+    """True if what follows the sums of channels is applied to vectors of them."""
+    is_chain = word(step, WINDOWS_LANES_AT) != 0 and word(step, WINDOWS_HAS_EPILOGUE) == CHAIN
+    found: bool = is_chain and is_by_lanes(step + 8 * WINDOWS_EPILOGUE)
+    return found
+
+
+@jit
 def sum_by_channels(step: int, slots: int, scratch: int, row: int, rows: int, height: int) -> int:
     """Write the sums of as many channels as fill vectors, and return the first of the others."""
     geometry, area = step + 8 * WINDOWS_GEOMETRY, scratch + PACK_AT + word(step, WINDOWS_LANES_AT)
     clear_vectors(area, padded_size(geometry, height, line_places(geometry)))
-    behind = row + rows // LANES * LANES
+    behind, places = row + rows // LANES * LANES, height * word(geometry, RESULT_WIDTH)
+    finishes = finishes_lanes(step)
+    source_row = word(step + 8 * WINDOWS_OF, ROW_STRIDE)
+    weights_row = word(step + 8 * WINDOWS_WEIGHTS, ROW_STRIDE)
+    taps = 4 * word(geometry, WINDOW_HEIGHT) * word(geometry, WINDOW_WIDTH)
     for channel in range(row, behind, LANES):
-        sum_channels(
-            geometry,
-            operand_address(step + 8 * WINDOWED, slots, scratch, channel, 0),
-            word(step + 8 * WINDOWED, ROW_STRIDE),
-            operand_address(step + 8 * WINDOWS_OF, slots, scratch, channel, 0),
-            word(step + 8 * WINDOWS_OF, ROW_STRIDE),
-            operand_address(step + 8 * WINDOWS_WEIGHTS, slots, scratch, channel, 0),
-            word(step + 8 * WINDOWS_WEIGHTS, ROW_STRIDE),
-            height,
-            area,
-        )
+        source = operand_address(step + 8 * WINDOWS_OF, slots, scratch, channel, 0)
+        weights = operand_address(step + 8 * WINDOWS_WEIGHTS, slots, scratch, channel, 0)
+        # Since they were used, the weights of other layers were in the cache.
+        fetch(weights + LANES * weights_row, LANES * min(weights_row, taps))
+        found = sum_channels(geometry, source, source_row, weights, weights_row, height, area)
+        if finishes:
+            finish_lanes(step + 8 * WINDOWS_EPILOGUE, found, slots, scratch, channel, places)
+        target = operand_address(step + 8 * WINDOWED, slots, scratch, channel, 0)
+        from_lanes(target, found, word(step + 8 * WINDOWED, ROW_STRIDE), places)
     return behind
 
 
@@ -423,13 +483,20 @@ def windows_block(_kind: int, step: int, block: int, slots: int, scratch: int) -
                 convert_rows(scratch, narrow, scratch + STAGED_AT, weights, 0, 2, 1, taps)
                 weights = scratch + STAGED_AT
         target = operand_address(step + 8 * WINDOWED, slots, scratch, channel, column)
+        if square and word(geometry, PIXEL_STRIDE) == 4 and not word(geometry, NARROW_IMAGE):
+            left, have = -word(geometry, PADDING_LEFT), word(geometry, IMAGE_WIDTH)
+            rows_of, line_step = word(geometry, IMAGE_HEIGHT), word(geometry, LINE_STRIDE)
+            slide_squares(
+                target, 4 * width, source, line_step, top, rows_of, left, have, weights, height, width
+            )
+            continue
         if word(geometry, NARROW_IMAGE):
             source = widen_lines(geometry, source, top, behind, 1, scratch)
             stage_lines(scratch + BUFFERS_AT, staged, source, top, lines, pitch, fill)
         else:
             stage_lines(geometry, staged, source, top, lines, pitch, fill)
         if square:
-            slide_rows(target, staged, pitch, weights, height, width)
+            slide_squares(target, 4 * width, staged, 4 * pitch, 0, lines, 0, pitch, weights, height, width)
         elif word(step, WINDOWS_LINE_AT):
             slide_line(kind, long, staged, offsets, weights, taps, (height - 1) * pitch + width)
             copy_lines(target, long, height, width, pitch)
@@ -438,7 +505,8 @@ def windows_block(_kind: int, step: int, block: int, slots: int, scratch: int) -
                 here = staged + 4 * line * pitch
                 slide_line(kind, target + 4 * line * width, here, offsets, weights, taps, width)
     epilogue, body = word(step, WINDOWS_HAS_EPILOGUE), step + 8 * WINDOWS_EPILOGUE
-    if epilogue == 1:
-        call_elementwise(scratch, body, slots, scratch, row, rows, column, columns)
+    done = first - row if finishes_lanes(step) else 0
+    if epilogue == CHAIN:
+        call_finish_rows(scratch, body, slots, scratch, row + done, rows - done, column, columns)
     elif epilogue:
-        call_finish_rows(scratch, body, slots, scratch, row, rows, column, columns)
+        call_elementwise(scratch, body, slots, scratch, row, rows, column, columns)
