@@ -24,6 +24,7 @@ from heliograph_backends.contract import (
     DeviceCompileOptions,
     LeafBindings,
     MemoryEstimate,
+    MemoryMap,
     Plan,
     Tensor,
 )
@@ -42,11 +43,11 @@ from heliograph_backends.cuda.plan_kernels import PlanKernels
 from heliograph_backends.cuda.steps import ArrayCopy, DefinitionStep, KernelStep, Step
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.groups import Group, steps_of_nodes, times_of_nodes
-from heliograph_backends.planning.layout import place_values
+from heliograph_backends.planning.layout import SOURCES, place_values
+from heliograph_backends.planning.memory_map import memory_map
 from heliograph_backends.planning.storage import StorageLayout, plan_storage
 from heliograph_proto.errors import HeliographError, InvalidInputError, UnknownHandleError
 from heliograph_proto.graph import Graph
-from heliograph_proto.ops.table import OPS
 
 if TYPE_CHECKING:
     from heliograph_backends.cuda.device import CudaDevice
@@ -115,7 +116,7 @@ class CudaPlan(Plan):
         except BaseException:
             self.memory.free()
             raise
-        self._groups = layout.groups
+        self._groups, self._storage = layout.groups, layout.storage
         self._replays = Replays(self._steps, self.memory)
         #: The microseconds of each step in measured runs and the number of these; whether runs are
         #: measured.
@@ -140,7 +141,7 @@ class CudaPlan(Plan):
         found: list[Step] = []
         for group in layout.groups:
             node = self.graph.nodes[group.last]
-            if OPS[node.op].group == "source":
+            if node.op in SOURCES:
                 continue
             work = layout.lowering.work(group, layout.storage, self.memory.own_slots)
             if work is None:
@@ -186,7 +187,7 @@ class CudaPlan(Plan):
     def _issue_constants(self, layout: CudaLayout) -> None:
         """Compute the nodes without operands, once."""
         nodes = [group.last for group in layout.groups]
-        constants = [number for number in nodes if OPS[self.graph.nodes[number].op].group == "source"]
+        constants = [number for number in nodes if self.graph.nodes[number].op in SOURCES]
         if not constants:
             return  # using the default queue would wait for the work of all other threads
         with self.device.queue(), np.errstate(all="ignore"):
@@ -239,14 +240,14 @@ class CudaPlan(Plan):
             self._took_us, self._runs = [0.0] * len(self._numbers), 0
         self._is_measured = on
 
-    def times_of_nodes(self) -> Sequence[float]:
+    def steps_and_times(self) -> tuple[Sequence[int], Sequence[float]]:
         times: defaultdict[int, float] = defaultdict(float)
         for number, took_us in zip(self._numbers, self._took_us, strict=True):
             times[number] += took_us / max(1, self._runs)
-        return times_of_nodes(self.graph, self._groups, times)
+        return steps_of_nodes(self.graph, self._groups), times_of_nodes(self.graph, self._groups, times)
 
-    def steps_of_nodes(self) -> Sequence[int]:
-        return steps_of_nodes(self.graph, self._groups)
+    def memory_map(self) -> MemoryMap:
+        return memory_map(self.graph, self._groups, self._storage)
 
     def _settle_quietly(self, queue: Queue) -> None:
         try:

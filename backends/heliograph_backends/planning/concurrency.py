@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from heliograph_backends.planning.groups import Group
-from heliograph_backends.planning.layout import ValuePlace
+from heliograph_backends.planning.layout import SOURCES, ValuePlace
 from heliograph_proto.graph import Graph
-from heliograph_proto.ops.table import OPS
 
 
 def side_by_side(
@@ -59,7 +58,7 @@ class _Sets:
 
     def add(self, group: Group, may_join: bool) -> int:
         last = self._nodes[group.last]
-        if OPS[last.op].group == "source":
+        if last.op in SOURCES:
             # A constant, which is computed before the first step.
             return self._number
         target = self._places[self._leaves + group.last].root
@@ -79,5 +78,6 @@ class _Sets:
 
     def _needs(self, group: Group) -> bool:
         """True if the step reads a value that the set writes."""
-        roots = (self._places[value].root for number in group.nodes for value in self._nodes[number].operands)
+        places, nodes = self._places, self._nodes
+        roots = [places[value].root for number in group.nodes for value in nodes[number].operands]
         return not self._written.isdisjoint(roots)

@@ -43,6 +43,8 @@ class FusedKernels(Protocol):
 #: Limit that keeps a chain's operands and temporaries in the first-level cache: a group is a tree
 #: of nodes with few operands each, so it reads at most two or three values for each node.
 MAX_NODES = 12
+#: The ops that follow a norm in its step.
+_AFFINE = {"norm": ["mul", "add"], "rms_norm": ["mul"]}
 #: The roles of nodes in chains.
 CHAINS = ("elementwise", "mixed")
 #: Ops whose nodes may be no steps, see `is_step`.
@@ -248,9 +250,8 @@ def _count_uses(graph: Graph, roots: list[int], needed: list[bool]) -> tuple[lis
 def is_affine_norm(graph: Graph, nodes: tuple[int, ...], kernels: FusedKernels) -> bool:
     """True if the nodes are a norm times a row, optionally plus a row, or an rms_norm times a
     row."""
-    first, *rest = (graph.nodes[number] for number in nodes)
-    expected = {"norm": ["mul", "add"], "rms_norm": ["mul"]}.get(first.op, [])
-    if [node.op for node in rest] != expected[: len(rest)]:
+    first, *rest = [graph.nodes[number] for number in nodes]
+    if [node.op for node in rest] != _AFFINE.get(first.op, [])[: len(rest)]:
         return False
     value = len(graph.leaves) + nodes[0]
     for number, node in zip(nodes[1:], rest, strict=True):

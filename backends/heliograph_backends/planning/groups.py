@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+from heliograph_backends.planning.layout import SOURCES
 from heliograph_proto.graph import Graph
-from heliograph_proto.ops.table import OPS
 
 #: The role of a node in a group; "mixed": an elementwise node of several data types, in a chain with
 #: others; "other": a node that is always a step by itself.
@@ -44,7 +44,7 @@ def steps_of_nodes(graph: Graph, groups: Sequence[Group]) -> tuple[int, ...]:
     before."""
     found, number = [0] * len(graph.nodes), 0
     for group in groups:
-        if OPS[graph.nodes[group.last].op].group == "source":
+        if graph.nodes[group.last].op in SOURCES:
             continue
         number += 1
         for node in group.nodes:

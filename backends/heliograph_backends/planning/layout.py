@@ -29,6 +29,8 @@ Strides = tuple[int, ...]
 
 #: Ops whose result may share the first operand's bytes.
 VIEWS = frozenset(name for name, row in OPS.items() if row.is_view)
+#: Ops without operands, whose results are computed once, when a plan is made.
+SOURCES = frozenset(name for name, row in OPS.items() if row.group == "source")
 #: Ops whose last bits depend on the order in which elements are added up.
 SUMS = frozenset(
     name for name, row in OPS.items() if row.group in ("rows", "reduction") and row.tolerance > 0
@@ -155,7 +157,7 @@ def is_direct(graph: Graph, places: Sequence[ValuePlace], value: int) -> bool:
 
 def _makes(op: str) -> bool:
     """True if an op computes new elements in every run."""
-    return op not in VIEWS and op != "assign" and OPS[op].group != "source"
+    return op not in VIEWS and op != "assign" and op not in SOURCES
 
 
 def _aliases(graph: Graph, variables: Container[int]) -> dict[int, int]:

@@ -34,7 +34,7 @@ from typing import NamedTuple
 import numpy as np
 
 from heliograph_backends.planning.groups import PlainGroup
-from heliograph_backends.planning.layout import ValuePlace, value_types
+from heliograph_backends.planning.layout import SOURCES, ValuePlace, value_types
 from heliograph_proto.errors import OutOfMemoryError
 from heliograph_proto.graph import Graph
 from heliograph_proto.ops.table import OPS
@@ -324,7 +324,7 @@ class _Blocks:
         self.nodes = graph.nodes
         self.places = places
         self.groups = groups
-        self.roots = [place.root for place in places]
+        self.roots = [place[0] for place in places]
         self.types = value_types(graph)
         self.leaves = len(graph.leaves)
         self.elsewhere = elsewhere
@@ -452,9 +452,7 @@ class Headroom:
     def __init__(self, graph: Graph, places: Sequence[ValuePlace], groups: Sequence[PlainGroup]) -> None:
         leaves = len(graph.leaves)
         elsewhere = {*range(leaves), *(output.value for output in graph.outputs)}
-        elsewhere.update(
-            value for value, node in enumerate(graph.nodes, leaves) if OPS[node.op].group == "source"
-        )
+        elsewhere.update([value for value, node in enumerate(graph.nodes, leaves) if node.op in SOURCES])
         sizes, firsts, lasts = live_blocks(graph, places, groups, elsewhere, ()).lifetimes
         steps = len(groups) + 2
         begun = np.bincount(np.array(firsts, np.int64), sizes, steps)
@@ -464,6 +462,8 @@ class Headroom:
     def take(self, first: int, last: int, size_bytes: int) -> bool:
         """Reserve bytes from step `first` to `last`; False if they do not fit. Negative sizes give
         room."""
+        if not size_bytes:
+            return True
         if last - first > MOST_STEPS:
             return size_bytes <= 0
         part = self._room[first : last + 1]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from heliograph_backends.contract.placement import place as place_in_order
 from heliograph_backends.planning.groups import Group
-from heliograph_backends.planning.layout import ValuePlace, is_direct
+from heliograph_backends.planning.layout import SOURCES, ValuePlace, is_direct
 from heliograph_backends.planning.memory import (
     UNBOUNDED,
     ArenaLayout,
@@ -24,7 +24,6 @@ from heliograph_backends.planning.memory import (
     plan_arena,
 )
 from heliograph_proto.graph import Graph, LeafKind
-from heliograph_proto.ops.table import OPS
 
 ALIGNMENT = 64
 #: Concurrent steps may take at most a MOST_MORE-th more memory than sequential ones.
@@ -126,8 +125,10 @@ def plan_storage(
     chunks = _place_in_arena(graph, live, arena, regions)
     first = len(leaf_slots) + len(output_slots) + len(chunks)
     constant_bytes = _place_constants(graph, constants, regions, first, max_size, alignment)
-    results = (len(leaf_slots) + group.last for group in groups)
-    written = frozenset(places[value].root for value in results if is_direct(graph, places, value))
+    results = [len(leaf_slots) + nodes[-1] for _, nodes in groups]
+    # Only a value that lies in another one, or a copied reshape of such a value, is a direct write.
+    maybe = [v for v in results if places[v][0] != v or graph.nodes[v - len(leaf_slots)].op == "reshape"]
+    written = frozenset(places[value].root for value in maybe if is_direct(graph, places, value))
     slots = leaf_slots, output_slots
     return StorageLayout(places, regions, *slots, tuple(copied), chunks, constant_bytes, written, chosen)
 
@@ -136,7 +137,7 @@ def _constants(graph: Graph, groups: Sequence[Group]) -> list[int]:
     """Return the results of ops without operands, which are computed once, when the plan is
     made."""
     leaves = len(graph.leaves)
-    return [leaves + each.last for each in groups if OPS[graph.nodes[each.last].op].group == "source"]
+    return [leaves + nodes[-1] for _, nodes in groups if graph.nodes[nodes[-1]].op in SOURCES]
 
 
 def _place_constants(
