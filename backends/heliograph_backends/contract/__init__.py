@@ -14,13 +14,22 @@ has been *computed*. `heliograph_backends.conformance` tests an implementation, 
 Types of arguments are elsewhere: `Graph`, `Node` and `Leaf` in `heliograph_proto.graph`,
 `TensorType` and `DType` in `heliograph_proto.types`, `DeviceType`, `Capabilities`, `Memory` and
 `OpPath` in `heliograph_proto.devices`, errors in `heliograph_proto.errors`. `Site`, `SitePlan`,
-`SiteRun`, `SiteWork`, `Intake`, `Admittance`, `Relay` and `UploadNews` serve devices of other
-daemons in a pool; a backend for local hardware does not use them.
+`SiteRun`, `SiteWork`, `HostedLoop`, `Intake`, `Admittance`, `Relay` and `UploadNews` serve devices
+of other daemons in a pool; a backend for local hardware does not use them.
 """
 
 from heliograph_backends.contract.device import CONTRACT_VERSION, Backend, Device, Parameter, ParameterKind
 from heliograph_backends.contract.memory import Buffer, BufferType, MultiBuffer, Tensor, host_bytes
-from heliograph_backends.contract.plan import Arena, DeviceCompileOptions, LeafBindings, MemoryEstimate, Plan
+from heliograph_backends.contract.plan import (
+    Arena,
+    DeviceCompileOptions,
+    HostedLoop,
+    LeafBindings,
+    MemoryEstimate,
+    MemoryMap,
+    Plan,
+    StoredResult,
+)
 from heliograph_backends.contract.remote import (
     Admittance,
     Intake,
@@ -48,7 +57,9 @@ __all__ = [
     "Device",
     "Done",
     "MemoryEstimate",
+    "MemoryMap",
     "Event",
+    "HostedLoop",
     "Intake",
     "LeafBindings",
     "MultiBuffer",
@@ -61,6 +72,7 @@ __all__ = [
     "SitePlan",
     "SiteRun",
     "SiteWork",
+    "StoredResult",
     "Stream",
     "Tensor",
     "Turn",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from heliograph_backends.contract.memory import Tensor
 from heliograph_backends.contract.stream import Abort, Turn
+from heliograph_proto.commands import FeedLoop, Loop
+from heliograph_proto.errors import HeliographError
 from heliograph_proto.graph import Graph
 
 if TYPE_CHECKING:
@@ -48,6 +50,32 @@ class MemoryEstimate:
     arena_bytes: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """The memory of a node's result: a part of a block, in some steps of a run."""
+
+    node: int
+    block: int
+    offset_bytes: int
+    size_bytes: int
+    #: The first and the last step that need it, from 0. Steps that run at the same time have one
+    #: number.
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMap:
+    """The blocks of memory that a plan computes in, and the results there."""
+
+    #: The sizes of the blocks; those from `constants` on hold results that are computed once.
+    block_bytes: tuple[int, ...] = ()
+    constants: int = 0
+    results: tuple[StoredResult, ...] = ()
+    #: The number of steps.
+    steps: int = 0
+
+
 class Arena(ABC):
     """Memory of a device for plans that run one after another, made by `Device.arena`.
 
@@ -60,6 +88,58 @@ class Arena(ABC):
     @abstractmethod
     def free(self) -> None:
         """Free the memory. Idempotent; its plans were freed before."""
+
+
+class HostedLoop(ABC):
+    """A loop whose steps go on at other hosts, without this process between them.
+
+    It was sent when it was made. `next` and `close` are called by one thread, the other methods by
+    any thread; these do not wait.
+    """
+
+    #: True if the hosts must stop after the same step for variables to be whole, which `cancel`
+    #: alone does not ensure.
+    stops_together = False
+
+    @abstractmethod
+    def next(self) -> tuple[int, int, memoryview] | None:
+        """Wait for the next value that the loop streams: its step, the output's index, its bytes.
+
+        None: the loop has ended, and all wanted outputs are in their tensors. Raises the loop's
+        error.
+        """
+
+    @property
+    @abstractmethod
+    def steps(self) -> int | None:
+        """The number of completed steps, once the loop has ended; None if it is unknown."""
+
+    @property
+    @abstractmethod
+    def has_failed(self) -> bool:
+        """True if it has ended with an error."""
+
+    @abstractmethod
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Call `call` once when it has ended, from any thread; at once if it has."""
+
+    @abstractmethod
+    def feed(self, feed: FeedLoop, done: Callable[[int | HeliographError], None]) -> Callable[[], None]:
+        """Send new values of inputs. `done` is called once, from any thread, with the step that
+        took them or the reason why none did. Return a call that withdraws them if no step took
+        them."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Request its end after its present step."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Request its end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel it if it goes on, wait for its end, and release what it has allocated."""
 
 
 class Plan(ABC):
@@ -134,6 +214,17 @@ class Plan(ABC):
         """
         return None
 
+    def hosted_loop(
+        self, loop: Loop, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]
+    ) -> HostedLoop | None:
+        """Start a loop whose steps go on at other hosts, and return it. None: the caller runs each
+        step.
+
+        Tensors are those of `compute`: inputs of the first step and outputs of the last one.
+        Default: None.
+        """
+        return None
+
     @abstractmethod
     def free(self) -> None:
         """Free its memory. Idempotent; never called during `compute`."""
@@ -143,11 +234,6 @@ class Plan(ABC):
         alone."""
         return (0,) * len(self.graph.nodes)
 
-    def steps_of_nodes(self) -> Sequence[int]:
-        """Return the number, from 1, of the step that computes each node. Default: all 0, not
-        told."""
-        return (0,) * len(self.graph.nodes)
-
     def measure(self, *, on: bool) -> None:
         """Measure the time of each step in the runs from now on, or end that.
 
@@ -155,10 +241,15 @@ class Plan(ABC):
         take no longer for it. Default: nothing is measured.
         """
 
-    def times_of_nodes(self) -> Sequence[float]:
-        """Return for each node the mean time of its step in the last measured runs, in
-        microseconds. Default: all 0, unknown."""
-        return (0.0,) * len(self.graph.nodes)
+    def steps_and_times(self) -> tuple[Sequence[int], Sequence[float]]:
+        """Return for each node the number, from 1, of the step that computes it, and the mean time
+        of that step in the last measured runs, in microseconds. Default: all 0, not told."""
+        count = len(self.graph.nodes)
+        return (0,) * count, (0.0,) * count
+
+    def memory_map(self) -> MemoryMap:
+        """Return where its intermediate results lie, and when. Default: empty, not told."""
+        return MemoryMap()
 
     def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
         """Return a plan for another graph that takes over this one's memory where it suffices; free

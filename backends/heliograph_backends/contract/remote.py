@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from heliograph_backends.contract.memory import Tensor
-from heliograph_backends.contract.plan import DeviceCompileOptions, LeafBindings
-from heliograph_proto.errors import HeliographError
+from heliograph_backends.contract.plan import DeviceCompileOptions, HostedLoop, LeafBindings
+from heliograph_proto.commands import Loop
+from heliograph_proto.errors import HeliographError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import ContentOffer, Partition, PlanReport
 
@@ -75,6 +77,17 @@ class SitePlan(ABC):
         way there.
         """
 
+    def prepare_loop(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], stack: ExitStack
+    ) -> Callable[[Loop, int], HostedLoop]:
+        """Prepare a loop as `prepare` does a run; `stack` is closed at its end. Return a call that
+        starts this partition's part, as the whole graph's runs from a number on.
+
+        The call does not wait. It raises LimitExceededError if there is no room for more loops that
+        stream. Default: raises UnsupportedError.
+        """
+        raise UnsupportedError("a loop of a partition")
+
     def measure(self, *, on: bool) -> None:
         """Measure the time of each step in the runs from now on, or end that. Default: nothing is
         measured."""
@@ -107,6 +120,12 @@ class Site(ABC):
     @abstractmethod
     def why_not(self) -> str:
         """The reason why it cannot run partitions; empty if it can."""
+
+    @property
+    def exchanges_loops(self) -> bool:
+        """True if loops of its partitions exchange values with other sites between two steps.
+        Default: True."""
+        return True
 
     @abstractmethod
     def compile(self, work: SiteWork) -> SitePlan:

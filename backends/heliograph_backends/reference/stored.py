@@ -46,7 +46,7 @@ def narrowed(xp: Any, x: Array, dtype: DType) -> Array:
     unchanged."""
     if dtype.name == "bf16":
         return blocks.to_bits(x if x.dtype.kind == "f" else x.astype(xp.float64), xp)
-    return blocks.to_blocks(x, dtype, xp) if dtype.kind == "quantized" else x
+    return blocks.converted_to_blocks(x, dtype, xp) if dtype.kind == "quantized" else x
 
 
 class Widening:

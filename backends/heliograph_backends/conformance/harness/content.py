@@ -38,7 +38,7 @@ def encode(type: TensorType, values: Array) -> Content:
         own = np.ascontiguousarray(values, type.dtype.numpy).reshape(type.shape)
         return Content(type, own.reshape(-1).view(np.uint8), own)
     quantized = type.dtype.block_size > 1
-    stored = blocks.to_blocks(values, type.dtype) if quantized else blocks.to_bits(values)
+    stored = blocks.converted_to_blocks(values, type.dtype) if quantized else blocks.to_bits(values)
     return decode(type, np.ascontiguousarray(stored).reshape(-1).view(np.uint8))
 
 
