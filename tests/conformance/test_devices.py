@@ -16,6 +16,7 @@ TestCpu = conformance_tests(lambda: CpuDevice(threads=2, memory_bytes=MEMORY), q
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_definition_passes_all_of_it_with_another_seed() -> None:
     with nothing_left(CpuDevice(threads=1, memory_bytes=MEMORY, native=False)) as device:
         report = run(device, seed=7)

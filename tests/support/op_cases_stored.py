@@ -20,6 +20,7 @@ QUANTIZED = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
     "iq4_nl", "iq4_xs", "mxfp4", "tq1_0", "tq2_0",
     "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "nvfp4", "q8_1", "q8_k",
+    "q1_0", "q2_0",
 )  # fmt: skip
 
 #: Operands that may be blocks, by op.

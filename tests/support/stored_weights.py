@@ -39,6 +39,8 @@ SCALES = {
     Stored.IQ1_M: (0, 0),
     Stored.NVFP4: (0, 0),
     Stored.Q8_1: (0, 4),
+    Stored.Q1_0: (0, 2),
+    Stored.Q2_0: (0, 2),
     Stored.Q8_K: (0, 0),
 }
 

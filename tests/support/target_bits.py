@@ -25,7 +25,7 @@ CONVERSIONS = (
     Stored.F16, Stored.BF16, Stored.Q8_0, Stored.Q4_0, Stored.Q5_1, Stored.Q3_K, Stored.Q4_K, Stored.Q6_K,
     Stored.IQ4_NL, Stored.IQ4_XS, Stored.MXFP4, Stored.TQ1_0, Stored.TQ2_0, Stored.IQ1_S, Stored.IQ1_M,
     Stored.IQ2_XXS, Stored.IQ2_XS, Stored.IQ2_S, Stored.IQ3_XXS, Stored.IQ3_S, Stored.NVFP4, Stored.Q8_1,
-    Stored.Q8_K,
+    Stored.Q8_K, Stored.Q1_0, Stored.Q2_0,
 )  # fmt: skip
 
 OPS = {
@@ -78,6 +78,13 @@ def graphs(random: np.random.Generator) -> dict[str, Maker]:
     add("searches", lambda made: made.node("argsort", made.input(wide), descending=True))
     for op in OPS["rows"]:
         add("rows", lambda made, op=op: made.node(op, made.input(x.astype(np.float16))))
+    for kind in (np.int8, np.uint8):
+        sides = tuple(random.integers(0, 256, (2, 70, 8)).astype(np.uint8).view(kind))
+        for op in ("add", "sub", "maximum", "minimum", "bitwise_xor", "equal", "less", "less_equal"):
+            add("bytes", lambda made, op=op, s=sides: made.node(op, *map(made.input, s)))
+    truths = tuple(random.random((2, 70, 8)) < 0.5)
+    add("bytes", lambda made: made.node("logical_and", *map(made.input, truths)))
+    add("bytes", lambda made: made.node("logical_not", made.input(truths[0])))
     shape, given = (1, 20, 17, 15), normal(random, 1, 20, 4, 5)
     for mode in (0, 1, 2):
         add("images", lambda made, m=mode: made.node("upscale", made.input(image), shape=shape, mode=m))

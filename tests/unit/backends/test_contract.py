@@ -1,4 +1,4 @@
-"""The contract of a backend over the CPU and the fake device: streams, events, tensors, buffers, scripts."""
+"""The contract of a backend over the CPU and the fake device: streams, events, tensors, buffers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_graphs import Array, Maker, nothing_left, place, run, type_of, used_bytes
+from backend_graphs import Array, nothing_left, place, type_of, used_bytes
 
 from heliograph_backends.contract import Abort, Event, Stream, Tensor, Usage, access, host_bytes
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.fake import FakeDevice
-from heliograph_backends.registry import open_registry, parse_specification
 from heliograph_proto.errors import (
     CancelledError,
     ComputeFailedError,
-    ConfigurationError,
     DeadlineExceededError,
     InvalidArgumentError,
     OutOfMemoryError,
     OutOfRangeError,
-    UnknownDeviceError,
     UnsupportedError,
 )
 from heliograph_proto.types import DTYPES, F32, TensorType
@@ -56,7 +53,7 @@ def stream(device: CpuDevice) -> Iterator[Stream]:
 
 
 class Record:
-    """What was done, in order, with what it raised."""
+    """Calls in their order, with what they raised."""
 
     def __init__(self) -> None:
         self.done: list[tuple[Any, BaseException | None]] = []
@@ -319,6 +316,12 @@ def test_a_tensor_knows_whether_its_elements_share_bytes(
     assert tensor.view(TensorType(F32, shape), 0, strides).overlaps_itself is overlaps
 
 
+def test_a_tensor_of_an_array_has_its_type(device: CpuDevice) -> None:
+    tensor = place(device, np.zeros((2, 3), np.int16))
+    assert tensor.type == type_of(tensor.array) == TensorType(DTYPES["i16"], (2, 3))
+    tensor.buffer.free()
+
+
 # Reading and writing
 
 
@@ -568,140 +571,3 @@ def test_blas_is_held_to_one_thread_until_the_last_device_closes() -> None:
     """In a process without the devices of other tests."""
     pytest.importorskip("threadpoolctl")
     subprocess.run([sys.executable, "-c", HOLDS], check=True, timeout=SECONDS)
-
-
-# The fake device's script
-
-
-def test_held_work_waits_at_its_gate_until_the_test_opens_it(fake: FakeDevice) -> None:
-    tensor, stream, record = place(fake, np.zeros(4, np.float32)), fake.stream(), Record()
-    gate = fake.script.hold("set")
-    stream.submit(lambda: access.write(tensor, 0, memoryview(b"abcd")), record.of("set"))
-    assert gate.entered.wait(SECONDS)
-    assert record.done == []
-    gate.open()
-    stream.synchronize(SECONDS)
-    assert record.done == [("set", None)]
-    stream.close()
-    tensor.buffer.free()
-
-
-@pytest.mark.parametrize("work", ["allocate", "set", "get", "compile", "compute"])
-def test_a_script_fails_the_next_such_work_alone(work: Any, fake: FakeDevice) -> None:
-    made = Maker()
-    made.output(made.node("neg", made.input(np.ones(4, np.float32))))
-    tensor = place(fake, np.zeros(4, np.float32))
-    doing = {
-        "allocate": lambda: fake.buffer_type.allocate(4).free(),
-        "set": lambda: access.write(tensor, 0, memoryview(b"abcd")),
-        "get": lambda: access.read(tensor, 0, memoryview(bytearray(4))),
-        "compile": lambda: fake.script.pass_("compile"),
-        "compute": lambda: fake.script.pass_("compute"),
-    }[work]
-    fake.script.fail(work, ComputeFailedError("as scripted"))
-    with pytest.raises(ComputeFailedError, match="as scripted"):
-        doing()
-    doing()
-    assert run(fake, made)[0].tolist() == [-1] * 4
-    tensor.buffer.free()
-
-
-def test_scripted_work_happens_in_the_order_of_the_script(fake: FakeDevice) -> None:
-    fake.script.fail("compute", ComputeFailedError("first"))
-    fake.script.hold("compute").open()
-    fake.script.fail("compute", ComputeFailedError("third"))
-    with pytest.raises(ComputeFailedError, match="first"):
-        fake.script.pass_("compute")
-    fake.script.pass_("compute")
-    with pytest.raises(ComputeFailedError, match="third"):
-        fake.script.pass_("compute")
-
-
-def test_a_delay_ends_early_when_the_run_is_aborted(fake: FakeDevice) -> None:
-    fake.script.delay("compute", 60)
-    abort = Abort()
-    abort.set()
-    with pytest.raises(CancelledError):
-        fake.script.pass_("compute", abort)
-
-
-def test_a_delay_passes_by_itself(fake: FakeDevice) -> None:
-    fake.script.delay("compute", 0.001)
-    fake.script.pass_("compute", Abort())
-
-
-# The registry
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("cpu", ("cpu", {})),
-        (" cpu ", ("cpu", {})),
-        ("cpu:", ("cpu", {})),
-        ("cpu:threads=2", ("cpu", {"threads": 2})),
-        ("cpu:threads=2,memory=512MiB", ("cpu", {"threads": 2, "memory": 512 * 2**20})),
-        ("fake:memory=3GiB", ("fake", {"memory": 3 * 2**30})),
-        ("cpu:memory=100", ("cpu", {"memory": 100})),
-        ("cpu:memory=1TiB,", ("cpu", {"memory": 2**40})),
-    ],
-)
-def test_a_specification_is_a_name_and_numbers(text: str, expected: object) -> None:
-    assert parse_specification(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "message", "advice"),
-    [
-        ("cpus", "unknown backend 'cpus'", "did you mean 'cpu'?"),
-        ("", "unknown backend ''", "known: cpu, fake"),
-        ("vulkan", "unknown backend 'vulkan'", "known: cpu, fake"),
-        ("cpu:thread=2", "no parameter 'thread'", "did you mean 'threads'?"),
-        ("fake:threads=2", "no parameter 'threads'", "known: memory"),
-        ("cpu:threads", "threads='' is not a number", "a whole number"),
-        ("cpu:threads=two", "threads='two' is not a number", "a whole number"),
-        ("cpu:threads=-1", "threads='-1' is not a number", "a whole number"),
-        ("cpu:threads=2MiB", "threads='2MiB' is not a number", "a whole number"),
-        ("cpu:memory=1.5GiB", "memory='1.5GiB' is not a number", "512MiB"),
-        ("cpu:memory=1GB", "memory='1GB' is not a number", "512MiB"),
-        ("cpu:memory=" + "9" * 40, "is not a number", "512MiB"),
-        ("cpu:threads=1,threads=2", "'threads' twice", ""),
-    ],
-)
-def test_a_bad_specification_is_refused_with_advice(text: str, message: str, advice: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        parse_specification(text)
-    assert message in caught.value.message
-    assert advice in caught.value.advice
-
-
-def test_devices_are_numbered_by_backend_in_the_order_asked_for() -> None:
-    registry = open_registry(["fake:memory=1MiB", "cpu:threads=1", "fake"])
-    assert [device.name for device in registry.devices] == ["fake0", "fake1", "cpu0"]
-    assert registry.device() is registry.devices[0]
-    assert registry.device("cpu0").memory().total_bytes > 0
-    assert registry.device("fake0").memory().total_bytes == 2**20
-    # Where there is no GPU the backend for them says so.
-    assert {one.name for one in registry.unavailable} <= {"cuda"}
-    assert repr(registry) == "<Registry of fake0, fake1, cpu0>"
-    registry.close()
-
-
-def test_an_unknown_device_is_refused_with_the_nearest_name() -> None:
-    registry = open_registry(["fake"])
-    with pytest.raises(UnknownDeviceError, match="did you mean 'fake0'"):
-        registry.device("fake")
-    registry.close()
-
-
-def test_a_bad_specification_starts_nothing() -> None:
-    before = threading.active_count()
-    with pytest.raises(ConfigurationError):
-        open_registry(["cpu:threads=4", "gpu"])
-    assert threading.active_count() == before
-
-
-def test_a_tensor_of_an_array_has_its_type(device: CpuDevice) -> None:
-    tensor = place(device, np.zeros((2, 3), np.int16))
-    assert tensor.type == type_of(tensor.array) == TensorType(DTYPES["i16"], (2, 3))
-    tensor.buffer.free()

@@ -37,6 +37,48 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cpu", ("cpu", {})),
+        (" cpu ", ("cpu", {})),
+        ("cpu:", ("cpu", {})),
+        ("cpu:threads=2", ("cpu", {"threads": 2})),
+        ("cpu:threads=2,memory=512MiB", ("cpu", {"threads": 2, "memory": 512 * 2**20})),
+        ("fake:memory=3GiB", ("fake", {"memory": 3 * 2**30})),
+        ("cpu:memory=100", ("cpu", {"memory": 100})),
+        ("cpu:memory=1TiB,", ("cpu", {"memory": 2**40})),
+    ],
+)
+def test_a_specification_is_a_name_and_numbers(text: str, expected: object) -> None:
+    assert parse_specification(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "advice"),
+    [
+        ("cpus", "unknown backend 'cpus'", "did you mean 'cpu'?"),
+        ("", "unknown backend ''", "known: cpu, fake"),
+        ("vulkan", "unknown backend 'vulkan'", "known: cpu, fake"),
+        ("cpu:thread=2", "no parameter 'thread'", "did you mean 'threads'?"),
+        ("fake:threads=2", "no parameter 'threads'", "known: memory"),
+        ("cpu:threads", "threads='' is not a number", "a whole number"),
+        ("cpu:threads=two", "threads='two' is not a number", "a whole number"),
+        ("cpu:threads=-1", "threads='-1' is not a number", "a whole number"),
+        ("cpu:threads=2MiB", "threads='2MiB' is not a number", "a whole number"),
+        ("cpu:memory=1.5GiB", "memory='1.5GiB' is not a number", "512MiB"),
+        ("cpu:memory=1GB", "memory='1GB' is not a number", "512MiB"),
+        ("cpu:memory=" + "9" * 40, "is not a number", "512MiB"),
+        ("cpu:threads=1,threads=2", "'threads' twice", ""),
+    ],
+)
+def test_a_bad_specification_is_refused_with_advice(text: str, message: str, advice: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_specification(text)
+    assert message in caught.value.message
+    assert advice in caught.value.advice
+
+
+@pytest.mark.parametrize(
     ("text", "values"),
     [
         ("remote:url=grpc://host:7070/#cpu0", {"url": "grpc://host:7070/#cpu0"}),
@@ -104,6 +146,32 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     made = open_registry(specifications, [str(write_plugin(tmp_path, "sim"))])
     yield made
     made.close()
+
+
+def test_devices_are_numbered_by_backend_in_the_order_asked_for() -> None:
+    registry = open_registry(["fake:memory=1MiB", "cpu:threads=1", "fake"])
+    assert [device.name for device in registry.devices] == ["fake0", "fake1", "cpu0"]
+    assert registry.device() is registry.devices[0]
+    assert registry.device("cpu0").memory().total_bytes > 0
+    assert registry.device("fake0").memory().total_bytes == 2**20
+    # Where there is no GPU the backend for them says so.
+    assert {one.name for one in registry.unavailable} <= {"cuda"}
+    assert repr(registry) == "<Registry of fake0, fake1, cpu0>"
+    registry.close()
+
+
+def test_an_unknown_device_is_refused_with_the_nearest_name() -> None:
+    registry = open_registry(["fake"])
+    with pytest.raises(UnknownDeviceError, match="did you mean 'fake0'"):
+        registry.device("fake")
+    registry.close()
+
+
+def test_a_bad_specification_starts_nothing() -> None:
+    before = threading.active_count()
+    with pytest.raises(ConfigurationError):
+        open_registry(["cpu:threads=4", "gpu"])
+    assert threading.active_count() == before
 
 
 def test_names_of_devices_and_backends_are_found_in_upper_and_lower_case(registry: Registry) -> None:

@@ -1,4 +1,4 @@
-"""The times of steps on the CUDA backend, whose kernels this host runs."""
+"""The times of steps and the memory of results on the CUDA backend, whose kernels this host runs."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def test_each_step_has_its_time_and_later_runs_are_replayed_again(device: CudaDe
     made = layers()
     with loaded(device, made) as it:
         it.run()
-        assert not any(it.plan.times_of_nodes())
+        assert not any(it.plan.steps_and_times()[1])
         it.plan.measure(on=True)
         for _ in range(3):
             it.run()
         it.plan.measure(on=False)
-        times, steps = it.plan.times_of_nodes(), it.plan.steps_of_nodes()
+        steps, times = it.plan.steps_and_times()
         assert all(took_us > 0 for took_us in times)
         assert len(set(times)) == len(set(steps)) == it.plan.steps > 1
         it.run()
-        assert it.plan.times_of_nodes() == times
+        assert it.plan.steps_and_times() == (steps, times)
         it.plan.measure(on=True)
-        assert not any(it.plan.times_of_nodes())
+        assert not any(it.plan.steps_and_times()[1])
 
 
 def test_measured_runs_have_the_bits_of_others(device: CudaDevice) -> None:
@@ -52,3 +52,14 @@ def test_measured_runs_have_the_bits_of_others(device: CudaDevice) -> None:
         it.run()
         (found,) = it.run()
         assert found is not None and found.tobytes() == expected.tobytes()
+
+
+def test_a_plan_tells_where_its_results_lie(device: CudaDevice) -> None:
+    with loaded(device, layers()) as it:
+        found = it.plan.memory_map()
+        assert found.steps == it.plan.steps and 0 < sum(found.block_bytes) <= it.plan.compute_bytes
+        kept = {it.graph.nodes[one.node].op for one in found.results}
+        assert kept and "soft_max" not in kept
+        for one in found.results:
+            assert one.offset_bytes + one.size_bytes <= found.block_bytes[one.block]
+            assert 0 <= one.first_step <= one.last_step < found.steps

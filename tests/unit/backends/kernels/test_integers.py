@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Maker, normalised_error, nothing_left, op_path, run, same_bits
@@ -13,33 +11,15 @@ from kernel_runs import normal
 from stored_weights import KINDS, blocks, stored, stored_name
 
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import Stored, available
+from heliograph_backends.cpu.kernels import Stored
 from heliograph_backends.cpu.kernels.program.stored_types import INTEGER_KINDS
 from heliograph_proto.devices import OpPath
 from heliograph_proto.quantization.blocks import dequantize, quantize
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-SEED = 20261123
 Array = np.ndarray[Any, Any]
 #: Blocks of small whole numbers.
 BLOCKS = tuple(kind for kind in KINDS if kind in INTEGER_KINDS)
 DEPTH = 512
-
-compiled = kernel_fixtures.compiled
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28)) as made:
-        yield made
-
-
-@pytest.fixture
-def random() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
 
 
 def product(device: CpuDevice, kind: Stored, rows: Array, x: Array) -> Array:

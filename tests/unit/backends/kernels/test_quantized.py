@@ -1,55 +1,28 @@
-"""Matrix products with weights that are stored as f16, bf16 or blocks: the kernels, and graphs on the CPU."""
+"""Matrix products with weights that are stored as f16, bf16 or blocks: the kernels, and graphs on
+the CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
-from backend_graphs import Maker, normalised_error, nothing_left, run
+from backend_graphs import Maker, normalised_error, run
 from kernel_runs import Array, multiply, normal, over, same_bits
 from kernel_runs import run as run_steps
 from stored_weights import KINDS, SCALES, blocks, native_steps, stored, stored_name, times
 
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import ProgramBuilder, Stored, StoredOperand, WorkerPool, available
+from heliograph_backends.cpu.kernels import ProgramBuilder, Stored, StoredOperand, WorkerPool
 from heliograph_proto.quantization import blocks as bfloat16
 from heliograph_proto.quantization.blocks import dequantize
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-SEED = 20251121
 #: n, k, m, where k is for blocks of 32: few rows and many, parts of panels, sums of several slices.
 SHAPES = [(1, 32, 1), (45, 96, 2), (33, 2080, 3), (70, 1056, 4), (37, 64, 5), (31, 1120, 17), (130, 160, 70)]
 
 
-compiled = kernel_fixtures.compiled
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28)) as made:
-        yield made
-
-
-@pytest.fixture
-def definition() -> Iterator[CpuDevice]:
-    """What has no kernels, to compare with."""
-    with nothing_left(CpuDevice(threads=1, memory_bytes=2**28, native=False)) as made:
-        yield made
-
-
-@pytest.fixture
-def random() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
-
-
 def read(kind: Stored, rows: np.ndarray[Any, Any]) -> Array:
-    """What stored rows stand for."""
+    """Return the elements of stored rows."""
     if kind is Stored.BF16:
         return np.asarray(bfloat16.from_bits(rows))
     return (
@@ -206,7 +179,8 @@ def test_matrices_of_weights_serve_as_many_matrices_as_they_must(
 def test_weights_may_be_inputs_and_both_sides_views(
     kind: Stored, device: CpuDevice, definition: CpuDevice, random: np.random.Generator
 ) -> None:
-    """Rows of every other weight from a block on, and activations whose rows lie apart or run across."""
+    """Rows of every other weight from a block on, and activations whose rows lie apart or run
+    across."""
     made = Maker()
     of_blocks = stored_name(kind)
     block = 32 * times(kind)

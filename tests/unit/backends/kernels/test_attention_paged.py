@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Array, Maker, loaded, normalised_error, nothing_left, run, same_bits
 
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import available
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.errors import OutOfRangeError
 from heliograph_proto.quantization import blocks
 from heliograph_proto.quantization.blocks import quantize
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
 TYPES = ("float32", "float16", "bf16", "q8_0", "q4_0")
 WIDTH = 64
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28)) as made:
-        yield made
 
 
 class Form(NamedTuple):

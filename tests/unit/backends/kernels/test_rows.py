@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from kernel_runs import by_rows, nmse, normal, over, run, same_bits
 from numpy.typing import NDArray
 
-from heliograph_backends.cpu.kernels import ProgramBuilder, available
+from heliograph_backends.cpu.kernels import ProgramBuilder
 from heliograph_backends.cpu.kernels.program.tiles import STREAM_BYTES
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
 
 
 def soft_max64(x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from kernel_runs import Array, multiply, normal, over, run, same_bits
@@ -21,18 +20,11 @@ from heliograph_backends.cpu.kernels import (
     Register,
     Windowing,
     WorkerPool,
-    available,
 )
 from heliograph_backends.cpu.kernels import Operation as Op
 from heliograph_backends.cpu.kernels.program import encoding_windows
 from heliograph_backends.cpu.kernels.program.words import CHAINED, TILES
 from heliograph_backends.cpu.lowering.windows import MOST_LINE_ELEMENTS
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
 
 ONE, NONE = (1, 1), (0, 0)
 
@@ -64,6 +56,9 @@ FORMS = (
     Form((7, 7), padding=ONE),
     Form((5, 40), padding=ONE),
     Form((9, 37)),
+    Form((9, 100), padding=ONE),
+    Form((2, 33), padding=(4, 5)),
+    Form((14, 21), (5, 5), ONE, (2, 2)),
     Form((19, 23), (3, 3), (2, 2), ONE),
     Form((8, 70), (3, 5), (1, 2), (2, 3)),
     Form((16, 16), (4, 4), (4, 4)),
@@ -164,6 +159,18 @@ def test_windows_over_a_channel_have_the_bits_of_a_product(
     expected = multiply(np.ascontiguousarray(left), windows_of(x, form))
     found = slide(Windowing.PRODUCT, x, form, weights)
     assert same_bits(found.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("size", [(6, 20), (14, 14), (40, 70)], ids=str)
+def test_padding_is_zeros_also_beside_weights_that_are_not_finite(
+    size: tuple[int, int], random: np.random.Generator
+) -> None:
+    x, weights = normal(random, 1, 17, *size), normal(random, 17, 9)
+    weights[::2, 0], weights[1::3, 4], weights[5, 8] = np.inf, np.nan, -np.inf
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    expected = slide(Windowing.PRODUCT, padded, Form(padded.shape[2:]), weights)
+    found = slide(Windowing.PRODUCT, x, Form(size, padding=ONE), weights)
+    assert np.isnan(expected).any() and np.array_equal(found, expected, equal_nan=True)
 
 
 def test_planes_that_do_not_fit_in_the_cache_are_computed_by_lines(
@@ -318,16 +325,17 @@ def check_epilogue(
 def test_an_epilogue_of_windows_has_the_bits_of_a_separate_step(
     name: str, form: Form, random: np.random.Generator
 ) -> None:
-    x, weights = normal(random, 2, 2, 3, *form.image), normal(random, 3, form.geometry.taps)
-    kernel = normal(random, 2, 14, 3, *form.window)
+    x, kernel = normal(random, 2, 2, 3, *form.image), normal(random, 2, 14, 3, *form.window)
+    # Some channels are lanes of vectors, and some are not.
+    planes, weights = normal(random, 2, 35, *form.image), normal(random, 35, form.geometry.taps)
 
     def convolved(epilogue: Any, more: Any) -> Array:
         return convolve(kernel, x, form, epilogue, more)
 
     def slid(epilogue: Any, more: Any) -> Array:
-        return slide(Windowing.PRODUCT, x[:, 0], form, weights, epilogue, more)
+        return slide(Windowing.PRODUCT, planes, form, weights, epilogue, more)
 
-    for compute, channels in ((convolved, (2, 14)), (slid, (3,))):
+    for compute, channels in ((convolved, (2, 14)), (slid, (35,))):
         more = [normal(random, *channels), normal(random, 2, *channels, *form.geometry.result)]
         check_epilogue(compute, channels, BODIES[name], more)
 

@@ -3,16 +3,14 @@ float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Maker, op_path, run, same_bits
 from guarded import GuardedScratch
 from kernel_runs import addresses, over
-from narrow_views import FLOATS, NARROW, WAYS, Devices, Operands, opened
+from narrow_views import FLOATS, NARROW, WAYS, Devices, Operands
 
 from heliograph_backends.cpu.kernels import (
     BoundProgram,
@@ -20,26 +18,13 @@ from heliograph_backends.cpu.kernels import (
     ProgramBuilder,
     Status,
     Windowing,
-    available,
 )
 from heliograph_backends.cpu.kernels.program.elements import HALF
 from heliograph_proto.devices import OpPath
 from heliograph_proto.types import DTYPES
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
 F32 = DTYPES["f32"]
 KINDS = [(kernel, data) for kernel in FLOATS for data in FLOATS if (kernel, data) != ("f32", "f32")]
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Devices]:
-    with opened() as made:
-        yield made
 
 
 def windows(random: np.random.Generator, sizes: tuple[int, ...], most: int = 4) -> tuple[Any, dict[str, Any]]:
@@ -61,7 +46,7 @@ def wide(made: Maker, value: int) -> int:
 
 
 def check_pairs(devices: Devices, made: Maker, values: list[int]) -> None:
-    """Whether each value of a pair has the other's bits, and all are those of the definition."""
+    """Check that the values of a pair have the same bits, and that all are the definition's."""
     made.output(*values)
     found = devices.found(made)
     for narrow, plain in zip(found[::2], found[1::2], strict=True):
@@ -129,7 +114,8 @@ def test_narrow_pools_read_any_view(
 def test_large_narrow_convolutions_are_shared_with_what_follows(
     kernel: str, data: str, devices: Devices, random: np.random.Generator
 ) -> None:
-    """More channels than a block has of k, more rows than it has, lines longer than it has columns."""
+    """More channels than a block has of k, more rows than it has, lines longer than it has
+    columns."""
     made = Maker()
     operands = Operands(made, random)
     for channels, size in ((200, 30), (4, 300)):

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Maker, op_path, run
 from kernel_runs import addresses, over
-from narrow_views import ENDS, FLOATS, SPECIAL, Devices, Operands, opened
+from narrow_views import ENDS, FLOATS, SPECIAL, Devices, Operands
 
 from heliograph_backends.cpu.kernels import (
     BoundProgram,
@@ -24,25 +22,12 @@ from heliograph_backends.cpu.kernels import (
     Operation,
     ProgramBuilder,
     Status,
-    available,
 )
 from heliograph_proto.devices import OpPath
 from heliograph_proto.ops.windows import window_sizes
 from heliograph_proto.types import DTYPES, dtype
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
 ROUNDS = 30
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Devices]:
-    with opened() as made:
-        yield made
 
 
 @pytest.mark.parametrize("corners", [False, True])
@@ -161,7 +146,8 @@ def test_a_large_gradient_of_a_pool_is_cut_between_windows(
 
 
 def test_an_abort_ends_the_gradient_of_large_windows() -> None:
-    """A block reads windows of hundreds of millions of elements; it looks for an abort after each."""
+    """A block reads windows of hundreds of millions of elements; it looks for an abort after
+    each."""
     x, gradient = np.zeros((1000, 1000), np.float32), np.zeros((501, 501), np.float32)
     target, mark = np.empty_like(x), np.zeros(1, np.float32)
     count = Instruction(Operation.SCALE_BIAS, Input(0), (Input(0),), (1.0, 1.0))

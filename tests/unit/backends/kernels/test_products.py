@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from kernel_runs import (
@@ -22,16 +21,8 @@ from heliograph_backends.cpu.kernels import (
     PackedOperand,
     ProgramBuilder,
     Register,
-    available,
 )
 from heliograph_backends.cpu.kernels import Operation as Op
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
 
 SHAPES = [
     (1, 1, 1),

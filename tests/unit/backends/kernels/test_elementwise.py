@@ -1,4 +1,5 @@
-"""The CPU kernels, elementwise: values against float64, and bits that depend on the inputs alone."""
+"""The CPU kernels, elementwise: values against float64, and bits that depend on the inputs
+alone."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from kernel_runs import (
@@ -30,17 +30,9 @@ from heliograph_backends.cpu.kernels import (
     ProgramBuilder,
     Register,
     WorkerPool,
-    available,
 )
 from heliograph_backends.cpu.kernels.program.tiles import STREAM_BYTES, coalesce, with_long_rows
 from heliograph_backends.cpu.kernels.program.words import BINARY, TYPED
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
 
 Op = Operation
 erf64 = np.vectorize(math.erf, otypes=[np.float64])

@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 
 import heliograph as hg
-from heliograph_backends.cpu.kernels import available
 from heliograph_backends.cpu.lowering.lowering import CpuLowering
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_proto.ops.table import OPS
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
 
 RNG = np.random.default_rng(11)
 X = RNG.standard_normal((2, 6, 13, 17), np.float32)

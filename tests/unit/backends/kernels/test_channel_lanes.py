@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Array, Maker, same_bits
-from narrow_views import ENDS, SPECIAL, Devices, Operands, opened
+from narrow_views import ENDS, SPECIAL, Devices, Operands
 
-from heliograph_backends.cpu.kernels import Geometry, available
+from heliograph_backends.cpu.kernels import Geometry
 from heliograph_backends.cpu.kernels.program.encoding_windows import MOST_PLACES
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
 LANES = 16
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Devices]:
-    with opened() as made:
-        yield made
 
 
 def part(made: Maker, value: int, axis: int, start: int, stop: int) -> int:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Array, Maker, run
 from kernel_runs import over
 from kernel_runs import run as run_program
-from narrow_views import ENDS, FLOATS, LENGTHS, NARROW, WAYS, Devices, Operands, opened, stored
+from narrow_views import ENDS, FLOATS, LENGTHS, NARROW, WAYS, Devices, Operands, stored
 
-from heliograph_backends.cpu.kernels import Conversion, ProgramBuilder, available
+from heliograph_backends.cpu.kernels import Conversion, ProgramBuilder
 from heliograph_proto.types import DTYPES
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Devices]:
-    with opened() as made:
-        yield made
 
 
 @pytest.mark.parametrize("source", FLOATS)

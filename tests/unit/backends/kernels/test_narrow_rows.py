@@ -1,17 +1,15 @@
-"""Kernels along rows beside f16 and bf16: rotary embedding, soft_max with narrow masks, norms of views."""
+"""Kernels along rows beside f16 and bf16: rotary embedding, soft_max with narrow masks, norms of
+views."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Maker, loaded, op_path
-from narrow_views import FLOATS, LENGTHS, NARROW, SPECIAL, WAYS, Devices, Operands, opened
+from narrow_views import FLOATS, LENGTHS, NARROW, SPECIAL, WAYS, Devices, Operands
 
-from heliograph_backends.cpu.kernels import available
 from heliograph_backends.cpu.kernels.program.tiles import STREAM_BYTES
 from heliograph_backends.cpu.kernels.program.words import MAXIMUM_NARROW
 from heliograph_backends.cpu.lowering.rows import MOST_NARROW
@@ -19,21 +17,9 @@ from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.devices import OpPath
 from heliograph_proto.ops.rope import IMROPE, MROPE, NEOX, NORMAL, SECTIONED, VISION, pairs
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
 YARN: dict[str, Any] = {
     "freq_scale": 0.25, "ext_factor": 1.0, "attn_factor": 1.3, "n_ctx_orig": 2048,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Devices]:
-    with opened() as made:
-        yield made
 
 
 # Rotary embedding
@@ -79,14 +65,15 @@ def turned(operands: Operands, op: str, mode: int, x: int) -> int:
 def test_heads_turn_wherever_they_lie(
     mode: int, op: str, name: str, devices: Devices, random: np.random.Generator
 ) -> None:
-    """Where heads lie side by side, which tokens and batches need not."""
+    """Heads lie side by side; tokens and batches need not."""
     made = Maker()
     operands = Operands(made, random, SPECIAL)
     for dimensions in range(1, 5):
         for width in (4, 12, 36, 68):
             shape = (*operands.shape(dimensions, 5), int(random.integers(1, 5)), width)
             behind = operands.view("behind", name, *shape)
-            # As queries lie among keys and values; the same for all batches; tokens and batches exchanged.
+            # As queries lie among keys and values; the same for all batches; tokens and batches
+            # exchanged.
             among = operands.leaf(name, *shape[:-2], 3 * shape[-2], width)
             stop = (*shape[:-2], 2 * shape[-2], width)
             start = (*(0 for _ in shape[:-2]), shape[-2], 0)
@@ -147,7 +134,7 @@ def test_soft_max_reads_masks_wherever_they_lie(
 def test_soft_max_of_masked_rows_ends_where_they_do(
     name: str, devices: Devices, random: np.random.Generator
 ) -> None:
-    """Where a mask is -inf the result is 0; where it is so everywhere, NaN."""
+    """The result is 0 under a mask of -inf, and NaN in a row that is all masked."""
     made = Maker()
     for columns in LENGTHS:
         operands = Operands(made, random, (-np.inf,))
@@ -172,7 +159,8 @@ def test_threads_share_soft_max_and_change_no_bits(
 def test_the_longest_row_of_a_narrow_mask_and_one_that_is_too_long(
     name: str, devices: Devices, random: np.random.Generator
 ) -> None:
-    """A row of the result and the mask's are staged side by side where the result goes past the caches."""
+    """A row of the result and the mask's are staged side by side where the result goes past the
+    caches."""
     for columns, found in ((MAXIMUM_NARROW, OpPath.KERNEL), (MAXIMUM_NARROW + 1, OpPath.DEFINITION)):
         made = Maker()
         operands = Operands(made, random)

@@ -4,42 +4,22 @@ bits of weights in their own order."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from backend_graphs import Array, Loaded, Maker, nothing_left, place, place_weight, run, same_bits, used_bytes
+from backend_graphs import Array, Loaded, Maker, place, place_weight, run, same_bits, used_bytes
 from kernel_runs import normal
+from stored_weights import KINDS, SCALES, blocks, stored, stored_name, times
 
 from heliograph_backends.contract import access
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import available
-from heliograph_backends.host_memory.buffers import aligned_bytes
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-from stored_weights import KINDS, SCALES, blocks, stored, stored_name, times
-
 from heliograph_backends.cpu.kernels import RowGroups, Stored
 from heliograph_backends.cpu.kernels.program.stored_types import FORMS
+from heliograph_backends.host_memory.buffers import aligned_bytes
 
-SEED = 20261123
 #: Rows of the left side: one, a few, and as many as take panels.
 LEFT_ROWS = (1, 3, 4, 5, 70)
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28)) as made:
-        yield made
-
-
-@pytest.fixture
-def random() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
 
 
 def of_any_bytes(kind: Stored, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, Any]:

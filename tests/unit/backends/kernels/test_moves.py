@@ -1,46 +1,26 @@
-"""Copies with conversion and rows by index as native steps: the definition's bits, for every data type."""
+"""Copies with conversion and rows by index as native steps: the definition's bits, for every data
+type."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Array, Maker, loaded, nothing_left, run, same_bits
 
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import Block, Stored, available
+from heliograph_backends.cpu.kernels import Block, Stored
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.errors import OutOfRangeError
 from heliograph_proto.quantization import blocks as bfloat16
 from heliograph_proto.quantization.blocks import quantize
 from heliograph_proto.types import DTYPES, dtype
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
 FLOATS = ("f32", "f16", "bf16")
 BLOCKS = [each.name.lower() for each in Stored if each.name not in ("F16", "BF16")]
 PACKED = [each.name.lower() for each in Block]
 PLAIN = [name for name, found in DTYPES.items() if found.kind != "quantized"]
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28)) as made:
-        yield made
-
-
-@pytest.fixture
-def definition() -> Iterator[CpuDevice]:
-    """What has no kernels, to compare with."""
-    with nothing_left(CpuDevice(threads=1, memory_bytes=2**28, native=False)) as made:
-        yield made
 
 
 def values(random: np.random.Generator, name: str, *shape: int) -> Array:

@@ -8,7 +8,6 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from kernel_runs import (
@@ -33,15 +32,8 @@ from heliograph_backends.cpu.kernels import (
     Scratch,
     Status,
     WorkerPool,
-    available,
 )
 from heliograph_backends.cpu.kernels import Operation as Op
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -165,7 +157,8 @@ def test_abort_stops_a_run_in_progress(random: np.random.Generator, pool: Worker
 def test_helpers_that_sleep_and_helpers_that_look_for_work_change_nothing(
     random: np.random.Generator,
 ) -> None:
-    """Helpers sleep some time after a run; the next run finds them so, on their way, or still looking."""
+    """Helpers sleep some time after a run; the next run finds them so, on their way, or still
+    looking."""
     layer = Layer(random, tokens=100, width=96)
     expected = layer.run(None)
     with WorkerPool(3) as pool:
@@ -262,7 +255,8 @@ def test_a_closed_pool_has_no_threads_left() -> None:
 
 
 def forms(builder: ProgramBuilder, slot: int, scale: float) -> None:
-    """Append steps that differ from call to call only in where their operands lie, and in the scale."""
+    """Append steps that differ from call to call only in where their operands lie, and in the
+    scale."""
     flat, row = Operand(slot, 64 * slot, (160, 4)), Operand(slot + 1, 0, (4,))
     builder.elementwise((50, 40), Elementwise((flat, row), ADD_ROW))
     builder.soft_max((50, 40), flat, Operand(slot + 2, 0, (160, 4)), scale=scale)
@@ -289,15 +283,17 @@ def test_programs_from_shared_encodings_are_those_of_fresh_ones() -> None:
 def test_an_encoding_is_checked_wherever_it_is_used() -> None:
     builder = ProgramBuilder()
     forms(builder, 0, 1.0)
+    forms(builder, -1, 1.0)
     with pytest.raises(ValueError, match="not negative"):
-        forms(builder, -1, 1.0)
+        builder.build()
 
 
 # Steps that run at the same time
 
 
 def products(random: np.random.Generator, sizes: list[int]) -> tuple[ProgramBuilder, list[np.ndarray], int]:
-    """A set of products of one operand, small and large, their sums in later steps, and the slot of these."""
+    """A set of products of one operand, small and large, their sums in later steps, and the slot of
+    these."""
     x = normal(random, 70, 96)
     arrays, builder, results = [x], ProgramBuilder(), []
     for width in sizes:

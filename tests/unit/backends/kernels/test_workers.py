@@ -9,19 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from kernel_runs import Layer
 
-from heliograph_backends.cpu.kernels import WorkerPool, available
+from heliograph_backends.cpu.kernels import WorkerPool
 from heliograph_backends.cpu.kernels.runtime.workers import UNKNOWN
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
 
 on_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are not placed here")
 

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Array, Maker, loaded, normalised_error, nothing_left, run, same_bits
 
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import available
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.quantization import blocks
 from heliograph_proto.quantization.blocks import quantize
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
 SIZES = [(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (40, 16), (16, 48)]
 TOLERANCE = 1e-11
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28)) as made:
-        yield made
-
-
-@pytest.fixture
-def definition() -> Iterator[CpuDevice]:
-    """What has no kernels, to compare with."""
-    with nothing_left(CpuDevice(threads=1, memory_bytes=2**28, native=False)) as made:
-        yield made
 
 
 def normal(random: np.random.Generator, *shape: int) -> Array:
@@ -227,7 +205,8 @@ def test_what_the_kernel_does_not_take_runs_on_the_definition(
     definition: CpuDevice,
     random: np.random.Generator,
 ) -> None:
-    """Values that are no whole vectors, or too wide; masks of which a few serve all heads in turn."""
+    """Values that are no whole vectors, or too wide; masks of which a few serve all heads in
+    turn."""
     operands = qkv(random, 5, 30, width, width, heads=(6, 4, 2))
     made = attention([*operands, normal(random, *mask)] if mask else operands)
     assert not is_one_step(device, made)

@@ -1,4 +1,5 @@
-"""The native kernels under a CPU device: threads of plans and of the device, and what runs natively."""
+"""The native kernels under a CPU device: threads of plans and of the device, and what runs
+natively."""
 
 from __future__ import annotations
 
@@ -11,15 +12,10 @@ from backend_graphs import Maker, loaded, normalised_error, nothing_left, place,
 
 from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import available
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_backends.planning.fusion import MAX_NODES
 from heliograph_proto.errors import InvalidArgumentError
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-SEED = 20251121
 UNARY = (
     "abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "silu",
     "hardswish", "hardsigmoid", "exp", "gelu_erf", "floor", "ceil", "round", "trunc", "softplus", "expm1",
@@ -34,45 +30,32 @@ def device() -> Iterator[CpuDevice]:
         yield made
 
 
-@pytest.fixture
-def definition() -> Iterator[CpuDevice]:
-    """What has no kernels, to compare with."""
-    with nothing_left(CpuDevice(threads=1, memory_bytes=2**28, native=False)) as made:
-        yield made
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
-
-
-def layer(rng: np.random.Generator) -> Maker:
+def layer(random: np.random.Generator) -> Maker:
     """Enough work for several threads."""
     made = Maker()
-    x = made.input(rng.standard_normal((300, 256), np.float32))
-    w = made.weight(rng.standard_normal((256, 512), np.float32) / 16)
+    x = made.input(random.standard_normal((300, 256), np.float32))
+    w = made.weight(random.standard_normal((256, 512), np.float32) / 16)
     made.output(made.node("soft_max", made.node("swiglu", made.node("matmul", x, w))))
     return made
 
 
-def halves(op: str, rng: np.random.Generator, *, swap: bool) -> Maker:
+def halves(op: str, random: np.random.Generator, *, swap: bool) -> Maker:
     """A gated unit of one operand, in a chain with what comes behind it."""
     made = Maker()
-    x = made.input(2 * rng.standard_normal((7, 5, 66), np.float32))
-    y = made.input(rng.standard_normal((33,), np.float32))
+    x = made.input(2 * random.standard_normal((7, 5, 66), np.float32))
+    y = made.input(random.standard_normal((33,), np.float32))
     limit = {"limit": 1.5} if op == "swiglu_clamp" else {}
     gated = made.node(op, x, swap=swap, **limit)
     made.output(made.node("add", made.node("mul", gated, y), y))
     return made
 
 
-# What runs natively
+# Native steps
 
 
-def test_unary_ops_of_f32_share_one_native_program(device: CpuDevice, rng: np.random.Generator) -> None:
+def test_unary_ops_of_f32_share_one_native_program(device: CpuDevice, random: np.random.Generator) -> None:
     made = Maker()
-    x = made.input(rng.standard_normal((3, 70), np.float32))
+    x = made.input(random.standard_normal((3, 70), np.float32))
     made.output(*(made.node(op, x) for op in UNARY))
     with loaded(device, made) as it:
         assert isinstance(it.plan, CpuPlan)
@@ -82,9 +65,9 @@ def test_unary_ops_of_f32_share_one_native_program(device: CpuDevice, rng: np.ra
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("op", GATED)
 def test_gated_units_of_halves_are_as_defined_fused_and_unfused(
-    op: str, swap: bool, device: CpuDevice, definition: CpuDevice, rng: np.random.Generator
+    op: str, swap: bool, device: CpuDevice, definition: CpuDevice, random: np.random.Generator
 ) -> None:
-    made = halves(op, rng, swap=swap)
+    made = halves(op, random, swap=swap)
     (fused,), (unfused,) = run(device, made), run(device, made, fusion=False)
     assert same_bits(fused, unfused)
     assert normalised_error(fused, run(definition, made)[0]) < 1e-12
@@ -92,10 +75,12 @@ def test_gated_units_of_halves_are_as_defined_fused_and_unfused(
         assert it.plan.steps == 1
 
 
-def test_a_gated_unit_follows_the_product_that_it_gates(device: CpuDevice, rng: np.random.Generator) -> None:
+def test_a_gated_unit_follows_the_product_that_it_gates(
+    device: CpuDevice, random: np.random.Generator
+) -> None:
     made = Maker()
-    x = made.input(rng.standard_normal((40, 64), np.float32))
-    gate, up = (made.weight(rng.standard_normal((64, 96), np.float32) / 8) for _ in range(2))
+    x = made.input(random.standard_normal((40, 64), np.float32))
+    gate, up = (made.weight(random.standard_normal((64, 96), np.float32) / 8) for _ in range(2))
     made.output(made.node("swiglu", made.node("matmul", x, gate), made.node("matmul", x, up)))
     with loaded(device, made) as it:
         assert it.plan.steps == 2
@@ -103,13 +88,13 @@ def test_a_gated_unit_follows_the_product_that_it_gates(device: CpuDevice, rng: 
 
 
 def test_the_longest_chain_of_gated_units_is_one_step(
-    device: CpuDevice, definition: CpuDevice, rng: np.random.Generator
+    device: CpuDevice, definition: CpuDevice, random: np.random.Generator
 ) -> None:
     """Each is seven instructions; their registers are used again."""
     made = Maker()
-    x = made.input(rng.standard_normal((4, 50), np.float32))
+    x = made.input(random.standard_normal((4, 50), np.float32))
     for number in range(MAX_NODES):
-        gate = made.input(rng.standard_normal((4, 50), np.float32))
+        gate = made.input(random.standard_normal((4, 50), np.float32))
         x = made.node("swiglu_oai", x, gate, limit=1.0 + number, alpha=1.0 + number / 8)
     made.output(x)
     (fused,), (unfused,) = run(device, made), run(device, made, fusion=False)
@@ -144,11 +129,11 @@ def test_rotary_embedding_is_as_defined_and_stays_in_the_program(
     with_factors: bool,
     device: CpuDevice,
     definition: CpuDevice,
-    rng: np.random.Generator,
+    random: np.random.Generator,
 ) -> None:
-    x = rng.standard_normal((2, 9, 3, 16), np.float32)
-    positions = rng.integers(0, 4000, 9, np.int32)
-    factors = [rng.uniform(0.5, 2.0, 8).astype(np.float32)] * with_factors
+    x = random.standard_normal((2, 9, 3, 16), np.float32)
+    positions = random.integers(0, 4000, 9, np.int32)
+    factors = [random.uniform(0.5, 2.0, 8).astype(np.float32)] * with_factors
     made = turned(attributes, x, positions, *factors)
     (found,) = run(device, made)
     assert normalised_error(found, run(definition, made)[0]) < 1e-12
@@ -160,11 +145,12 @@ def test_rotary_embedding_is_as_defined_and_stays_in_the_program(
 
 
 def test_rotary_embedding_takes_slices_of_rows(
-    device: CpuDevice, definition: CpuDevice, rng: np.random.Generator
+    device: CpuDevice, definition: CpuDevice, random: np.random.Generator
 ) -> None:
-    """As where one product makes queries, keys and values: heads lie side by side, tokens do not."""
+    """As where one product makes queries, keys and values: heads lie side by side, tokens do
+    not."""
     made = Maker()
-    x = made.input(rng.standard_normal((7, 8, 16), np.float32))
+    x = made.input(random.standard_normal((7, 8, 16), np.float32))
     part = made.node("slice", x, start=(0, 2, 0), stop=(7, 6, 16), step=(1, 1, 1))
     positions = made.input(np.arange(7, dtype=np.int32))
     made.output(made.node("rope", part, positions, n_dims=16, mode=2))
@@ -176,10 +162,10 @@ def test_rotary_embedding_takes_slices_of_rows(
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 3, 9])
 def test_a_plan_runs_on_no_more_threads_than_it_was_compiled_for(
-    threads: int, device: CpuDevice, rng: np.random.Generator
+    threads: int, device: CpuDevice, random: np.random.Generator
 ) -> None:
     """Each helper that takes part has a block of scratch."""
-    made = layer(rng)
+    made = layer(random)
     tensors = [place(device, array) for array in made.arrays]
     bindings = LeafBindings({1: tensors[1]}, {})
     plan = device.compile(made.graph(), bindings, DeviceCompileOptions(threads=threads))
@@ -198,10 +184,10 @@ def test_a_plan_runs_on_no_more_threads_than_it_was_compiled_for(
 
 
 def test_a_device_can_have_another_number_of_threads_while_plans_exist(
-    device: CpuDevice, rng: np.random.Generator
+    device: CpuDevice, random: np.random.Generator
 ) -> None:
     before = threading.active_count()
-    with loaded(device, layer(rng)) as it:
+    with loaded(device, layer(random)) as it:
         (expected,) = it.run()
         assert expected is not None
         for count in (1, 4, 2):
@@ -214,9 +200,9 @@ def test_a_device_can_have_another_number_of_threads_while_plans_exist(
 
 
 def test_threads_change_between_the_programs_of_runs_in_progress(
-    device: CpuDevice, rng: np.random.Generator
+    device: CpuDevice, random: np.random.Generator
 ) -> None:
-    with loaded(device, layer(rng)) as it:
+    with loaded(device, layer(random)) as it:
         (expected,) = it.run()
         assert expected is not None
         changer = threading.Thread(target=lambda: [device.set_threads(1 + n % 4) for n in range(40)])

@@ -3,26 +3,16 @@ numbers, views, and numbers of threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Array, Maker, op_path
-from narrow_views import ENDS, FLOATS, SPECIAL, WAYS, Devices, Operands, opened, stored
+from narrow_views import ENDS, FLOATS, SPECIAL, WAYS, Devices, Operands, stored
 
-from heliograph_backends.cpu.kernels import available
 from heliograph_backends.cpu.kernels.program.encoding_searches import HELD, MOST_HELD
 from heliograph_backends.cpu.kernels.program.words import KEYS_AT_ONCE as CHUNK
 from heliograph_backends.cpu.kernels.program.words import MOST_SORTED
 from heliograph_proto.devices import OpPath
 from heliograph_proto.types import dtype
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
 
 #: Around vectors, the words that are held, and the keys that are made at once.
 WIDTHS = (
@@ -46,12 +36,6 @@ WIDTHS = (
 )
 #: Orders of rows that are the most awkward for a search that keeps the best of what it has seen.
 ORDERS = ("rising", "falling", "equal", "few", "saw", "nan")
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Devices]:
-    with opened() as made:
-        yield made
 
 
 def ordered(order: str, rows: int, columns: int, random: np.random.Generator) -> Array:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Array, Loaded, Maker
 from kernel_runs import over
 from kernel_runs import run as run_program
-from narrow_views import ENDS, LENGTHS, NARROW, SPECIAL, WAYS, Devices, Operands, opened, stored
+from narrow_views import ENDS, LENGTHS, NARROW, SPECIAL, WAYS, Devices, Operands, stored
 
 from heliograph_backends.cpu.kernels import (
     Elementwise,
@@ -21,20 +19,13 @@ from heliograph_backends.cpu.kernels import (
     Operation,
     ProgramBuilder,
     WorkerPool,
-    available,
 )
 from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
 from heliograph_backends.cpu.kernels.program.words import BINARY, TRANSCENDENTAL
 from heliograph_backends.cpu.lowering.elementwise import ELEMENTWISE, GATED, INSTRUCTIONS
 from heliograph_backends.cpu.plan import CpuPlan
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
-
-#: What is computed in f32 as the definition computes it, and so has its bits once it is rounded.
+#: Ops that compute in f32 as the definition does, and so have its bits once they are rounded.
 EXACT = sorted({"reglu", *(op for op, own in INSTRUCTIONS.items() if own not in TRANSCENDENTAL)})
 CLOSE = sorted(ELEMENTWISE - set(EXACT))
 MIXED = ("add", "sub", "mul", "div")
@@ -46,12 +37,6 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "swiglu_oai": {"limit": 1.5, "alpha": 1.702},
 }
 FORMS = {"f16": HALF, "bf16": BRAIN}
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Devices]:
-    with opened() as made:
-        yield made
 
 
 def results(operands: Operands, op: str, name: str, way: str, shape: tuple[int, ...]) -> list[int]:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Maker, loaded, run, same_bits
-from narrow_views import ENDS, FLOATS, WAYS, Devices, Operands, opened
+from narrow_views import ENDS, FLOATS, WAYS, Devices, Operands
 
-from heliograph_backends.cpu.kernels import available
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.types import DTYPES
-
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-compiled = kernel_fixtures.compiled
-random = kernel_fixtures.random
 
 INTEGERS = ("i8", "u8", "i16", "u16", "i32", "u32")
 WIDE = ("i64", "u64")
@@ -48,12 +40,6 @@ CASTS = [
     ("i64", "f32"),
     ("f64", "f32"),
 ]
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Devices]:
-    with opened() as made:
-        yield made
 
 
 def check(devices: Devices, made: Maker, *, shared: bool = False) -> None:

@@ -1,11 +1,10 @@
-"""Products of rows with the matrices that ids name: the kernels on the CPU beside the definition."""
+"""Products of rows with the matrices that ids name: the kernels on the CPU beside the
+definition."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Maker, loaded, nothing_left, run
@@ -13,15 +12,11 @@ from kernel_runs import Array, normal, same_bits
 from stored_weights import KINDS, native_steps, stored, stored_name, times
 
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import Stored, available
+from heliograph_backends.cpu.kernels import Stored
 from heliograph_proto.errors import OutOfRangeError
 
-if not available():
-    pytest.skip("numba is not installed", allow_module_level=True)
-
-SEED = 20251121
-#: Experts, columns, k for blocks of 32, tokens, ids of each, rows of each: few rows and many, more ids than
-#: experts and fewer, parts of panels, sums of several slices, experts that nobody names.
+#: Experts, columns, k for blocks of 32, tokens, ids of each, rows of each: few rows and many, more
+#: ids than experts and fewer, parts of panels, sums of several slices, experts that no id names.
 FORMS = [
     (4, 5, 64, 3, 2, 1),
     (8, 70, 1056, 1, 2, 1),
@@ -31,26 +26,6 @@ FORMS = [
     (40, 33, 64, 2, 4, 2),
     (2, 65, 1120, 300, 2, 1),
 ]
-compiled = kernel_fixtures.compiled
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28)) as made:
-        yield made
-
-
-@pytest.fixture
-def definition() -> Iterator[CpuDevice]:
-    """What has no kernels, to compare with."""
-    with nothing_left(CpuDevice(threads=1, memory_bytes=2**28, native=False)) as made:
-        yield made
-
-
-@pytest.fixture
-def random() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
 
 
 def product(kind: Stored, weights: np.ndarray[Any, Any], x: Array, ids: np.ndarray[Any, Any]) -> Maker:
@@ -74,7 +49,7 @@ def single(device: CpuDevice, kind: Stored, matrix: np.ndarray[Any, Any], x: Arr
 def test_a_row_has_the_bits_of_its_product_with_its_expert(
     kind: Stored, form: tuple[int, ...], device: CpuDevice, random: np.random.Generator
 ) -> None:
-    """Whatever other rows there are, and in whatever order."""
+    """Other rows, and their order, change nothing."""
     count, n, k, tokens, used, own = form
     k = min(k * times(kind), 1280 if k > 1000 else 8192)
     weights, x = stored(kind, (count, n, k), random), normal(random, tokens, own, k)
