@@ -1,4 +1,5 @@
-"""Flow control: the bytes that a session may have staged on the server, and the order of grants.
+"""Flow control: the bytes that a session may have staged on the server, the order of grants, and
+the memory that both share.
 
 There are two kinds of credit. Commands give their credit back when they complete, so a request for
 more of it waits. An observed run holds its credit until it has ended. A run that pauses, or a loop,
@@ -12,11 +13,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from heliograph.core.feed import Feed
-from heliograph.core.future import Outcome, Pending
+from heliograph.core.future import ALONE, Outcome, Pending
 from heliograph_proto.errors import HeliographError, LimitExceededError
 from heliograph_proto.sessions import Limits
+
+if TYPE_CHECKING:
+    from heliograph.transport.shared_memory import SharedSpace
 
 
 def most_observed_bytes(limits: Limits) -> int:
@@ -253,3 +258,65 @@ class CreditCore:
     def _observed_ended(self, feed: Feed) -> None:
         self._observed.ended(feed)
         self.credit.share_out()
+
+
+class SharingCore(CreditCore):
+    """The shared memory of a session, and its end when the session moves."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        #: Memory that the server maps as well, and the reason if there is none.
+        self.shared: SharedSpace | None = None
+        self.why_not_shared = ALONE
+        #: Such memory of which no more is taken, since the session is about to move.
+        self._left: SharedSpace | None = None
+
+    def check(self) -> None:
+        """Raise the error that ended the session."""
+        if self.lost is not None:
+            raise self.lost.at(self.lost.origin)
+
+    def set_shared(self, found: SharedSpace | str) -> None:
+        """Set the memory that the server maps as well, or the reason why there is none."""
+        if isinstance(found, str):
+            self.why_not_shared = found
+        else:
+            self.shared, self.why_not_shared = found, ""
+
+    def space(self) -> SharedSpace:
+        """Return the memory of a slot in use. Raises the error that ended the session."""
+        self.check()
+        space = self.shared or self._left
+        assert space is not None
+        return space
+
+    def give_slot(self, slot: int, behind: Pending | None = None) -> None:
+        """Free a slot of shared memory: now, or when a command has ended that may still use it."""
+        if behind is not None and not behind.done:
+            behind.slot = slot
+        elif (space := self.shared or self._left) is not None:
+            space.give(slot)
+
+    # Moves
+
+    @property
+    def holds_nothing(self) -> bool:
+        """True if no bytes are on their way, and no slot of shared memory is in use."""
+        space = self.shared or self._left
+        return not self.credit.held_bytes and (space is None or space.is_free)
+
+    def stop_sharing(self, why: str) -> None:
+        """Take no more of the shared memory; that in use stays until it is given back."""
+        if self.shared is not None:
+            self._left, self.shared, self.why_not_shared = self.shared, None, why
+
+    def share_again(self) -> None:
+        """Undo `stop_sharing`."""
+        if self._left is not None and self.lost is None:
+            self.shared, self._left, self.why_not_shared = self._left, None, ""
+
+    def leave_shared(self, why: str) -> None:
+        """Forget the shared memory, since another daemon has the session."""
+        if self.shared is not None or self._left is not None:
+            self.why_not_shared = why
+        self.shared = self._left = None

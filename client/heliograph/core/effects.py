@@ -50,7 +50,7 @@ class StartUpload:
     #: A number that a command names, or the digest of a content.
     target: int | bytes
     data: memoryview
-    #: Only for contents: the bytes before this one are on the server already.
+    #: The bytes before this one are on the server already.
     offset_bytes: int = 0
     #: The command that waits for the bytes; it is cancelled if the upload fails.
     pending: Pending | None = None
@@ -58,6 +58,8 @@ class StartUpload:
     progress: Callable[[int], None] | None = None
     #: The daemon that receives a content, if it is not the server.
     offer: ContentOffer | None = None
+    #: The attempts before this one, which broke off.
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

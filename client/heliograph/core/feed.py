@@ -25,14 +25,19 @@ class Feed:
     __slots__ = (
         "_array",
         "_filled",
+        "_owes",
+        "_seen",
+        "_skipped",
         "_step",
         "_what",
         "changed",
         "error",
         "flows",
+        "goes_on",
         "is_paused",
         "pauses",
         "ready",
+        "repeats",
         "types",
     )
     #: True if no value is given after a missing one; otherwise the others are given first.
@@ -56,6 +61,25 @@ class Feed:
         self._what: int | None = None
         self._step, self._filled = 0, 0
         self._array: np.ndarray[Any, Any] | None = None
+        #: Whole values that came, and those of them that come again and are dropped.
+        self._seen = self._skipped = 0
+        #: True while such values come; whether the server is to wait after the last of them; and
+        #: whether it may go on after the value that came last.
+        self.repeats = self._owes = self.goes_on = False
+
+    def begin_again(self, steps: int = 0, unsent: int = 0) -> None:
+        """Expect the run's values from its start, or those of a loop after so many steps but for
+        the last values of the last of them, since the server does it again.
+
+        Those that came are dropped, and acknowledged for the server. Some that did not come may
+        still come before."""
+        start = steps * len(self.types) - unsent
+        if self._seen < start:
+            return
+        self._owes, self.is_paused = self.is_paused, False
+        self._what, self._step, self._filled, self._array = None, 0, 0, None
+        self._skipped, self._seen = max(self._seen, self._skipped), start
+        self.repeats = self._skipped > start
 
     @property
     def held_bytes(self) -> int:
@@ -108,6 +132,8 @@ class Feed:
                 f"the server sent {name_of(what)}, which is not observed or interrupts another value"
             )
         self._what, self._step, self._filled = what, step, 0
+        if self.repeats:
+            return
         try:
             self._array = self._room_for(self.types[what])
         except HeliographError as error:
@@ -122,9 +148,13 @@ class Feed:
 
     def _complete(self) -> None:
         assert self._what is not None
+        self._seen += 1
         if self._array is not None:
             self.ready.append((self._what, self._step, self._array))
         self._what, self._array = None, None
+        was_repeated = self.repeats
+        self.repeats = was_repeated and self._seen < self._skipped
+        self.goes_on = was_repeated and (self.repeats or not self._owes)
         # Set last: `flow`, perhaps in another thread, looks at it.
         self.is_paused = self.pauses
 
@@ -141,10 +171,12 @@ class LoopFeed(Feed):
 
     __slots__ = (
         "_arrived_bytes",
+        "_at_bytes",
         "_asked_bytes",
         "_kept",
         "_largest",
         "_said_bytes",
+        "_start_bytes",
         "steps",
         "unread_bytes",
     )
@@ -158,6 +190,17 @@ class LoopFeed(Feed):
         #: Counted as in `Loop.unread_bytes`: bytes of whole values that arrived, that were read,
         #: and that were acknowledged.
         self._arrived_bytes = self._asked_bytes = self._said_bytes = 0
+        #: Those from the loop's start to the value that came last, and to the one with which the
+        #: server began, for the last time.
+        self._at_bytes = self._start_bytes = 0
+
+    def begin_again(self, steps: int = 0, unsent: int = 0) -> None:
+        costs = [cost_of(type_.nbytes) for type_ in self.types.values()]
+        self._said_bytes = 0
+        self._start_bytes = steps * sum(costs) - sum(costs[len(costs) - unsent :])
+        super().begin_again(steps, unsent)
+        # Behind the start, values that the server does not count come first.
+        self._at_bytes = min(self._at_bytes, self._start_bytes)
 
     @property
     def held_bytes(self) -> int:
@@ -169,7 +212,9 @@ class LoopFeed(Feed):
 
     @property
     def taken_bytes(self) -> int:
-        return self._arrived_bytes if self.flows else self._asked_bytes
+        # A server that does the loop again must not hear of values that it has not sent yet.
+        taken = min(self._at_bytes, self._arrived_bytes if self.flows else self._asked_bytes)
+        return max(0, taken - self._start_bytes)
 
     def take(self) -> tuple[int, int, np.ndarray[Any, Any]]:
         found = super().take()
@@ -202,10 +247,12 @@ class LoopFeed(Feed):
     def _complete(self) -> None:
         assert self._what is not None
         cost = cost_of(self.types[self._what].nbytes)
-        self._arrived_bytes += cost
-        if self._array is None:
-            # It cannot be read any more.
-            self._asked_bytes += cost
+        self._at_bytes += cost
+        if not self.repeats:
+            self._arrived_bytes += cost
+            if self._array is None:
+                # It cannot be read any more.
+                self._asked_bytes += cost
         super()._complete()
 
 

@@ -185,6 +185,16 @@ class Deadline:
         self._at = None if self._seconds is None else time.monotonic() + self._seconds
         self._what = what
 
+    @property
+    def what(self) -> What:
+        """The thing to be done, in the words of its error."""
+        return self._what
+
+    def least(self, seconds: float) -> float:
+        """Return the seconds left, or so many if these are fewer."""
+        left = self.remaining()
+        return seconds if left is None else min(seconds, left)
+
     def remaining(self) -> float | None:
         """Return the seconds left, 0 or more; None without a limit."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())

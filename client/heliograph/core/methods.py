@@ -17,7 +17,7 @@ from heliograph_proto.plans import (
     PlanReport,
     ReserveRequest,
 )
-from heliograph_proto.sessions import Traffic
+from heliograph_proto.sessions import SessionMove, SessionSnapshot, TakenBytes, Traffic, WantedBytes
 from heliograph_proto.types import TensorType
 
 RequestT = TypeVar("RequestT")
@@ -77,10 +77,30 @@ class ProbeRequest:
     timeout_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class MoveQuery:
+    """A request to hand the session to another daemon."""
+
+    address: str
+    #: The time for commands under way to end, in seconds; 0: the server's.
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TakeUpRequest:
+    """A request for the memory of an earlier session, by its secret."""
+
+    earlier: bytes
+    wanted: tuple[WantedBytes, ...]
+
+
 #: Digests of contents to upload, with the number of bytes of each that the server has.
 Missing: TypeAlias = tuple[tuple[bytes, int], ...]
 
 FIND_MISSING: Method[FindMissing, Missing] = Method("BulkService", "FindMissingContents")
+#: The request is a transfer whose upload broke off, and the number of the next attempt; the answer
+#: its bytes on the server.
+FIND_TRANSFER: Method[tuple[int, int], int] = Method("BulkService", "FindMissingContents")
 COMPILE: Method[CompileRequest, PlanInfo] = Method("PlanService", "Compile")
 PLACE_CONTENTS: Method[PlaceContentsRequest, tuple[ContentOffer, ...]] = Method(
     "PlanService", "PlaceContents"
@@ -98,6 +118,10 @@ QUERY_OPS: Method[OpQueries, tuple[OpAnswer, ...]] = Method("DeviceService", "Qu
 QUERY_PLACEMENT: Method[PlacementQuery, PlacementInfo] = Method("DeviceService", "QueryPlacement")
 #: The bytes that the server has carried for the session.
 GET_STATISTICS: Method[None, Traffic] = Method("SessionService", "GetStatistics")
+#: The request is the time for commands under way to end, in seconds; 0: the server's.
+SNAPSHOT: Method[float, SessionSnapshot] = Method("SessionService", "Snapshot")
+MOVE: Method[MoveQuery, SessionMove] = Method("SessionService", "Move")
+TAKE_UP: Method[TakeUpRequest, tuple[TakenBytes, ...]] = Method("SessionService", "TakeUp")
 PROBE: Method[ProbeRequest, ProbeResult] = Method("PeerService", "Probe")
 LIST_MODELS: Method[None, tuple[ModelFile, ...]] = Method("ModelService", "ListModels")
 #: The request is a file's name.

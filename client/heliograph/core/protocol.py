@@ -11,74 +11,48 @@ unanswered (`Limits`). `reserve` grants bytes in the order of requests, and `res
 of observed runs (`credit.py`); commands beyond the limit stay in the outbox. Handles that are no
 longer referenced are collected by `release`, from any thread and from destructors, and leave in one
 Free after everything queued so far.
+
+A session with a lease (`has_lease`) survives broken connections. Between `detached` and `attached`
+nothing leaves. Then the commands that the server has not received leave again, in order and with
+their numbers, before new ones. The core counts the messages that come, and tells the server now and
+then how many it has (`take_acknowledgement`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from heliograph.core.credit import CreditCore, OrderGate
+from heliograph.core.acknowledgements import Acknowledgements
+from heliograph.core.credit import OrderGate, SharingCore
 from heliograph.core.future import ALONE, Outcome, Pending, Transfer, cancelled, late, logger
 from heliograph.core.loop_feeds import LoopFeeds
+from heliograph.core.replay.journal import CommandJournal, MadePlan, Step
+from heliograph.core.replay.repetition import Repetition
+from heliograph.core.sizes import size_of
+from heliograph.core.watched import Watched
 from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
-from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
+from heliograph_proto.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    HeliographError,
+    LimitExceededError,
+    ProtocolError,
+    SessionClosedError,
+)
 from heliograph_proto.sessions import Limits, Traffic
 
 if TYPE_CHECKING:
     from heliograph.core.feed import Feed
-    from heliograph.core.progress import UploadBars
+    from heliograph.core.progress.bars import ProgressBars
     from heliograph.procedures.run import PlanSpec
-    from heliograph.transport.shared_memory import SharedSpace
-
-
-class Watched:
-    """Tensor handles with a function to call when a command writes one of them, or a view of it."""
-
-    def __init__(self) -> None:
-        self._by_handle: dict[int, dict[Callable[[], None], None]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_handle)
-
-    def __contains__(self, handle: int) -> bool:
-        return handle in self._by_handle
-
-    def watch(self, handle: int, written: Callable[[], None]) -> None:
-        """Call the function from now on for writes of a handle. It must not send."""
-        self._by_handle.setdefault(handle, {})[written] = None
-
-    def leave(self, handle: int) -> None:
-        """Undo `watch`."""
-        self._by_handle.pop(handle, None)
-
-    def look_at(self, kind: c.CommandKind) -> None:
-        """Call the functions for the tensors that a command writes."""
-        if isinstance(kind, c.View) and kind.source in self._by_handle:
-            self._by_handle[kind.tensor] = self._by_handle[kind.source]
-        for handle in _written(kind):
-            for written in self._by_handle.get(handle, ()):
-                written()
-
-
-def _written(kind: c.CommandKind) -> tuple[int, ...]:
-    match kind:
-        case c.SetTensor(tensor=handle) | c.Memset(tensor=handle) | c.CopyTensor(destination=handle):
-            return (handle,)
-        case c.RunCommand(outputs=outputs):
-            return tuple(one.into for one in outputs if one.into)
-    return ()
 
 
 #: The part of Limits.in_flight_commands that is kept for cancelling.
 _RESERVED_FOR_CANCEL = 16
-#: The most bytes of a command's own fields on the wire, without names and data.
-_COMMAND_BYTES = 128
-#: The most bytes of an inline run's number and the lengths around it on the wire.
-_NUMBER_BYTES = 24
 #: The most handles in one Free.
 _FREE_HANDLES = 10_000
 #: The most commands that wait for credit in the client, as a multiple of Limits.in_flight_commands.
@@ -100,7 +74,7 @@ class ProtocolStatistics:
     in_flight_bytes: int
 
 
-class ClientCore(CreditCore):
+class ClientCore(SharingCore):
     """Handles, sequence numbers, pending commands and credit of one session."""
 
     def __init__(self, limits: Limits) -> None:
@@ -109,16 +83,15 @@ class ClientCore(CreditCore):
         self.default_stream = c.DEFAULT_STREAM
         #: The handle of the reservation for new plans; 0 without one.
         self.reservation = 0
-        #: Memory that the server maps as well, and the reason if there is none.
-        self.shared: SharedSpace | None = None
-        self.why_not_shared = ALONE
+        #: The gate that a move has opened, and what is done once every command before it is answered.
+        self._settling: tuple[OrderGate, Outcome] | None = None
         #: The reason why commands do not go over a unix socket; empty if they do.
         self.why_no_socket = ALONE
         #: The bytes that writes and reads of tensors have carried, and how often they were copied
         #: here.
         self.traffic = Traffic()
-        #: The bars for uploads of tensors.
-        self.bars: UploadBars | None = None
+        #: The bars for transfers, compiles and loops.
+        self.bars: ProgressBars | None = None
         #: Tensors whose writes must be noticed.
         self.watched = Watched()
         #: Handles of the streams that were made and not freed.
@@ -152,6 +125,13 @@ class ClientCore(CreditCore):
         #: Errors by the sequence number of the command that failed, with what only the client
         #: knows.
         self._known: OrderedDict[int, HeliographError] = OrderedDict()
+        #: True if the session survives a broken connection; and false while it has none.
+        self.has_lease, self.is_attached = False, True
+        #: Commands that the server does not have on its disk yet; None: they are not kept.
+        self.journal: CommandJournal | None = None
+        self._acknowledgements = Acknowledgements()
+        #: Commands that leave again, since the server has not received them.
+        self.repetition = Repetition(self.settle)
 
     # Numbers
 
@@ -220,11 +200,6 @@ class ClientCore(CreditCore):
         pending.source_of, pending.what = plan.source_of, plan.what
         self._outbox.append(pending)
         return pending
-
-    def check(self) -> None:
-        """Raise the error that ended the session."""
-        if self.lost is not None:
-            raise self.lost.at(self.lost.origin)
 
     def cancel(self, pending: Pending, why: HeliographError | None = None) -> None:
         """Request the server to cancel a command; `why` replaces its CancelledError."""
@@ -302,12 +277,18 @@ class ClientCore(CreditCore):
     @property
     def has_only_garbage(self) -> bool:
         """True if there is nothing to send but frees, which may gather for a moment."""
-        queued = self._outbox or self._cancels or self._continues or self._unsent_feeds
+        queued = self._outbox or self._cancels or self._continues or self._unsent_feeds or self.repetition
         return bool(self._garbage) and not queued
 
     @property
     def has_output(self) -> bool:
-        """True if `take` might return something."""
+        """True if `take` or `take_acknowledgement` might return something."""
+        if not self.is_attached:
+            return False
+        if self.has_lease and self._acknowledgements.is_due:
+            return True
+        if self.repetition:
+            return self.repetition.may_leave
         queued = self._outbox or self._cancels or self._continues or self._garbage
         return bool(queued or (self._unsent_feeds and self.feeds.is_ready))
 
@@ -323,6 +304,10 @@ class ClientCore(CreditCore):
 
     def take(self, most_bytes: int) -> list[c.Command | InlineRun]:
         """Return the commands that credit lets leave now, in a message of about this size."""
+        if not self.is_attached:
+            return []
+        if self.repetition:
+            return self.repetition.take(most_bytes)
         taken: list[c.Command | InlineRun] = []
         size = 0
         self.collect()
@@ -338,6 +323,8 @@ class ClientCore(CreditCore):
             pending.sequence = self._next_sequence
             self._next_sequence += 1
             self._in_flight[pending.sequence] = pending
+            if self.journal is not None:
+                self.journal.sent(pending)
             kind = pending.kind
             if isinstance(kind, InlineRun):
                 kind.sequence = pending.sequence
@@ -346,6 +333,8 @@ class ClientCore(CreditCore):
                 stream, notify = pending.stream, pending.notify
                 taken.append(c.Command(pending.sequence, kind, stream, notify, pending.timeout_ms))
             size += size_of(kind)
+        if self._settling is not None:
+            self._look_whether_settled()
         return taken
 
     def collect(self) -> None:
@@ -406,13 +395,19 @@ class ClientCore(CreditCore):
 
     # Completions
 
-    def apply(self, batch: c.CompletionBatch) -> None:
-        """Settle what a batch of completions reports."""
+    def apply(self, batch: c.CompletionBatch, size_bytes: int = 0) -> None:
+        """Settle what a batch of completions reports, which came in a message of this size."""
+        if batch.attached is not None:
+            self.attached(batch.attached)
+            return
+        self._acknowledgements.came(size_bytes)
+        if batch.durable_through and self.journal is not None:
+            self.journal.durable_through(batch.durable_through)
         for piece in batch.taps:
             run = self._in_flight.get(piece.sequence)
             if run is not None and run.feed is not None and run.feed.add(piece):
                 self._wake_reader(run.feed)
-                if run.feed.flows:
+                if run.feed.flows or run.feed.goes_on:
                     self.proceed(run)
         for completion in batch.completions:
             pending = self._in_flight.pop(completion.sequence, None)
@@ -423,6 +418,8 @@ class ClientCore(CreditCore):
                 pending.completion, pending.done = completion, True
                 self._settled.append(pending)
                 self.credit.give_back(pending.credit_bytes)
+                if self.journal is not None:
+                    self.journal.ended(pending)
             else:
                 self._complete(pending, completion)
         while self._in_flight:
@@ -430,6 +427,103 @@ class ClientCore(CreditCore):
             if sequence > batch.completed_through:
                 break
             self._complete(self._in_flight.pop(sequence), None)
+        self._acknowledgements.done(batch.completed_through)
+        self.repetition.done(batch.completed_through)
+        if self._settling is not None:
+            self._look_whether_settled()
+
+    # Moves
+
+    def when_settled(self, gate: OrderGate) -> Outcome:
+        """Return what is done once every command before a gate is answered."""
+        self._settling = gate, Outcome()
+        self._look_whether_settled()
+        return self._settling[1] if self._settling is not None else _done()
+
+    def _look_whether_settled(self) -> None:
+        assert self._settling is not None
+        gate, outcome = self._settling
+        if not (self._in_flight or self.repetition) and self._outbox and self._outbox[0] is gate:
+            self._settling = None
+            self.settle(outcome)
+
+    # Leases
+
+    def detached(self) -> None:
+        """Let nothing leave from now on, since the connection broke."""
+        self.is_attached = False
+        self.repetition.broke()
+
+    @property
+    def received(self) -> int:
+        """The messages of completions that came, over all connections."""
+        return self._acknowledgements.received
+
+    def attach(self, incarnation: bytes) -> c.Attach:
+        """Return the request that continues the session on another connection."""
+        return c.Attach(self.received, incarnation)
+
+    def attached(self, answer: c.Attached) -> None:
+        """Continue on another connection: what the server has not received leaves again.
+
+        Raises ProtocolError, and SessionClosedError if commands that it lacks are not kept here.
+        """
+        last, count = answer.last_sequence, self._next_sequence - 1 - answer.last_sequence
+        if self.is_attached or count < 0:
+            raise ProtocolError(f"the server has attached, and received {last} commands")
+        if answer.next_message != self.received + 1 and not answer.restored:
+            raise ProtocolError(
+                f"the server goes on with completion message {answer.next_message:,} after {self.received:,}"
+            )
+        loops = {one.sequence: (one.steps, one.unsent) for one in answer.loops}
+        self.repetition.begin(self._lacking(last, count, loops, is_restored=answer.restored), last)
+        self._acknowledgements.go_on(answer.next_message - 1)
+        self.is_attached = True
+
+    def _lacking(
+        self, last: int, count: int, loops: Mapping[int, tuple[int, int]], *, is_restored: bool
+    ) -> Sequence[Pending | Step]:
+        """Return the commands after one that the server lacks, with the plans between them."""
+        if self.journal is not None:
+            again = self.repetition
+            again.is_of_restart = again.is_of_restart or is_restored
+            for run in self._in_flight.values():
+                if run.sequence > last and run.feed is not None:
+                    run.feed.begin_again(*loops.get(run.sequence, (0, 0)))
+            steps = self.journal.steps(last, last + count, is_restored=is_restored)
+            return [one for one in steps if again.is_of_restart or not isinstance(one, MadePlan)]
+        kept = [pending for sequence, pending in self._in_flight.items() if sequence > last]
+        if len(kept) != count:
+            raise SessionClosedError(
+                f"the server has lost {count:,} commands, of which {count - len(kept):,} were done",
+                advice="open another session, compile and run",
+            )
+        return kept
+
+    @property
+    def last_sent(self) -> int:
+        """The number of the last command that was sent."""
+        return self._next_sequence - 1
+
+    def downloaded(self, transfer: int) -> None:
+        """Tell the server that all bytes of a transfer came, so that it drops them."""
+        if self.has_lease:
+            self._acknowledgements.downloaded(transfer)
+
+    @property
+    def unreceived(self) -> int:
+        """The number of commands that are to leave again."""
+        return len(self.repetition)
+
+    def take_acknowledgement(self, commands: Sequence[c.Command | InlineRun]) -> c.Acknowledged | None:
+        """Return what a message with these commands acknowledges; None: nothing, so far.
+
+        Messages of small runs stay as they are, but for every 64th.
+        """
+        if not (self.has_lease and self.is_attached):
+            return None
+        is_general = any(type(one) is c.Command for one in commands)
+        return self._acknowledgements.take(self._next_sequence, is_general=is_general)
 
     def _wake_reader(self, feed: Feed) -> None:
         changed, feed.changed = feed.changed, Outcome()
@@ -441,12 +535,14 @@ class ClientCore(CreditCore):
         self.settle(pending, error)
         if error is not None and not pending.observed:
             self._note(pending, error)
+        if self.journal is not None:
+            self.journal.ended(pending)
         if pending.credit_bytes:
             self.credit.give_back(pending.credit_bytes)
         if pending.feed is not None:
             self._observed_ended(pending.feed)
-        if pending.slot is not None and self.shared is not None:
-            self.shared.give(pending.slot)
+        if pending.slot is not None and (space := self.shared or self._left) is not None:
+            space.give(pending.slot)
         if self._fed:
             self.feeds.ended(pending)
 
@@ -512,31 +608,9 @@ class ClientCore(CreditCore):
             self._unobserved.clear()
             raise first.at(first.origin)
 
-    # Shared memory
-
-    def set_shared(self, found: SharedSpace | str) -> None:
-        """Set the memory that the server maps as well, or the reason why there is none."""
-        if isinstance(found, str):
-            self.why_not_shared = found
-        else:
-            self.shared, self.why_not_shared = found, ""
-
     def count(self, traffic: Traffic) -> None:
         """Count bytes of tensors that were carried or copied."""
         self.traffic = self.traffic.plus(traffic)
-
-    def space(self) -> SharedSpace:
-        """Return the memory of a slot in use. Raises the error that ended the session."""
-        self.check()
-        assert self.shared is not None
-        return self.shared
-
-    def give_slot(self, slot: int, behind: Pending | None = None) -> None:
-        """Free a slot of shared memory: now, or when a command has ended that may still use it."""
-        if behind is not None and not behind.done:
-            behind.slot = slot
-        elif self.shared is not None:
-            self.shared.give(slot)
 
     # The end
 
@@ -554,9 +628,19 @@ class ClientCore(CreditCore):
             credit.end(error)
         for held in (self._in_flight, self._outbox, self._gates):
             held.clear()
-        for left in (self._cancels, self._continues, self._garbage):
+        for left in (
+            self._cancels,
+            self._continues,
+            self._garbage,
+            self.repetition,
+            self._acknowledgements,
+        ):
             left.clear()
+        settling, self._settling = self._settling, None
+        if settling is not None:
+            self.settle(settling[1], error)
         # The pages are freed with the last array over them.
+        self._left = None
         self.shared, self.why_not_shared = None, "the session has ended"
         self.why_no_socket = self.why_not_shared
 
@@ -580,23 +664,7 @@ def _client_error(pending: Pending, error: HeliographError) -> HeliographError:
     return error if pending.what is None else cancelled(pending.what).at(error.origin)
 
 
-def size_of(kind: c.CommandKind | InlineRun) -> int:
-    """Return an upper bound, nearly exact, of a command's bytes on the wire."""
-    if isinstance(kind, InlineRun):
-        return _NUMBER_BYTES + kind.form.template.size_bytes
-    match kind:
-        case c.SetTensor(data=data) if data is not None:
-            return _COMMAND_BYTES + len(data)
-        case c.RunCommand(inputs=inputs, outputs=outputs, loop=loop):
-            data_bytes = sum(len(one.data) for one in inputs if one.data is not None)
-            looped = 3 + len(loop.carries) + len(loop.taps) + len(loop.fed_inputs) if loop is not None else 0
-            return _COMMAND_BYTES + data_bytes + 32 * (len(inputs) + len(outputs) + looped)
-        case c.FeedLoop(values=values, rows=rows):
-            return 2 * _COMMAND_BYTES + sum(16 + len(data) for _, data in values) + 5 * len(rows)
-        case c.Free(handles):
-            return _COMMAND_BYTES + 10 * len(handles)
-        case c.FreeVariable(name):
-            return _COMMAND_BYTES + 4 * len(name)
-        case c.AllocateTensors(tensors=tensors):
-            return 2 * _COMMAND_BYTES + sum(32 + 10 * type.ndim for _, type in tensors)
-    return 2 * _COMMAND_BYTES
+def _done() -> Outcome:
+    outcome = Outcome()
+    outcome.settle()
+    return outcome

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn, Protocol, TypeVar
 
+from heliograph.core.connection_state import ConnectionState
 from heliograph.core.future import Pending
 from heliograph.core.inline_run import InlinePlan
 from heliograph.core.protocol import ClientCore
@@ -16,7 +17,12 @@ from heliograph.core.watching import Watchers
 from heliograph.graph.arguments import refuse_pickle
 from heliograph_proto.addresses import Address
 from heliograph_proto.codec.inline_forms import InlineRun
-from heliograph_proto.errors import SessionClosedError, UnknownHandleError
+from heliograph_proto.errors import (
+    HeliographError,
+    SessionClosedError,
+    UnknownHandleError,
+    UnsupportedError,
+)
 from heliograph_proto.sessions import SessionInfo
 
 T = TypeVar("T")
@@ -29,6 +35,14 @@ class Shell(Protocol):
     info: SessionInfo
     core: ClientCore
     watchers: Watchers
+    #: Functions to call with the error whenever the connection breaks.
+    when_disconnected: list[Callable[[HeliographError], None]]
+    #: True if `drive` waits in the caller's thread.
+    can_wait: bool
+
+    @property
+    def connection_state(self) -> ConnectionState:
+        """The state of the connection."""
 
     def advance(self, step: Callable[[], T]) -> T:
         """Perform one step of the core and its consequences."""
@@ -51,6 +65,13 @@ def forked() -> SessionClosedError:
     return SessionClosedError(
         "the session belongs to the process that forked",
         advice="spawn the process instead, multiprocessing.get_context('spawn'), and connect there",
+    )
+
+
+def local_stays() -> UnsupportedError:
+    """Return the error of a session that is not a daemon's, and is to move."""
+    return UnsupportedError(
+        "a session within this process cannot move", advice="connect to a daemon: heliograph serve"
     )
 
 

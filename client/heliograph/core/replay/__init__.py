@@ -1,0 +1,1 @@
+"""Doing again the commands that a restarted daemon lacks."""
