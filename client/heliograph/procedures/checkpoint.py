@@ -22,7 +22,7 @@ from heliograph.core.arrays import byte_view, empty_array
 from heliograph.core.effects import Procedure
 from heliograph.core.future import Pending
 from heliograph.core.protocol import ClientCore
-from heliograph.graph.atomic_files import replacing
+from heliograph.graph.files.atomic_files import replacing
 from heliograph.procedures.transfer import Sending, read, wait_for, write
 from heliograph_proto import commands as c
 from heliograph_proto.errors import InvalidArgumentError, InvalidModelError

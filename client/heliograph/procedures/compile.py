@@ -13,9 +13,11 @@ from heliograph.core.credit import OrderGate
 from heliograph.core.effects import Compute, Procedure, ask
 from heliograph.core.future import Pending
 from heliograph.core.methods import COMPILE, ESTIMATE, PLACE_CONTENTS
-from heliograph.core.progress import Progress
+from heliograph.core.progress.bars import Progress, Waiting
 from heliograph.core.protocol import ClientCore
+from heliograph.core.replay.journal import MadePlan
 from heliograph.core.shell import BoundTensor
+from heliograph.graph.arguments import counted
 from heliograph.graph.builder import Graph
 from heliograph.procedures.checkpoint import write_variable
 from heliograph.procedures.journal import placed_on
@@ -140,11 +142,11 @@ def compile_frozen(
     try:
         yield from upload_missing(core, contents, progress, place)
         try:
-            info = yield from _compile(core, request, how.doubt, gate)
+            info = yield from _compile(core, request, contents, how.doubt, gate)
         except MissingContentError:
             # The server may just have dropped contents of another plan: upload and compile once more.
             yield from upload_missing(core, contents, progress, place)
-            info = yield from _compile(core, request, how.doubt, gate)
+            info = yield from _compile(core, request, contents, how.doubt, gate)
     except HeliographError as error:
         raise with_source(error, source.source_of) from None
     options = how.options
@@ -229,15 +231,33 @@ def _check_left(graph: contract.Graph, how: Compilation, left: tuple[str, ...]) 
 
 
 def _compile(
-    core: ClientCore, request: CompileRequest, doubt: Callable[[], None], gate: OrderGate | None
+    core: ClientCore,
+    request: CompileRequest,
+    contents: Contents,
+    doubt: Callable[[], None],
+    gate: OrderGate | None,
 ) -> Procedure[PlanInfo]:
     yield from _arrive(core, request, gate)
+    after = core.last_sent
+    waiting = Waiting(f"compiling {_size(request)}", core.bars)
     try:
-        return (yield from ask(COMPILE, request))
+        info = yield from ask(COMPILE, request)
+        if core.journal is not None:
+            core.journal.has_variables(request.plan, tuple(one.tensor for one in info.variables))
+            core.journal.made(MadePlan(request, contents, after, core.last_sent))
+        return info
     except BaseException as error:
         if request.updates and (isinstance(error, _UNANSWERED) or not isinstance(error, HeliographError)):
             doubt()
         raise
+    finally:
+        waiting.end()
+
+
+def _size(request: CompileRequest) -> str:
+    """The size of the graph of a request, in words."""
+    graph = request.graph
+    return counted(len(graph.nodes), "node") if isinstance(graph, contract.Graph) else "a graph"
 
 
 def _place(

@@ -22,8 +22,11 @@ from heliograph.core.credit import OrderGate, most_observed_bytes
 from heliograph.core.effects import Procedure, WaitFor
 from heliograph.core.feed import Feed, LoopFeed, cost_of, output_key
 from heliograph.core.future import Outcome, Pending
+from heliograph.core.progress.bars import Waiting
 from heliograph.core.protocol import ClientCore
 from heliograph.core.tracing import LOOP_SPAN, RUN_SPAN, begin
+from heliograph.graph.arguments import counted
+from heliograph.graph.files.mapped_files import readable
 from heliograph.procedures.transfer import Sending, read, send_on_credit, wait_for, write
 from heliograph_proto import commands as c
 from heliograph_proto.commands import check_until
@@ -282,8 +285,20 @@ class SentRun:
             return None
         if pending.error is None:
             return completion.steps or 1 if completion is not None else 1
-        is_loop = isinstance(pending.kind, c.RunCommand) and pending.kind.loop is not None
-        return completion.steps if is_loop and completion is not None else None
+        return completion.steps if self.is_loop and completion is not None else None
+
+    @property
+    def is_loop(self) -> bool:
+        """True for a loop, false for a run."""
+        kind = self.pending.kind
+        return isinstance(kind, c.RunCommand) and kind.loop is not None
+
+    @property
+    def described(self) -> str:
+        """The text of its bar."""
+        kind = self.pending.kind
+        loop = kind.loop if isinstance(kind, c.RunCommand) else None
+        return "a run" if loop is None else f"a loop of up to {counted(loop.steps, 'step')}"
 
     def drop(self) -> None:
         """Free the tensors of large outputs, which were fetched or are not wanted any more."""
@@ -335,7 +350,7 @@ def submit(core: ClientCore, submission: Submission) -> Procedure[SentRun]:
             if isinstance(value, int):
                 bindings.append(c.InputBinding(place, tensor=value))
             elif place in inline:
-                bindings.append(c.InputBinding(place, value.tobytes()))
+                bindings.append(c.InputBinding(place, bytes(readable(byte_view(value)))))
             else:
                 handle = yield from _write_input(core, submission, place, temporary)
                 bindings.append(c.InputBinding(place, tensor=handle))
@@ -410,7 +425,7 @@ def _send_run(
     else:
         pending = yield from _send_observed(core, run, submission, submission.observed, inline_bytes)
     pending.source_of, pending.what = plan.source_of, plan.what
-    if submission.loop is not None and submission.loop.fed_inputs:
+    if submission.loop is not None and submission.loop.is_fed:
         core.feeds.open(pending, submission.loop.fed_bytes)
     return pending
 
@@ -481,6 +496,7 @@ def collect(core: ClientCore, run: SentRun, cancel: bool) -> Procedure[dict[str,
             yield WaitFor(run.collecting)
             continue
         run.collecting = turn = Outcome()
+        waiting = Waiting(run.described, core.bars) if run.is_loop else None
         try:
             run.results = yield from _collect(core, run)
         except BaseException as error:
@@ -488,6 +504,8 @@ def collect(core: ClientCore, run: SentRun, cancel: bool) -> Procedure[dict[str,
                 core.cancel(run.pending)
             raise
         finally:
+            if waiting is not None:
+                waiting.end()
             run.collecting = None
             core.settle(turn)
     return run.results

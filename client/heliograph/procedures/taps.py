@@ -223,7 +223,7 @@ def next_tap(core: ClientCore, run: SentRun) -> Procedure[Tap | None]:
 
     Raises the run's error. Interrupting the wait, except by a deadline, cancels the run.
     """
-    found = yield from _next_value(core, run)
+    found = yield from next_value(core, run)
     if found is None:
         return None
     what, step, raw = found
@@ -236,14 +236,14 @@ def next_tap(core: ClientCore, run: SentRun) -> Procedure[Tap | None]:
 
 def next_raw(core: ClientCore, run: SentRun) -> Procedure[tuple[TappedNode, np.ndarray[Any, Any]] | None]:
     """Return the next observed node and its raw elements (`DType.storage`), like `next_tap`."""
-    found = yield from _next_value(core, run)
+    found = yield from next_value(core, run)
     if found is None:
         return None
     assert run.observed is not None
     return _observed_node(run.observed.graph, found[0]), found[2]
 
 
-def _next_value(core: ClientCore, run: SentRun) -> Procedure[tuple[int, int, np.ndarray[Any, Any]] | None]:
+def next_value(core: ClientCore, run: SentRun) -> Procedure[tuple[int, int, np.ndarray[Any, Any]] | None]:
     """Return the key of a value, the step of a loop, and the raw elements."""
     pending, observed = run.pending, run.observed
     feed = pending.feed

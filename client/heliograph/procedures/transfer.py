@@ -24,8 +24,9 @@ from heliograph.core.arrays import byte_view
 from heliograph.core.credit import OrderGate
 from heliograph.core.effects import MapMemory, MoveBytes, Procedure, ReceiveDownload, StartUpload, WaitFor
 from heliograph.core.future import Outcome, Pending, Transfer, What, lost
-from heliograph.core.progress import Meter
+from heliograph.core.progress.bars import Meter
 from heliograph.core.protocol import ClientCore
+from heliograph.graph.files.mapped_files import readable
 from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_forms import InlineResult
 from heliograph_proto.commands import Chunks
@@ -83,8 +84,10 @@ _WINDOW = 3
 #: The simultaneous pieces of one write: each is in its tensor before later ones arrive, so both
 #: sides reuse the same memory.
 _WRITES = 2
+#: The simultaneous pieces of one read in a durable session.
+_INLINE_WINDOW = 16
 #: The number of pieces of a transfer through shared memory, unless they get too small or too large.
-_SHARED_PIECES = 8
+_SHARED_PIECES = 4
 _LEAST_SHARED_BYTES = 4 * 2**20
 #: A read of more bytes first asks for one item.
 _LARGE_BYTES = 64 * 2**20
@@ -199,21 +202,56 @@ def read(
         out[:] = completion.data
         core.count(Traffic(read_bytes=out.nbytes, copied_out_bytes=out.nbytes))
         return
+    if core.journal is not None:
+        yield from _read_inline(core, source, out, item_bytes, stream)
+        return
     window: deque[_Read] = deque()
+    meter = Meter("receiving a tensor", out.nbytes, core.bars)
     try:
         for piece in pieces(out.nbytes, source.chunks, _piece_bytes(core, out.nbytes), item_bytes):
             # Waits for credit only while this read holds none.
             while len(window) == _WINDOW or (window and not core.credit.could_reserve(piece.size_bytes)):
-                yield from _receive(core, window)
+                meter((yield from _receive(core, window)))
             window.append((yield from _request(core, source, piece, piece.of(out), stream)))
         while window:
-            yield from _receive(core, window)
+            meter((yield from _receive(core, window)))
     finally:
+        meter.end()
         for unread in window:
             core.cancel(unread.pending)
+            if unread.transfer:
+                core.downloaded(unread.transfer)
             core.credit.give_back(unread.out.nbytes)
             if unread.slot is not None:
                 core.give_slot(unread.slot, behind=unread.pending)
+
+
+def _read_inline(
+    core: ClientCore, source: c.GetTensor, out: memoryview, item_bytes: int, stream: int | None
+) -> Procedure[None]:
+    """Read in completions, which a server that was restarted makes again."""
+    window: deque[tuple[Pending, memoryview]] = deque()
+    try:
+        for piece in pieces(out.nbytes, source.chunks, core.limits.inline_bytes, item_bytes):
+            if len(window) == _INLINE_WINDOW:
+                yield from _take_inline(core, window)
+            offset = source.offset_bytes + piece.offset_bytes
+            command = c.GetTensor(source.tensor, offset, piece.size_bytes, chunks=piece.chunks)
+            window.append((core.send(command, stream=stream, observed=True), piece.of(out)))
+        while window:
+            yield from _take_inline(core, window)
+    finally:
+        for pending, _ in window:
+            core.cancel(pending)
+    core.count(Traffic(read_bytes=out.nbytes, copied_out_bytes=out.nbytes))
+
+
+def _take_inline(core: ClientCore, window: deque[tuple[Pending, memoryview]]) -> Procedure[None]:
+    pending, out = window[0]
+    yield from wait_for(core, pending)
+    assert isinstance(pending.completion, c.Completion)
+    out[:] = pending.completion.data
+    window.popleft()
 
 
 def read_new(
@@ -254,8 +292,8 @@ def _request(
         raise
 
 
-def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[None]:
-    """Receive the bytes of the oldest piece."""
+def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[int]:
+    """Receive the bytes of the oldest piece. Returns their number."""
     oldest = window[0]
     if oldest.slot is not None:
         yield from wait_for(core, oldest.pending)
@@ -269,9 +307,11 @@ def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[None]:
             # The command's own error says more than that of the download.
             core.raise_error(oldest.pending)
             raise
+        core.downloaded(oldest.transfer)
     window.popleft()
     core.count(Traffic(read_bytes=oldest.out.nbytes))
     core.credit.give_back(oldest.out.nbytes)
+    return oldest.out.nbytes
 
 
 # Writing
@@ -293,6 +333,24 @@ class Sending:
     what: What | None = None
 
 
+def _write_inline(
+    core: ClientCore, target: c.SetTensor, data: memoryview, item_bytes: int, how: Sending
+) -> Procedure[list[Pending]]:
+    """Write in commands, which are kept for a server that is restarted."""
+    sent: list[Pending] = []
+    meter = Meter("sending a tensor", data.nbytes, core.bars)
+    try:
+        for piece in pieces(data.nbytes, target.chunks, core.limits.inline_bytes, item_bytes):
+            where = target.offset_bytes + piece.offset_bytes
+            command = c.SetTensor(target.tensor, where, bytes(piece.of(data)), chunks=piece.chunks)
+            sent.append((yield from send_on_credit(core, command, piece.size_bytes, how)))
+            meter(piece.size_bytes)
+    finally:
+        meter.end()
+    core.count(Traffic(written_bytes=data.nbytes, copied_in_bytes=data.nbytes))
+    return sent
+
+
 def write(
     core: ClientCore, target: c.SetTensor, data: memoryview, item_bytes: int, how: Sending
 ) -> Procedure[list[Pending]]:
@@ -302,9 +360,11 @@ def write(
     """
     tensor, start = target.tensor, target.offset_bytes
     if data.nbytes <= core.limits.inline_bytes:
-        command = c.SetTensor(tensor, start, bytes(data), chunks=target.chunks)
+        command = c.SetTensor(tensor, start, bytes(readable(data)), chunks=target.chunks)
         core.count(Traffic(written_bytes=data.nbytes, copied_in_bytes=data.nbytes))
         return [(yield from send_on_credit(core, command, data.nbytes, how))]
+    if core.journal is not None:
+        return (yield from _write_inline(core, target, data, item_bytes, how))
     pendings: list[Pending] = []
     transfers: list[Transfer] = []
     unsent: c.SetTensor | None = None

@@ -16,7 +16,7 @@ from heliograph.core.arrays import byte_view
 from heliograph.core.effects import Procedure, StartUpload, UnreachableError, WaitFor, ask
 from heliograph.core.future import Outcome, Transfer
 from heliograph.core.methods import FIND_MISSING, FindMissing, Missing
-from heliograph.core.progress import Meter, Progress
+from heliograph.core.progress.bars import Meter, Progress
 from heliograph.core.protocol import ClientCore
 from heliograph.procedures.transfer import stop
 from heliograph_proto.errors import ContentMismatchError, PermissionDeniedError, UnavailableError

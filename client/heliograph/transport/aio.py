@@ -13,15 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import grpc
-
+from heliograph.core.connection_state import ConnectionState
 from heliograph.core.effects import (
     Call,
     Compute,
@@ -33,46 +30,48 @@ from heliograph.core.effects import (
     StartUpload,
     WaitFor,
 )
-from heliograph.core.future import ANSWER, Deadline, Outcome, Pending, Transfer, What, logger
+from heliograph.core.future import ANSWER, Deadline, Outcome, Pending, Transfer, What
 from heliograph.core.inline_run import InlinePlan
+from heliograph.core.progress.displays import in_notebook
 from heliograph.core.protocol import ClientCore
-from heliograph.core.shell import forked
-from heliograph.core.tracing import CONNECT_SPAN, as_current, call_metadata
+from heliograph.core.shell import forked, local_stays
 from heliograph.core.watching import Watchers
-from heliograph.transport import handshake
-from heliograph.transport.bulk.aio import AioBulk, moved
-from heliograph.transport.bulk.link import CompressionArgument, Link
-from heliograph.transport.calls import unary
+from heliograph.transport.bulk.aio import moved
 from heliograph.transport.channels import (
     FORKED,
-    NO_CREDENTIALS,
-    Options,
-    fetch_pinned,
-    open_aio_channel,
-)
-from heliograph.transport.command_socket.on_loop import LoopSocket
-from heliograph.transport.command_socket.opening import MOST_BYTES, open_command_socket
-from heliograph.transport.log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
-from heliograph.transport.shared_memory import (
-    SharedMemoryArgument,
-    SharedSpace,
-    memory_of,
-    seconds_for,
-    share,
 )
 from heliograph_proto import DIRECT_WEIGHTS
-from heliograph_proto.addresses import Address, Credentials
+from heliograph_proto.addresses import Address
 from heliograph_proto.codec.inline_forms import InlineRun
-from heliograph_proto.codec.inline_runs import CompletionReader, encode_commands, encode_first
-from heliograph_proto.commands import Command, CompletionBatch
-from heliograph_proto.eager import begin
-from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError, UnavailableError
-from heliograph_proto.sessions import LogLine, SessionInfo
+from heliograph_proto.commands import CompletionBatch
+from heliograph_proto.errors import HeliographError, SessionClosedError
+from heliograph_proto.sessions import LogLine, SessionInfo, SessionMove
 
 T = TypeVar("T")
 
-#: The nodes of a graph that is encoded on the event loop, in about 2 ms.
-MOST_NODES = 500
+
+#: How often a notebook's event loop turns while a cell waits.
+TURN_SECONDS = 0.1
+
+
+@contextlib.contextmanager
+def _turning(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Let the loop of a notebook's kernel turn now and then: it sees an interrupt only when it
+    does."""
+    if not in_notebook():
+        yield
+        return
+    ended = False
+
+    def turn() -> None:
+        if not ended:
+            loop.call_later(TURN_SECONDS, turn)
+
+    turn()
+    try:
+        yield
+    finally:
+        ended = True
 
 
 class AsyncLogSource(Protocol):
@@ -85,33 +84,10 @@ class AsyncLogSource(Protocol):
         """End the source. Idempotent; `take` is not called any more."""
 
 
-class AioRemoteLog:
-    """The log call to a daemon, which `begin` starts."""
-
-    def __init__(self, shell: AioGrpcShell, call: Any) -> None:
-        self._shell, self._call = shell, call
-
-    async def begin(self) -> None:
-        """Wait for the server's acceptance. Raises the error with which it refuses."""
-        if await self.take() is None:
-            raise SessionClosedError("the session was closed")
-
-    async def take(self) -> list[LogLine] | None:
-        try:
-            message = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            refused = handshake.typed_error(error, self._shell.address, "send its log")
-            if is_end(refused) or self._shell.core.lost is not None:
-                return None
-            raise refused from None
-        return None if message is grpc.aio.EOF else lines_of(message)
-
-    def close(self) -> None:
-        self._call.cancel()
-
-
 class AioShell(ABC):
     """A shell that runs procedures as coroutines; subclasses carry the bytes."""
+
+    can_wait = False
 
     def __init__(self, address: Address, info: SessionInfo) -> None:
         self.address = address
@@ -123,6 +99,8 @@ class AioShell(ABC):
         self._closed = False
         self._process = os.getpid()
         self.watchers = Watchers()
+        #: Functions to call with the error whenever the connection breaks.
+        self.when_disconnected: list[Callable[[HeliographError], None]] = []
         FORKED.add(self)
 
     async def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
@@ -180,6 +158,10 @@ class AioShell(ABC):
                 return await moved(partial(self._map_memory, tensor, deadline.remaining()))
         return await self._call(effect, deadline)
 
+    async def move(self, url: str, wait_seconds: float | None, deadline: Deadline) -> SessionMove:
+        """Have another daemon take the session. Raises the errors of `Session.move`."""
+        raise local_stays()
+
     @abstractmethod
     async def follow_log(self, level: str) -> AsyncLogSource:
         """Follow the server's log of this session. Raises the errors of `Session.log`."""
@@ -189,14 +171,15 @@ class AioShell(ABC):
         if outcome.done:
             return
         done = self.done(outcome)
-        if (seconds := deadline.remaining()) is None:
-            await done
-            return
-        try:
-            async with asyncio.timeout(seconds):
+        with _turning(self._loop):
+            if (seconds := deadline.remaining()) is None:
                 await done
-        except TimeoutError:
-            raise deadline.error() from None
+                return
+            try:
+                async with asyncio.timeout(seconds):
+                    await done
+            except TimeoutError:
+                raise deadline.error() from None
 
     def done(self, outcome: Outcome) -> asyncio.Future[None]:
         """Return a future that is done when the outcome is, which is not done yet."""
@@ -252,12 +235,17 @@ class AioShell(ABC):
         except RuntimeError:
             pass
 
-    def apply(self, batch: CompletionBatch) -> None:
-        """Apply completions that arrived."""
+    @property
+    def connection_state(self) -> ConnectionState:
+        """The state of the connection."""
+        return ConnectionState.CONNECTED if self.core.lost is None else ConnectionState.LOST
+
+    def apply(self, batch: CompletionBatch, size_bytes: int = 0) -> None:
+        """Apply completions that arrived in a message of this size."""
         if batch.changes:
             self.info = self.watchers.apply(self.info, batch.changes)
             self.watchers.announce(batch.changes)
-        self.core.apply(batch)
+        self.core.apply(batch, size_bytes)
         for outcome in self.core.take_settled():
             outcome.fire()
         if self.core.has_output:
@@ -319,274 +307,6 @@ class AioShell(ABC):
         """
 
 
-class AioGrpcShell(AioShell):
-    """A session over grpc.aio: one channel for commands and calls, one for bulk data."""
-
-    def __init__(
-        self,
-        address: Address,
-        info: SessionInfo,
-        channel: grpc.aio.Channel,
-        channel_options: Options,
-        credentials: Credentials = NO_CREDENTIALS,
-        connection: socket.socket | str = "it was not requested",
-        tcp_silence_seconds: float | None = None,
-        link: Link | None = None,
-    ) -> None:
-        """`connection`: the command socket, or why there is none. TCP connections break after
-        `tcp_silence_seconds`; None: none are opened."""
-        super().__init__(address, info)
-        self.tcp_silence_seconds = tcp_silence_seconds
-        self.link = link or Link(address, info, "off")
-        self._channel, self.credentials = channel, credentials
-        self.channel_options = channel_options
-        self._bulk = AioBulk(self)
-        self._bell = asyncio.Event()
-        self.core.speaks_bytes = True
-        execute: Any = channel.stream_stream(handshake.EXECUTE)
-        self._stream: Any = execute()
-        self._completions = CompletionReader()
-        self._socket: LoopSocket | None = None
-        self.core.why_no_socket = connection if isinstance(connection, str) else ""
-        if not isinstance(connection, str):
-            self._socket = LoopSocket(connection, MOST_BYTES, self._received, self._misread)
-            self._socket.read_on()
-        #: The socket, or call, of commands, after the first message.
-        self._wire: Any = self._socket or self._stream
-        #: True while a write is in progress; further commands wait for the next one.
-        self._writing = True
-        self.spawn(self._write())
-        self._reader = self.spawn(self._read())
-
-    @classmethod
-    async def open(
-        cls,
-        address: Address,
-        timeout: float,
-        shared_memory: SharedMemoryArgument = "auto",
-        silence_seconds: float = handshake.SILENCE_SECONDS,
-        credentials: Credentials = NO_CREDENTIALS,
-        direct: bool = True,
-        compression: CompressionArgument = "auto",
-    ) -> AioGrpcShell:
-        """Connect and perform the handshake. Raises the errors of `hg.connect`."""
-        end, tcp_silence = time.monotonic() + timeout, silence_seconds if direct else None
-        if address.pin:
-            await moved(partial(fetch_pinned, address, credentials, timeout))
-        options = handshake.channel_options(silence_seconds)
-        channel = open_aio_channel(address, options, credentials)
-        try:
-            while True:
-                with as_current(CONNECT_SPAN):
-                    answer = await cls._greet(channel, address, timeout, end, credentials)
-                if not isinstance(answer, HeliographError):
-                    info = handshake.decode_open(answer, address)
-                    shared, connection = await cls._share(
-                        channel, address, info, shared_memory, tcp_silence, end
-                    )
-                    link = await moved(partial(Link, address, info, compression))
-                    made = cls(address, info, channel, options, credentials, connection, tcp_silence, link)
-                    made.core.set_shared(shared)
-                    return made
-                if not handshake.is_starting(answer) or time.monotonic() + handshake.START_SECONDS > end:
-                    raise answer
-                await asyncio.sleep(handshake.START_SECONDS)
-        except BaseException:
-            await channel.close()
-            raise
-
-    @staticmethod
-    async def _share(
-        channel: grpc.aio.Channel,
-        address: Address,
-        info: SessionInfo,
-        shared_memory: SharedMemoryArgument,
-        tcp_silence_seconds: float | None,
-        end: float,
-    ) -> tuple[SharedSpace | str, socket.socket | str]:
-        """Return shared memory and the command socket, or the reasons why there is none.
-
-        If the memory is required, the session ends without it.
-        """
-        try:
-            shared = await moved(partial(share, address, info, shared_memory, seconds_for(end)))
-            opening = partial(
-                open_command_socket, address, info, shared_memory, tcp_silence_seconds, seconds_for(end)
-            )
-            return shared, await moved(opening)
-        except BaseException:
-            close: Any = channel.unary_unary(handshake.CLOSE, None, None)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await close(handshake.close_request(info.session), timeout=handshake.CLOSE_SECONDS)
-            raise
-
-    @staticmethod
-    async def _greet(
-        channel: grpc.aio.Channel, address: Address, timeout: float, end: float, credentials: Credentials
-    ) -> bytes | HeliographError:
-        """Return the server's answer to the handshake, or the error."""
-        call: Any = channel.unary_unary(handshake.OPEN, None, None)
-        try:
-            seconds = max(0.0, end - time.monotonic())
-            answer: bytes = await call(handshake.open_request(), timeout=seconds, metadata=call_metadata())
-            return answer
-        except grpc.aio.AioRpcError as error:
-            return await asyncio.to_thread(handshake.open_error, error, address, timeout, credentials)
-
-    async def _write(self) -> None:
-        try:
-            await self._stream.write(encode_first(self.info.session, self._socket is not None))
-            self._writing = False
-            while self.core.lost is None:
-                if not self._writing and (commands := self._take()):
-                    self._writing = True
-                    await self._wire.write(encode_commands(commands))
-                    self._writing = False
-                else:
-                    await self._wait_for_output()
-        except (grpc.RpcError, asyncio.InvalidStateError, OSError):
-            logger.debug("the command stream ended; the reader reports why")
-
-    def flush(self) -> None:
-        if not self._writing and (commands := self._take()):
-            self._writing = True
-            begin(self._wire.write(encode_commands(commands)), self._was_sent)
-
-    def _was_sent(self, error: BaseException | None) -> None:
-        if error is not None:
-            logger.debug("the command stream ended; the reader reports why: %s", error)
-        self._writing = False
-        if self.core.has_output:
-            self._ring()
-
-    def _take(self) -> list[Command | InlineRun]:
-        return self.core.take(self.info.limits.message_bytes // 2)
-
-    async def _wait_for_output(self) -> None:
-        self._bell.clear()
-        if not self.core.has_only_garbage:
-            await self._bell.wait()
-        if not self.core.has_only_garbage:
-            return
-        # Frees may gather for a moment, unless something else is to be sent.
-        self._bell.clear()
-        try:
-            async with asyncio.timeout(handshake.GATHER_SECONDS):
-                await self._bell.wait()
-        except TimeoutError:
-            pass
-
-    def _ring(self) -> None:
-        self._bell.set()
-
-    async def _read(self) -> None:
-        error: Any = None
-        try:
-            while (message := await self._stream.read()) is not grpc.aio.EOF:
-                self._received((message,))
-        except grpc.aio.AioRpcError as broken:
-            error = broken
-        except Exception as defect:
-            self._misread(defect)
-        if self._socket is not None:
-            self._socket.drain()
-        self._lose(handshake.stream_error(error, self.address))
-        self._ring()
-
-    def _received(self, messages: Sequence[bytes]) -> None:
-        for message in messages:
-            self.apply(self._completions.read(message))
-
-    def _misread(self, defect: Exception | None) -> None:
-        """End the session for a defect of its messages; after any other end the call tells why."""
-        if defect is not None and not isinstance(defect, UnavailableError):
-            logger.error("a completion could not be understood", exc_info=defect)
-            self._lose(InternalError(f"a completion could not be understood: {defect}"))
-            self._ring()
-
-    def abandon(self) -> None:
-        super().abandon()
-        self._bulk.abandon()
-        if self._socket is not None:
-            self._socket.abandon()
-
-    async def follow_log(self, level: str) -> AsyncLogSource:
-        self.core.check()
-        method: Any = self._channel.unary_stream(FOLLOW_LOG, None, None)
-        made = AioRemoteLog(self, method(follow_request(self.info, level)))
-        try:
-            await made.begin()
-        except BaseException:
-            made.close()
-            raise
-        return made
-
-    async def _call(self, call: Call, deadline: Deadline) -> Any:
-        encode = partial(unary, call, self.info.session, self.info.limits)
-        # The loop goes on while a large graph is encoded.
-        made = await asyncio.to_thread(encode) if _is_long(call.request) else encode()
-        how: dict[str, Any] = {"timeout": deadline.remaining(), "metadata": call_metadata()}
-        method: Any
-        try:
-            if len(made.messages) == 1:
-                method = self._channel.unary_unary(made.path, None, None)
-                return made.decode(await method(made.messages[0], **how))
-            method = self._channel.stream_unary(made.path, None, None)
-            return made.decode(await method(iter(made.messages), **how))
-        except grpc.aio.AioRpcError as error:
-            self.core.check()
-            raise handshake.typed_error(error, self.address, call.method.name) from None
-        except grpc.aio.UsageError:
-            self.core.check()
-            raise
-        except asyncio.CancelledError:
-            # A channel that closes cancels its calls; their task was not cancelled.
-            if (task := asyncio.current_task()) is None or not task.cancelling():
-                self.core.check()
-            raise
-
-    def _start_upload(self, upload: StartUpload) -> Transfer:
-        return self._bulk.start_upload(upload)
-
-    async def _download(self, download: ReceiveDownload, deadline: Deadline) -> None:
-        await self._bulk.download(download, deadline)
-
-    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
-        return memory_of(self.address, self.info, tensor, seconds)
-
-    async def _disconnect(self, was_open: bool) -> None:
-        self._ring()
-        close: Any = self._channel.unary_unary(handshake.CLOSE, None, None)
-        try:
-            if was_open:
-                await close(handshake.close_request(self.info.session), timeout=handshake.CLOSE_SECONDS)
-                # The server ends the stream now. Cancelling the call instead would leave a task and
-                # a thread of grpc.aio behind if the loop ends soon after.
-                await asyncio.wait([self._reader], timeout=handshake.CLOSE_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            logger.debug("closing the session: %s", error.details())
-        finally:
-            if not self._stream.done():
-                self._stream.cancel()
-
-    async def close(self) -> None:
-        if self._process != os.getpid():
-            return
-        try:
-            await super().close()
-        finally:
-            if self._socket is not None:
-                self._socket.close()
-            await self._bulk.close()
-            await self._channel.close()
-
-
 def _wake(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)
-
-
-def _is_long(request: object) -> bool:
-    """True if encoding a request takes long, since its graph has many nodes."""
-    graph = getattr(request, "graph", None)
-    return len(getattr(graph, "nodes", ())) > MOST_NODES

@@ -21,7 +21,7 @@ from heliograph_proto.devices import DeviceList, Link, Memory, OpAnswer, Placeme
 from heliograph_proto.errors import HeliographError, LimitExceededError, ProtocolError
 from heliograph_proto.models import ModelFile, ModelInfo
 from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanInfo, PlanReport
-from heliograph_proto.sessions import Limits, Traffic
+from heliograph_proto.sessions import Limits, SessionMove, SessionSnapshot, TakenBytes, Traffic
 from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, peer_pb2, plan_pb2, session_pb2
 
 _PACKAGE = "heliograph.v1"
@@ -112,6 +112,11 @@ def _encode_find(request: m.FindMissing, session: bytes) -> Message:
     )
 
 
+def _encode_transfer(asked: tuple[int, int], session: bytes) -> Message:
+    transfer, attempt = asked
+    return bulk_pb2.FindMissingContentsRequest(session=session, transfers=[transfer], attempts=[attempt])
+
+
 def _decode_missing(found: bulk_pb2.FindMissingContentsResponse) -> m.Missing:
     received = found.received_bytes or [0] * len(found.missing_digests)
     return tuple(zip(found.missing_digests, received, strict=True))
@@ -142,6 +147,20 @@ def _encode_probe(request: m.ProbeRequest, session: bytes) -> Message:
     )
 
 
+def _encode_move(query: m.MoveQuery, session: bytes) -> Message:
+    return session_pb2.MoveRequest(
+        session=session, address=query.address, wait_ms=round(query.wait_seconds * 1e3)
+    )
+
+
+def _encode_take_up(request: m.TakeUpRequest, session: bytes) -> Message:
+    return session_pb2.TakeUpRequest(
+        session=session,
+        earlier=request.earlier,
+        wanted=codec.encode_all(request.wanted, session_pb2.WantedBytes),
+    )
+
+
 def _encode_describe(name: str, session: bytes) -> Message:
     return model_pb2.DescribeModelRequest(session=session, name=name)
 
@@ -149,6 +168,12 @@ def _encode_describe(name: str, session: bytes) -> Message:
 _CODECS = dict(
     (
         _row(m.FIND_MISSING, _encode_find, bulk_pb2.FindMissingContentsResponse, _decode_missing),
+        _row(
+            m.FIND_TRANSFER,
+            _encode_transfer,
+            bulk_pb2.FindMissingContentsResponse,
+            lambda found: int(found.transfer_bytes[0]),
+        ),
         _row(m.COMPILE, codec.encode_compile_request, plan_pb2.CompileResponse, _as(PlanInfo)),
         _row(
             m.PLACE_CONTENTS,
@@ -189,6 +214,21 @@ _CODECS = dict(
             lambda _, session: session_pb2.GetStatisticsRequest(session=session),
             session_pb2.GetStatisticsResponse,
             _as(Traffic),
+        ),
+        _row(
+            m.SNAPSHOT,
+            lambda seconds, session: session_pb2.SnapshotRequest(
+                session=session, wait_ms=round(seconds * 1e3)
+            ),
+            session_pb2.SnapshotResponse,
+            _as(SessionSnapshot),
+        ),
+        _row(m.MOVE, _encode_move, session_pb2.MoveResponse, _as(SessionMove)),
+        _row(
+            m.TAKE_UP,
+            _encode_take_up,
+            session_pb2.TakeUpResponse,
+            lambda found: codec.decode_all(found.taken, TakenBytes),
         ),
         _row(m.PROBE, _encode_probe, peer_pb2.ProbeResponse, _as(ProbeResult)),
         _row(

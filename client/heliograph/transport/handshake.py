@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ import grpc
 from heliograph.core.future import logger
 from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph.transport.tenant import tenant_secret
-from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
+from heliograph_proto import FEATURES, MOVE, VERSION_MAX, VERSION_MIN, __version__
 from heliograph_proto.addresses import Address, Credentials
 from heliograph_proto.codec import decode, packing
 from heliograph_proto.codec.status import error_from_metadata
@@ -22,6 +23,7 @@ from heliograph_proto.errors import (
     HeliographError,
     InternalError,
     LimitExceededError,
+    MovedError,
     NotHeliographError,
     PermissionDeniedError,
     ProtocolError,
@@ -67,8 +69,11 @@ def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str
         ("grpc.http2.ping_timeout_ms", answer_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # A session lives on one connection; nothing is sent twice.
+        # A session repeats by itself what may be repeated.
         ("grpc.enable_retries", 0),
+        # A channel that failed to connect fails its calls for this time.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2000),
         # Bulk data has its own connection only if channels do not share them.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
@@ -78,20 +83,42 @@ def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str
 #: The options of a channel with the default silence.
 CHANNEL_OPTIONS = channel_options()
 
+_REFUSED, _NO_FILE = "connection refused", "there is no such file"
+_NO_DAEMON = "the socket is there, but no daemon listens on it"
 _ADVICE = "is the daemon running? start one with: heliograph serve"
 _TOKEN_ADVICE = (
     "pass a token: hg.connect(url, token=...), $HELIOGRAPH_TOKEN, or the URL that heliograph serve printed"
 )
 
 
-def open_request() -> bytes:
-    """Return the first message, with the versions and features of this client."""
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A client's wish for its session to outlive its connection, or its daemon."""
+
+    #: The time for which it outlives a broken connection; 0: not at all.
+    lease_ms: int = 0
+    #: True if it is to outlive the daemon.
+    is_durable: bool = False
+    #: The time between snapshots; 0: the server's.
+    snapshot_ms: int = 0
+    #: True if it never goes to another daemon.
+    stays: bool = False
+
+
+NO_WISH = Wish()
+
+
+def open_request(wish: Wish = NO_WISH) -> bytes:
+    """Return the first message, with the versions and features of this client, and its wish."""
     return session_pb2.OpenRequest(
         version_min=VERSION_MIN,
         version_max=VERSION_MAX,
-        features=(*FEATURES, *packing.features()),
+        features=(*(one for one in FEATURES if not (wish.stays and one == MOVE)), *packing.features()),
         client=f"heliograph-python/{__version__}",
         tenant_secret=tenant_secret(),
+        lease_ms=wish.lease_ms,
+        durable=wish.is_durable,
+        snapshot_ms=wish.snapshot_ms,
     ).SerializeToString()
 
 
@@ -149,6 +176,12 @@ def is_typed(error: Any) -> bool:
     """True if the server itself sent the error of a status."""
     trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     return error_from_metadata(tuple(trailing or ())) is not None
+
+
+def is_moved(error: Any) -> bool:
+    """True if a status says that another daemon has the session."""
+    trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    return isinstance(error_from_metadata(tuple(trailing or ())), MovedError)
 
 
 def upload_error(broken: Exception, address: Address) -> HeliographError:
@@ -250,6 +283,10 @@ def why_unreachable(address: Address) -> tuple[str, str]:
     return "", ""
 
 
+#: The words for an address of this host at which nothing listens.
+NO_LISTENER = (_REFUSED, _NO_FILE, _NO_DAEMON)
+
+
 def _why_no_host(address: Address, error: Exception) -> tuple[str, str]:
     port = f"is it the right port? is the daemon running? start one with: heliograph serve --listen {address}"
     match error:
@@ -259,7 +296,7 @@ def _why_no_host(address: Address, error: Exception) -> tuple[str, str]:
                 f"local:#{address.host} or grpc://HOST:PORT#{address.host}"
             )
         case ConnectionRefusedError():
-            return "connection refused", port
+            return _REFUSED, port
         case TimeoutError():
             return "no reply", "is the host up, and does a firewall block the port?"
     return str(getattr(error, "strerror", None) or error).lower(), _ADVICE
@@ -269,24 +306,32 @@ def _why_no_socket(address: Address, error: Exception) -> tuple[str, str]:
     start = f"is the daemon running? start one with: heliograph serve --listen unix://{address.path}"
     match error:
         case FileNotFoundError():
-            return "there is no such file", start
+            return _NO_FILE, start
         case PermissionError():
             return "permission denied", "the socket's owner may open it: run as that user, or change its mode"
     if not stat.S_ISSOCK(os.stat(address.path).st_mode):
         return "the file is not a socket", "name the socket that the daemon listens on, or another path"
-    return "the socket is there, but no daemon listens on it", start
+    return _NO_DAEMON, start
 
 
-def stream_error(error: Any, address: Address) -> HeliographError:
-    """Return the reason why the command stream ended."""
+def stream_error(error: Any, address: Address, *, has_lease: bool = False) -> HeliographError:
+    """Return the reason why the command stream ended.
+
+    In a session with a lease everything but a reason that the server gave is a broken connection.
+    """
     if error is None:
         return SessionClosedError(f"{address} ended the session")
     found = typed_error(error, address, "go on with the session")
+    if has_lease:
+        return found if is_typed(error) else broken(address, error.details())
     if isinstance(found, CancelledError):
         return SessionClosedError("the session was closed")
-    if isinstance(found, UnavailableError):
-        return UnavailableError(
-            f"the connection to {address} broke: {error.details() or 'no reason given'}",
-            advice="all data of the session is gone; connect again, compile and run",
-        )
-    return found
+    return broken(address, error.details()) if isinstance(found, UnavailableError) else found
+
+
+def broken(address: Address, why: str | None) -> UnavailableError:
+    """Return the error of a connection that broke."""
+    return UnavailableError(
+        f"the connection to {address} broke: {why or 'no reason given'}",
+        advice="all data of the session is gone; connect again, compile and run",
+    )

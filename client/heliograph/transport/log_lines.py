@@ -48,13 +48,18 @@ def is_end(error: HeliographError) -> bool:
 class RemoteLog:
     """The log call to a daemon, subscribed once it is made.
 
-    Raises the error with which the server refuses.
+    Raises the error with which the server refuses. After a break it is made again; lines of the
+    time between are lost.
     """
 
-    def __init__(self, channel: grpc.Channel, address: Address, info: SessionInfo, level: str) -> None:
-        method: Any = channel.unary_stream(FOLLOW_LOG, None, None)
-        self._address = address
-        self._call: Any = method(follow_request(info, level))
+    def __init__(
+        self, begin_call: Callable[[], Any], address: Address, may_go_on: Callable[[Exception], bool]
+    ) -> None:
+        """`begin_call` makes the call. `may_go_on` waits until another one can be made, after an
+        error; False if none can."""
+        self._address, self._begin_call, self._may_go_on = address, begin_call, may_go_on
+        self._is_closed = False
+        self._call: Any = begin_call()
         try:
             if self._next() is None:
                 raise SessionClosedError("the session was closed")
@@ -66,21 +71,30 @@ class RemoteLog:
         return self._next()
 
     def _next(self) -> list[LogLine] | None:
-        if (call := self._call) is None:
-            return None
-        try:
-            message = next(call, None)
-        except grpc.RpcError as error:
-            refused = handshake.typed_error(error, self._address, "send its log")
-        else:
-            return None if message is None else lines_of(message)
-        # Not in the handler: see `blocking.py`.
-        self.close()
-        if is_end(refused):
-            return None
-        raise refused
+        while (call := self._call) is not None:
+            try:
+                message = next(call, None)
+            except grpc.RpcError as error:
+                broken: Any = error
+                refused = handshake.typed_error(error, self._address, "send its log")
+            else:
+                return None if message is None else lines_of(message)
+            # Not in the handler: see `blocking.py`.
+            if not self._is_closed and self._may_go_on(broken):
+                del broken
+                self._call = self._begin_call()
+                if self._is_closed:
+                    self.close()
+                continue
+            del broken
+            self.close()
+            if is_end(refused):
+                return None
+            raise refused
+        return None
 
     def close(self) -> None:
+        self._is_closed = True
         # The reference is dropped as well: no call may live until the interpreter ends.
         call, self._call = self._call, None
         if call is not None:

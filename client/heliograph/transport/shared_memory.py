@@ -17,6 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from heliograph.core.effects import StartUpload
+from heliograph.graph.files.mapped_files import copy_into
 from heliograph.transport.bulk.messages import upload_target
 from heliograph.transport.same_host import is_of_this_host, is_of_this_user
 from heliograph_proto import SHARED_MEMORY
@@ -58,9 +59,15 @@ class SharedSpace:
         count = memory.nbytes // self.slot_bytes
         # The slot that was used last is taken first: it is in the caches.
         self._free = [number * self.slot_bytes for number in reversed(range(count))]
+        self._count = count
 
     def __repr__(self) -> str:
         return f"<SharedSpace of {self._memory.nbytes:,} bytes, {len(self._free)} slots free>"
+
+    @property
+    def is_free(self) -> bool:
+        """True if no slot is in use."""
+        return len(self._free) == self._count
 
     def take(self) -> int | None:
         """Take a free slot. Returns its offset, or None if there is none."""
@@ -71,8 +78,8 @@ class SharedSpace:
         self._free.append(slot)
 
     def fill(self, slot: int, data: memoryview) -> None:
-        """Copy bytes into a slot; other threads run meanwhile."""
-        np.copyto(self._memory[slot : slot + data.nbytes], np.frombuffer(data, np.uint8))
+        """Copy bytes into a slot; other threads run meanwhile. Raises as `copy_into`."""
+        copy_into(self._memory[slot : slot + data.nbytes], data)
 
     def empty_into(self, slot: int, out: memoryview) -> None:
         """Copy bytes out of a slot; other threads run meanwhile."""

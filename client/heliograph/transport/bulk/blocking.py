@@ -18,6 +18,7 @@ from heliograph.transport import handshake
 from heliograph.transport.bulk import messages
 from heliograph.transport.bulk.link import Link
 from heliograph.transport.bulk.tickets import (
+    ADMIT_SECONDS,
     PATIENCE_SECONDS,
     Announcement,
     Channels,
@@ -26,7 +27,8 @@ from heliograph.transport.bulk.tickets import (
     TicketUpload,
 )
 from heliograph.transport.channels import open_channel
-from heliograph.transport.direct.transfers import Connection, DirectTransfers
+from heliograph.transport.direct.transfers import NO_LIMIT, Arrived, Connection, DirectTransfers
+from heliograph.transport.reconnecting import Tries, is_cut, kept, question, rest_of
 from heliograph.transport.shared_memory import SharedUpload, cut_short, take_slots
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.plans import ContentOffer
@@ -34,7 +36,7 @@ from heliograph_proto.sessions import Traffic
 from heliograph_proto.v1 import bulk_pb2
 
 if TYPE_CHECKING:
-    from heliograph.transport.blocking import GrpcShell
+    from heliograph.transport.blocking_grpc import GrpcShell
 
 
 class _Calls:
@@ -44,6 +46,11 @@ class _Calls:
         self._lock = threading.Lock()
         self._made: list[Any] = []
         self._is_cancelled = False
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once they were cancelled."""
+        return self._is_cancelled
 
     def add(self, call: Any) -> None:
         """Add one."""
@@ -84,6 +91,12 @@ class BlockingBulk:
             send = partial(direct.run, self._channels)
             self._start_carrier("heliograph-direct", upload, transfer, send)
             return transfer
+        if self._core.has_lease:
+            calls = _Calls()
+            transfer = Transfer(calls.cancel)
+            keep_sending = partial(self._keep_sending, kept(upload), calls)
+            self._start_carrier("heliograph-upload", upload, transfer, keep_sending)
+            return transfer
         if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
             return self._start_shared(upload, shared)
         # A content may be for another server, which may be slow.
@@ -103,16 +116,60 @@ class BlockingBulk:
         self._start_carrier("heliograph-upload", upload, transfer, send)
         return transfer
 
+    # Uploads that go on after a break
+
+    def _keep_sending(self, upload: StartUpload, calls: _Calls) -> None:
+        """Send bytes, and what the server lacks of them after each break."""
+        rest: StartUpload | None = upload
+        tries = Tries()
+        while rest is not None:
+            link, session = self._shell.link, self._info.session
+            try:
+                return self._send(rest, calls)
+            except Exception as broken:
+                error = handshake.upload_error(broken, self._address)
+                # A daemon that the session has left, or not reached yet, does not know its secret.
+                is_elsewhere = self._info.session != session
+                may_go_on = (is_cut(broken) or is_elsewhere) and not calls.is_cancelled
+                pause = tries.again(link) if may_go_on else None
+            if pause is None:
+                raise error
+            time.sleep(pause)
+            self._shell.await_up(NO_LIMIT, lambda: calls.is_cancelled)
+            if upload.pending is not None and upload.pending.done:
+                return
+            rest = rest_of(rest, self._shell.call(question(rest), NO_LIMIT))
+
+    def _send(self, upload: StartUpload, calls: _Calls) -> None:
+        """Send bytes by the best way there is. `calls` gets the call, for a cancel."""
+        if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
+            requests: SimpleQueue[bytes | None] = SimpleQueue()
+            method: Any = self._channel.stream_stream(handshake.UPLOAD_SHARED, None, None)
+            call = method(iter(requests.get, None))
+            calls.add(call)
+            return self._send_shared(shared, call, requests)
+        is_elsewhere = isinstance(upload.target, bytes) and self._core.places_contents
+        if not is_elsewhere and (connection := self._direct.take()) is not None:
+            calls.add(connection)
+            return self._direct.upload(connection, upload, lambda: None)
+        method = self._channel.stream_unary(handshake.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
+        raised: list[HeliographError] = []
+        call = method.future(_noting(self._chunks(upload, Transfer(lambda: None)), raised))
+        calls.add(call)
+        if (status := call.exception()) is not None:
+            raise next(iter(raised), status)
+
     def _start_call(self, upload: StartUpload) -> Transfer:
         method: Any = self._channel.stream_unary(handshake.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
         call: Any = None
+        raised: list[HeliographError] = []
         transfer = Transfer(lambda: call.cancel())
-        call = method.future(self._chunks(upload, transfer))
-        call.add_done_callback(lambda _: self._upload_ended(upload, transfer, call))
+        call = method.future(_noting(self._chunks(upload, transfer), raised))
+        call.add_done_callback(lambda _: self._upload_ended(upload, transfer, call, raised))
         return transfer
 
     def _chunks(self, upload: StartUpload, transfer: Transfer) -> Iterator[bytes]:
-        target = messages.upload_target(self._info.session, upload.target, upload.data.nbytes)
+        target = messages.upload_target(self._info.session, upload.target, upload.data.nbytes, upload.attempt)
         left = max(upload.data.nbytes - upload.offset_bytes, 1)
         chunk_bytes, start_bytes = self._info.limits.chunk_bytes, upload.offset_bytes
         pack, meter = self._link.packing(left)
@@ -131,11 +188,13 @@ class BlockingBulk:
             yield message
             meter.took(len(message), time.monotonic() - start)
 
-    def _upload_ended(self, upload: StartUpload, transfer: Transfer, call: Any) -> None:
+    def _upload_ended(
+        self, upload: StartUpload, transfer: Transfer, call: Any, raised: Sequence[HeliographError]
+    ) -> None:
         status = call.exception() if not call.cancelled() else call
-        error = (
-            None if status is None else handshake.typed_error(status, self._address, handshake.TAKE_AN_UPLOAD)
-        )
+        error = None if status is None else next(iter(raised), None)
+        if status is not None and error is None:
+            error = handshake.typed_error(status, self._address, handshake.TAKE_AN_UPLOAD)
         self._settle(upload, transfer, error)
 
     def _settle(self, upload: StartUpload, transfer: Transfer, error: HeliographError | None) -> None:
@@ -213,13 +272,24 @@ class BlockingBulk:
     def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
         """Announce contents by digest, handle of the tensor, and size.
 
-        Raises the errors of BulkService.Admit.
+        Raises the errors of BulkService.Admit. Waits for a connection, and announces again if it
+        breaks meanwhile.
         """
         admitted = [
             bulk_pb2.AdmittedContent(digest=digest, tensor=tensor, size_bytes=size_bytes)
             for digest, tensor, size_bytes in contents
         ]
-        return Announcement(self._channel, self._address, self._info.session, admitted, tell)
+        deadline, tries = Deadline(ADMIT_SECONDS + self._info.lease_seconds, "announcing contents"), Tries()
+        while True:
+            self._shell.await_up(deadline)
+            link = self._shell.link
+            try:
+                return Announcement(self._channel, self._address, self._info.session, admitted, tell)
+            except (HeliographError, ValueError) as error:
+                pause = tries.again(link) if is_cut(error) and self._core.has_lease else None
+                if pause is None:
+                    raise
+            time.sleep(pause)
 
     def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
         """Return an upload by a ticket of this session's server, to begin."""
@@ -244,44 +314,75 @@ class BlockingBulk:
             raise
 
     def _receive(self, download: ReceiveDownload, deadline: Deadline, calls: _Calls) -> None:
-        """Receive bytes. `calls` gets the call, for a cancel by another thread."""
+        """Receive bytes, and go on after each break.
+
+        `calls` gets the calls, for a cancel by another thread.
+        """
+        arrived, tries = Arrived(), Tries()
+        while True:
+            link, session = self._shell.link, self._info.session
+            try:
+                self._receive_rest(download, deadline, calls, arrived)
+                return
+            except (grpc.RpcError, HeliographError, ValueError) as error:
+                is_elsewhere = self._info.session != session
+                cut = (is_cut(error) or is_elsewhere) and self._core.has_lease and not calls.is_cancelled
+                if isinstance(error, grpc.RpcError):
+                    broken = handshake.typed_error(error, self._address, "send a tensor's bytes")
+                elif isinstance(error, HeliographError):
+                    broken = error
+                else:
+                    broken = handshake.broken(self._address, "its channel was closed")
+            self._shell.advance(self._core.check)
+            pause = tries.again(link) if cut else None
+            if pause is None:
+                raise broken
+            time.sleep(pause)
+            self._shell.await_up(deadline, lambda: calls.is_cancelled)
+            arrived.tries += 1
+
+    def _receive_rest(
+        self, download: ReceiveDownload, deadline: Deadline, calls: _Calls, arrived: Arrived
+    ) -> None:
         if (connection := self._direct.take()) is not None:
             calls.add(connection)
-            self._receive_directly(connection, download, deadline)
+            self._direct.download(connection, download.transfer, download.out, deadline, arrived)
             return
         method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
         request = self._link.download_request(self._info.session, download.transfer, download.out.nbytes)
+        request.offset_bytes, request.resume = arrived.count, arrived.tries > 0
         call = method(request.SerializeToString(), timeout=deadline.remaining())
         calls.add(call)
-        receiver, meter = (
-            messages.Receiver(download.out, request.encodings),
-            self._link.receiving(is_packed=bool(request.encodings)),
-        )
+        receiver = messages.Receiver(download.out, request.encodings, arrived.count)
+        meter = self._link.receiving(is_packed=bool(request.encodings))
         try:
             for message in call:
                 receiver.piece(message)
+                arrived.count = receiver.received_bytes
                 meter.came(receiver.came_bytes)
             receiver.finish()
             copied = Traffic(copied_out_bytes=receiver.copied_bytes)
             self._shell.advance(lambda: self._core.count(copied))
-            return
-        except grpc.RpcError as error:
-            broken = handshake.typed_error(error, self._address, "send a tensor's bytes")
         finally:
             call.cancel()
-        self._shell.advance(self._core.check)
-        raise broken
 
-    def _receive_directly(
-        self, connection: Connection, download: ReceiveDownload, deadline: Deadline
-    ) -> None:
-        try:
-            self._direct.download(connection, download.transfer, download.out, deadline)
-            return
-        except HeliographError as error:
-            broken = error
-        self._shell.advance(self._core.check)
-        raise broken
+    def _follow(self) -> None:
+        """Go on with the daemon that has the session now."""
+        self._info, self._address = self._shell.info, self._shell.address
+        self._direct.close()
+        self._link = Link(self._address, self._info, self._shell.compression)
+        self._direct = DirectTransfers(self._address, self._info, self._shell.tcp_silence_seconds, self._link)
+        self._channels.close()
+        self._channels = Channels(self._address, self._shell.credentials)
+
+    def renew(self) -> None:
+        """End all calls, since the session's connection broke, and go on over other connections."""
+        shell, before = self._shell, self._channel
+        self._channel = open_channel(shell.address, shell.channel_options, shell.credentials)
+        if self._info.session != shell.info.session:
+            self._follow()
+        before.close()
+        self._direct.renew()
 
     def abandon(self) -> None:
         """Close the connections of a session in the child of a fork."""
@@ -297,3 +398,12 @@ class BlockingBulk:
             # This includes a thread that could not be started.
             if carrier.is_alive() and carrier is not threading.current_thread():
                 carrier.join(handshake.CLOSE_SECONDS)
+
+
+def _noting(messages: Iterator[bytes], raised: list[HeliographError]) -> Iterator[bytes]:
+    """Yield messages, and note the error that ends them: gRPC does not say what ended its requests."""
+    try:
+        yield from messages
+    except HeliographError as error:
+        raised.append(error)
+        raise

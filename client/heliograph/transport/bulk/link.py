@@ -45,7 +45,7 @@ class Link:
 
     def __init__(self, address: Address, info: SessionInfo, compression: CompressionArgument) -> None:
         """Look the address up, which may take a while."""
-        self._compression = compression
+        self.compression = compression
         self.encodings: tuple[Encoding, ...] = (
             () if compression == "off" else encodings_of({*info.features} & {*features()})
         )
@@ -70,12 +70,12 @@ class Link:
     def _may_pack(self, size_bytes: int, rate: float | None) -> bool:
         if not self._is_far or size_bytes < LEAST_BYTES:
             return False
-        return self._compression == "on" or rate is None or rate < FAST_BYTES_PER_SECOND
+        return self.compression == "on" or rate is None or rate < FAST_BYTES_PER_SECOND
 
     @property
     def up(self) -> float | None:
         """The bytes per second to the server, for `Packer.pack`; None: not known, or fast."""
-        if self._compression == "on":
+        if self.compression == "on":
             return 0.0
         return self._up if self._up is not None and self._up < FAST_BYTES_PER_SECOND else None
 
@@ -99,7 +99,7 @@ class Link:
         rate = self._up if self._down is None else self._down
         if not self._may_pack(size_bytes, rate):
             return None
-        if self._compression == "on":
+        if self.compression == "on":
             return 0
         return None if rate is None else max(1, int(rate))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeAlias
 
+from heliograph.graph.files.mapped_files import readable
 from heliograph_proto.codec.bulk import decode_download, encode_upload
 from heliograph_proto.codec.packing import Bytes, Encoding, check_piece, unpack
 from heliograph_proto.errors import ProtocolError
@@ -29,27 +30,29 @@ def upload_messages(
     """Yield encoded UploadRequests for bytes, from byte `start_bytes` on; at least one."""
     header = target.SerializeToString()
     for offset in range(start_bytes, max(data.nbytes, start_bytes + 1), chunk_bytes):
-        chunk = data[offset : offset + chunk_bytes]
+        chunk = readable(data[offset : offset + chunk_bytes])
         encoding, packed = pack(chunk)
         yield encode_upload(header if offset == start_bytes else None, offset, packed, encoding, chunk.nbytes)
 
 
-def upload_target(session: bytes, target: int | bytes, size_bytes: int) -> bulk_pb2.UploadTarget:
+def upload_target(
+    session: bytes, target: int | bytes, size_bytes: int, attempt: int = 0
+) -> bulk_pb2.UploadTarget:
     """Return the target of an upload: a transfer's number, or a content's digest."""
     if isinstance(target, bytes):
         return bulk_pb2.UploadTarget(session=session, digest=target, size_bytes=size_bytes)
-    return bulk_pb2.UploadTarget(session=session, transfer=target, size_bytes=size_bytes)
+    return bulk_pb2.UploadTarget(session=session, transfer=target, size_bytes=size_bytes, attempt=attempt)
 
 
 class Receiver:
     """A writer of a download's pieces into memory, which checks that they come in order and fit.
 
-    `encodings` are those that packed pieces may have.
+    `encodings` are those that packed pieces may have. The bytes before `start_bytes` are there.
     """
 
-    def __init__(self, out: memoryview, encodings: Collection[int] = ()) -> None:
+    def __init__(self, out: memoryview, encodings: Collection[int] = (), start_bytes: int = 0) -> None:
         self._out, self._encodings = out, encodings
-        self._received_bytes = 0
+        self._received_bytes = start_bytes
         #: The bytes that came in messages, packed or not, and those that were copied out of them.
         self.came_bytes = self.copied_bytes = 0
 
@@ -69,6 +72,11 @@ class Receiver:
         self.came_bytes += found.data.nbytes
         self.copied_bytes += data.nbytes
         self._received_bytes = end
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that are there."""
+        return self._received_bytes
 
     def finish(self) -> None:
         """End the download. Raises ProtocolError if pieces are missing."""

@@ -17,6 +17,7 @@ import grpc
 
 from heliograph.core.effects import StartUpload, UnreachableError
 from heliograph.core.future import logger
+from heliograph.graph.files.mapped_files import readable
 from heliograph.transport import handshake
 from heliograph.transport.channels import NO_CREDENTIALS, credentials_elsewhere, open_channel
 from heliograph_proto.addresses import Address, Credentials, parse_address
@@ -162,7 +163,7 @@ class TicketUpload:
     ) -> None:
         """`patience_seconds`: the longest silence of the daemon during a wait; None: no limit."""
         self._patience_seconds = patience_seconds
-        self._is_late = False
+        self._is_late = self._is_cancelled = False
         #: The bytes that the daemon has, and the size of a piece; once it has begun.
         self.received_bytes = self.chunk_bytes = 0
         self._offer, self._size_bytes = offer, size_bytes
@@ -189,6 +190,9 @@ class TicketUpload:
                 answer: bulk_pb2.UploadAdmittedResponse | None = next(self._call, None)
         except grpc.RpcError as error:
             failed = self._late() or refusal(error, self._offer, has_begun=self._has_begun)
+            if isinstance(failed, CancelledError) and not self._is_cancelled:
+                # By the daemon, whose connection to the head broke, or by gRPC for a broken one.
+                failed = UnavailableError(f"{self._offer.address} broke an upload off: {failed.message}")
         else:
             if answer is not None:
                 return answer
@@ -249,6 +253,7 @@ class TicketUpload:
 
     def cancel(self) -> None:
         """Cancel the upload. Idempotent."""
+        self._is_cancelled = True
         self._messages.close()
         self._call.cancel()
 
@@ -425,7 +430,7 @@ class DirectUpload:
             sending.begin()
             self._tell(sending.received_bytes - self._upload.offset_bytes)
             for offset in range(sending.received_bytes, data.nbytes, sending.chunk_bytes):
-                piece = data[offset : offset + sending.chunk_bytes]
+                piece = readable(data[offset : offset + sending.chunk_bytes])
                 sending.write(piece)
                 self._tell(piece.nbytes)
             sending.finish()

@@ -6,18 +6,19 @@ without another copy. All methods block; any thread.
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
-from struct import Struct
 
 from google.protobuf.message import DecodeError
 
 from heliograph.core.effects import StartUpload
 from heliograph.core.future import Deadline, logger
+from heliograph.graph.files.mapped_files import readable, truncated
 from heliograph.transport.bulk.link import Link
 from heliograph.transport.direct.keeping import sent
 from heliograph.transport.direct.opening import open_direct
@@ -33,15 +34,20 @@ from heliograph_proto.v1 import direct_pb2
 MOST_CONNECTIONS = 4
 #: The bytes of one system call: others may cancel between two.
 CALL_BYTES = 2 * 2**20
+#: The bytes of a system call that reads. The system wakes a reader when all of them are there, not
+#: at each packet, so the sender runs meanwhile.
+READ_BYTES = 2**20
 #: More bytes of a piece follow at once.
 _MORE = getattr(socket, "MSG_MORE", 0)
 #: How often an upload that waits for its turn sees whether it was cancelled.
 TURN_SECONDS = 0.05
-#: struct timeval.
-_TIME = Struct("@ll")
 #: The largest answer.
 ANSWER_BYTES = 65_536
 NO_LIMIT = Deadline(None)
+
+
+class BrokenOffError(CancelledError):
+    """This side ended the connection of a transfer, which may go on by another one."""
 
 
 class Connection:
@@ -52,6 +58,8 @@ class Connection:
         self.is_broken = False
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        #: The bytes for which the system wakes a reader.
+        self._least_bytes = 1
 
     def __repr__(self) -> str:
         return f"<Connection {'broken' if self.is_broken else 'open'}>"
@@ -77,7 +85,8 @@ class Connection:
     def send(self, data: memoryview, moved: Callable[[int], None] | None = None, flags: int = 0) -> bool:
         """Send bytes, calling `moved` with the number of each part.
 
-        Returns False if the server has ended the transfer early; its answer says why.
+        Returns False if the server has ended the transfer early; its answer says why. Raises
+        InvalidArgumentError for bytes in a file that was truncated.
         """
         try:
             while data:
@@ -90,30 +99,43 @@ class Connection:
                     moved(count)
         except HeliographError:
             raise
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EFAULT:
+                raise truncated() from None
             return False
         return True
 
-    def limit(self, deadline: Deadline) -> None:
-        """Have the reads of a transfer return when its time is over."""
-        seconds = deadline.remaining()
-        micros = 0 if seconds is None else max(1, round(seconds * 1e6))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(*divmod(micros, 10**6)))
-
-    def receive(self, out: memoryview, deadline: Deadline) -> None:
-        """Fill memory. Raises UnavailableError, DeadlineExceededError."""
+    def receive(
+        self, out: memoryview, deadline: Deadline, moved: Callable[[int], None] | None = None
+    ) -> None:
+        """Fill memory, calling `moved` with the number of each part. Raises UnavailableError,
+        DeadlineExceededError."""
         while out:
             self.check()
-            try:
-                count = self._socket.recv_into(out[:CALL_BYTES], 0, socket.MSG_WAITALL)
-            except BlockingIOError:
+            piece = out[:READ_BYTES]
+            self._wake_for(piece.nbytes)
+            seconds = deadline.remaining()
+            if not self._poll.poll(None if seconds is None else seconds * 1e3):
                 deadline.check()
+            try:
+                count = self._socket.recv_into(piece, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
                 continue
             except OSError as error:
                 raise UnavailableError(f"a connection for bytes broke: {error.strerror}") from None
             if not count:
                 raise UnavailableError("the server ended a connection for bytes")
             out = out[count:]
+            if moved is not None:
+                moved(count)
+        # `is_idle` asks for any.
+        self._wake_for(1)
+
+    def _wake_for(self, size_bytes: int) -> None:
+        """Have the system wake a reader when so many bytes are there, or the connection ends."""
+        if size_bytes != self._least_bytes:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+            self._least_bytes = size_bytes
 
     def sent(self) -> tuple[int, float] | None:
         """As `keeping.sent`."""
@@ -124,8 +146,15 @@ class Connection:
         header = HEADER.pack(encoding, plain_bytes, data.nbytes)
         return self.send(memoryview(header), flags=_MORE) and self.send(data)
 
-    def receive_packed(self, out: memoryview, deadline: Deadline, encodings: Collection[Encoding]) -> int:
-        """Fill memory with the pieces of a packed transfer. Returns the bytes that came.
+    def receive_packed(
+        self,
+        out: memoryview,
+        deadline: Deadline,
+        encodings: Collection[Encoding],
+        moved: Callable[[int], None] | None = None,
+    ) -> int:
+        """Fill memory with the pieces of a packed transfer, calling `moved` with the plain bytes of
+        each. Returns the bytes that came.
 
         Raises as `receive`, and ProtocolError.
         """
@@ -144,6 +173,8 @@ class Connection:
                 self.receive(packed, deadline)
                 out[:plain_bytes] = unpack(encoding, packed, plain_bytes)
             out = out[plain_bytes:]
+            if moved is not None:
+                moved(plain_bytes)
         return came
 
     def answer(self, deadline: Deadline) -> int:
@@ -163,9 +194,23 @@ class Connection:
         return found.size_bytes
 
     def check(self) -> None:
-        """Raise CancelledError if it was cancelled."""
+        """Raise BrokenOffError if it was cancelled."""
         if self.is_broken:
-            raise CancelledError("the transfer was cancelled")
+            raise BrokenOffError("the transfer was cancelled")
+
+
+class Arrived:
+    """Counts the bytes of a download that have arrived, and the attempts before the present one."""
+
+    def __init__(self) -> None:
+        self.count = self.tries = 0
+
+    def __repr__(self) -> str:
+        return f"<Arrived {self.count:,} bytes>"
+
+    def add(self, count: int) -> None:
+        """Count bytes."""
+        self.count += count
 
 
 class DirectTransfers:
@@ -185,7 +230,7 @@ class DirectTransfers:
         #: Held while bytes are sent, of tensors and of contents: those of a later tensor would be kept
         #: in the server's memory until its turn. Contents are large, so no tensor waits for one.
         self._tensors, self._contents = threading.Lock(), threading.Lock()
-        self._is_over = silence_seconds is None or info.direct is None
+        self._is_off = self._is_over = silence_seconds is None or info.direct is None
 
     def __repr__(self) -> str:
         return f"<DirectTransfers {len(self._used)} used, {len(self._idle)} idle>"
@@ -269,7 +314,9 @@ class DirectTransfers:
         Raises the server's error, UnavailableError, CancelledError.
         """
         size_bytes = upload.data.nbytes
-        request = direct_pb2.DirectTransfer(size_bytes=size_bytes, offset_bytes=upload.offset_bytes)
+        request = direct_pb2.DirectTransfer(
+            size_bytes=size_bytes, offset_bytes=upload.offset_bytes, attempt=upload.attempt
+        )
         if isinstance(upload.target, int):
             request.upload = upload.target
         else:
@@ -286,7 +333,6 @@ class DirectTransfers:
                     is_whole = self._send_packed(connection, data, upload.progress, packer)
             if is_whole:
                 taken()
-            connection.limit(NO_LIMIT)
             received = connection.answer(NO_LIMIT)
             if not is_whole or received != size_bytes:
                 raise ProtocolError(f"the server took {received:,} bytes of {size_bytes:,}")
@@ -301,7 +347,7 @@ class DirectTransfers:
         """Send pieces as they go fastest over the link, which is measured meanwhile."""
         before = connection.sent()
         for offset in range(0, data.nbytes, PIECE_BYTES):
-            piece = data[offset : offset + PIECE_BYTES]
+            piece = readable(data[offset : offset + PIECE_BYTES])
             encoding, packed = packer.pack(piece, self._link.up)
             if not connection.send_piece(memoryview(packed), encoding, piece.nbytes):
                 return False
@@ -313,24 +359,44 @@ class DirectTransfers:
             before = now
         return True
 
-    def download(self, connection: Connection, transfer: int, out: memoryview, deadline: Deadline) -> None:
-        """Receive the bytes of a transfer. Raises the command's error, UnavailableError,
-        DeadlineExceededError, CancelledError."""
-        request = direct_pb2.DirectTransfer(size_bytes=out.nbytes, download=transfer)
+    def download(
+        self,
+        connection: Connection,
+        transfer: int,
+        out: memoryview,
+        deadline: Deadline,
+        arrived: Arrived | None = None,
+    ) -> None:
+        """Receive the bytes of a transfer, after those that have `arrived`, which counts on.
+
+        Raises the command's error, UnavailableError, DeadlineExceededError, CancelledError.
+        """
+        arrived = arrived or Arrived()
+        request = direct_pb2.DirectTransfer(
+            size_bytes=out.nbytes,
+            download=transfer,
+            offset_bytes=arrived.count,
+            resume=arrived.tries > 0,
+        )
+        rest = out[arrived.count :]
         if (rate := self._link.download_rate(out.nbytes)) is not None:
             request.encodings.extend(self._link.numbers)
             request.bytes_per_second = rate
         with self._using(connection):
-            connection.limit(deadline)
             connection.send(memoryview(framed(request.SerializeToString())))
             if (size := connection.answer(deadline)) != out.nbytes:
                 raise ProtocolError(f"a download of {out.nbytes:,} bytes has {size:,}")
-            start, came = time.monotonic(), out.nbytes
+            start, came = time.monotonic(), rest.nbytes
             if rate is None:
-                connection.receive(out, deadline)
+                connection.receive(rest, deadline, arrived.add)
             else:
-                came = connection.receive_packed(out, deadline, self._link.encodings)
+                came = connection.receive_packed(rest, deadline, self._link.encodings, arrived.add)
             self._link.received(came, time.monotonic() - start, is_packed=rate is not None)
+
+    def renew(self) -> None:
+        """End all transfers, since the session's connection broke. Later ones open connections."""
+        self.close()
+        self._is_over = self._is_off
 
     def abandon(self) -> None:
         """Close the connections in the child of a fork, without an effect on the parent's."""
