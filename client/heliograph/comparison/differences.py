@@ -34,6 +34,12 @@ class Difference:
     #: How many elements are infinite in one, and not the same in the other.
     infinity_mismatches: int
 
+    def _repr_html_(self) -> str:
+        """Return the view of it in a notebook."""
+        from heliograph.comparison.notebook_view import difference_view
+
+        return difference_view(self)
+
     def within(self, tolerance: float) -> bool:
         """True if NaN and infinities are in the same places and the error is small enough.
 

@@ -69,6 +69,12 @@ class Comparison:
         count."""
         return not any(row.verdict in (Verdict.DIFFERS, Verdict.FAILED) for row in self.rows)
 
+    def _repr_html_(self) -> str:
+        """Return the view of it in a notebook."""
+        from heliograph.comparison.notebook_view import comparison_view
+
+        return comparison_view(self)
+
     def count(self, verdict: Verdict) -> int:
         """The number of nodes with a verdict."""
         return sum(row.verdict is verdict for row in self.rows)

@@ -1,27 +1,31 @@
 """`plan.explain()`: the placement of a plan's nodes with reasons, its copies, memory and times.
 
 print(plan.explain())
-plan.explain().svg("plan.svg")
+plan.explain().html("plan.html")
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from heliograph.explain.graphviz import dot_text, draw_svg
+from heliograph.explain.graphviz import dot_text
 from heliograph.explain.parts import (
+    ExplainedBlock,
     ExplainedCopy,
     ExplainedNode,
     ExplainedPart,
     ExplainedShare,
     ExplainedSplit,
+    ExplainedValue,
 )
 from heliograph.explain.perfetto import trace_events
+from heliograph.explain.pictures.words import time_text
+from heliograph.explain.report_checks import check_report
 from heliograph.explain.steps import ExplainedStep, steps_of
 from heliograph.explain.tables import (
     align,
@@ -32,11 +36,10 @@ from heliograph.explain.tables import (
     share_table,
     split_table,
     step_table,
-    time_text,
 )
-from heliograph.graph.arguments import checked_timeout, counted
-from heliograph.graph.atomic_files import replacing
-from heliograph_proto.errors import InvalidArgumentError, ProtocolError
+from heliograph.graph.arguments import counted
+from heliograph.graph.files.atomic_files import replacing
+from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import (
     CopyReport,
@@ -45,18 +48,20 @@ from heliograph_proto.plans import (
     NodePlacement,
     PlanReport,
     Route,
-    SplitReport,
     WeightShare,
 )
 from heliograph_proto.types import size_text
+
+if TYPE_CHECKING:
+    from heliograph.explain.compared import ComparedPlans
 
 PathArgument = str | os.PathLike[str]
 T = TypeVar("T")
 
 #: The most measured steps of a table, unless every node is shown.
 MOST_STEPS = 20
-#: The default timeout of drawing.
-DRAW_SECONDS = 60.0
+#: The title of a picture.
+TITLE = "Plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,9 @@ class Explanation:
     predicted_us: float = 0.0
     #: The links between hosts that its copies take, as they were known then.
     links: tuple[LinkReport, ...] = ()
+    #: The memory that a run computes in, and the values there; empty for plans over several hosts.
+    blocks: tuple[ExplainedBlock, ...] = ()
+    stored: tuple[ExplainedValue, ...] = ()
 
     @property
     def copied_bytes(self) -> int:
@@ -99,6 +107,11 @@ class Explanation:
         return max((split.ended_us for split in self.splits), default=0.0)
 
     @property
+    def _tells_memory(self) -> bool:
+        """True if it is known where results lie in memory."""
+        return any(split.memory_steps for split in self.splits)
+
+    @property
     def steps(self) -> tuple[ExplainedStep, ...]:
         """The steps of the measured runs, the longest first; none before a measurement.
 
@@ -116,6 +129,12 @@ class Explanation:
 
     def __repr__(self) -> str:
         return f"<Explanation: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the view of it in a notebook."""
+        from heliograph.explain.notebook_view import explanation_view
+
+        return explanation_view(self)
 
     def summary(self) -> str:
         """One line."""
@@ -153,9 +172,10 @@ class Explanation:
         """Return a JSON object for programs.
 
         Its keys are "copied_bytes", "devices", "splits", "nodes", "weights" (the split ones),
-        "predicted_us", "links" and "steps" (the measured ones). Sizes are in bytes, times in
-        microseconds, bandwidths in bytes a second. Later versions may add fields; existing ones
-        keep their meaning.
+        "predicted_us", "links", "steps" (the measured ones), "blocks" and "stored" (the memory that
+        a run computes in, and the values there). Sizes are in bytes, times in microseconds,
+        bandwidths in bytes a second. Later versions may add fields; existing ones keep their
+        meaning.
         """
         document = {
             "copied_bytes": self.copied_bytes,
@@ -166,23 +186,68 @@ class Explanation:
             "predicted_us": self.predicted_us,
             "links": [asdict(one) for one in self.links],
             "steps": [_step_as_json(one) for one in self.steps],
+            "blocks": [_as_json(one, use=str(one.use)) for one in self.blocks],
+            "stored": [asdict(one) for one in self.stored],
         }
         return json.dumps(document, indent=2)
 
     def dot(self) -> str:
-        """Return text for Graphviz: the graph with splits as boxes in their devices' colours.
+        """Return the graph in the DOT language, for Graphviz and other programs that read it.
 
-        Several hosts are boxes around them; copies are labelled edges.
+        Splits are boxes in their devices' colours, hosts boxes around them; copies are labelled
+        edges.
         """
         return dot_text(self._graph, self.splits, [one.name for one in self.devices])
 
-    def svg(self, path: PathArgument, *, timeout: float = DRAW_SECONDS) -> None:
-        """Write the graph as an SVG picture, which Graphviz draws.
+    def svg(self, path: PathArgument, *, title: str = TITLE, unfold: int | None = None) -> None:
+        """Write the graph as an SVG picture: scopes are boxes.
 
-        Raises ConfigurationError if Graphviz is not installed, or fails; DeadlineExceededError
-        after `timeout` seconds; InvalidArgumentError if the file cannot be written.
+        `unfold` is the number of levels of scopes that are open; by default as many as show about
+        60 boxes. Raises InvalidArgumentError if the file cannot be written.
         """
-        _write(path, draw_svg(self.dot(), checked_timeout(timeout)))
+        from heliograph.explain.picturing import svg_of
+
+        if unfold is not None and not unfold >= 0:
+            raise InvalidArgumentError(f"unfold is {unfold}", advice="the number of levels, 0 or more")
+        _write(path, svg_of(self, self._graph, title, unfold).encode())
+
+    def memory_svg(self, path: PathArgument, *, title: str = TITLE) -> None:
+        """Write the memory of a run over its steps as an SVG picture.
+
+        Raises InvalidArgumentError if the server does not tell where results lie, as for plans over
+        several hosts, and if the file cannot be written.
+        """
+        from heliograph.explain.pictures.memory import memory_svg
+        from heliograph.explain.picturing import memory_of
+
+        if not self._tells_memory:
+            raise InvalidArgumentError(
+                "the server does not tell where the plan's results lie in memory",
+                advice="plans over several hosts have no picture of it",
+            )
+        _write(path, memory_svg(memory_of(self, title)).encode())
+
+    def html(self, path: PathArgument, *, title: str = TITLE) -> None:
+        """Write the plan as a page in one file, which needs no network: its graph with scopes that
+        fold, its memory, and its tables.
+
+        Raises InvalidArgumentError if the file cannot be written.
+        """
+        from heliograph.explain.picturing import page_of
+
+        _write(path, page_of(self, self._graph, title).encode())
+
+    def compare(self, other: Explanation, *, tolerance: float = 0.1) -> ComparedPlans:
+        """Return the nodes that differ from those of another plan, by name: in device, time, memory
+        or fusion.
+
+        Times differ by more than `tolerance`, a share of the shorter one, and are compared if both
+        plans have the same kind: measured steps, last runs, or predictions. Steps are known after a
+        run. Raises InvalidArgumentError.
+        """
+        from heliograph.explain.compared import compare
+
+        return compare(self, other, tolerance)
 
     def trace(self, path: PathArgument) -> None:
         """Write the last run as a trace for ui.perfetto.dev or chrome://tracing.
@@ -194,18 +259,21 @@ class Explanation:
             raise InvalidArgumentError(
                 "the plan has not run yet", advice="run it, explain it then: plan.explain().trace(path)"
             )
-        document = {"displayTimeUnit": "ms", "traceEvents": trace_events(self.splits)}
+        document = {"displayTimeUnit": "ms", "traceEvents": trace_events(self)}
         _write(path, json.dumps(document).encode())
 
 
-def explanation(graph: Graph, report: PlanReport) -> Explanation:
-    """Join a server's report of a plan with the names of its graph.
+def explanation(
+    graph: Graph, report: PlanReport, source_of: Callable[[int], str] = lambda _: ""
+) -> Explanation:
+    """Join a server's report of a plan with the names of its graph, and the line of code that built
+    each node, by number.
 
     Raises ProtocolError if the two do not fit together.
     """
     check_report(graph, report)
     placements = enumerate(report.nodes)
-    nodes = tuple(_node(graph, report, number, placement) for number, placement in placements)
+    nodes = tuple(_node(graph, report, number, one, source_of(number)) for number, one in placements)
     of_split: list[list[ExplainedNode]] = [[] for _ in report.splits]
     for node in nodes:
         of_split[node.split].append(node)
@@ -218,7 +286,12 @@ def explanation(graph: Graph, report: PlanReport) -> Explanation:
         _split(graph, report, number, tuple(members), tuple(parts[number]))
         for number, members in enumerate(of_split)
     )
-    return Explanation(nodes, splits, report.devices, graph, shares, report.predicted_us, report.links)
+    blocks = tuple(
+        ExplainedBlock(report.devices[one.device].name, one.size_bytes, one.use) for one in report.blocks
+    )
+    stored = tuple(_named(ExplainedValue, one, name=_name(graph, one.value)) for one in report.stored)
+    predicted = report.predicted_us, report.links
+    return Explanation(nodes, splits, report.devices, graph, shares, *predicted, blocks, stored)
 
 
 def _named(kind: type[T], report: Any, **named: Any) -> T:
@@ -232,16 +305,17 @@ def _share(graph: Graph, report: PlanReport, one: WeightShare) -> ExplainedShare
     return _named(ExplainedShare, one, name=_name(graph, one.leaf), device=device)
 
 
-def _node(graph: Graph, report: PlanReport, number: int, placement: NodePlacement) -> ExplainedNode:
+def _node(
+    graph: Graph, report: PlanReport, number: int, placement: NodePlacement, source: str
+) -> ExplainedNode:
     node = graph.nodes[number]
     why = placement.why
     if placement.names_operand:
         why += f", {_name(graph, node.operands[placement.operand])}"
     name = _name(graph, len(graph.leaves) + number)
     device = report.devices[report.splits[placement.split].device].name
-    return _named(
-        ExplainedNode, placement, number=number, name=name, op=node.op, type=node.type, device=device, why=why
-    )
+    named = {"number": number, "name": name, "op": node.op, "type": node.type}
+    return _named(ExplainedNode, placement, **named, device=device, why=why, source=source)
 
 
 def _split(
@@ -270,55 +344,6 @@ def _name(graph: Graph, value: int) -> str:
         return graph.leaves[value].name
     node = graph.nodes[value - leaves]
     return node.name or f"{node.op}_{value - leaves}"
-
-
-# Reports are not trusted
-
-
-def check_report(graph: Graph, report: PlanReport) -> None:
-    """Raises ProtocolError unless the report is of a plan of this graph."""
-    splits_fit = all(_split_fits(graph, report, one) for one in report.splits)
-    routes = (number for one in report.links for number in (one.round_trip_us, one.bytes_per_s))
-    times_fit = _are_times(report.predicted_us, *routes)
-    if not (_nodes_fit(graph, report) and splits_fit and _shares_fit(graph, report) and times_fit):
-        raise ProtocolError(
-            "the server's explanation does not fit the plan's graph",
-            advice="compile the graph anew, and explain that plan",
-        )
-
-
-def _nodes_fit(graph: Graph, report: PlanReport) -> bool:
-    if len(report.nodes) != len(graph.nodes):
-        return False
-    return all(
-        one.split < len(report.splits)
-        and _are_times(one.step_us)
-        and (one.operand < len(node.operands) or not one.names_operand)
-        for node, one in zip(graph.nodes, report.nodes, strict=True)
-    )
-
-
-def _split_fits(graph: Graph, report: PlanReport, split: SplitReport) -> bool:
-    devices, values = len(report.devices), len(graph.leaves) + len(graph.nodes)
-    return (
-        split.device < devices
-        and all(copy.source < devices and copy.value < values for copy in split.copies)
-        and _are_times(split.copy_us, split.compute_us, split.began_us)
-        and _are_times(split.predicted_copy_us, split.predicted_compute_us, split.predicted_began_us)
-        and _are_times(*(copy.predicted_us for copy in split.copies))
-    )
-
-
-def _are_times(*times: float) -> bool:
-    return all(0 <= time < math.inf for time in times)
-
-
-def _shares_fit(graph: Graph, report: PlanReport) -> bool:
-    devices, leaves, nodes = len(report.devices), len(graph.leaves), len(graph.nodes)
-    splits, shares = len(report.splits), len(report.weights)
-    return all(one.leaf < leaves and one.device < devices for one in report.weights) and all(
-        one.node < nodes and one.split < splits and one.share < shares for one in report.parts
-    )
 
 
 # Files

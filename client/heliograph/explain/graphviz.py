@@ -1,15 +1,12 @@
-"""A plan as a picture: text for Graphviz, and the call that draws it."""
+"""A plan in the DOT language, which Graphviz and many other programs read."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from heliograph.explain.parts import ExplainedCopy, ExplainedPart, ExplainedSplit, host_of
-from heliograph.explain.tables import time_text
-from heliograph_proto.errors import ConfigurationError, DeadlineExceededError
+from heliograph.explain.pictures.words import time_text
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.plans import Route
 from heliograph_proto.types import size_text
@@ -39,28 +36,6 @@ def dot_text(graph: Graph, splits: Sequence[ExplainedSplit], devices: Sequence[s
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(devices)}
     boxes = chain.from_iterable(_hosts(graph, splits, colours))
     return "\n".join([_HEADER, *_leaves(graph), *boxes, *_outputs(graph), *_edges(graph, splits), "}", ""])
-
-
-def draw_svg(text: str, timeout: float | None) -> bytes:
-    """Draw a text with `dot`, as SVG. Raises ConfigurationError, DeadlineExceededError."""
-    program = shutil.which("dot")
-    if program is None:
-        raise ConfigurationError(
-            "Graphviz, which draws graphs, is not installed",
-            advice="install the package graphviz of your system, such as: apt install graphviz",
-        )
-    try:
-        done = subprocess.run([program, "-Tsvg"], input=text.encode(), capture_output=True, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        raise DeadlineExceededError(
-            f"Graphviz did not draw the graph within {timeout:g} s",
-            advice="give it more time, or draw what dot() returns with a program for large graphs",
-        ) from None
-    except OSError as error:
-        raise ConfigurationError(f"cannot run {program}: {error.strerror}") from None
-    if done.returncode:
-        raise ConfigurationError(f"{program} failed: {done.stderr.decode(errors='replace').strip():.500}")
-    return done.stdout
 
 
 def _leaves(graph: Graph) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heliograph_proto.plans import Cause, Route
+from heliograph_proto.plans import Cause, MemoryUse, Route
 from heliograph_proto.types import TensorType
 
 
@@ -38,6 +38,8 @@ class ExplainedNode:
     step: int = 0
     #: The mean time of that step in the last measured runs, in microseconds; 0: unknown.
     step_us: float = 0.0
+    #: The line of code that built it; empty if unknown.
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,34 @@ class ExplainedCopy:
     def label(self) -> str:
         """Its name, with "(rows)" or "(ahead)" for such copies."""
         return f"{self.name}{' (rows)' * self.rows_only}{' (ahead)' * self.ahead}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedBlock:
+    """A block of memory that a run computes in."""
+
+    #: The device's name.
+    device: str
+    size_bytes: int
+    use: MemoryUse
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedValue:
+    """A value in a block, in some steps; values that share bytes live in different steps.
+
+    Steps are counted from 0 over all splits, in their order.
+    """
+
+    #: Its number in the graph: leaves first, then nodes.
+    value: int
+    name: str
+    #: The place of the block.
+    block: int
+    offset_bytes: int
+    size_bytes: int
+    first_step: int
+    last_step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +158,8 @@ class ExplainedSplit:
     predicted_copy_us: float = 0.0
     predicted_compute_us: float = 0.0
     predicted_began_us: float = 0.0
+    #: The number of its steps by which values in memory count; 0: unknown.
+    memory_steps: int = 0
 
     @property
     def copied_bytes(self) -> int:

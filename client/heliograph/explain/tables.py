@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from heliograph.explain.parts import ExplainedCopy, ExplainedNode, ExplainedShare, ExplainedSplit
+from heliograph.explain.pictures.words import time_text
 from heliograph.explain.steps import ExplainedStep, ops_text
 from heliograph.graph.arguments import counted
 from heliograph_proto.plans import DeviceShare, LinkReport, Route
@@ -204,14 +205,6 @@ def step_table(steps: Sequence[ExplainedStep], most: int | None) -> Table:
         took, share = sum(one.took_us for one in left), sum(one.share for one in left)
         rows.append([time_text(took), f"{share:.1%}", f"{len(left)} more", *["-"] * 4])
     return [["time", "share", "op", "result", "device", "memory", "arithmetic"], *rows]
-
-
-def time_text(microseconds: float) -> str:
-    """A time in the largest unit that fits; "-" for none."""
-    for unit, name in ((1e6, "s"), (1e3, "ms"), (1.0, "us")):
-        if microseconds >= unit:
-            return f"{microseconds / unit:.3g} {name}"
-    return f"{microseconds:.2g} us" if microseconds else "-"
 
 
 def _cut(name: str, everything: bool) -> str:
