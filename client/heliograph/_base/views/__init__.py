@@ -1,0 +1,1 @@
+"""Sessions, devices, plans and tensors as notebooks show them."""
