@@ -93,6 +93,12 @@ class Graph:
             f"<Graph {leaves}, {counted(len(self._nodes), 'node')}, {counted(len(self._outputs), 'output')}>"
         )
 
+    def _repr_html_(self) -> str:
+        """Return the view of it in a notebook."""
+        from heliograph.graph.notebook_view import graph_view
+
+        return graph_view(self)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a pickle or a copy, in which source lines are text."""
         return {**self.__dict__, "_sources": [describe(source) for source in self._sources]}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from heliograph.graph.files import mapped_files
 from heliograph_proto import digests
 
 #: Fewer threads than this already hash one content faster than memory delivers it.
@@ -32,7 +33,7 @@ class _Digests:
         if known is not None and known[0]() is array:
             return known[1]
         data: Any = array.reshape(-1).view(np.uint8)
-        digest = digests.digest_of(data, threads())
+        digest = mapped_files.digest_of(memoryview(data), threads())
         if is_frozen(array):
             with self._lock:
                 self._known = {key: item for key, item in self._known.items() if item[0]() is not None}

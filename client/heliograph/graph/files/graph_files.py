@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from heliograph.graph.atomic_files import replacing
 from heliograph.graph.builder import Graph
+from heliograph.graph.files.atomic_files import replacing
+from heliograph.graph.files.weight_files import contents, read_weights, write_weights
 from heliograph.graph.frozen import thaw
 from heliograph.graph.server_weights import check_here
-from heliograph.graph.weight_files import contents, read_weights, write_weights
 from heliograph_proto.codec.files import MAX_FILE_BYTES, decode_graph_file, encode_graph_file, error_of
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, InvalidModelError
 

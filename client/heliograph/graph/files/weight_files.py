@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from heliograph.graph.atomic_files import replacing, unwritable
 from heliograph.graph.digests import threads
+from heliograph.graph.files.atomic_files import replacing, unwritable
+from heliograph.graph.files.mapped_files import digest_of, readable
 from heliograph_proto.codec.files import FORMAT
-from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError, InvalidModelError
 from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.types import DType, TensorType
@@ -116,8 +116,10 @@ def read_weights(path: Path, graph: Graph) -> dict[bytes, Array]:
     """The contents of a graph's weights by digest, read-only, in the storage of their types,
     checked.
 
-    The arrays lie in the file, which is mapped into memory: it must not be cut while they are in
-    use (to replace it is fine). Raises InvalidModelError, ConfigurationError without safetensors.
+    The arrays lie in the file, which is mapped into memory. It may be replaced. If it is truncated,
+    uploading them raises InvalidArgumentError, and reading them in this process ends it.
+
+    Raises InvalidModelError, ConfigurationError without safetensors.
     """
     library = _library()
     if not path.is_file():
@@ -140,8 +142,8 @@ def _map(path: Path) -> tuple[memoryview, dict[str, Any]]:
     """The tensors' bytes, and what the header says of each. Raises ValueError, OSError."""
     with path.open("rb") as file:
         whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    start = _LENGTH_BYTES + int.from_bytes(whole[:_LENGTH_BYTES], "little")
-    return whole[start:], json.loads(bytes(whole[_LENGTH_BYTES:start]))
+    start = _LENGTH_BYTES + int.from_bytes(readable(whole[:_LENGTH_BYTES]), "little")
+    return whole[start:], json.loads(bytes(readable(whole[_LENGTH_BYTES:start])))
 
 
 def _content(path: Path, leaf: Leaf, data: memoryview, entry: Any) -> Array:
