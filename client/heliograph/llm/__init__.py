@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from heliograph.lowerings.importers import lazy_names
 
 if TYPE_CHECKING:
-    from heliograph.llm.adapters import Adapter
     from heliograph.llm.architectures import ARCHITECTURES
     from heliograph.llm.chat import ChatTemplate, read_chat_template
+    from heliograph.llm.files.adapters import Adapter
+    from heliograph.llm.files.headers import read_header
     from heliograph.llm.generating import Logprob, Result, Speculation
-    from heliograph.llm.headers import read_header
     from heliograph.llm.language_model import Answer, AsyncAnswer, AsyncLanguageModel, LanguageModel, Options
     from heliograph.llm.loading import load
     from heliograph.llm.speculating import Draft
@@ -52,7 +52,7 @@ __all__ = [
 
 _MODULES = {
     "ARCHITECTURES": "architectures",
-    "Adapter": "adapters",
+    "Adapter": "files.adapters",
     "Answer": "language_model",
     "AsyncAnswer": "language_model",
     "AsyncLanguageModel": "language_model",
@@ -68,7 +68,7 @@ _MODULES = {
     "ToolCall": "tools",
     "load": "loading",
     "read_chat_template": "chat",
-    "read_header": "headers",
+    "read_header": "files.headers",
     "read_tokenizer": "tokenizers",
 }
 

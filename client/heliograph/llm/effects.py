@@ -7,6 +7,7 @@ caller is to have. The blocking shell makes a call; the asyncio shell awaits it 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -37,6 +38,13 @@ class AskNext:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """A wait."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Give(Generic[T]):
     """A value for the caller."""
 
@@ -44,7 +52,7 @@ class Give(Generic[T]):
 
 
 #: A generator of effects that gives values of T and returns R.
-Procedure: TypeAlias = "Generator[Ask | Work | AskNext | Give[T], Any, R]"
+Procedure: TypeAlias = "Generator[Ask | Work | AskNext | Pause | Give[T], Any, R]"
 
 
 def blocking(
@@ -62,6 +70,8 @@ def blocking(
                     yield effect.value
                 elif isinstance(effect, Ask | Work):
                     answer = effect.call()
+                elif isinstance(effect, Pause):
+                    time.sleep(effect.seconds)
                 else:
                     answer = next(effect.iterator, None)
             except Exception as failed:
@@ -91,6 +101,8 @@ async def awaiting(
                         answer = await answer
                 elif isinstance(effect, Work):
                     answer = await asyncio.to_thread(effect.call)
+                elif isinstance(effect, Pause):
+                    await asyncio.sleep(effect.seconds)
                 else:
                     answer = await anext(effect.iterator, None)
             except Exception as failed:

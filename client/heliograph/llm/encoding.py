@@ -9,11 +9,12 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 import heliograph as hg
-from heliograph.llm.adapters import Scales
 from heliograph.llm.architectures.bert import Encoding
 from heliograph.llm.configuration import Configuration
+from heliograph.llm.current_session import CurrentSession
 from heliograph.llm.decoding_step import Weights
 from heliograph.llm.effects import Ask, Procedure
+from heliograph.llm.files.adapters import Scales
 from heliograph.llm.generating import built
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -30,14 +31,21 @@ class EncoderEngine:
     progress."""
 
     def __init__(
-        self, session: Any, config: Configuration, weights: Weights, pooling: str, options: dict[str, Any]
+        self,
+        session: CurrentSession,
+        config: Configuration,
+        weights: Weights,
+        pooling: str,
+        options: dict[str, Any],
     ) -> None:
         self.config = config
         self.context = min(config.context, LENGTHS[-1])
         self.plans: dict[Any, Any] = {}
         #: There are none for encoders.
         self.adapters = Scales()
-        self._session = session
+        self.session = session
+        #: The number of the session that the plans are of.
+        self._number = session.number
         self._weights = weights
         self._pooling = pooling
         self._options = options
@@ -64,6 +72,9 @@ class EncoderEngine:
 
     def embed(self, texts: Sequence[list[int]]) -> Procedure[Any, Array]:
         """Return a unit vector for each text, f32 [texts, w]."""
+        return self.session.kept_up(partial(self._embed, texts))
+
+    def _embed(self, texts: Sequence[list[int]]) -> Procedure[Any, Array]:
         found = np.empty((len(texts), self.config.width), np.float32)
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         futures: list[tuple[list[int], Any]] = []
@@ -87,9 +98,12 @@ class EncoderEngine:
         found[chosen] = outputs["embedding"][: len(chosen)]
 
     def _plan(self, batch: int, length: int) -> Procedure[Any, Any]:
+        if self._number != self.session.number:
+            self._number = self.session.number
+            self.plans.clear()
         if (batch, length) not in self.plans:
             graph = built(partial(self.graph, batch, length))
-            self.plans[batch, length] = yield Ask(partial(self._session.compile, graph, **self._options))
+            self.plans[batch, length] = yield Ask(partial(self.session.compile, graph, **self._options))
         return self.plans[batch, length]
 
     def graph(self, batch: int, length: int) -> hg.Graph:

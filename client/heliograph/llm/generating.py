@@ -14,11 +14,12 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 import heliograph as hg
-from heliograph.llm.adapters import SCALES, Scales
 from heliograph.llm.chunks import SIZES, Chunk, cut, shared, smaller_than
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.constraints import Matcher
+from heliograph.llm.current_session import CurrentSession
 from heliograph.llm.effects import Ask, AskNext, Give, Procedure, Work
+from heliograph.llm.files.adapters import SCALES, Scales
 from heliograph.llm.graphs import Decoder, carries
 from heliograph.llm.pooling import pooled
 from heliograph.llm.sampling import CANDIDATES, ENDS, Form, Settings, masks_of
@@ -170,7 +171,7 @@ class Engine:
 
     def __init__(
         self,
-        session: Any,
+        session: CurrentSession,
         decoder: Decoder,
         pooling: str,
         options: dict[str, Any],
@@ -179,7 +180,9 @@ class Engine:
         self.decoder = decoder
         self.adapters = adapters or Scales()
         self._pooling = pooling
-        self._session = session
+        self.session = session
+        #: The number of the session that the plans are of.
+        self._number = session.number
         self._spreading = Spreading(session, partial(built, partial(decoder.decode, Form(1))), options)
         self._sizes: Sequence[int] = [size for size in SIZES if size <= decoder.cache.rows]
         #: It proposes tokens, if there is one.
@@ -249,6 +252,9 @@ class Engine:
     def _freed(self) -> Procedure[Any, None]:
         del self._kept[:]
         self._is_lost = False
+        if self._number != self.session.number:
+            # They went with their session.
+            self.plans.clear()
         names = {name for plan in self.plans.values() for name in plan.variables}
         for plan in self.plans.values():
             plan.free()
@@ -258,11 +264,21 @@ class Engine:
             yield from self.draft.close()
         for name in sorted(names):
             # Plans read a draft's proposals too.
-            if f"{self.decoder.cache.name}/" in name:
+            if f"/{self.decoder.cache.name}/" in f"/{name}":
                 with suppress(hg.WorkError):
-                    yield Ask(partial(self._session.free_variable, name))
+                    yield Ask(partial(self.session.free_variable, name))
 
     # Plans
+
+    def _renewed(self) -> Procedure[Any, None]:
+        """Compile the first plan anew if the session is another one: nothing of the earlier one is
+        left."""
+        if self._number != self.session.number:
+            self._number = self.session.number
+            del self._kept[:]
+            self.plans.clear()
+            self._spreading.forget()
+            yield from self.prepare()
 
     def prepare(self) -> Procedure[Any, None]:
         """Compile the plan of the likeliest token, which has all weights."""
@@ -299,6 +315,7 @@ class Engine:
     def plan(self, what: Any, build: Callable[[], hg.Graph]) -> Procedure[Any, Any]:
         """Return the plan of a graph, which is compiled at its first use. `what` names it."""
         key = what, self._is_adapted
+        yield from self._renewed()
         if self._is_lost:
             yield from self._freed()
         if key not in self.plans:
@@ -309,6 +326,7 @@ class Engine:
 
     def fill(self, tokens: list[int]) -> Procedure[Any, int]:
         """Bring tokens into the cache, and return how many it had already."""
+        yield from self._renewed()
         found = shared(self._kept, tokens)
         # A run that fails or is cancelled may have written any of the later rows.
         del self._kept[found:]
@@ -336,6 +354,10 @@ class Engine:
         self._kept[found:] = tokens[found:]
         return found
 
+    def checking(self, form: Form, count: int, proposer: Decoder | None, most: int) -> Procedure[Any, Any]:
+        """Return the plan of `Decoder.check`."""
+        return self.plan(("check", form, count), partial(self.current.check, form, count, proposer, most))
+
     def has(self, tokens: Sequence[int]) -> None:
         """Note that the cache has further tokens, which another plan brought into it."""
         self._kept += tokens
@@ -343,14 +365,18 @@ class Engine:
     def rows(self, tokens: list[int], output: str) -> Procedure[Any, Array]:
         """Return the logits or the hidden rows of all tokens, f32 [n, .]."""
         with self.exclusively():
-            del self._kept[:]
-            plan = yield from self.plan(output, partial(self.current.rows, ROWS, output))
-            parts = []
-            for chunk in cut(0, len(tokens), self.decoder.cache.rows, (ROWS,)):
-                results = yield Ask(partial(plan.run, self.given(inputs_of(tokens, chunk))))
-                parts.append(results[output][: chunk.count])
-            self._kept[:] = tokens
-            return np.concatenate(parts)
+            work = partial(self._rows, tokens, output)
+            return (yield from self.session.kept_up(work, mend=self._freed))
+
+    def _rows(self, tokens: list[int], output: str) -> Procedure[Any, Array]:
+        plan = yield from self.plan(output, partial(self.current.rows, ROWS, output))
+        del self._kept[:]
+        parts = []
+        for chunk in cut(0, len(tokens), self.decoder.cache.rows, (ROWS,)):
+            results = yield Ask(partial(plan.run, self.given(inputs_of(tokens, chunk))))
+            parts.append(results[output][: chunk.count])
+        self._kept[:] = tokens
+        return np.concatenate(parts)
 
     def embed(self, texts: Sequence[list[int]]) -> Procedure[Any, Array]:
         """Return a unit vector for each text, f32 [texts, w]."""
@@ -379,30 +405,48 @@ class Engine:
     def answer(self, request: Request, pieces: AnyPieces, result: Result) -> Procedure[str, None]:
         """Give the text of an answer piece by piece, and write `result` along.
 
-        The decoding loop takes the prompt's last token, so it chooses each token of the answer.
+        An answer whose session is lost goes on in another one, with the tokens that it has.
         """
         with self.exclusively():
-            tokens, began = list(request.tokens), time.perf_counter()
+            began = time.perf_counter()
             matcher = None if request.follow is None else (yield Work(request.follow))
-            result.reused_tokens = yield from self.fill(tokens[:-1])
-            form = replace(request.settings.form, masks=int(matcher is not None))
-            plan = yield from self._decoding(form)
-            result.prompt_seconds = time.perf_counter() - began
-            room = self.context - len(tokens) + 1
-            steps = min(room, request.max_tokens or room)
-            if matcher is not None:
-                yield from self._followed(plan, request, steps, pieces, result, matcher)
-            else:
-                if self.draft is None:
-                    yield from self._loop(plan, request, steps, pieces, result)
-                else:
-                    plain = partial(self._loop, plan, pieces=pieces, result=result)
-                    yield from self.draft.write(plain, request, steps, pieces, result)
-                self._kept += [tokens[-1], *result.tokens[:-1]]
+            try:
+                work = partial(self._write, request, pieces, result, matcher, began)
+                yield from self.session.kept_up(work, lambda: len(result.tokens), self._freed)
+            finally:
+                if matcher is not None:
+                    matcher.close()
             if rest := pieces.rest():
                 result.text += rest
                 yield Give(rest)
             result.end(result.finish_reason or ("stop" if pieces.is_stopped else "length"))
+
+    def _write(
+        self, request: Request, pieces: AnyPieces, result: Result, matcher: Matcher | None, began: float
+    ) -> Procedure[str, None]:
+        """Write the rest of an answer.
+
+        The decoding loop takes the last token that is there, so it chooses each further one.
+        """
+        room = self.context - len(request.tokens) + 1
+        steps, written = min(room, request.max_tokens or room), len(result.tokens)
+        if is_over(pieces, result, steps):
+            return
+        tokens = [*request.tokens, *result.tokens]
+        rest = replace(request, tokens=tokens)
+        reused = yield from self.fill(tokens[:-1])
+        plan = yield from self._decoding(replace(request.settings.form, masks=int(matcher is not None)))
+        if not written:
+            result.reused_tokens, result.prompt_seconds = reused, time.perf_counter() - began
+        if matcher is not None:
+            yield from self._followed(plan, rest, steps, pieces, result, matcher)
+            return
+        if self.draft is None:
+            yield from self._loop(plan, rest, steps - written, pieces, result)
+        else:
+            plain = partial(self._loop, plan, pieces=pieces, result=result)
+            yield from self.draft.write(plain, rest, steps, pieces, result)
+        self._kept += [tokens[-1], *result.tokens[written:-1]]
 
     def _loop(
         self, plan: Any, request: Request, steps: int, pieces: AnyPieces, result: Result
@@ -435,35 +479,39 @@ class Engine:
     def _followed(
         self, plan: Any, request: Request, steps: int, pieces: AnyPieces, result: Result, matcher: Matcher
     ) -> Procedure[str, None]:
-        """As `_loop`, with one run for each token that a grammar leaves a choice for."""
-        began, tokens = time.perf_counter(), list(request.tokens)
-        try:
-            while not (result.finish_reason or pieces.is_stopped) and len(result.tokens) < steps:
-                if len(matcher.forced) >= WORTH_FILL and not request.settings.logprobs:
-                    new = matcher.take_forced(steps - len(result.tokens))
-                    result.tokens += new
-                    yield from self.fill([*tokens, *new[:-1]])
-                else:
-                    mask = masks_of({0: matcher.mask}, 1, self.config.vocabulary, 1)
-                    inputs = self.given({**self._inputs(request, tokens), **mask})
-                    outputs = yield Ask(partial(plan.run, inputs, fetch=["chosen"]))
-                    self._kept.append(tokens[-1])
-                    new = [take(outputs["chosen"][0], result)]
-                    if new[0] not in request.ends:
-                        yield Work(partial(matcher.take, new[0]))
-                result.seconds = time.perf_counter() - began
-                tokens += new
-                if matcher.is_over or new[-1] in request.ends:
-                    result.finish_reason = "stop"
-                for later, token in enumerate(new, -len(new)):
-                    if pieces.is_stopped:
-                        del result.tokens[later:]
-                        break
-                    if token not in request.ends and (text := pieces.add(token)):
-                        result.text += text
-                        yield Give(text)
-        finally:
-            matcher.close()
+        """As `_loop`, with one run for each token that a grammar leaves a choice for, and for
+        `steps` tokens of the whole answer."""
+        began, tokens = time.perf_counter() - result.seconds, list(request.tokens)
+        while not is_over(pieces, result, steps):
+            if len(matcher.forced) >= WORTH_FILL and not request.settings.logprobs:
+                new = matcher.take_forced(steps - len(result.tokens))
+                result.tokens += new
+            else:
+                if len(self._kept) < len(tokens) - 1:
+                    yield from self.fill(tokens[:-1])
+                mask = masks_of([matcher.mask], self.config.vocabulary, 1)
+                inputs = self.given({**self._inputs(request, tokens), **mask})
+                outputs = yield Ask(partial(plan.run, inputs, fetch=["chosen"]))
+                self._kept.append(tokens[-1])
+                new = [take(outputs["chosen"][0], result)]
+                if new[0] not in request.ends:
+                    yield Work(partial(matcher.take, new[0]))
+            result.seconds = time.perf_counter() - began
+            tokens += new
+            if matcher.is_over or new[-1] in request.ends:
+                result.finish_reason = "stop"
+            for later, token in enumerate(new, -len(new)):
+                if pieces.is_stopped:
+                    del result.tokens[later:]
+                    break
+                if token not in request.ends and (text := pieces.add(token)):
+                    result.text += text
+                    yield Give(text)
+
+
+def is_over(pieces: AnyPieces, result: Result, steps: int) -> bool:
+    """True for an answer that has ended, or has so many tokens."""
+    return bool(result.finish_reason) or pieces.is_stopped or len(result.tokens) >= steps
 
 
 def built(build: Callable[[], hg.Graph]) -> hg.Graph:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import heliograph as hg
-from heliograph.llm.adapters import Lora, adapt
 from heliograph.llm.architectures import hidden
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Cache, FilledError, Step, Weights
+from heliograph.llm.files.adapters import Lora, adapt
 from heliograph.llm.sampling import CARRIED, ENDS, Form, choose, given_inputs, log_probabilities, pick
 
 ops = hg.ops
@@ -110,25 +110,38 @@ class Decoder:
         """
         graph = hg.Graph()
         token, position = graph.input("token", (1,), "i32"), graph.input("position", (1,), "i32")
-        if proposer is None:
-            proposed = graph.input("proposals", (count,), "i32")
-        else:
-            proposed = proposer.proposals(graph, most)[most - 1 - count : most - 1]
+        proposed = proposed_tokens(graph, count, proposer, most)
         positions = position + graph.constant(np.arange(count + 1, dtype=np.int32))
         step = self._step(graph, positions)
         logits = step.logits(step.norm("output_norm", hidden(step, hg.concat([token, proposed], axis=0))))
-        given = given_inputs(graph, 1, self.config.vocabulary, form)
-        following = pick(logits, positions, given and given.repeated(hg.expand_dims(proposed, axis=0)))
-        rows = described(logits, following, form)
-        column = hg.concat([proposed, graph.constant(np.array([-1], np.int32))], axis=0)
-        graph.output("chosen", hg.concat([hg.reshape(column, (count + 1, 1)), rows], axis=1))
+        graph.output("chosen", checked(logits, positions, proposed, form))
         return graph
 
 
-def described(logits: hg.Value, following: hg.Value, form: Form) -> hg.Value:
-    """Return a row of each chosen token, i32 [b, .]: the token; with log-probabilities its own,
-    then the most likely tokens, then theirs, as bits of f32."""
-    column = hg.reshape(following, (following.shape[0], 1))
+def proposed_tokens(graph: hg.Graph, count: int, proposer: Decoder | None, most: int) -> hg.Value:
+    """Return proposals, i32 [count]: an input, or the last choices but one of a proposer."""
+    if proposer is None:
+        return graph.input("proposals", (count,), "i32")
+    return proposer.proposals(graph, most)[most - 1 - count : most - 1]
+
+
+def checked(logits: hg.Value, positions: hg.Value, proposed: hg.Value, form: Form) -> hg.Value:
+    """Return what `described` does of the choices after a token and the proposals behind it, with
+    the proposal after the token in the first column."""
+    graph, (rows, vocabulary) = logits.graph, logits.shape
+    given = given_inputs(graph, 1, vocabulary, form)
+    following = pick(logits, positions, given and given.repeated(hg.expand_dims(proposed, axis=0)))
+    column = hg.concat([proposed, graph.constant(np.array([-1], np.int32))], axis=0)
+    return hg.concat([hg.reshape(column, (rows, 1)), described(logits, following, form)], axis=1)
+
+
+def described(
+    logits: hg.Value, following: hg.Value, form: Form, is_active: hg.Value | None = None
+) -> hg.Value:
+    """Return a row of each chosen token, i32 [b, .]: the token, or -1 if its row is not active;
+    with log-probabilities its own, then the most likely tokens, then theirs, as bits of f32."""
+    shown = following if is_active is None else hg.where(is_active, following, -1)
+    column = hg.reshape(shown, (following.shape[0], 1))
     if not form.has_logprobs:
         return column
     own, tokens, others = log_probabilities(logits, following)

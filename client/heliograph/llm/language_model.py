@@ -360,6 +360,7 @@ class LanguageModel(ModelBase):
         """Free the model's plans and its cache. The session stays open."""
         self._close_parts()
         _result(self._engine.close())
+        _result(self._engine.session.close())
 
 
 class AsyncLanguageModel(ModelBase):
@@ -403,6 +404,7 @@ class AsyncLanguageModel(ModelBase):
         """Free the model's plans and its cache. The session stays open."""
         self._close_parts()
         await _awaited(self._engine.close())
+        await _awaited(self._engine.session.close())
 
 
 def _result(procedure: Procedure[Any, R]) -> R:

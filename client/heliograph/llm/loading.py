@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, get_args, overload
 
 import heliograph as hg
-from heliograph.llm.adapters import AdapterArgument, open_adapters
 from heliograph.llm.architectures import ENCODERS, architecture_of, bert
 from heliograph.llm.configuration import Configuration, Fields
+from heliograph.llm.current_session import CurrentSession
 from heliograph.llm.decoding_step import Cache
 from heliograph.llm.effects import awaiting, blocking
 from heliograph.llm.encoding import EncoderEngine
+from heliograph.llm.files.adapters import AdapterArgument, open_adapters
+from heliograph.llm.files.weights import File, LocalWeights, open_file
 from heliograph.llm.generating import Engine
 from heliograph.llm.graphs import Decoder
 from heliograph.llm.language_model import AsyncLanguageModel, LanguageModel
@@ -25,7 +29,6 @@ from heliograph.llm.products import Activations
 from heliograph.llm.sampling import is_within
 from heliograph.llm.speculating import LOOKUP, Draft, Speculator, check_same_words
 from heliograph.llm.tokenizers import Tokenizer, read_tokenizer
-from heliograph.llm.weights import File, open_file
 from heliograph.lowerings.importers import check_session
 from heliograph_proto.types import dtype
 
@@ -117,24 +120,39 @@ def load(
         check_session(session, "hg.llm.load()")
     found = open_file(file)
     how = Loading(context, cache, activations, adapters, options)
-    engine = engine_of(session, found, how)
+    current = CurrentSession(session)
+    engine = engine_of(current, found, how)
     if draft is not None:
-        if isinstance(engine, EncoderEngine):
-            engine.refuse()
-        engine.draft = _draft_of(session, engine, found, draft, how)
-    # A broken vocabulary is an error before anything is uploaded.
-    tokenizer = tokenizer_of(found, engine)
+        speculator = draft_of(current, engine, found, draft, how)
+        assert isinstance(engine, Engine)
+        engine.draft = speculator
     if isinstance(session, hg.Session):
-        for _ in blocking(engine.prepare()):
-            pass
-        return LanguageModel(found.header, engine, tokenizer, chat_template)
-    return _load(engine, partial(AsyncLanguageModel, found.header, engine, tokenizer, chat_template))
+        with _tokenizing(found, engine) as tokenizer:
+            for _ in blocking(engine.prepare()):
+                pass
+        if tokenizer.exception() is not None:
+            for _ in blocking(engine.close()):
+                pass
+        return LanguageModel(found.header, engine, tokenizer.result(), chat_template)
+    return _load(found, engine, chat_template)
 
 
-async def _load(engine: Engine | EncoderEngine, make: Callable[[], AsyncLanguageModel]) -> AsyncLanguageModel:
+@contextmanager
+def _tokenizing(found: File, engine: Engine | EncoderEngine) -> Iterator[Future[Tokenizer]]:
+    """Read the tokenizer of a model during the block, in which the server reads its weights. Raises
+    as `tokenizer_of`, and of a file here before the block: before anything is uploaded."""
+    with ThreadPoolExecutor(1, "llm-tokenizer") as pool:
+        tokenizer = pool.submit(tokenizer_of, found, engine)
+        if isinstance(found.weights, LocalWeights):
+            tokenizer.result()
+        yield tokenizer
+
+
+async def _load(found: File, engine: Engine | EncoderEngine, chat_template: str | None) -> AsyncLanguageModel:
+    tokenizer = await asyncio.to_thread(tokenizer_of, found, engine)
     async for _ in awaiting(engine.prepare()):
         pass
-    return make()
+    return AsyncLanguageModel(found.header, engine, tokenizer, chat_template)
 
 
 def tokenizer_of(found: File, engine: Engine | EncoderEngine) -> Tokenizer:
@@ -149,7 +167,7 @@ def tokenizer_of(found: File, engine: Engine | EncoderEngine) -> Tokenizer:
     return tokenizer
 
 
-def engine_of(session: hg.Session | hg.aio.Session, found: File, how: Loading) -> Engine | EncoderEngine:
+def engine_of(session: CurrentSession, found: File, how: Loading) -> Engine | EncoderEngine:
     """Return the engine of a model's architecture, which has compiled nothing yet."""
     _check_known("activations", how.activations, get_args(Activations))
     if found.header.value("general.type", str, "model") == "adapter":
@@ -157,6 +175,7 @@ def engine_of(session: hg.Session | hg.aio.Session, found: File, how: Loading) -
             f"{found.header.name} is an adapter, and no model",
             advice="load its model with adapters=[...], or with --lora",
         )
+    session.uses(found.weights)
     fields, pooling = Fields(found.header), pooling_of(found.header)
     if fields.architecture in ENCODERS:
         if how.adapters:
@@ -171,18 +190,22 @@ def engine_of(session: hg.Session | hg.aio.Session, found: File, how: Loading) -
     _check_cache(config, how.cache)
     scales = open_adapters(found, how.adapters)
     kept = Cache(f"llm{next(_numbers)}", _context(config, how.context), how.cache)
+    for lora in scales.loras:
+        session.uses(lora.weights)
     decoder = Decoder(config, found.weights, kept, scales.loras)
     return Engine(session, decoder, pooling, how.options, scales)
 
 
-def _draft_of(
-    session: hg.Session | hg.aio.Session,
-    engine: Engine,
+def draft_of(
+    session: CurrentSession,
+    engine: Engine | EncoderEngine,
     found: File,
     draft: FileArgument | Draft,
     how: Loading,
 ) -> Speculator:
     """Return the proposer of tokens to an engine. Raises as `load`."""
+    if isinstance(engine, EncoderEngine):
+        engine.refuse()
     given = draft if isinstance(draft, Draft) else Draft(draft)
     if given.file == LOOKUP:
         return Speculator(engine, None, given.tokens)

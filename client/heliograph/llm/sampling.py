@@ -10,7 +10,7 @@ likely token. The noise of a token's rank comes from the seed and the position a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
@@ -50,7 +50,7 @@ class Form:
     candidates: int
     is_biased: bool = False
     has_logprobs: bool = False
-    #: The rows whose tokens a mask chooses among, at most.
+    #: The first rows whose tokens a mask chooses among.
     masks: int = 0
 
 
@@ -197,11 +197,14 @@ def given_inputs(graph: hg.Graph, rows: int, vocabulary: int, form: Form) -> Giv
     )
 
 
-def choose(graph: hg.Graph, logits: hg.Value, positions: hg.Value, form: Form) -> hg.Value:
+def choose(
+    graph: hg.Graph, logits: hg.Value, positions: hg.Value, form: Form, is_active: hg.Value | None = None
+) -> hg.Value:
     """Return the next tokens, i32 [b], of logits [b, v] after positions i32 [b].
 
     Adds the inputs of `Settings.inputs`, a row each, those of `masks_of`, and the outputs of
-    `CARRIED`. The choice of a row does not depend on the others.
+    `CARRIED`, which keep their values in rows that are not active. The choice of a row does not
+    depend on the others.
     """
     if form.masks:
         logits = _masked(graph, logits, form.masks)
@@ -210,7 +213,10 @@ def choose(graph: hg.Graph, logits: hg.Value, positions: hg.Value, form: Form) -
     token = pick(logits, positions, given)
     if given is not None:
         column = hg.reshape(token, (rows, 1))
-        graph.output("recent_next", given.after(column).recent)
+        recent = given.after(column).recent
+        if is_active is not None:
+            recent = hg.where(hg.expand_dims(is_active, axis=1), recent, given.recent)
+        graph.output("recent_next", recent)
     return token
 
 
@@ -239,14 +245,14 @@ def pick(logits: hg.Value, positions: hg.Value, given: Given | None) -> hg.Value
 
 
 def masks_of(
-    given: Mapping[int, np.ndarray[Any, Any]], rows: int, vocabulary: int, count: int
+    given: Sequence[np.ndarray[Any, Any]], vocabulary: int, count: int
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the inputs of a graph with `count` masks: the tokens that some of its rows may choose,
-    a bit each, the least first, in words of i32."""
-    masks, which = np.zeros((count, _words(vocabulary)), np.int32), np.full(rows, -1, np.int32)
-    for place, (row, mask) in enumerate(given.items()):
-        masks[place], which[row] = mask[: masks.shape[1]], place
-    return {"masks": masks, "mask_of": which}
+    """Return the inputs of a graph with `count` masks: the tokens that its first rows may choose, a
+    bit each, the least first, in words of i32. Rows without a mask may choose all."""
+    masks = np.full((count, _words(vocabulary)), -1, np.int32)
+    for row, mask in zip(masks, given, strict=False):
+        row[:] = mask[: masks.shape[1]]
+    return {"masks": masks}
 
 
 def _words(vocabulary: int) -> int:
@@ -254,15 +260,14 @@ def _words(vocabulary: int) -> int:
 
 
 def _masked(graph: hg.Graph, logits: hg.Value, count: int) -> hg.Value:
-    """Return logits that are -inf for tokens that a row may not choose."""
-    rows, vocabulary = logits.shape
+    """Return logits that are -inf for tokens that one of the first `count` rows may not choose."""
+    vocabulary = logits.shape[1]
     words = graph.input("masks", (count, _words(vocabulary)), "i32")
-    which = graph.input("mask_of", (rows,), "i32")
     bits = graph.constant((1 << np.arange(32, dtype=np.int64)).astype(np.uint32).view(np.int32))
     is_set = hg.bitwise_and(hg.expand_dims(words, axis=2), bits) != 0
     is_set = hg.reshape(is_set, (count, words.shape[1] * 32))[:, :vocabulary]
-    is_allowed = hg.take(is_set, hg.maximum(which, 0), axis=0) | hg.expand_dims(which < 0, axis=1)
-    return hg.where(is_allowed, logits, float("-inf"))
+    masked = hg.where(is_set, logits[:count], float("-inf"))
+    return masked if count == logits.shape[0] else hg.concat([masked, logits[count:]], axis=0)
 
 
 def _units(seeds: hg.Value, positions: hg.Value, count: int) -> hg.Value:

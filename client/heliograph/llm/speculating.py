@@ -13,14 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 import heliograph as hg
+from heliograph.llm.configuration import Configuration
 from heliograph.llm.effects import Ask, Give, Procedure
-from heliograph.llm.generating import AnyPieces, Array, Engine, Request, Result, Speculation, take
-from heliograph.llm.graphs import carries
+from heliograph.llm.generating import AnyPieces, Array, Engine, Request, Result, Speculation, is_over, take
+from heliograph.llm.graphs import Decoder, carries
 from heliograph.llm.sampling import Form, is_within
 from heliograph_proto.gguf import GgufHeader
 
@@ -53,7 +54,8 @@ class Draft:
     #: A path, a file on the server (`session.server_weights("small.gguf")`), or "prompt": the text
     #: so far.
     file: str | Path | hg.ServerWeights
-    #: The number of tokens that are proposed at a time, 1 to 15. The default changes with what pays.
+    #: The number of tokens that are proposed at a time, 1 to 15. The default changes with what
+    #: pays.
     tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -139,6 +141,9 @@ class Lookup:
         self._found: int | None = None
         self.add(tokens)
 
+    def __len__(self) -> int:
+        return len(self._tokens)
+
     def add(self, tokens: Sequence[int]) -> None:
         """Add tokens at the end."""
         for token in tokens:
@@ -159,16 +164,36 @@ class Lookup:
         return found
 
 
+class Checked(Protocol):
+    """A model that checks proposals: an engine, or a server for one of its answers."""
+
+    @property
+    def config(self) -> Configuration:
+        """The sizes of the model."""
+
+    def checking(self, form: Form, count: int, proposer: Decoder | None, most: int) -> Procedure[Any, Any]:
+        """Return the plan of `Decoder.check`."""
+
+    def given(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return the inputs of such a plan with those of the model."""
+
+
 class Speculator:
     """Writes the answers of an engine with proposals of a second model, or of the text so far."""
 
     def __init__(self, engine: Engine, proposer: Engine | None, count: int | None = None) -> None:
         self._engine = engine
         self._proposer = proposer
-        self._pace = Pace(count)
+        #: Decides how many tokens are proposed.
+        self.pace = Pace(count)
 
     @property
-    def _room(self) -> int:
+    def looks_up(self) -> bool:
+        """True if the text so far proposes."""
+        return self._proposer is None
+
+    @property
+    def room(self) -> int:
         """The tokens for which there may be proposals."""
         return self._proposer.context if self._proposer else self._engine.context
 
@@ -195,29 +220,25 @@ class Speculator:
         result: Result,
     ) -> Procedure[str, None]:
         """Give the text of an answer, in rounds of proposals or without any, by what pays."""
-        speculation = result.speculation = Speculation()
+        speculation = result.speculation = result.speculation or Speculation()
         tokens, lookup = list(request.tokens), None if self._proposer else Lookup(request.tokens)
-        while not (result.finish_reason or pieces.is_stopped) and len(result.tokens) < steps:
+        while not is_over(pieces, result, steps):
             written, began = len(result.tokens), time.perf_counter()
             left = steps - written
-            count = self._pace.count(min(left, self._room - len(tokens)) - 1)
+            count = self.pace.count(min(left, self.room - len(tokens)) - 1)
             found = lookup.following(count) if lookup and count else None
             if count and (found or lookup is None):
                 plans = self._plans
-                rows = yield from self._round(request, tokens, count, found)
-                accepted = agreeing(rows)
-                speculation.runs += 1
-                speculation.proposed += count
-                speculation.accepted += accepted
+                rows = yield from self.round(self._engine, request, tokens, count, found)
                 now = time.perf_counter()
                 is_compiled = self._plans > plans
-                self._pace.checked(count, accepted, None if is_compiled else now - began)
+                accepted = self.note(rows, speculation, None if is_compiled else now - began)
                 result.seconds += now - began
                 yield from self._take(rows[: accepted + 1, 1:], request, pieces, result)
             else:
-                most = UNFOUND if count else self._pace.plain
+                most = UNFOUND if count else self.pace.plain
                 yield from plain(replace(request, tokens=tokens), min(most, left))
-                self._pace.wrote(len(result.tokens) - written, time.perf_counter() - began)
+                self.pace.wrote(len(result.tokens) - written, time.perf_counter() - began)
             new = result.tokens[written:]
             tokens += new
             if lookup:
@@ -238,33 +259,48 @@ class Speculator:
         if text:
             yield Give(text)
 
-    def _round(
-        self, request: Request, tokens: list[int], count: int, found: list[int] | None
-    ) -> Procedure[str, Array]:
-        """Propose tokens and check them, in messages that wait for nothing in between."""
-        engine, proposer, form = self._engine, self._proposer, request.settings.form
+    def note(self, rows: Array, speculation: Speculation, seconds: float | None) -> int:
+        """Note a round, and return the number of proposals that were right. `seconds` is None if
+        something was compiled."""
+        count, accepted = len(rows) - 1, agreeing(rows)
+        speculation.runs += 1
+        speculation.proposed += count
+        speculation.accepted += accepted
+        self.pace.checked(count, accepted, seconds)
+        return accepted
+
+    def round(
+        self,
+        checked: Checked,
+        request: Request,
+        tokens: Sequence[int],
+        count: int,
+        found: list[int] | None,
+    ) -> Procedure[Any, Array]:
+        """Propose tokens and check them, in messages that wait for nothing in between. Returns the
+        rows of `Decoder.check`."""
+        proposer, form = self._proposer, request.settings.form
         inputs = {
-            **engine.place_of(tokens),
-            **request.settings.inputs(engine.config.vocabulary, tokens),
+            **Engine.place_of(tokens),
+            **request.settings.inputs(checked.config.vocabulary, list(tokens)),
         }
         futures = []
         try:
             decoder = None if proposer is None else proposer.decoder
-            check = partial(engine.current.check, form, count, decoder, NOTED)
-            plan = yield from engine.plan(("check", form, count), check)
-            checked = inputs
+            plan = yield from checked.checking(form, count, decoder, NOTED)
+            given = inputs
             if proposer is None:
-                checked = {**inputs, "proposals": np.array(found, np.int32)}
+                given = {**inputs, "proposals": np.array(found, np.int32)}
             else:
-                yield from proposer.fill(tokens[:-1])
+                yield from proposer.fill(list(tokens[:-1]))
                 drafting = yield from self._proposing(proposer, form)
                 futures.append(drafting.loop(inputs, steps=count + 1, carry=carries(form), fetch=()))
-            futures.append(plan.submit(engine.given(checked), fetch=["chosen"]))
+            futures.append(plan.submit(checked.given(given), fetch=["chosen"]))
             outputs = yield Ask(futures[-1].result)
             rows: Array = outputs["chosen"]
             if proposer is not None:
                 # Its cache has the right ones too; the others are written over.
-                proposer.has(tokens[-1:] + rows[: agreeing(rows), 0].tolist())
+                proposer.has([tokens[-1], *rows[: agreeing(rows), 0].tolist()])
             return rows
         finally:
             for future in futures:

@@ -96,6 +96,9 @@ class Encoding:
 
     def _product(self, name: str, x: hg.Value) -> hg.Value:
         y = multiply(self._weight(f"{name}.weight"), x, self.config.activations)
+        if f"{name}.scale" in self.weights:
+            # Files with weights in nvfp4 have such.
+            y = y * self._weight(f"{name}.scale")
         return y + self._weight(f"{name}.bias") if f"{name}.bias" in self.weights else y
 
     def _norm(self, name: str, x: hg.Value) -> hg.Value:

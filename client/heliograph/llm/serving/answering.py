@@ -11,6 +11,7 @@ import heliograph as hg
 from heliograph.llm.constraints import Matcher
 from heliograph.llm.generating import AnyPieces, Array, Logprob, Reason, Request, Result, take
 from heliograph.llm.serving.scheduler import Job
+from heliograph.llm.speculating import Lookup
 from heliograph.llm.tools import ToolCall
 
 
@@ -44,13 +45,20 @@ class Answering:
         self.job = job
         #: Its grammar, if it follows one.
         self.matcher: Matcher | None = None
+        #: Proposes its next tokens, if its text so far does.
+        self.lookup = Lookup([])
         self.request = request
         self.result = result
         #: The end of its time, by `time.monotonic`.
         self.deadline = deadline
         #: By `time.perf_counter`.
         self.begun = time.perf_counter()
+        #: The seconds between each two of its tokens.
+        self.gaps: list[float] = []
+        self._last = self.begun
         self._pieces = pieces
+        #: The sessions that were lost since its last token, and its tokens then.
+        self._losses = self._had = 0
         #: The parts of the result's reasoning and calls that were given.
         self._thought = self._calls = 0
         self._deltas: asyncio.Queue[Delta | hg.HeliographError | None] = asyncio.Queue()
@@ -61,7 +69,7 @@ class Answering:
         self._leave = leave
 
     def close(self) -> None:
-        """End the answer here. Its pages are free after the present loop. Idempotent."""
+        """End the answer here. Its pages are free after the present step or later. Idempotent."""
         self._leave(self)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
@@ -81,6 +89,9 @@ class Answering:
         result, now = self.result, time.perf_counter()
         if not result.tokens:
             result.prompt_seconds = now - self.begun
+        else:
+            self.gaps.append(now - self._last)
+        self._last = now
         result.seconds = now - self.begun - result.prompt_seconds
         has_logprob = self.request.settings.logprobs
         token = take(chosen if has_logprob else chosen[:1], result)
@@ -111,6 +122,12 @@ class Answering:
         self._give(self._pieces.rest())
         self.result.end("stop" if self._pieces.is_stopped else reason)
         self._deltas.put_nowait(None)
+
+    def lose(self) -> int:
+        """Note that its session is lost, and return how often that was so since its last token."""
+        self._losses = self._losses + 1 if len(self.result.tokens) == self._had else 1
+        self._had = len(self.result.tokens)
+        return self._losses
 
     def fail(self, error: hg.HeliographError) -> None:
         """End the answer with an error."""

@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import heliograph as hg
 from heliograph.llm.constraints import Matcher, Matching
-from heliograph.llm.generating import WORTH_FILL, Array
+from heliograph.llm.generating import WORTH_FILL
 from heliograph.llm.language_model import Asked
-from heliograph.llm.sampling import Form, masks_of
 from heliograph.llm.serving.answering import Answering
 
 #: Grammars that are compiled at a time.
@@ -69,12 +68,6 @@ def masks_for(answers: Sequence[Answering]) -> int:
     """Return the masks of the least graph for these answers: a power of two, or none."""
     count = sum(one.matcher is not None for one in answers)
     return 1 << (count - 1).bit_length() if count else 0
-
-
-def mask_inputs(answers: Sequence[Answering], rows: int, vocabulary: int, form: Form) -> dict[str, Array]:
-    """Return the inputs of a step that are masks."""
-    masks = {row: one.matcher.mask for row, one in enumerate(answers) if one.matcher is not None}
-    return masks_of(masks, rows, vocabulary, form.masks)
 
 
 def _advance(pairs: Sequence[tuple[Matcher, int]]) -> list[hg.HeliographError | None]:

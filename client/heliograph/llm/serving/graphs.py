@@ -8,15 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 import heliograph as hg
-from heliograph.llm.adapters import Lora, adapt
 from heliograph.llm.architectures import hidden
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Cache, FilledError, Step, Weights
-from heliograph.llm.graphs import described
+from heliograph.llm.files.adapters import Lora, adapt
+from heliograph.llm.graphs import Decoder, checked, described, proposed_tokens
 from heliograph.llm.sampling import ENDS, Form, choose
 from heliograph.llm.serving.pages import PAGE
 
 ops = hg.ops
+
+#: The token of a row that has none.
+NOTHING = -1
 
 
 @dataclass
@@ -96,24 +99,56 @@ class PagedDecoder:
         """A graph that takes a `token` for each sequence at its `position`, by its row of `table`
         (i32 [rows, pages]), and chooses the next ones (all i32 [rows]).
 
-        `done` is true after one of `ends` (i32 [rows, .]) of its sequence. `chosen` is what
-        `described` returns.
+        A row is active while its token is not `NOTHING` and its position is below its `limit`, both
+        i32 [rows]. The others keep what they have, write to the spare page, and choose `NOTHING`.
+        After one of its `ends` (i32 [rows, .]) a row has no token. `idle` is true if no row is
+        active in the next step. `chosen` is what `described` returns.
         """
         graph = hg.Graph()
-        token, position = (graph.input(name, (rows,), "i32") for name in ("token", "position"))
+        token, position, limit = (
+            graph.input(name, (rows,), "i32") for name in ("token", "position", "limit")
+        )
         ends = graph.input("ends", (rows, ENDS), "i32")
         table = graph.input("table", (rows, pages), "i32")
-        first = graph.constant(np.arange(rows, dtype=np.int32) * pages)
-        own = ops.get_rows(hg.reshape(table, (rows * pages, 1)), first + position // PAGE)
-        places = hg.reshape(own, (rows,)) * PAGE + position % PAGE
-        step = self._step(graph, table, places, position)
+        is_active = (token != NOTHING) & (position < limit)
+        own = hg.where(is_active, position, 0)
+        places = self._places(graph, table, own, is_active)
+        step = self._step(graph, table, places, own)
         step.adaptation = adapt(graph, self.loras, rows)
-        logits = step.logits(step.norm("output_norm", hidden(step, token)))
-        following = choose(graph, logits, position, form)
+        logits = step.logits(step.norm("output_norm", hidden(step, hg.maximum(token, 0))))
+        chosen = choose(graph, logits, own, form, is_active)
+        has_ended = hg.any(hg.expand_dims(chosen, axis=1) == ends, axis=1)
+        following = hg.where(is_active, hg.where(has_ended, NOTHING, chosen), token)
+        after = position + hg.astype(is_active, "i32")
         graph.output("token_next", following)
-        graph.output("position_next", position + 1)
-        graph.output("done", hg.any(hg.expand_dims(following, axis=1) == ends))
-        graph.output("chosen", described(logits, following, form))
+        graph.output("position_next", after)
+        graph.output("idle", ~hg.any((following != NOTHING) & (after < limit)))
+        graph.output("chosen", described(logits, chosen, form, is_active))
+        return graph
+
+    def _places(self, graph: hg.Graph, table: hg.Value, positions: hg.Value, is_active: hg.Value) -> hg.Value:
+        """Return the places of positions in the cache; of rows that are not active, in the spare
+        page."""
+        rows, pages = table.shape
+        numbers = graph.constant(np.arange(rows, dtype=np.int32))
+        page = ops.get_rows(hg.reshape(table, (rows * pages, 1)), numbers * pages + positions // PAGE)
+        own = hg.reshape(page, (rows,)) * PAGE + positions % PAGE
+        return hg.where(is_active, own, numbers + self.pages * PAGE)
+
+    def check(
+        self, pages: int, form: Form, count: int, proposer: Decoder | None = None, most: int = 0
+    ) -> hg.Graph:
+        """As `Decoder.check`, for a sequence with a `table` (i32 [1, pages]), whose tokens have
+        `places` in the cache (i32 [count + 1])."""
+        graph = hg.Graph()
+        token, position = graph.input("token", (1,), "i32"), graph.input("position", (1,), "i32")
+        places = graph.input("places", (count + 1,), "i32")
+        proposed = proposed_tokens(graph, count, proposer, most)
+        positions = position + graph.constant(np.arange(count + 1, dtype=np.int32))
+        step = self._step(graph, graph.input("table", (1, pages), "i32"), places, positions)
+        step.adaptation = adapt(graph, self.loras)
+        logits = step.logits(step.norm("output_norm", hidden(step, hg.concat([token, proposed], axis=0))))
+        graph.output("chosen", checked(logits, positions, proposed, form))
         return graph
 
     def _step(self, graph: hg.Graph, table: hg.Value, places: hg.Value, positions: hg.Value) -> Step:

@@ -69,6 +69,8 @@ class Pages:
     def __init__(self, total: int) -> None:
         self.total = total
         self._free = list(range(total - 1, -1, -1))
+        #: Pages without content that a running loop may still write to, until `collect`.
+        self._given_back: list[int] = []
         #: Those whose content can be found.
         self._known: dict[Key, Page] = {}
         #: Those without readers, the least recently used first. A table that has a page has those
@@ -82,7 +84,7 @@ class Pages:
     @property
     def free(self) -> int:
         """The pages without content."""
-        return len(self._free)
+        return len(self._free) + len(self._given_back)
 
     @property
     def kept(self) -> int:
@@ -133,9 +135,12 @@ class Pages:
             table.found += 1
 
     def grow(self, table: Table, tokens: int) -> bool:
-        """Give a table pages for so many tokens; False, and no change, if there are too few."""
+        """Give a table pages for so many tokens; False, and no change, if there are too few.
+
+        Pages that were given back since the last `collect` do not count.
+        """
         missing = pages_of(tokens) - len(table.pages)
-        if missing > self.free + self.kept:
+        if missing > len(self._free) + self.kept:
             return False
         for _ in range(missing):
             page = Page(self._take())
@@ -149,6 +154,11 @@ class Pages:
             self._give_back(page)
         table.pages.clear()
         table.found = 0
+
+    def collect(self) -> None:
+        """Free the pages that were given back, when no loop writes to them any more."""
+        self._free += self._given_back
+        self._given_back.clear()
 
     def forget(self) -> None:
         """Note that the cache may have lost everything. No table is open."""
@@ -187,7 +197,7 @@ class Pages:
         if page.readers:
             return
         if page.key is None:
-            self._free.append(page.number)
+            self._given_back.append(page.number)
         else:
             self._kept[page] = None
 

@@ -14,10 +14,13 @@ from heliograph.llm.serving.pages import PAGE, Owner, Pages, Table, pages_of
 
 #: The rows of decoding plans.
 SIZES = (1, 2, 4, 8, 16, 32)
-#: The steps of a decoding loop, and while a prompt, or an answer of another kind, waits for its turn.
-STEPS = 16
-STEPS_BETWEEN_CHUNKS = 4
-#: The tokens of prompts, with their padding, that are computed between two loops.
+#: The most steps of a decoding loop, and while a prompt, or an answer of another kind, waits for
+#: its turn.
+STEPS = 4096
+STEPS_BETWEEN_CHUNKS = 2
+#: The steps for which an answer has pages. It gets another one when it has fewer.
+AHEAD = PAGE // 2
+#: The most tokens of prompts, with their padding, that are computed between two loops.
 TURN = 512
 #: The pages of a plan's tables: so many, and each time so many times more.
 FEWEST_PAGES, GROWTH = 32, 4
@@ -90,6 +93,17 @@ class Job:
         return self.limit - (len(self.tokens) - len(self.prompt))
 
     @property
+    def end(self) -> int:
+        """The position before which steps may write to its pages."""
+        pages = 0 if self.table is None else len(self.table.pages)
+        return min(pages * PAGE, len(self.prompt) + self.limit - 1)
+
+    @property
+    def room(self) -> int:
+        """The steps that its pages have room for."""
+        return self.end - len(self.tokens) + 1
+
+    @property
     def is_filled(self) -> bool:
         """True if all but the last token are in the cache, which a decoding step takes."""
         return self.filled >= len(self.tokens) - 1
@@ -97,7 +111,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Take a chunk of the tokens of a job into its pages, by the plan of tables of so many `pages`."""
+    """Take a chunk of the tokens of a job into its pages, by the plan of tables of so many
+    `pages`."""
 
     job: Job
     chunk: Chunk
@@ -106,7 +121,10 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Run the plan of `rows` answers, with tables of so many `pages`, for up to `steps` steps."""
+    """Run a loop of the plan of `rows` answers, with tables of so many `pages`.
+
+    It ends after `steps` steps, when `Scheduler.ends` says so, and when no answer can go on.
+    """
 
     jobs: tuple[Job, ...]
     rows: int
@@ -127,6 +145,9 @@ class Scheduler:
         self.bounds = bounds
         #: The sizes of chunks, in falling order.
         self.chunks: Sequence[int] = CHUNKS
+        #: The tokens of prompts between two loops, while answers that have begun wait: what takes
+        #: the time of some steps. A chunk of the least size is computed in any case.
+        self.turn = TURN
         self.pages = Pages(bounds.pages(context))
         #: Those with pages, in the order in which they got them.
         self.jobs: list[Job] = []
@@ -187,6 +208,13 @@ class Scheduler:
                 del self._waiting[job.tenant]
         self._close(job)
 
+    def begin_again(self) -> None:
+        """Put all answers back: the cache is lost. They go on with the tokens that they have."""
+        while self.jobs:
+            self._queue_again(self.jobs[-1])
+        self._could, self._turn = None, 0
+        self.forget()
+
     def forget(self) -> None:
         """Note that the cache may have lost everything. No request is being answered."""
         self.pages.forget()
@@ -197,6 +225,7 @@ class Scheduler:
         The work that was returned before has ended: pages that were given back are given away here.
         """
         self._could = None
+        self.pages.collect()
         for job in self.jobs:
             self._adopt(job)
         self._admit()
@@ -206,19 +235,45 @@ class Scheduler:
             if filling is not None and not self._grown([filling], 0):
                 continue
             decoding = [job for job in self.jobs if job.is_filled]
-            if filling is not None and (fill := self._fill(filling, not decoding)) is not None:
+            if filling is not None and (fill := self._fill(filling, decoding)) is not None:
                 return fill
             self._turn = 0
             kinds = sorted({job.kind for job in decoding})
             self._kind = next((kind for kind in kinds if kind > self._kind), kinds[0])
             decoding = [job for job in decoding if job.kind == self._kind]
-            most = STEPS_BETWEEN_CHUNKS if filling or len(kinds) > 1 else STEPS
-            steps = min(most, *(job.left for job in decoding))
-            if decoding := self._grown(decoding, steps):
-                rows = next(size for size in SIZES if size >= len(decoding))
+            steps = STEPS_BETWEEN_CHUNKS if filling or len(kinds) > 1 else STEPS
+            if decoding := self._grown(decoding, AHEAD):
                 pages = max(len(job.pages) for job in decoding)
-                return Decode(tuple(decoding), rows, self._size(pages), steps)
+                return Decode(tuple(decoding), _rows_for(len(decoding)), self._size(pages), steps)
         return None
+
+    def grow(self, loop: Decode) -> list[tuple[int, Job]]:
+        """Give answers of a running loop the pages that they soon need, and return those that got
+        some, with their rows.
+
+        An answer without pages waits in its row until the loop ends.
+        """
+        return [(row, job) for row, job in enumerate(loop.jobs) if self._grow(job, loop.pages)]
+
+    def reserve(self, job: Job, steps: int, most: int) -> bool:
+        """Give an answer pages for so many steps; False if there are too few, or if its table has
+        more than `most` pages then."""
+        tokens = len(job.tokens) - 1 + steps
+        return job.table is not None and pages_of(tokens) <= most and self.pages.grow(job.table, tokens)
+
+    def _grow(self, job: Job, most: int) -> bool:
+        if job.table is None or job.room >= min(AHEAD, job.left):
+            return False
+        pages = len(job.table.pages)
+        return pages < most and self.pages.grow(job.table, (pages + 1) * PAGE)
+
+    def ends(self, loop: Decode) -> bool:
+        """Return whether a running loop is to end after its present step: a request could begin, an
+        answer needs a page or a chunk, or a plan of fewer rows does."""
+        there = [job for job in loop.jobs if job.table is not None]
+        if not there or self.could_admit or _rows_for(len(there)) < loop.rows:
+            return True
+        return not all(job.is_filled and job.room for job in there)
 
     def filled(self, fill: Fill) -> None:
         """Note that a chunk is in the cache."""
@@ -246,7 +301,8 @@ class Scheduler:
         return is_open and self.pages.fits(job.owner, job.tokens, len(self.jobs))
 
     def forced(self, job: Job, tokens: Sequence[int]) -> None:
-        """Note tokens of an answer that no step chose: they are taken into the cache as a prompt."""
+        """Note tokens of an answer that no step chose: they are taken into the cache as a
+        prompt."""
         job.tokens += tokens
 
     def _admit(self) -> None:
@@ -271,10 +327,13 @@ class Scheduler:
                 job.reused += found - job.filled
             job.filled = found
 
-    def _fill(self, job: Job, is_alone: bool) -> Fill | None:
+    def _fill(self, job: Job, decoding: Sequence[Job]) -> Fill | None:
         """Return the next chunk of a prompt, unless it is the loop's turn."""
-        chunk = next(cut(job.filled, len(job.tokens) - 1, sys.maxsize, self.chunks))
-        if not is_alone and self._turn and self._turn + chunk.size > TURN:
+        has_begun = any(len(one.tokens) > len(one.prompt) for one in decoding)
+        most = min(self.turn, TURN) if has_begun else TURN
+        sizes = [size for size in self.chunks if size <= most] or self.chunks[-1:]
+        chunk = next(cut(job.filled, len(job.tokens) - 1, sys.maxsize, sizes))
+        if decoding and self._turn and self._turn + chunk.size > most:
             return None
         self._turn += chunk.size
         return Fill(job, chunk, self._size(pages_of(chunk.start + chunk.count)))
@@ -283,14 +342,20 @@ class Scheduler:
         """Give answers pages for so many steps, and return those that have them. The oldest first:
         the youngest ones are put back as long as there are too few."""
         for job in jobs:
-            while job.table is not None and not self.pages.grow(job.table, len(job.tokens) + steps - 1):
+            tokens = len(job.tokens) - 1 + min(steps, job.left)
+            while job.table is not None and not self.pages.grow(job.table, tokens):
                 self._put_back(self.jobs[-1])
         return [job for job in jobs if job.table is not None]
 
     def _put_back(self, job: Job) -> None:
-        self._close(job)
-        job.filled, job.was_put_back = 0, True
+        self._queue_again(job)
         self.puts_back += 1
+
+    def _queue_again(self, job: Job) -> None:
+        """Put an answer to the front of the queue, without its pages."""
+        self._close(job)
+        self.pages.collect()
+        job.filled, job.was_put_back = 0, True
         queue = self._waiting.pop(job.tenant, deque())
         queue.appendleft(job)
         self._waiting = {job.tenant: queue, **self._waiting}
@@ -304,6 +369,11 @@ class Scheduler:
     def _size(self, pages: int) -> int:
         """Return the pages of the least tables that have so many."""
         return next(size for size in self.table_sizes if size >= pages)
+
+
+def _rows_for(count: int) -> int:
+    """Return the rows of the least plan that has so many."""
+    return next(size for size in SIZES if size >= count)
 
 
 def table_sizes(most: int) -> list[int]:

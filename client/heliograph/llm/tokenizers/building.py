@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heliograph.errors import ConfigurationError, InvalidModelError
+from heliograph.llm.tokenizers.cuts import likely_cuts
 from heliograph.llm.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from heliograph.llm.tokenizers.vocabulary import Vocabulary, WordKind
 
@@ -106,11 +107,11 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
             f"{vocabulary.file} has words of {cuts:,} characters; at most {MAX_CUTS:,} are supported"
         )
     whole.sort(key=lambda one: (-vocabulary.scores[one[1]], one[1]))
+    words = [word for word, _ in whole]
     return [
-        (left, right)
-        for word, _ in whole
-        for at in range(1, len(word))
-        if (left := word[:at]) in ids and (right := word[at:]) in ids
+        (word[:at], right)
+        for word, at in likely_cuts(words, ids)
+        if word[:at] in ids and (right := word[at:]) in ids
     ]
 
 

@@ -22,6 +22,8 @@ class Format:
     is_bare: bool = False
     #: The mark between bare calls; empty: there is one.
     separator: str = ""
+    #: Whether a call is also `NAME.call(KEY=VALUE, ...)` behind the mark.
+    has_code: bool = False
     #: The mark between a name and its arguments, where they are no JSON object together.
     named: str = ""
     #: The marks around what the model thinks before it answers.
@@ -60,6 +62,12 @@ def format_of(template: str, words: Collection[str]) -> Format:
         return Format("phi", "<|tool_call|>", "<|/tool_call|>", is_array=True, thought=thought)
     if takes_tools and "<|python_tag|>" in words:
         return Format(
-            "llama", "<|python_tag|>", arguments="parameters", is_bare=True, separator=";", thought=thought
+            "llama",
+            "<|python_tag|>",
+            arguments="parameters",
+            is_bare=True,
+            separator=";",
+            has_code=True,
+            thought=thought,
         )
     return Format("json", is_bare=True, thought=thought, is_native=takes_tools)

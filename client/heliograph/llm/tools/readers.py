@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from heliograph.llm.tools.calls import Part, Text, Thought, ToolCall, call_of, calls_of, loaded
+from heliograph.llm.tools.code_calls import code_call
 from heliograph.llm.tools.formats import Format
 from heliograph.llm.tools.harmony import HarmonyReader
 from heliograph.llm.tools.scanning import JsonEnd, begun, first
@@ -194,7 +195,10 @@ class MarkedReader:
                 return ()
             name, body = match["name"], body[place:]
         if body[0] not in "{[":
-            return ()
+            if not (self._begin and self._form.has_code):
+                return ()
+            called = code_call(body, self._names, is_last=is_last)
+            return ([called[0]], called[1]) if called else called
         after = self._json.find(body)
         if after is None:
             return () if is_last else None

@@ -75,7 +75,7 @@ class _State:
                 if not was_open:
                     self._fail(error)
                     return
-                logger.warning("the model cannot be loaded again yet: %s", error)
+                logger.warning("the model cannot be loaded again yet: %s", error.message)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), REOPEN_SECONDS)
             except Exception as error:
@@ -147,7 +147,11 @@ def make_app(open_server: OpenServer, settings: HttpSettings) -> Starlette:
             await asyncio.gather(living, return_exceptions=True)
 
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "model": state.loaded.name})
+        found = state.loaded
+        if not found.server.is_connected:
+            again = {"retry-after": str(RETRY_SECONDS)}
+            return JSONResponse({"status": "reconnecting", "model": found.name}, 503, again)
+        return JSONResponse({"status": "ok", "model": found.name})
 
     async def metrics(request: Request) -> Response:
         _authenticate(request, settings)

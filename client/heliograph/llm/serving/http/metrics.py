@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from heliograph.llm.current_session import CurrentSession
 from heliograph.llm.serving.answering import Answering
 from heliograph.llm.serving.engine import Server
 from heliograph.llm.serving.scheduler import Scheduler
@@ -28,7 +29,8 @@ class Metrics(Collector):
         )
         self._tokens = Counter(
             "heliograph_llm_tokens",
-            "Tokens: of prompts, those of them that a cache had, and of answers.",
+            "Tokens: of prompts, those of them that a cache had, of answers, proposed ones, and those of "
+            "them that were right.",
             ("kind",),
             registry=self.registry,
         )
@@ -40,20 +42,23 @@ class Metrics(Collector):
         )
         self._next = Histogram(
             "heliograph_llm_next_token_seconds",
-            "Mean time between the tokens of an answer.",
+            "Time between two tokens of an answer.",
             buckets=_SECONDS,
             registry=self.registry,
         )
         self._scheduler: Scheduler | None = None
+        self._session: CurrentSession | None = None
         self.registry.register(self)
 
     def watch(self, server: Server) -> None:
         """Show the state of a server."""
-        self._scheduler = server.scheduler
+        self._scheduler, self._session = server.scheduler, server.session
 
     def collect(self) -> Iterator[Metric]:
         """Yield the figures of the server's state; called by Prometheus' registry."""
-        scheduler = self._scheduler
+        scheduler, session = self._scheduler, self._session
+        if session is not None:
+            yield _counter("sessions_reopened", "Sessions opened in the place of lost ones.", session.number)
         if scheduler is None:
             return
         pages = scheduler.pages
@@ -76,8 +81,11 @@ class Metrics(Collector):
         self._tokens.labels("answer").inc(len(result.tokens))
         if result.tokens:
             self._first.observe(result.prompt_seconds)
-        if len(result.tokens) > 1:
-            self._next.observe(result.seconds / (len(result.tokens) - 1))
+        if result.speculation is not None:
+            self._tokens.labels("proposed").inc(result.speculation.proposed)
+            self._tokens.labels("accepted").inc(result.speculation.accepted)
+        for gap in answering.gaps:
+            self._next.observe(gap)
 
 
 def _gauge(name: str, help: str, value: float | None = None) -> GaugeMetricFamily:

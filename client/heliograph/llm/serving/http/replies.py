@@ -29,12 +29,18 @@ def usage(results: Sequence[Result], prompts: int) -> dict[str, Any]:
     asked = sum(one.prompt_tokens for one in results[::step])
     written = sum(len(one.tokens) for one in results)
     reused = sum(one.reused_tokens for one in results[::step])
-    return {
+    found: dict[str, Any] = {
         "prompt_tokens": asked,
         "completion_tokens": written,
         "total_tokens": asked + written,
         "prompt_tokens_details": {"cached_tokens": reused},
     }
+    if drafted := [one.speculation for one in results if one.speculation is not None]:
+        accepted = sum(one.accepted for one in drafted)
+        rejected = sum(one.proposed for one in drafted) - accepted
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        found["completion_tokens_details"] = details
+    return found
 
 
 def _message(result: Result) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import heliograph as hg
-from heliograph.llm.headers import read_header, read_parts
+from heliograph.llm.files.headers import read_header, read_parts
 from heliograph_proto.gguf import GgufHeader, GgufTensor, joined
 
 
@@ -62,6 +62,19 @@ class ServerFileWeights:
 
     def __init__(self, found: hg.ServerWeights) -> None:
         self._found = found
+
+    @property
+    def name(self) -> str:
+        """The file's path in the server's folder."""
+        return self._found.file
+
+    def check_same(self, other: hg.ServerWeights) -> None:
+        """Raises InvalidModelError for a file with other tensors."""
+        if {one: self._found[one].digest for one in self._found} != {one: other[one].digest for one in other}:
+            raise hg.InvalidModelError(
+                f"{self.name} is another file now than when the model was loaded",
+                advice="load the model again",
+            )
 
     def __contains__(self, name: object) -> bool:
         return name in self._found or name in self._left_out

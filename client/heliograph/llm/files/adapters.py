@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import heliograph as hg
-from heliograph.llm.weights import File, LocalWeights, ServerFileWeights, open_file, unsupported
+from heliograph.llm.files.weights import File, LocalWeights, ServerFileWeights, open_file, unsupported
 
 ops = hg.ops
 

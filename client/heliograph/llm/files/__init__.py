@@ -1,0 +1,1 @@
+"""The files of models and of adapters: headers, tensors, and pairs of thin matrices."""
