@@ -19,6 +19,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from heliograph.cli.completion import answer, is_asked
 from heliograph_proto import __version__
 
 # The help needs no errors, which load NumPy and protobuf.
@@ -43,6 +44,7 @@ GROUPS = {
         "devices": "list the devices of a daemon",
         "health": "check the health of a daemon",
         "doctor": "measure the connection to a daemon, and advise what to change",
+        "bench": "measure a daemon in two minutes, and compare machines",
         "ops": "print the op table",
         "conformance": "check the results of a device against the op table",
     },
@@ -57,6 +59,7 @@ GROUPS = {
         "token": "create, list and revoke the tokens of a daemon",
         "cache": "list, remove or check the weights that daemons keep on disk",
         "warmup": "compile the CPU kernels before a daemon needs them",
+        "completion": "print the completion script of a shell: bash, zsh, fish",
     },
 }
 COMMANDS = {name: help for group in GROUPS.values() for name, help in group.items()}
@@ -64,6 +67,8 @@ COMMANDS = {name: help for group in GROUPS.values() for name, help in group.item
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status of the process."""
+    if arguments is None and is_asked():
+        return answer(COMMANDS, _plugins())
     given = list(sys.argv[1:] if arguments is None else arguments)
     verbose, command = 0, ""
     try:
@@ -195,7 +200,9 @@ def complain(error: Exception, verbose: int) -> int:
     """Print an error and return the exit status."""
     if verbose > 1:
         logging.getLogger("heliograph").error("the traceback", exc_info=error)
-    print(f"error: {error}", file=sys.stderr)
+    from heliograph.cli.common.style import print_error
+
+    print_error(str(error))
     return 1
 
 

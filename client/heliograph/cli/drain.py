@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 
 from heliograph import admin
-from heliograph.admin import DrainState, DrainStatus
+from heliograph.admin import DrainState, DrainStatus, SessionOutcome
 from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.text import plain
 from heliograph_proto.errors import InvalidArgumentError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --server, --seconds, --stay, --wait, --undo."""
+    """Add --server, --seconds, --stay, --wait, --move-to, --undo."""
     parser.epilog = (
         "The daemon refuses new sessions, and its health is NOT_SERVING. When running work has ended, or its "
         "time is over, the daemon ends all sessions and stops."
@@ -26,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--stay", action="store_true", help="keep the drained daemon running, until --undo")
     add("--wait", action="store_true", help="wait for the end of the drain")
+    add(
+        "--move-to",
+        metavar="URL",
+        default="",
+        help="first hand the sessions that have a lease to this daemon, whose clients follow; wait, and "
+        "report each session",
+    )
     add("--undo", action="store_true", help="take new sessions again, unless the daemon is stopping already")
 
 
@@ -34,19 +42,28 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises DrainingError, InvalidArgumentError.
     """
-    if arguments.undo and (arguments.stay or arguments.wait or arguments.seconds is not None):
+    others = arguments.stay or arguments.wait or arguments.move_to or arguments.seconds is not None
+    if arguments.undo and others:
         raise InvalidArgumentError("--undo starts no drain", advice="omit the other options")
     with admin.connect(arguments.server) as daemon:
         if arguments.undo:
             daemon.undo_drain()
             print("the daemon takes new sessions")
             return 0
-        print(_words(daemon.drain(arguments.seconds, stay=arguments.stay)), flush=True)
-        if not arguments.wait:
+        begun = daemon.drain(arguments.seconds, stay=arguments.stay, move_to=arguments.move_to)
+        print(_words(begun), flush=True)
+        if not (arguments.wait or arguments.move_to):
             return 0
         found = daemon.wait_drained()
+    for line in map(_outcome, found.moves):
+        print(line)
     print(_end(found))
     return 1 if found.state is DrainState.SERVING else 0
+
+
+def _outcome(found: SessionOutcome) -> str:
+    who = f"session {found.number} of {plain(found.client)}"
+    return f"{who} moved" if found.moved else f"{who} did not move: {plain(found.why)}"
 
 
 def _end(found: DrainStatus) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import select
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 from heliograph import admin
 from heliograph.admin import Admin
 from heliograph.cli.common.arguments import add_json_argument, add_server_argument
-from heliograph.cli.common.status_view import Line, frame
+from heliograph.cli.common.status_view import BUSIEST, ORDERS, History, Line, Shown, frame, ordered
 from heliograph_proto.errors import (
     CancelledError,
     ConnectionError,
     HeliographError,
     InvalidArgumentError,
     ProtocolError,
+    SessionClosedError,
     UnauthenticatedError,
 )
 from heliograph_proto.sessions import Snapshot
@@ -41,12 +43,27 @@ KEY_SECONDS = 0.1
 #: The width of plain text without a terminal.
 PLAIN_WIDTH = 160
 _NO_ANSWER = "the daemon does not answer"
-STYLES = {"title": "bold", "header": "bold cyan", "warning": "bold red", "": ""}
+STYLES = {
+    "title": "bold",
+    "header": "bold cyan",
+    "warning": "bold red",
+    "quiet": "dim",
+    "marked": "reverse",
+    "": "",
+}
+KEYS = "q quit · s sort: {order} · ↑ ↓ choose · Enter one session · Esc all"
+ONE_KEYS = "q quit · Esc all sessions"
+#: The bytes that terminals send for keys.
+_UP, _DOWN, _ESCAPE = (b"\x1b[A", b"\x1bOA", b"k"), (b"\x1b[B", b"\x1bOB", b"j"), b"\x1b"
+_KEY = re.compile(rb"\x1b[\[O][A-D]|.", re.S)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --server, --interval, --once, --json."""
-    parser.epilog = "Press q or Ctrl-C to quit. A restarted daemon is found again."
+    parser.epilog = (
+        "Keys: q or Ctrl-C quits, s sorts by the next column, up and down choose a session, Enter shows it "
+        "alone, Esc all again. A restarted daemon is found again."
+    )
     add_server_argument(parser)
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="refresh interval (default: 1)"
@@ -54,6 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once", action="store_true", help="print once as plain text; the default without a terminal"
     )
+    parser.add_argument(
+        "--sort", choices=tuple(ORDERS), default=BUSIEST, help="sort sessions by (default: %(default)s)"
+    )
+    parser.add_argument("--session", type=int, default=0, metavar="ID", help="show this session alone")
     add_json_argument(parser)
 
 
@@ -66,10 +87,15 @@ def run(arguments: argparse.Namespace) -> int:
         # The live view starts with one too, so that a wrong address is an error and no reason to
         # wait.
         first = daemon.snapshot()
+        shown = Shown(arguments.sort, arguments.session)
+        if shown.session and not any(one.number == shown.session for one in first.sessions):
+            raise SessionClosedError(
+                f"there is no session {shown.session}", advice="`heliograph sessions ls` lists them"
+            )
         if live and has_rich():
-            Top(daemon, arguments.interval).show(first)
+            Top(daemon, arguments.interval, shown).show(first)
         else:
-            print(as_json(first) if arguments.json else as_text(first, str(daemon.address)))
+            print(as_json(first) if arguments.json else as_text(first, str(daemon.address), shown))
     return 0
 
 
@@ -82,10 +108,10 @@ def _plain(value: Any) -> str:
     return value.name.lower() if isinstance(value, Enum) else bytes(value).hex()
 
 
-def as_text(found: Snapshot, where: str) -> str:
+def as_text(found: Snapshot, where: str, shown: Shown | None = None) -> str:
     """The snapshot as plain lines."""
     width = shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns if sys.stdout.isatty() else PLAIN_WIDTH
-    return "\n".join(text for text, _ in frame(found, where, width))
+    return "\n".join(text for text, _ in frame(found, where, width, shown=shown))
 
 
 def has_rich() -> bool:
@@ -135,11 +161,12 @@ class Watcher:
 class Top:
     """The live view."""
 
-    def __init__(self, daemon: Admin, interval: float) -> None:
+    def __init__(self, daemon: Admin, interval: float, shown: Shown | None = None) -> None:
         self._daemon = daemon
         self._interval = interval
         self._incarnation = b""
         self._note = ""
+        self.shown = replace(shown or Shown(), history=History())
 
     def show(self, first: Snapshot) -> None:
         """Show snapshots until q or Ctrl-C. Raises the errors that a retry does not solve."""
@@ -152,13 +179,38 @@ class Top:
         ):
             snapshot = self.heed(first, first)
             self._draw(live, snapshot)
-            while b"q" not in pressed():
+            while self.press(keys := pressed(), snapshot):
                 try:
-                    found = watcher.found.get(timeout=KEY_SECONDS)
+                    snapshot = self.heed(watcher.found.get(timeout=KEY_SECONDS), snapshot)
                 except Empty:
-                    continue
-                snapshot = self.heed(found, snapshot)
+                    if not keys:
+                        continue
                 self._draw(live, snapshot)
+
+    def press(self, keys: bytes, found: Snapshot) -> bool:
+        """Heed keys. Returns False if the view is to end."""
+        return all(self._press(key, found) for key in _KEY.findall(keys))
+
+    def _press(self, key: bytes, found: Snapshot) -> bool:
+        shown = self.shown
+        if key == b"s":
+            orders = list(ORDERS)
+            after = orders[(orders.index(shown.order) + 1) % len(orders)]
+            self.shown = replace(shown, order=after)
+        elif key in _UP or key in _DOWN:
+            self.shown = replace(shown, marked=self._moved(found, 1 if key in _DOWN else -1))
+        elif key in (b"\r", b"\n"):
+            self.shown = replace(shown, session=shown.marked)
+        elif key == _ESCAPE:
+            self.shown = replace(shown, session=0)
+        return key != b"q"
+
+    def _moved(self, found: Snapshot, by: int) -> int:
+        """The number of the session after or before the marked one; of the first one if none is."""
+        numbers = [one.number for one in ordered(found.sessions, self.shown.order)]
+        if self.shown.marked not in numbers:
+            return numbers[0] if numbers else 0
+        return numbers[min(max(0, numbers.index(self.shown.marked) + by), len(numbers) - 1)]
 
     def heed(self, found: Snapshot | HeliographError, last: Snapshot) -> Snapshot:
         """Return the snapshot to show: the new one, or the last one with a note on the error.
@@ -171,6 +223,7 @@ class Top:
                 raise found
             self._note = f"{_NO_ANSWER}; retrying. {found.message}"
             return last
+        self.shown.history.add(found)
         is_other = self._incarnation not in (b"", found.incarnation)
         self._incarnation = found.incarnation
         if is_other:
@@ -186,7 +239,9 @@ class Top:
 
     def _draw(self, live: Live, snapshot: Snapshot) -> None:
         size = live.console.size
-        lines = frame(snapshot, str(self._daemon.address), size.width, size.height, self._note)
+        hint = ONE_KEYS if self.shown.session else KEYS.format(order=self.shown.order)
+        how = replace(self.shown, hint=hint)
+        lines = frame(snapshot, str(self._daemon.address), size.width, size.height, self._note, how)
         live.update(_rich(lines), refresh=True)
 
 

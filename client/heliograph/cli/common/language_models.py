@@ -14,6 +14,7 @@ import heliograph as hg
 from heliograph.cli.common.arguments import add_server_argument
 from heliograph.cli.common.placement import add_model_placing_arguments, model_placing
 from heliograph.llm import Answer, LanguageModel, Result
+from heliograph.llm.speculating import LOOKUP
 from heliograph_proto.gguf import part_name
 
 MODEL_HELP = (
@@ -31,8 +32,9 @@ SAMPLING: dict[str, tuple[type, str]] = {
 }
 
 
-def add_loading_arguments(parser: argparse.ArgumentParser, lora_help: str = "") -> None:
-    """Add MODEL, --server, and how the model is loaded. `lora_help` ends the help of --lora."""
+def add_loading_arguments(parser: argparse.ArgumentParser, lora_help: str = "", draft_help: str = "") -> None:
+    """Add MODEL, --server, and how the model is loaded. `lora_help` ends the help of --lora, and
+    `draft_help` that of --draft."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_server_argument(parser)
     parser.add_argument(
@@ -63,16 +65,11 @@ def add_loading_arguments(parser: argparse.ArgumentParser, lora_help: str = "") 
         f"what it adds (default: 1); may be given several times{lora_help}",
     )
     add_model_placing_arguments(parser)
-
-
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, --server, how the model is loaded, and the options of an answer."""
-    add_loading_arguments(parser)
     parser.add_argument(
         "--draft",
         metavar="FILE",
         help="smaller model with the same vocabulary, which proposes tokens: answers stay the same, and may "
-        'come faster. "prompt": the text so far proposes them',
+        f'come faster. "{LOOKUP}": the text so far proposes them{draft_help}',
     )
     parser.add_argument(
         "--draft-tokens",
@@ -80,6 +77,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="tokens that are proposed at a time, 1 to 15 (default: by what pays)",
     )
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, --server, how the model is loaded, and the options of an answer."""
+    add_loading_arguments(parser)
     group = parser.add_argument_group("answers")
     for name, (kind, help) in SAMPLING.items():
         flags = ["-n"] if name == "max_tokens" else []
@@ -105,6 +107,14 @@ def scaled(text: str) -> tuple[str, float]:
         return text, 1.0
 
 
+def wanted_draft(arguments: argparse.Namespace) -> str | None:
+    """Return what --draft names, or None. Raises InvalidArgumentError for tokens of no draft."""
+    if arguments.draft is None and arguments.draft_tokens is not None:
+        raise hg.InvalidArgumentError("--draft-tokens is given without --draft", advice="give --draft FILE")
+    draft: str | None = arguments.draft
+    return draft
+
+
 def file_of(session: hg.Session, name: str) -> str | hg.ServerWeights:
     """Return a file here, else one of the server's."""
     served = "" if Path(name).exists() else served_model(name, session.models())
@@ -118,11 +128,8 @@ def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageMo
         sys.stdout.reconfigure(errors="backslashreplace")
     adapters = [hg.llm.Adapter(file_of(session, file), scale) for file, scale in map(scaled, arguments.lora)]
     draft = None
-    if arguments.draft is None and arguments.draft_tokens is not None:
-        raise hg.InvalidArgumentError("--draft-tokens is given without --draft", advice="give --draft FILE")
-    if arguments.draft is not None:
-        is_file = arguments.draft != "prompt"
-        file = file_of(session, arguments.draft) if is_file else arguments.draft
+    if (wanted := wanted_draft(arguments)) is not None:
+        file = file_of(session, wanted) if wanted != LOOKUP else wanted
         draft = hg.llm.Draft(file, arguments.draft_tokens)
     return hg.llm.load(
         session,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from heliograph.comparison.inputs import checked
-from heliograph.graph.atomic_files import replacing
+from heliograph.graph.files.atomic_files import replacing
 from heliograph_proto.errors import InvalidInputError
 from heliograph_proto.graph import Leaf
 from heliograph_proto.quantization import blocks

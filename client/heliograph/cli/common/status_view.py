@@ -3,8 +3,8 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from heliograph.cli.common.text import age_text, plain
@@ -13,13 +13,14 @@ from heliograph_proto.devices import MemberInfo, MemberState
 from heliograph_proto.sessions import DeviceStatus, DrainState, SessionStatus, Snapshot, TenantUsage
 from heliograph_proto.types import size_text
 
-Style: TypeAlias = Literal["title", "header", "warning", ""]
+Style: TypeAlias = Literal["title", "header", "warning", "quiet", "marked", ""]
 #: A line and its style.
 Line: TypeAlias = tuple[str, Style]
 Row: TypeAlias = Sequence[str]
 
-#: The cells of a bar.
+#: The cells of a bar, and of a sparkline.
 BAR = 10
+SPARKS = 12
 GAP = 2
 #: The least lines for sessions, however low the screen.
 LEAST_SESSIONS = 3
@@ -39,6 +40,7 @@ DEVICES = (
     Column("used", 1),
     Column("of", 4),
     Column("busy"),
+    Column("lately", 2),
     Column("description", 5),
 )
 SESSIONS = (
@@ -53,9 +55,23 @@ SESSIONS = (
     Column("runs", 1),
     Column("plans", 9),
     Column("holds"),
+    Column("snapshot", 2),
     Column("in/s", 2),
     Column("out/s", 2),
+    Column("lately", 1),
 )
+#: How sessions may be sorted: by the title of a column, the largest first, and by id.
+ORDERS: Mapping[str, Callable[[SessionStatus], float]] = {
+    "a second": lambda one: -one.commands_per_second,
+    "runs": lambda one: -one.runs_in_flight,
+    "holds": lambda one: -one.device_bytes,
+    "in/s": lambda one: -one.received_bytes_per_second,
+    "out/s": lambda one: -one.sent_bytes_per_second,
+    "age": lambda one: -one.age_seconds,
+    "id": lambda one: one.number,
+}
+#: The usual order.
+BUSIEST = "a second"
 TENANTS = (
     Column("tenant"),
     Column("sessions", 1),
@@ -70,25 +86,97 @@ TENANTS = (
 MEMBERS = (Column("member"), Column("state"), Column("address", 2), Column("devices", 3), Column("why", 1))
 
 
+@dataclass(slots=True)
+class History:
+    """The last snapshots' numbers, by which sparklines are drawn; one for each snapshot."""
+
+    devices: dict[str, list[float]] = field(default_factory=dict)
+    sessions: dict[int, list[float]] = field(default_factory=dict)
+
+    def add(self, found: Snapshot) -> None:
+        """Take in a snapshot. Devices and sessions that are gone from it are forgotten."""
+        shares = {one.name: one.busy_share for one in found.devices}
+        rates = {one.number: one.commands_per_second for one in found.sessions}
+        self.devices = {name: [*self.devices.get(name, ()), one][-SPARKS:] for name, one in shares.items()}
+        self.sessions = {name: [*self.sessions.get(name, ()), one][-SPARKS:] for name, one in rates.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The part of a snapshot that is shown, and its order."""
+
+    #: One of ORDERS.
+    order: str = BUSIEST
+    #: The number of the one session that is shown; 0: all.
+    session: int = 0
+    #: The number of the session that is marked; 0: none.
+    marked: int = 0
+    history: History = field(default_factory=History)
+    #: A line at the end, such as the keys.
+    hint: str = ""
+
+
 def frame(
-    found: Snapshot, where: str, width: int, height: int | None = None, note: str = ""
+    found: Snapshot,
+    where: str,
+    width: int,
+    height: int | None = None,
+    note: str = "",
+    shown: Shown | None = None,
 ) -> tuple[Line, ...]:
     """Show a snapshot of the daemon at `where` in lines of at most `width` characters.
 
     There are at most `height` lines, if that is enough for the least. `note`: the current problem,
     if any.
     """
-    shown: list[Line] = [(title(found, where), "title")]
+    how = shown or Shown()
+    head: list[Line] = [(title(found, where), "title")]
     if note:
-        shown.append((plain(note), "warning"))
+        head.append((plain(note), "warning"))
+    one = bool(how.session)
+    lines = [*head, *session_view(found, how)] if one else _overview(found, head, width, height, how)
+    if how.hint and (height is None or len(lines) + 2 <= height):
+        lines = [*lines, ("", ""), (how.hint, "quiet")]
+    return tuple((_cut(text, width), style) for text, style in lines)
+
+
+def _overview(found: Snapshot, head: list[Line], width: int, height: int | None, how: Shown) -> list[Line]:
+    """Devices, sessions, tenants and members."""
     warnings: list[Line] = [(text, "warning") for text in _warnings(found)]
-    devices = _table(DEVICES, map(_device_row, found.devices), width)
+    lately = how.history.devices
+    devices = _table(DEVICES, (_device_row(one, lately.get(one.name, ())) for one in found.devices), width)
     rest = _table(TENANTS, map(_tenant_row, _named(found.tenants)), width)
     rest += _table(MEMBERS, map(_member_row, found.members), width)
-    used = len(shown) + len(warnings) + len(devices) + len(rest) + 3
+    used = len(head) + len(warnings) + len(devices) + len(rest) + 3 + 2 * bool(how.hint)
     room = None if height is None else max(LEAST_SESSIONS, height - used)
-    lines: list[Line] = [*shown, *warnings, *devices, *_sessions(found.sessions, width, room), *rest]
-    return tuple((_cut(text, width), style) for text, style in lines)
+    return [*head, *warnings, *devices, *_sessions(found.sessions, width, room, how), *rest]
+
+
+def session_view(found: Snapshot, how: Shown) -> list[Line]:
+    """Everything about one session, a line each, with its rates lately."""
+    one = next((one for one in found.sessions if one.number == how.session), None)
+    if one is None:
+        return [("", ""), (f"session {how.session} is gone", "warning")]
+    rates = how.history.sessions.get(one.number, ())
+    rows = [
+        ("client", plain(one.client)),
+        ("tenant", plain(one.tenant)),
+        ("token", plain(one.credential)),
+        ("age", f"{age_text(one.age_seconds)}{'' if one.attached else ', not attached'}"),
+        ("commands", f"{one.commands:,}, {one.commands_per_second:,.0f} a second  {sparks(rates)}".rstrip()),
+        ("in flight", f"{one.commands_in_flight:,} commands, {one.runs_in_flight:,} of them runs"),
+        ("plans", f"{one.plans:,}"),
+        ("tensors", f"{one.tensors:,}"),
+        ("holds", f"{size_text(one.device_bytes)} on devices, {size_text(one.staged_bytes)} staged"),
+        ("received", _moved(one.received_bytes, one.received_bytes_per_second)),
+        ("sent", _moved(one.sent_bytes, one.sent_bytes_per_second)),
+    ]
+    header: Line = (f"session {one.number}", "header")
+    return [("", ""), header, *((f"{name:10} {value}", "") for name, value in rows if value)]
+
+
+def _moved(total: int, rate: float) -> str:
+    return f"{size_text(total)}, {size_text(round(rate))}/s"
 
 
 def title(found: Snapshot, where: str) -> str:
@@ -118,12 +206,23 @@ def _warnings(found: Snapshot) -> Iterator[str]:
             yield f"{plain(device.name)} is lost: {plain(device.lost)}"
 
 
-def _sessions(sessions: Sequence[SessionStatus], width: int, room: int | None) -> list[Line]:
-    """The busiest sessions, as many as there is room for."""
-    busiest = sorted(sessions, key=lambda one: (-one.commands_per_second, one.number))
-    shown = busiest if room is None or len(busiest) <= room else busiest[: room - 1]
-    lines = _table(SESSIONS, map(_session_row, shown), width)
-    if hidden := len(busiest) - len(shown):
+def ordered(sessions: Sequence[SessionStatus], order: str) -> list[SessionStatus]:
+    """The sessions in one of ORDERS."""
+    key = ORDERS[order]
+    return sorted(sessions, key=lambda one: (key(one), one.number))
+
+
+def _sessions(sessions: Sequence[SessionStatus], width: int, room: int | None, how: Shown) -> list[Line]:
+    """The first sessions in their order, as many as there is room for, and the marked one."""
+    found = ordered(sessions, how.order)
+    place = next((place for place, one in enumerate(found) if one.number == how.marked), 0)
+    count = len(found) if room is None or len(found) <= room else room - 1
+    first = max(0, place - count + 1)
+    part = found[first : first + count]
+    lately = how.history.sessions
+    rows = (session_row(one, lately.get(one.number, ())) for one in part)
+    lines = _table(SESSIONS, rows, width, marked=place - first if how.marked else None)
+    if hidden := len(found) - len(part):
         lines.append((f"and {hidden:,} more", ""))
     return lines
 
@@ -131,14 +230,17 @@ def _sessions(sessions: Sequence[SessionStatus], width: int, room: int | None) -
 # Tables
 
 
-def _table(columns: Sequence[Column], rows: Iterator[Row], width: int) -> list[Line]:
-    """An empty line, a header and the rows; nothing without rows."""
+def _table(
+    columns: Sequence[Column], rows: Iterator[Row], width: int, marked: int | None = None
+) -> list[Line]:
+    """An empty line, a header and the rows, of which one may be marked; nothing without rows."""
     cells = [[column.title for column in columns], *(list(map(plain, row)) for row in rows)]
     if len(cells) == 1:
         return []
     kept = _fitting(columns, cells, width)
     header, *lines = align([[row[place] for place in kept] for row in cells])
-    return [("", ""), (header, "header"), *((line, "") for line in lines)]
+    styled: list[Line] = [(line, "marked" if place == marked else "") for place, line in enumerate(lines)]
+    return [("", ""), (header, "header"), *styled]
 
 
 def _fitting(columns: Sequence[Column], cells: Sequence[Row], width: int) -> list[int]:
@@ -160,16 +262,25 @@ def _cut(text: str, width: int) -> str:
 
 def session_rows(sessions: Sequence[SessionStatus]) -> list[Row]:
     """A header, and a row with all columns for each session."""
-    return [[column.title for column in SESSIONS], *map(_session_row, sessions)]
+    header = [column.title for column in SESSIONS][:-1]
+    return [header, *(session_row(one, ())[:-1] for one in sessions)]
 
 
-def _device_row(one: DeviceStatus) -> Row:
+def _device_row(one: DeviceStatus, lately: Sequence[float]) -> Row:
     total, used = one.memory.total_bytes, one.memory.total_bytes - one.memory.free_bytes
     sizes = (bar(used / total), size_text(used), size_text(total)) if total else ("", "", "")
-    return [one.name, *sizes, "lost" if one.lost else f"{one.busy_share:.0%}", one.description]
+    busy = "lost" if one.lost else f"{one.busy_share:.0%}"
+    return [one.name, *sizes, busy, sparks(lately, 1.0), one.description]
 
 
-def _session_row(one: SessionStatus) -> Row:
+def _rate_or_state(one: SessionStatus) -> str:
+    if one.lease_left_seconds is not None:
+        return f"detached, {one.lease_left_seconds:.0f} s left"
+    return f"{one.commands_per_second:,.0f}" if one.attached else "not attached"
+
+
+def session_row(one: SessionStatus, lately: Sequence[float]) -> Row:
+    """The cells of a session; the last one is a sparkline."""
     return [
         str(one.number),
         plain(one.tenant),
@@ -177,13 +288,15 @@ def _session_row(one: SessionStatus) -> Row:
         plain(one.client),
         age_text(one.age_seconds),
         f"{one.commands:,}",
-        f"{one.commands_per_second:,.0f}" if one.attached else "not attached",
+        _rate_or_state(one),
         f"{one.commands_in_flight:,}",
         f"{one.runs_in_flight:,}",
         f"{one.plans:,}",
         size_text(one.device_bytes),
+        "" if one.snapshot_age_seconds is None else f"{age_text(one.snapshot_age_seconds)} ago",
         size_text(one.received_bytes_per_second),
         size_text(one.sent_bytes_per_second),
+        sparks(lately),
     ]
 
 
@@ -227,3 +340,20 @@ def bar(share: float) -> str:
     """A share from 0 to 1 as a bar."""
     full = round(min(1.0, max(0.0, share)) * BAR)
     return "█" * full + "░" * (BAR - full)
+
+
+#: Parts of a cell, from its eighth to all of it.
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def sparks(values: Sequence[float], most: float = 0.0) -> str:
+    """Numbers of 0 and more as columns in their order, a cell each; fewer than two are nothing.
+
+    A column is full at `most`, or at the largest of them.
+    """
+    if len(values) < 2:
+        return ""
+    full = max(most, *values)
+    steps = len(_SPARKS) - 1
+    shares = (max(0.0, one) / full if full > 0 else 0.0 for one in values)
+    return "".join(_SPARKS[min(steps, round(share * steps))] for share in shares)

@@ -5,25 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from heliograph.cli.common.style import STYLES, console
 from heliograph.explain.tables import align
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows under a header."""
-    if not sys.stdout.isatty() or not _print_rich(header, rows):
+    shown = console(sys.stdout)
+    if shown is None:
         print("\n".join(align([header, *rows])))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
 
-
-def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """True if rich is installed and printed the rows."""
-    try:
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-    except ImportError:
-        return False
-    table = Table(*header)
+    table = Table(*header, box=SIMPLE_HEAD, header_style=STYLES["header"], pad_edge=False)
     for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
-    return True
+        table.add_row(*map(Text, row))
+    shown.print(table)

@@ -456,7 +456,7 @@ def _empty(pool: PoolSeen) -> Iterator[Finding]:
         yield _finding("pool", "the pool has no member, and none is expected")
 
 
-_STATES = {"lost": "is lost", "draining": "drains"}
+_STATES = {"lost": "is lost", "draining": "drains", "away": "is away"}
 
 
 def _missing(pool: PoolSeen) -> Iterator[Finding]:
@@ -546,6 +546,18 @@ def _names(names: Iterable[str]) -> str:
     more = [f"{len(found) - _NAMES} more"] if len(found) > _NAMES else []
     shown = [*found[:_NAMES], *more]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def first_change(findings: Iterable[Finding]) -> str:
+    """The one thing to change first: the advice of the most important finding that is a warning,
+    else hint.
+
+    Findings come most important first. Those that cost nothing are no reason to change anything.
+    """
+    for one in findings:
+        if not one.cost.startswith(("none", "nothing")):
+            return f"change first: {one.advice} ({one.seen})"
+    return "change first: nothing"
 
 
 def said(findings: Iterable[Finding]) -> list[str]:

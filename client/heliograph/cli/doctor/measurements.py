@@ -107,7 +107,7 @@ class MemberSeen:
     name: str
     #: The address at which the head reaches it.
     address: str
-    #: "joining", "ready", "draining" or "lost".
+    #: "joining", "ready", "away", "draining" or "lost".
     state: str
     #: Why it is not ready, and what to do.
     why: str = ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from heliograph.cli.common.style import say
 from heliograph.cli.common.tables import print_table
 from heliograph.cli.common.text import MOST, plain, time_text
 from heliograph.cli.doctor.expectations import expected_rate
-from heliograph.cli.doctor.findings import Finding, said
+from heliograph.cli.doctor.findings import Finding, first_change, said
 from heliograph.cli.doctor.measurements import (
     Direction,
     MemberSeen,
@@ -74,7 +75,8 @@ def show(found: TransportMeasurements, findings: Sequence[Finding]) -> None:
     print()
     header = ["device", "type", "backend", "free", "total", "kernels", "BLAS", "description"]
     print_table(header, list(_devices(found)))
-    print("\n".join(["", *_agreed(found), "", *said(findings)]))
+    print("\n".join(["", *_agreed(found), "", *said(findings), ""]))
+    say(first_change(findings), "title")
 
 
 def compression_of(found: TransportMeasurements) -> str:
