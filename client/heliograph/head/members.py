@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from heliograph._base import reservation as reservations
+from heliograph._base.buffer import place_of
 from heliograph._base.device import DeviceArgument, device_name
 from heliograph._base.placement import check_handles
 from heliograph._base.reservation import Reservation
 from heliograph._base.streams import StreamBase, stream_handle
 from heliograph.core.effects import ask
-from heliograph.core.methods import ESTIMATE
+from heliograph.core.methods import ESTIMATE, TAKE_UP, TakeUpRequest
 from heliograph.plan import Plan
 from heliograph.procedures import compile as procedures
 from heliograph.procedures.compile import Compilation, FrozenGraph
@@ -22,29 +23,43 @@ from heliograph.procedures.run import RunOutput, Submission, choose_outputs, sub
 from heliograph.procedures.transfer import Sending, arrive
 from heliograph.run_future import InlineFuture, RunFuture
 from heliograph.session import Session
-from heliograph.tensor import Tensor
-from heliograph.transport.blocking import GrpcShell
+from heliograph.tensor import Buffer, Tensor
+from heliograph.transport.blocking_grpc import GrpcShell, HeadLink
 from heliograph.transport.bulk.tickets import Announcement, Tell, TicketUpload
 from heliograph.transport.channels import credentials_of
+from heliograph.transport.handshake import Wish
 from heliograph_proto import EXCHANGE
 from heliograph_proto import graph as contract
 from heliograph_proto.addresses import Credentials, parse_address
-from heliograph_proto.devices import DeviceChange
-from heliograph_proto.errors import HeliographError, UnsupportedError
+from heliograph_proto.devices import DeviceChange, Usage
+from heliograph_proto.errors import HeliographError, ProtocolError, UnsupportedError
 from heliograph_proto.plans import ContentOffer, EstimateRequest, PlanEstimate, PlanOptions, PlanReport
+from heliograph_proto.sessions import TakenBytes, WantedBytes
+
+#: The time for a member to end an earlier session and to find wanted bytes in its memory.
+TAKE_UP_SECONDS = 300.0
 
 
 def connect_as_head(
-    url: str, timeout: float, silence_seconds: float, credentials: Credentials | None = None
+    url: str,
+    timeout: float,
+    silence_seconds: float,
+    credentials: Credentials | None = None,
+    lease_seconds: float = 0.0,
+    kept_seconds: float = 0.0,
 ) -> Session:
-    """Connect like `hg.connect`, to a server that counts as gone after this much silence.
+    """Connect like `hg.connect`, to a server whose connection breaks after this much silence.
 
-    `credentials` defaults to those of the URL and the environment.
+    `credentials` defaults to those of the URL and the environment. `lease_seconds`: the time for
+    which it connects again after a break; `kept_seconds`: that for which the server keeps the
+    session if it does not, if longer. A port that refuses connections ends the session at once.
     """
     address = parse_address(url)
     shown = credentials_of(address) if credentials is None else credentials
     shown = replace(shown, in_clear=shown.in_clear or address.insecure)
-    return Session(GrpcShell(address, timeout, "auto", silence_seconds, shown))
+    wish = Wish(round(max(lease_seconds, kept_seconds) * 1e3) if lease_seconds else 0)
+    how = HeadLink(lease_seconds)
+    return Session(GrpcShell(address, timeout, "auto", silence_seconds, shown, wish=wish, head=how))
 
 
 def compile_frozen(
@@ -110,6 +125,51 @@ def when_lost(session: Session, callback: Callable[[HeliographError], None]) -> 
     session._shell.when_lost(callback)
 
 
+def take_up(
+    session: Session, earlier: bytes, wanted: Sequence[WantedBytes]
+) -> dict[int, tuple[Buffer, TakenBytes]]:
+    """End an earlier session with the same server, and take the memory of it that has wanted bytes.
+
+    Returns the buffers by their place in `wanted`, whose handles are ignored. Raises the errors of
+    SessionService.TakeUp, and ProtocolError for a server that knows no such call or answers
+    something else.
+    """
+    shell = session._shell
+    handles = shell.advance(lambda: [shell.core.handle() for _ in wanted])
+    numbered = tuple(replace(one, buffer=handle) for one, handle in zip(wanted, handles, strict=True))
+    request = TakeUpRequest(earlier, numbered)
+    taken = shell.drive(ask(TAKE_UP, request), TAKE_UP_SECONDS, "taking up an earlier session")
+    places = {handle: place for place, handle in enumerate(handles)}
+    found: dict[int, tuple[Buffer, TakenBytes]] = {}
+    for one in taken:
+        if (place := places.get(one.buffer)) is None or place in found:
+            raise ProtocolError(f"{session.address} took up a buffer that was not wanted")
+        where = place_of(shell, one.device, one.buffer_type, Usage.ANY)
+        size_bytes = wanted[place].size_bytes
+        found[place] = Buffer(shell, one.buffer, where, size_bytes, is_list=False), one
+    return found
+
+
+def end_earlier(session: Session, earlier: bytes) -> None:
+    """End an earlier session with the same server, by its secret, unless it has ended."""
+    shell = session._shell
+    if isinstance(shell, GrpcShell):
+        shell.end_earlier(earlier)
+
+
+def leave(session: Session) -> None:
+    """Let go of a session, which the server keeps for its lease."""
+    shell = session._shell
+    if isinstance(shell, GrpcShell):
+        shell.leave()
+
+
+def why_away(session: Session) -> HeliographError | None:
+    """Return the error with which the connection broke, while the session has none."""
+    shell = session._shell
+    return shell.why_down if isinstance(shell, GrpcShell) else None
+
+
 def when_changed(session: Session, callback: Callable[[DeviceChange], None]) -> None:
     """Call a function with each change of the server's devices. It replaces an earlier one."""
     session._shell.watchers.tell = callback
@@ -161,6 +221,21 @@ def submit_partition(
         into: Tensors by the number of the output to write to them.
         stream: The stream of the run (default: the session's own).
     """
+    shell, spec = plan._shell, plan._spec
+    submission = submission_of(plan, number, inputs, fetched, into, stream_handle(shell, stream))
+    run = shell.drive(submit(shell.core, submission), None, spec.what)
+    return RunFuture(shell, run, {}, spec.what)
+
+
+def submission_of(
+    plan: Plan,
+    number: int,
+    inputs: Sequence[Tensor | np.ndarray[Any, Any]],
+    fetched: Sequence[int],
+    into: Mapping[int, Tensor],
+    stream: int | None,
+) -> Submission:
+    """Return a run to send, given as to `submit_partition`."""
     plan._live_handle  # noqa: B018 - raises when it was freed
     shell, spec = plan._shell, plan._spec
     bound = [one._used_in(shell) if isinstance(one, Tensor) else one for one in inputs]
@@ -169,10 +244,8 @@ def submit_partition(
     # A step of the core: several device threads share the session of a member.
     made = shell.advance(lambda: choose_outputs(shell.core, spec.info, names, fetch=True)) if names else []
     kept = [RunOutput(place, ports[place], into=one._used_in(shell)) for place, one in into.items()]
-    how = Sending(stream_handle(shell, stream), observed=True, keep=True)
-    submission = Submission(spec, bound, made, kept, how, shell.release, exchange_run=number)
-    run = shell.drive(submit(shell.core, submission), None, spec.what)
-    return RunFuture(shell, run, {}, spec.what)
+    how = Sending(stream, observed=True, keep=True)
+    return Submission(spec, bound, made, kept, how, shell.release, exchange_run=number)
 
 
 def report(plan: Plan, timeout: float | None = None, *, measure: bool | None = None) -> PlanReport:

@@ -40,6 +40,7 @@ def client_report(divided: Divided, report: PlanReport, homes: Sequence[int]) ->
         report,
         nodes=tuple(_placement(divided, report, number) for number in range(len(divided.client.nodes))),
         splits=tuple(_split(values, one) for one in report.splits),
+        stored=tuple(replace(one, value=values[one.value]) for one in report.stored),
         weights=(
             *(
                 WeightShare(

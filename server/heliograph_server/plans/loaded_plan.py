@@ -27,8 +27,10 @@ from heliograph_proto.devices import DeviceType
 from heliograph_proto.errors import HeliographError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.plans import Cause, DeviceShare, NodePlacement, PlanReport, SplitReport
-from heliograph_proto.types import TensorType
+from heliograph_proto.types import TensorType, tensor_type
+from heliograph_server.exchange.edges import EdgePorts
 from heliograph_server.plans.divided import client_report, explain
+from heliograph_server.plans.memory_report import blocks_of, stored_of
 from heliograph_server.plans.multi_device import (
     MultiDevicePlan,
     Observe,
@@ -46,6 +48,7 @@ from heliograph_server.scheduler.tensor_split import Divided
 
 #: The plan keeps memory for an output that is fetched but not kept, up to this size.
 MAX_SCRATCH_BYTES = 64 * 1024
+#: The type of a byte that says only whether, or that, a step follows.
 #: A plan with this many more slow runs than fast ones is not short, whatever was estimated.
 MOST_SLOW_RUNS = 8
 
@@ -184,6 +187,21 @@ class PlanCopy:
         previous one."""
         return self._scratch_tensor(("other", place), type)
 
+    def taken_for(self, place: int, side: int, type: TensorType) -> Tensor:
+        """Return a tensor for an input of a loop that another host's step before makes: one for
+        each of two steps."""
+        return self._scratch_tensor(("taken", place, side), type)
+
+    def mark_for(self, key: object, size_bytes: int) -> Tensor:
+        """Return bytes of the host's memory, by which loops on several hosts keep together."""
+        type = tensor_type("u8", (size_bytes,))
+        return self._scratch_tensor(("mark", key, size_bytes), type, host_memory(self.device))
+
+    @property
+    def loop_ports(self) -> EdgePorts | None:
+        """The edges of a partition for values between two steps of a loop."""
+        return self.plan.loop_ports if isinstance(self.plan, MultiDevicePlan) else None
+
     def stepwise(self) -> Stepwise | None:
         """Return the plan in steps: see `LocalMultiPlan.stepwise`."""
         if not self._stepwise_known:
@@ -287,6 +305,11 @@ class LoadedPlan:
         return f"<LoadedPlan of {self.plan.graph} on {self.device.name}>"
 
     @property
+    def client_graph(self) -> Graph:
+        """The client's graph, which reports are of."""
+        return self.plan.graph if self._divided is None else self._divided.client
+
+    @property
     def compute_bytes(self) -> int:
         """The bytes for intermediate results of all copies."""
         return sum(one.plan.compute_bytes for one in self.copies)
@@ -354,9 +377,10 @@ class LoadedPlan:
         sizes = {kind: sum(leaf.type.nbytes for leaf in graph.of_kind(kind)) for kind in LeafKind}
         nodes = [NodePlacement(0, Cause.FIRST_THAT_CAN)] * len(graph.nodes)
         order = self._order or range(len(nodes))
-        told = zip(order, plan.concurrency(), plan.steps_of_nodes(), plan.times_of_nodes(), strict=True)
-        for node, concurrent, step, step_us in told:
+        turns = zip(order, plan.concurrency(), *plan.steps_and_times(), strict=True)
+        for node, concurrent, step, step_us in turns:
             nodes[node] = replace(nodes[node], concurrent=concurrent, step=step, step_us=step_us)
+        told = plan.memory_map()
         split = SplitReport(
             0,
             (),
@@ -364,12 +388,17 @@ class LoadedPlan:
             plan.compute_bytes,
             compute_us=self.took_us,
             note=plan.note,
+            memory_steps=told.steps,
             predicted_compute_us=self.predicted_us,
         )
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
         results = sum(map(result_bytes, graph.nodes))
         share = DeviceShare(self.device.name, weights, variables, plan.compute_bytes, results)
-        return PlanReport(tuple(nodes), (split,), (share,), predicted_us=self.predicted_us)
+        values = [len(graph.leaves) + node for node in order]
+        blocks, stored = blocks_of(told, 0), stored_of(told, values, 0, 0)
+        return PlanReport(
+            tuple(nodes), (split,), (share,), predicted_us=self.predicted_us, blocks=blocks, stored=stored
+        )
 
     def note(self, turn: int, took_us: float) -> None:
         """Record the time of a run on a copy, or of a step of a loop. The influence of a slow run

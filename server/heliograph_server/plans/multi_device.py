@@ -30,6 +30,7 @@ from heliograph_backends.contract import (
     Device,
     DeviceCompileOptions,
     LeafBindings,
+    MemoryMap,
     Plan,
     Tensor,
     Usage,
@@ -39,7 +40,9 @@ from heliograph_proto.devices import DeviceType
 from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind, Node
 from heliograph_proto.plans import CopyReport, DeviceShare, NodePlacement, PlanReport, Route, SplitReport
+from heliograph_server.exchange.edges import EdgePorts
 from heliograph_server.plans.late_values import NOT_LATE, LateRun, LateValues
+from heliograph_server.plans.memory_report import memory_of_splits
 from heliograph_server.plans.partitions import Exchanging
 from heliograph_server.plans.reservation import NOTHING, ReservationShare
 from heliograph_server.plans.split_copies import RunCopies, SplitMemoryMap
@@ -74,6 +77,8 @@ class MultiDevicePlan(Plan):
         self.schedule = schedule
         self.devices = tuple(devices)
         self.device = devices[schedule.main]
+        #: For a partition: its edges for values between two steps of a loop.
+        self.loop_ports: EdgePorts | None = None
         self._freed = False
 
     @abstractmethod
@@ -92,6 +97,10 @@ class MultiDevicePlan(Plan):
         """Return the plan as steps, each run by the thread that brings its last input. Default:
         None."""
         return None
+
+    def expect_runs(self, last: int) -> None:
+        """Note that a partition's runs up to this number follow, as steps of a loop; 0: the loop
+        has ended. Default: nothing."""
 
     @property
     def computed_us(self) -> Sequence[float]:
@@ -218,6 +227,7 @@ class LocalMultiPlan(MultiDevicePlan):
         self._leaves = {**bindings.weights, **bindings.variables}
         self._late = late = LateValues(graph, schedule, exchanging) if exchanging is not None else None
         self._input_places = _input_places(graph, late)
+        self.loop_ports = exchanging.loop_ports if exchanging is not None else None
         assigned = dict.fromkeys(node.operands[0] for node in graph.nodes if node.op == "assign")
         self._assigned = [bindings.variables[value] for value in assigned]
         self._plans: list[Plan] = []
@@ -287,6 +297,10 @@ class LocalMultiPlan(MultiDevicePlan):
             for place, target in zip(self._returned, outputs, strict=True):
                 if target is not None:
                     access.copy(tensors[place], target)
+
+    def expect_runs(self, last: int) -> None:
+        if self._late is not None:
+            self._late.ports.expect_runs(last)
 
     def stepwise(self) -> Stepwise | None:
         """Return the plan in steps, for inputs from a command and fetched outputs.
@@ -406,13 +420,20 @@ class LocalMultiPlan(MultiDevicePlan):
             node: NodeTurn(concurrent, step, step_us)
             for part, plan in zip(self._parts, self._plans, strict=True)
             for node, concurrent, step, step_us in zip(
-                part.nodes, plan.concurrency(), plan.steps_of_nodes(), plan.times_of_nodes(), strict=True
+                part.nodes, plan.concurrency(), *plan.steps_and_times(), strict=True
             )
         }
         between = {name: own + self._between.lent[name] for name, own in self._between.own_bytes.items()}
-        return self._report([self._report_split(n) for n in range(len(self._parts))], turns, between)
+        maps = [plan.memory_map() for plan in self._plans]
+        found = self._report([self._report_split(n, one) for n, one in enumerate(maps)], turns, between)
+        of_splits = [
+            (split.device, part.nodes, one)
+            for split, part, one in zip(self.schedule.splits, self._parts, maps, strict=True)
+        ]
+        blocks, stored = memory_of_splits(len(self.graph.leaves), of_splits, self._between.stored)
+        return replace(found, blocks=blocks, stored=stored)
 
-    def _report_split(self, number: int) -> SplitReport:
+    def _report_split(self, number: int, told: MemoryMap) -> SplitReport:
         split, plan = self.schedule.splits[number], self._plans[number]
         late = {move.target[0] for move in self._moves[number].copies}
         copies = tuple(
@@ -428,8 +449,9 @@ class LocalMultiPlan(MultiDevicePlan):
         )
         copy_us, compute_us, began_us = self._took_us[number]
         note = plan.note or (f"through the head: {self.why_whole}" if self.why_whole and not number else "")
+        took, steps = (copy_us, compute_us, began_us), max(1, told.steps)
         return SplitReport(
-            split.device, copies, plan.steps, plan.compute_bytes, copy_us, compute_us, began_us, note
+            split.device, copies, plan.steps, plan.compute_bytes, *took, note, memory_steps=steps
         )
 
     def _route(self, source: int, destination: int) -> Route:

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 
 from heliograph_backends.contract import (
     Abort,
     BufferType,
     Device,
     DeviceCompileOptions,
+    HostedLoop,
     LeafBindings,
     Site,
     SitePlan,
@@ -34,9 +34,11 @@ from heliograph_backends.contract import (
     Tensor,
     access,
 )
+from heliograph_proto.commands import Loop
 from heliograph_proto.errors import (
     CancelledError,
     HeliographError,
+    LimitExceededError,
     MemberLostError,
     Origin,
     UnavailableError,
@@ -46,6 +48,8 @@ from heliograph_proto.errors import (
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.plans import CopyReport, PlanReport, Route, SplitReport
 from heliograph_server.exchange.exchange import LiveExchange
+from heliograph_server.plans.hosted_loop import HostedLoops
+from heliograph_server.plans.loop_parts import LoopParts, parts_of
 from heliograph_server.plans.multi_device import LocalMultiPlan, MultiDevicePlan, NodeTurn, Observe
 from heliograph_server.plans.partitions import Exchanging, partitioned
 from heliograph_server.plans.wiring import (
@@ -73,7 +77,7 @@ def _by_split(
     for place, report in reports.items():
         piece = partitions.pieces[place]
         for node, one in enumerate(report.nodes):
-            if node not in piece.inserted:
+            if node not in piece.inserted and node not in piece.repeated:
                 turns[piece.nodes[node]] = NodeTurn(one.concurrent, one.step, one.step_us)
                 whole = found.setdefault(split_of[piece.nodes[node]], {})
                 whole[place, one.split] = report.splits[one.split]
@@ -93,11 +97,17 @@ def _split(device: int, copies: tuple[CopyReport, ...], parts: Sequence[SplitRep
     )
 
 
-def _copy(copy: Copy, site_of: Sequence[int], routes: Mapping[tuple[int, int], Route]) -> CopyReport:
-    route = routes.get((copy.value, site_of[copy.destination]), Route.WITHIN)
-    if site_of[copy.source] == site_of[copy.destination]:
-        route = Route.WITHIN
-    return CopyReport(copy.value, copy.source, copy.size_bytes, copy.rows != ALL_ROWS, False, route)
+def _copies(
+    copies: Iterable[Copy], site_of: Sequence[int], routes: Mapping[tuple[int, int], Route]
+) -> Iterator[CopyReport]:
+    for one in copies:
+        route = routes.get((one.value, site_of[one.destination]))
+        if site_of[one.source] == site_of[one.destination]:
+            route = Route.WITHIN
+        # Other values are computed again where they are read.
+        if route is not None:
+            rows = one.rows != ALL_ROWS
+            yield CopyReport(one.value, one.source, one.size_bytes, rows, False, route)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +153,24 @@ def partitions_of(graph: Graph, schedule: Schedule, devices: Sequence[Device]) -
             raise UnsupportedError(one.site.why_not)
     _, places = sites_of(devices)
     found = cut_partitions(graph, schedule, places)
+    if not all(_can_repeat(piece, devices) for piece in found.pieces):
+        found = cut_partitions(graph, schedule, places, repeats=False)
     for piece in found.pieces:
         for node in piece.inserted:
             device, type = devices[piece.devices[node]], piece.graph.nodes[node].type
             if reason := device.supports_op("cont", {}, [type], type):
                 raise UnsupportedError(f"{device.name} cannot copy a leaf for another host: {reason}")
     return found
+
+
+def _can_repeat(piece: PartitionGraph, devices: Sequence[Device]) -> bool:
+    """True if the devices of a partition support the nodes that it computes again."""
+    for number in piece.repeated:
+        node = piece.graph.nodes[number]
+        operands = [piece.graph.type_of(one) for one in node.operands]
+        if devices[piece.devices[number]].supports_op(node.op, node.attributes, operands, node.type):
+            return False
+    return True
 
 
 class _Layout:
@@ -182,7 +204,7 @@ class _Layout:
             except HeliographError as error:
                 raise explained(blueprint.graph, piece, error) from None
             return
-        exchanging = Exchanging(partition, blueprint.exchange.open(partition, blueprint.pipeline))
+        exchanging = Exchanging.open(blueprint.exchange, partition, blueprint.pipeline)
         self._opened.append(exchanging)
         found = _schedule_of(blueprint, piece)
         schedule = partitioned(piece.graph, blueprint.memories, found, partition)
@@ -190,6 +212,17 @@ class _Layout:
         made = self.own[place] = []
         for _ in range(blueprint.pipeline):
             made.append(blueprint.own(piece.graph, schedule, bindings, exchanging))
+
+    def loop_parts(self, loop: Loop, inputs: Sequence[int]) -> LoopParts | None:
+        """Return the parts of a loop; None if its steps need this process, or a link is missing."""
+        if self.own or self.wires.errands:
+            return None
+        parts = parts_of(loop, self.partitions, self.wires.loop_edges, inputs)
+        for source, target in parts.pairs if parts is not None else ():
+            reader, maker = self.sites[target], self.sites[source]
+            if reader is None or maker is None or not reader.can_reach(maker):
+                return None
+        return parts
 
     def free(self) -> None:
         """Free the plans and close the edges. Idempotent."""
@@ -199,7 +232,7 @@ class _Layout:
             for one in plans:
                 one.free()
         for exchanging in self._opened:
-            exchanging.ports.close()
+            exchanging.close()
 
 
 def _schedule_of(blueprint: Blueprint, piece: PartitionGraph) -> Schedule:
@@ -226,8 +259,11 @@ class Pooled:
         #: have their own queues, in which no other plan's run waits for these, so plans need no
         #: order between them.
         self.beginning = threading.Lock()
-        #: The numbers of runs.
-        self.numbers = count(1)
+        #: The number of the next run, and of the last one of any loop so far; under `beginning`.
+        self._next_run = 1
+        self._last_of_loops = 0
+        #: The parts of the last loop.
+        self._looped: LoopParts | None = None
         self._lock = threading.Lock()
         self._is_stale = False
         self.holders = blueprint.pipeline
@@ -271,6 +307,51 @@ class Pooled:
         layout.users -= 1
         if not layout.users:
             layout.free()
+
+    def take_run(self) -> int:
+        """Return the number of the next run. Called under `beginning`."""
+        self._next_run += 1
+        return self._next_run - 1
+
+    def take_steps(self, steps: int, parts: LoopParts) -> int:
+        """Return the number of the first step of a loop; the others follow. Called under
+        `beginning`."""
+        if self._looped is None or not self._looped.is_alike(parts):
+            # Its edges carry other values than those that were requested ahead.
+            self._next_run = max(self._next_run, self._last_of_loops + 1)
+        self._looped, first = parts, self._next_run
+        self._next_run += steps
+        self._last_of_loops = max(self._last_of_loops, self._next_run - 1)
+        return first
+
+    def give_back(self, first: int, steps: int, done: int) -> None:
+        """Note that a loop ended everywhere after so many of its steps. The next run follows them,
+        so that values requested ahead are its own."""
+        with self.beginning:
+            if self._next_run == first + steps:
+                self._next_run = first + done
+
+    def cause(self, layout: _Layout, errors: Sequence[tuple[int, HeliographError]]) -> HeliographError:
+        """Return the first of the most specific errors of partitions, by place, in the numbers of
+        the whole graph. Notes which hosts lost each other."""
+        self.confirm([error for _, error in errors])
+        for place, error in errors:
+            if place >= 0:
+                self.note(layout, place, error)
+        # A host that is lost has a name here, and an address where another one missed it.
+        place, error = min(errors, key=lambda one: (_rank(one[1]), not self._is_lost(one[0])))
+        if place >= 0:
+            error = explained(self.blueprint.graph, self.partitions.pieces[place], error)
+        return error
+
+    def _is_lost(self, place: int) -> bool:
+        site = self.sites[place] if place >= 0 else None
+        try:
+            if site is not None:
+                site.check()
+        except HeliographError:
+            return True
+        return False
 
     def confirm(self, errors: Sequence[HeliographError]) -> None:
         """Confirm which hosts are alive, after an error that reports a loss.
@@ -343,6 +424,57 @@ class DistributedPlan(MultiDevicePlan):
             if target is not None and port.value in leaves:
                 access.copy(leaves[port.value], target)
 
+    def hosted_loop(
+        self, loop: Loop, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]
+    ) -> HostedLoop | None:
+        if self._freed:
+            raise UnknownHandleError("the plan was freed")
+        leaves = len(self.graph.leaves)
+        wanted = zip(self.graph.outputs, outputs, strict=True)
+        is_made = all(target is None or port.value >= leaves for port, target in wanted)
+        if self._pooled.blueprint.pipeline > 1 or not is_made:
+            return None
+        with ExitStack() as stack:
+            layout = stack.enter_context(self._pooled.layout())
+            parts = layout.loop_parts(loop, self._input_values)
+            if parts is None:
+                return None
+            values = dict(zip(self._input_values, inputs, strict=True))
+            starts: dict[int, Callable[[Loop, int], HostedLoop]] = {}
+            for place, plan in layout.plans.items():
+                given, targets = _bound(layout.partitions.pieces[place], values, outputs)
+                starts[place] = plan.prepare_loop(given, targets, stack)
+            return self._start_loop(layout, loop, parts, starts, stack)
+
+    def _start_loop(
+        self,
+        layout: _Layout,
+        loop: Loop,
+        parts: LoopParts,
+        starts: Mapping[int, Callable[[Loop, int], HostedLoop]],
+        stack: ExitStack,
+    ) -> HostedLoop | None:
+        """Start the parts of a loop, which takes over `stack`. None if it must go step by step."""
+        pooled, started = self._pooled, dict[int, HostedLoop]()
+        with pooled.beginning:
+            first = pooled.take_steps(loop.steps, parts)
+            try:
+                # First those that may find no room for what they stream.
+                for place in sorted(starts, key=lambda one: one not in parts.tapped):
+                    started[place] = starts[place](parts.loops[place], first)
+            except HeliographError as error:
+                for one in started.values():
+                    one.close()
+                if isinstance(error, LimitExceededError) and not started:
+                    return None
+                raise
+        assigns = any(node.op == "assign" for node in self.graph.nodes)
+        choose = partial(pooled.cause, layout)
+        loops = [started[place] for place in range(len(started))]
+        whole = HostedLoops(parts, loops, loop.taps, choose, stack.pop_all(), assigns=assigns)
+        whole.at_end(partial(pooled.give_back, first, loop.steps))
+        return whole
+
     # Explaining
 
     def report(self) -> PlanReport:
@@ -357,7 +489,7 @@ class DistributedPlan(MultiDevicePlan):
         places = {one.site: place for place, one in enumerate(layout.partitions.pieces)}
         site_of = [places.get(number, -1) for number in sites_of(self.devices)[1]]
         splits = [
-            _split(one.device, tuple(_copy(copy, site_of, routes) for copy in one.copies), parts.get(n, []))
+            _split(one.device, tuple(_copies(one.copies, site_of, routes)), parts.get(n, []))
             for n, one in enumerate(self.schedule.splits)
         ]
         return self._report(splits, turns, {})
@@ -435,11 +567,7 @@ class _Run:
                 run.finish()
 
     def _bound(self, place: int) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Return the inputs and outputs of a partition."""
-        piece = self._layout.partitions.pieces[place]
-        outputs = [self._outputs[one] for one in piece.outputs]
-        outputs += [None] * (len(piece.graph.outputs) - len(outputs))
-        return [self._inputs[value] for value in piece.inputs], outputs
+        return _bound(self._layout.partitions.pieces[place], self._inputs, self._outputs)
 
     def _begin(self) -> int:
         """Start the partitions of other hosts."""
@@ -447,7 +575,7 @@ class _Run:
         if self._pending:
             self._all_ended.acquire()
         with self._pooled.beginning:
-            number = next(self._pooled.numbers)
+            number = self._pooled.take_run()
             for place, run in self._runs.items():
                 try:
                     run.start(number, partial(self._ended, place))
@@ -514,16 +642,19 @@ class _Run:
             if self._stop.is_set:
                 raise CancelledError("the run was cancelled")
             return
-        self._pooled.confirm([error for _, error in errors])
-        for place, error in errors:
-            if place >= 0:
-                self._pooled.note(self._layout, place, error)
+        error = self._pooled.cause(self._layout, errors)
         if abort.is_set:
             raise CancelledError("the run was cancelled")
-        place, error = min(errors, key=lambda one: _rank(one[1]))
-        if place >= 0:
-            error = explained(self._pooled.blueprint.graph, self._layout.partitions.pieces[place], error)
         raise error.at(error.origin)
+
+
+def _bound(
+    piece: PartitionGraph, inputs: Mapping[int, Tensor], outputs: Sequence[Tensor | None]
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Return the inputs and outputs of a partition, of those of the whole graph."""
+    wanted = [outputs[one] for one in piece.outputs]
+    wanted += [None] * (len(piece.graph.outputs) - len(wanted))
+    return [inputs[value] for value in piece.inputs], wanted
 
 
 def _rank(error: HeliographError) -> int:

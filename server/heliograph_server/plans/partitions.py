@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from heliograph_backends.contract import BufferType
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
-from heliograph_proto.plans import Partition
-from heliograph_server.exchange.edges import EdgePorts
+from heliograph_proto.plans import Arrival, Departure, Partition
+from heliograph_server.exchange.edges import EdgePorts, Exchange
 from heliograph_server.resources.memories import readable
 from heliograph_server.scheduler.model import Candidate, Problem, Schedule
 from heliograph_server.scheduler.splits import split
@@ -21,16 +21,40 @@ class Exchanging:
 
     partition: Partition
     ports: EdgePorts
+    #: For values between two steps of a loop; None: it runs no loops.
+    loop_ports: EdgePorts | None = None
+
+    @classmethod
+    def open(cls, exchange: Exchange, partition: Partition, copies: int) -> Exchanging:
+        """Open a partition's edges. Raises HandleExistsError, UnavailableError."""
+        ports = exchange.open(partition, copies)
+        arrivals = tuple(Arrival(0, one.edge, one.source) for one in partition.loop_arrivals)
+        departures = tuple(Departure(0, edge) for edge in partition.loop_departures)
+        try:
+            return cls(partition, ports, exchange.open(Partition(arrivals, departures)))
+        except BaseException:
+            ports.close()
+            raise
+
+    def close(self) -> None:
+        """Close the edges. Idempotent."""
+        self.ports.close()
+        if self.loop_ports is not None:
+            self.loop_ports.close()
 
 
 def check_partition(graph: Graph, partition: Partition) -> None:
     """Raise InvalidArgumentError for arrivals that are no inputs, departures that are no nodes, and
     duplicates."""
     edges = [one.edge.name for one in partition.arrivals] + [one.edge.name for one in partition.departures]
+    edges += [one.edge.name for one in partition.loop_arrivals]
+    edges += [one.name for one in partition.loop_departures]
     if len(set(edges)) < len(edges):
         raise InvalidArgumentError(
             "two arrivals or departures have the same edge", advice="create an edge for each"
         )
+    if not all(one.source.address for one in partition.loop_arrivals):
+        raise InvalidArgumentError("an arrival between two steps of a loop has no source")
     if len({one.leaf for one in partition.arrivals}) < len(partition.arrivals):
         raise InvalidArgumentError("a leaf arrives twice", advice="name each leaf once")
     for leaf in [arrival.leaf for arrival in partition.arrivals]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,6 +98,16 @@ def _rows(tensor: Tensor, first: int, behind: int) -> Tensor:
 _SIZE = attrgetter("size_bytes")
 
 
+class StoredBetween(NamedTuple):
+    """A value in a block between splits, from its first to its last split."""
+
+    value: int
+    offset_bytes: int
+    size_bytes: int
+    first_split: int
+    last_split: int
+
+
 class SplitMemoryMap:
     """The memory of one plan between splits.
 
@@ -112,6 +122,8 @@ class SplitMemoryMap:
         self._memories = memories
         self._reserved = reserved
         self._buffers: list[Buffer] = []
+        #: By device, by the place of its block: its size, and values with their offsets and spans.
+        self.stored: dict[int, list[tuple[int, list[StoredBetween]]]] = {}
         #: Bytes by device that lie in reserved memory.
         self.lent = dict.fromkeys((one.device.name for one in memories), 0)
 
@@ -144,8 +156,11 @@ class SplitMemoryMap:
             memory = self._memories[device]
             arena = plan_between(self._graph, here, memory)
             chunks = self._chunks(memory, arena.chunk_bytes)
-            for value, chunk, offset in zip(here, arena.chunks, arena.offsets, strict=True):
-                found[value, device] = Tensor(self._graph.type_of(value), chunks[chunk], offset)
+            told = self.stored[device] = [(size, []) for size in arena.chunk_bytes]
+            for (value, span), chunk, offset in zip(here.items(), arena.chunks, arena.offsets, strict=True):
+                type = self._graph.type_of(value)
+                found[value, device] = Tensor(type, chunks[chunk], offset)
+                told[chunk][1].append(StoredBetween(value, offset, type.nbytes, *span))
         return found
 
     def place_arrivals(self, places: Sequence[Place]) -> dict[Place, Tensor]:

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from heliograph_backends.contract import (
     LeafBindings,
@@ -22,11 +22,13 @@ from heliograph_proto.plans import (
     Arrival,
     Departure,
     Edge,
+    LoopArrival,
     Partition,
     PeerSource,
     Route,
     is_loss,
 )
+from heliograph_server.plans.loop_parts import PairEdges, edges_between
 from heliograph_server.scheduler.partitions import PartitionGraph, Partitions
 from heliograph_server.scheduler.splits import SplitGraph
 
@@ -57,6 +59,8 @@ class PartitionWiring:
     errands: tuple[RelayErrand, ...]
     #: The route of each crossing.
     routes: tuple[Route, ...]
+    #: The edges from one partition to another between two steps of a loop.
+    loop_edges: Mapping[tuple[int, int], PairEdges] = field(default_factory=dict)
 
 
 def wire(found: Partitions, sites: Sequence[Site | None]) -> PartitionWiring:
@@ -84,11 +88,37 @@ def wire(found: Partitions, sites: Sequence[Site | None]) -> PartitionWiring:
             errands.append(RelayErrand(edge, one.size_bytes, _source_of(target), _source_of(source)))
         arrivals[one.target].append(Arrival(one.leaf, edge, arrives_from))
         departures[one.source].append(Departure(one.node, edge))
+    loops = _LoopWiring(found, sites)
     partitions = tuple(
-        Partition(tuple(come), tuple(go), piece.begins)
-        for piece, come, go in zip(found.pieces, arrivals, departures, strict=True)
+        Partition(
+            tuple(arrivals[place]),
+            tuple(departures[place]),
+            piece.begins,
+            tuple(loops.arrivals[place]),
+            tuple(loops.departures[place]),
+        )
+        for place, piece in enumerate(found.pieces)
     )
-    return PartitionWiring(partitions, tuple(errands), tuple(routes))
+    return PartitionWiring(partitions, tuple(errands), tuple(routes), loops.pairs)
+
+
+class _LoopWiring:
+    """Edges from each partition to each other one, for loops. None if this process has one, or a
+    host without such loops."""
+
+    def __init__(self, found: Partitions, sites: Sequence[Site | None]) -> None:
+        self.arrivals: list[list[LoopArrival]] = [[] for _ in found.pieces]
+        self.departures: list[list[Edge]] = [[] for _ in found.pieces]
+        self.pairs: dict[tuple[int, int], PairEdges] = {}
+        if any(site is None or not site.exchanges_loops for site in sites):
+            return
+        for (source, target), count in edges_between(found).items():
+            site, gone, come = sites[source], self.departures[source], self.arrivals[target]
+            assert site is not None
+            self.pairs[source, target] = PairEdges(len(gone), len(come), count)
+            edges = [_new_edge() for _ in range(count)]
+            gone += edges
+            come += [LoopArrival(edge, _source_of(site)) for edge in edges]
 
 
 def relayed_pairs(
@@ -145,17 +175,32 @@ def unreachable(
     Hosts that the first one reached while it lost a third one are not among them.
     """
     reader = sites[target]
+    if reader is None:
+        return
     arrivals = wires.partitions[target].arrivals
     crossings = (one for one in found.crossings if one.target == target)
-    for one, arrival in zip(crossings, arrivals, strict=True):
-        source = sites[one.source]
-        if reader is None or source is None or arrival.source is None or not is_loss(error, arrival.source):
-            continue
-        try:
-            source.check()
-        except HeliographError:
-            continue
-        yield reader, source
+    pairs = [(one.source, arrival.source) for one, arrival in zip(crossings, arrivals, strict=True)]
+    # Between two steps of a loop it may fetch from hosts of which no run reads anything.
+    of_loops = wires.partitions[target].loop_arrivals
+    pairs += [
+        (place, of_loops[pair.arrival].source)
+        for (place, to), pair in wires.loop_edges.items()
+        if to == target
+    ]
+    for place in dict.fromkeys(
+        place for place, source in pairs if source is not None and is_loss(error, source)
+    ):
+        source = sites[place]
+        if source is not None and _is_there(source):
+            yield reader, source
+
+
+def _is_there(site: Site) -> bool:
+    try:
+        site.check()
+    except HeliographError:
+        return False
+    return True
 
 
 def bindings_of(piece: PartitionGraph | SplitGraph, leaves: Mapping[int, Tensor]) -> LeafBindings:

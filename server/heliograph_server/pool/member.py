@@ -7,9 +7,10 @@ A daemon that returns is another member: no object of the earlier one reaches it
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,13 +19,17 @@ from heliograph.head import members
 from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph_proto import TICKETS
 from heliograph_proto.addresses import Credentials, parse_address
-from heliograph_proto.devices import DeviceChange, MemberState
+from heliograph_proto.devices import DeviceChange, MemberState, Usage
 from heliograph_proto.errors import DeadlineExceededError, HeliographError, MemberLostError, UnavailableError
+from heliograph_proto.sessions import TakenBytes, WantedBytes
 from heliograph_server.pool.discovery import member_name
-from heliograph_server.pool.remote.answers import MAX_REASON, printable
+from heliograph_server.pool.remote.answers import MAX_REASON, lie, printable
 from heliograph_server.pool.remote.device import RemoteDevice
 from heliograph_server.pool.remote.intake import RemoteIntake
+from heliograph_server.pool.remote.memory import RemoteBuffer
 from heliograph_server.pool.remote.site import RemoteSite
+
+logger = logging.getLogger(__name__)
 
 #: The time that a daemon has to answer.
 CONNECT_SECONDS = 10.0
@@ -49,6 +54,8 @@ class Member:
         self._timeout_error: DeadlineExceededError | None = None
         self._no_query_until = 0.0
         self._watchers: list[Callable[[Member], None]] = []
+        #: The secret of the session that an earlier life of this head had with it, until it is taken up.
+        self.earlier = b""
         #: Direct uploads of contents to the member. None if the daemon is too old.
         self.intake = RemoteIntake(self) if TICKETS in session.info.features else None
         #: True while the daemon drains.
@@ -114,6 +121,11 @@ class Member:
         return appeared, lost
 
     # Loss
+
+    @property
+    def why_away(self) -> HeliographError | None:
+        """The error with which its connection broke, while it is connected to again."""
+        return members.why_away(self.session)
 
     @property
     def lost(self) -> MemberLostError | None:
@@ -182,11 +194,52 @@ class Member:
 
     def ours(self, error: HeliographError) -> HeliographError:
         """Convert an error for our own clients; see `edge`."""
-        is_gone = self.session.closed or isinstance(error, UnavailableError)
+        # With a lease, a connection that broke says nothing about the member.
+        is_gone = self.session.closed or (
+            isinstance(error, UnavailableError) and not self.session.info.lease_ms
+        )
         if is_gone and not isinstance(error, MemberLostError) and (self._error or not self._closed):
             found = self.lose(error)
             return found.at(found.origin)
         return error.at(replace(error.origin, sequence=0)) if error.origin.sequence else error
+
+    # An earlier life of this head
+
+    def take_up(self, wanted: Sequence[WantedBytes]) -> list[tuple[int, RemoteBuffer]]:
+        """Take the memory with wanted bytes that the member kept, and have it free the rest.
+
+        Return the buffers with their places in `wanted`; none if the member kept nothing.
+        """
+        earlier, self.earlier = self.earlier, b""
+        if not earlier:
+            return []
+        mine = {device.name: device for device in self.devices}
+        places = [place for place, one in enumerate(wanted) if not one.device or one.device in mine]
+        there = [self._as_there(wanted[place], mine) for place in places]
+        try:
+            if there:
+                found = members.take_up(self.session, earlier, there)
+                return [(places[place], self._adopted(*one)) for place, one in found.items()]
+        except HeliographError as error:
+            logger.info("%s kept nothing for this head: %s", self.name, printable(error.message, MAX_REASON))
+        members.end_earlier(self.session, earlier)
+        return []
+
+    def _as_there(self, want: WantedBytes, mine: Mapping[str, RemoteDevice]) -> WantedBytes:
+        return replace(want, device=mine[want.device].member_name) if want.device else want
+
+    def _adopted(self, buffer: hg.Buffer, taken: TakenBytes) -> RemoteBuffer:
+        """Raises ProtocolError for a device or a buffer type that the member does not have."""
+        for device in self.devices:
+            for memory in (device.buffer_type, *device.extra_buffer_types):
+                if (device.member_name, memory.name) == (taken.device, taken.buffer_type):
+                    return RemoteBuffer(memory, buffer, buffer.size_bytes, Usage.ANY)
+        raise lie(f"it took up memory of {printable(taken.device)}, which it does not list")
+
+    def let_go(self) -> None:
+        """Leave the session, which the member keeps for its lease."""
+        self._closed = True
+        members.leave(self.session)
 
     # The end
 

@@ -14,14 +14,14 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import heliograph as hg
-from heliograph.head.members import connect_as_head
+from heliograph.head.members import connect_as_head, end_earlier
 from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph_backends.registry import Registry
 from heliograph_proto.addresses import Credentials, Shown, nothing_shown
@@ -33,6 +33,7 @@ from heliograph_proto.errors import (
     MemberLostError,
     UnavailableError,
 )
+from heliograph_proto.sessions import WantedBytes
 from heliograph_server.links.blocking import BlockingPeers
 from heliograph_server.pool.discovery import ListedMember, MembershipSource, StaticSource, first_twice
 from heliograph_server.pool.joining import (
@@ -46,6 +47,7 @@ from heliograph_server.pool.link_survey import HERE, LinkSurvey
 from heliograph_server.pool.member import Member
 from heliograph_server.pool.remote.answers import MAX_REASON, printable
 from heliograph_server.pool.remote.device import RemoteDevice
+from heliograph_server.pool.remote.memory import RemoteBuffer
 from heliograph_server.resources.measurements import HostMeasurements
 from heliograph_server.resources.membership import Changed, MembershipChange, Reachability
 from heliograph_server.runtime.host import Host
@@ -54,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 #: The default time after which a silent member is lost.
 SILENCE_SECONDS = 3.0
+#: The default time for which a member with a broken connection is waited for.
+LEASE_SECONDS = 10.0
 #: The time that one attempt to join may take.
 JOIN_SECONDS = 3.0
 #: A member that was present for so long is retried at once after its loss.
@@ -64,13 +68,35 @@ MAX_LOGGED_REASONS = 8
 CLOSE_SECONDS = 6.0
 
 _DRAINING_ADVICE = "it joins again when it is restarted, or undo its drain: heliograph drain --undo"
+_AWAY_ADVICE = "check the network to it; it is lost unless it answers within --pool-lease-seconds"
 _LOST_ADVICE = "check the daemon and the network, and restart the daemon if needed"
 
-#: Opens a session at a URL, within so many seconds, with a silence and credentials. Raises the
-#: errors of `hg.connect`.
-Connect: TypeAlias = Callable[[str, float, float, Credentials], hg.Session]
+#: Opens a session at a URL, within so many seconds, with a silence, credentials, and the two times of
+#: `connect_as_head`. Raises the errors of `hg.connect`.
+Connect: TypeAlias = Callable[[str, float, float, Credentials, float, float], hg.Session]
 #: A change of the devices of one incarnation of a member.
 _News: TypeAlias = tuple[Member, DeviceChange]
+
+
+class SessionMemory(Protocol):
+    """Remembers the sessions with members over a restart of this head. Thread-safe."""
+
+    @property
+    def earlier(self) -> Mapping[str, EarlierSession]:
+        """The sessions of the head before, by the member's name."""
+
+    def keep(self, name: str, incarnation: bytes, secret: bytes) -> None:
+        """Remember the session with a member."""
+
+
+class EarlierSession(Protocol):
+    """A session with one incarnation of a member."""
+
+    @property
+    def incarnation(self) -> bytes: ...
+
+    @property
+    def secret(self) -> bytes: ...
 
 
 class Pool:
@@ -82,11 +108,19 @@ class Pool:
         silence_seconds: float = SILENCE_SECONDS,
         connect: Connect = connect_as_head,
         shown: Shown = nothing_shown,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        """`shown` returns the credentials presented to a member at each connection."""
+        """`shown` returns the credentials presented to a member at each connection.
+        `lease_seconds`: the time for which a member with a broken connection is waited for."""
         self._source = source
         self._shown = shown
         self.silence_seconds = silence_seconds
+        self._lease_seconds = lease_seconds
+        #: The time for which members keep what they hold for this head while it restarts.
+        self._kept_seconds = 0.0
+        self._memory: SessionMemory | None = None
+        #: True until what members kept for the head before was taken up.
+        self._takes_up = False
         self._connect = connect
         self._incarnation = b""
         self._changed: Changed = lambda change: None
@@ -158,6 +192,52 @@ class Pool:
         with self._lock:
             return self._lock.wait_for(lambda: is_enough(self), seconds)
 
+    def await_devices(self, names: Collection[str]) -> None:
+        """As `Membership.await_devices`."""
+        wanted = {name.casefold() for name in names}
+        seconds = max(JOIN_SECONDS, self._lease_seconds)
+        self.wait(lambda _: wanted <= {one.name.casefold() for one in self.devices}, seconds)
+
+    # A restart of this head
+
+    def remember(self, memory: SessionMemory, kept_seconds: float) -> None:
+        """Remember the sessions with members, which keep for so long what they hold. Called before
+        `start`; `take_up` follows that."""
+        self._memory, self._kept_seconds, self._takes_up = memory, kept_seconds, True
+
+    def take_up(self, wanted: Sequence[WantedBytes]) -> list[tuple[int, RemoteBuffer]]:
+        """As `Membership.take_up`."""
+        found = [one for member in self._ready() for one in member.take_up(wanted)]
+        with self._lock:
+            self._takes_up = False
+        for late in self._ready():
+            late.take_up(())
+        return found
+
+    def let_go(self) -> None:
+        """As `Membership.let_go`."""
+        with self._lock:
+            self._closed = True
+        for member in self._ready():
+            member.let_go()
+
+    def welcome(self, member: Member, left: tuple[bytes, bytes]) -> None:
+        """End the session that was lost with a connection, and remember the new one.
+
+        `left`: the incarnation and the secret of the lost session; empty without one."""
+        memory = self._memory
+        earlier = None if memory is None else memory.earlier.get(member.name)
+        if memory is not None:
+            memory.keep(member.name, member.incarnation, member.session.info.session)
+        if left[0] == member.incarnation:
+            end_earlier(member.session, left[1])
+        elif earlier is not None and earlier.incarnation == member.incarnation and not left[0]:
+            with self._lock:
+                if self._takes_up:
+                    member.earlier = earlier.secret
+                    return
+            end_earlier(member.session, earlier.secret)
+
     # Starting and closing
 
     def start(self, incarnation: bytes, changed: Changed, links: HostMeasurements | None = None) -> None:
@@ -228,7 +308,9 @@ class Pool:
 
     def connect(self, listed: ListedMember) -> hg.Session:
         """Open a session with a daemon. Raises the errors of `hg.connect`."""
-        return self._connect(listed.url, JOIN_SECONDS, self.silence_seconds, self._shown(listed.url))
+        shown = self._shown(listed.url)
+        times = self._lease_seconds, self._kept_seconds
+        return self._connect(listed.url, JOIN_SECONDS, self.silence_seconds, shown, *times)
 
     def admit(self, slot: _Slot, member: Member) -> None:
         """Make a daemon that answered a member. Raises ConfigurationError and ProtocolError if it
@@ -319,6 +401,8 @@ class _Slot:
         self._was_ready = False
         self._is_leaving = False
         self.has_failed = False
+        #: The incarnation and the secret of the last session, which a lost member may still hold.
+        self._left = b"", b""
         #: Reasons that were logged since the member was last ready.
         self._logged: set[str] = set()
         #: Wakes the thread: a lost member, a change of its devices, or None for the end.
@@ -360,6 +444,9 @@ class _Slot:
         info = MemberInfo(
             self.name, self.listed.url, MemberState.READY, devices=names, server=member.session.info.server
         )
+        if (broke := member.why_away) is not None:
+            why = printable(broke.message, MAX_REASON)
+            return replace(info, state=MemberState.AWAY, why=why, advice=_AWAY_ADVICE)
         if not member.is_draining:
             return info
         why = "it drains: its work goes on, and new plans avoid it"
@@ -419,6 +506,7 @@ class _Slot:
             member.when_lost(self._events.put)
             current = member
             member.when_changed(lambda change: self._events.put((current, change)))
+            self._pool.welcome(member, self._left)
             self._pool.admit(self, member)
         except HeliographError as error:
             self._failed(error)
@@ -460,6 +548,7 @@ class _Slot:
             member.lose(error)
         lived = time.monotonic() - began
         cause = member.lose(hg.SessionClosedError("it is no longer used"))
+        self._left = member.incarnation, member.session.info.session
         self._failed(cause)
         self._pool.lose(self, member, cause)
         with contextlib.suppress(Empty):

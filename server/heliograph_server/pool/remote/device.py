@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -71,8 +71,11 @@ class RemoteDevice(Device):
         own = [one for one in device.buffer_types if one.role is not BufferRole.HOST]
         self._buffer_types = [RemoteBufferType(self, one) for one in own or device.buffer_types]
         self._answers: OrderedDict[_Question, OpAnswer] = OrderedDict()
+        #: Streams on the member for loops, which may wait for their clients: those not in use.
+        self._loop_streams: deque[hg.Stream] = deque()
         self._numbers = count()
         self._lost: MemberLostError | None = None
+        self._last_memory: Memory | None = None
 
     def __repr__(self) -> str:
         return f"<RemoteDevice {self.name}>"
@@ -92,17 +95,24 @@ class RemoteDevice(Device):
 
     @property
     def is_draining(self) -> bool:
-        return self.member.is_draining
+        # New plans avoid a member that is away, too.
+        return self.member.is_draining or self.member.why_away is not None
 
     def lose(self, error: MemberLostError) -> None:
         """Mark it as lost by its daemon, which is itself a head."""
         self._lost = error
 
     def memory(self) -> Memory:
+        """The member's answer; while it is away, the last one."""
+        if self._last_memory is not None and self.member.why_away is not None:
+            self.member.check()
+            return self._last_memory
         with self.member.edge(), self.member.patience():
             # Wait until the member has handled earlier frees.
             members.await_arrival(self.session, ANSWER_SECONDS)
-            return check_memory(self.name, self.member_device.memory(timeout=ANSWER_SECONDS))
+            found = check_memory(self.name, self.member_device.memory(timeout=ANSWER_SECONDS))
+        self._last_memory = found
+        return found
 
     @property
     def site_name(self) -> str:
@@ -125,6 +135,17 @@ class RemoteDevice(Device):
 
     def stream(self) -> CpuStream:
         return CpuStream(self, f"heliograph-{self.name}-stream-{next(self._numbers)}")
+
+    def take_stream(self) -> hg.Stream:
+        """Return a stream on the member for a loop, which gives it back at its end."""
+        try:
+            return self._loop_streams.popleft()
+        except IndexError:
+            return self.member_device.stream()
+
+    def return_stream(self, stream: hg.Stream) -> None:
+        """Give a loop's stream back."""
+        self._loop_streams.append(stream)
 
     def tensor(self, tensor: Tensor) -> hg.Tensor:
         """A tensor of this device as the member knows it."""

@@ -2,115 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 import heliograph as hg
-from heliograph.explain.explanation import check_report
+from heliograph.explain.report_checks import check_report
 from heliograph.head import members
 from heliograph_backends.contract import (
     Abort,
     DeviceCompileOptions,
     LeafBindings,
+    MemoryMap,
     Plan,
     Tensor,
-    Usage,
     access,
 )
-from heliograph_proto.errors import InvalidInputError, UnknownHandleError
+from heliograph_proto.commands import Loop
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidInputError,
+    LimitExceededError,
+    UnknownHandleError,
+)
 from heliograph_proto.graph import Graph
-from heliograph_proto.plans import Cause, NodePlacement
-from heliograph_proto.types import DTYPES, TensorType
+from heliograph_server.plans.memory_report import map_of
+from heliograph_server.pool.remote.binding import INLINE_BYTES, BoundRun, bytes_of
+from heliograph_server.pool.remote.loop import RemoteLoop
 from heliograph_server.pool.remote.memory import RemoteBuffer
 
 if TYPE_CHECKING:
     from heliograph_server.pool.remote.device import RemoteDevice
 
-#: The largest input that is sent in the message of a run.
-INLINE_BYTES = 64 * 1024
-
-
-class BoundRun:
-    """The tensors of one run, as its member gets them.
-
-    Tensors on the member are used in place. Inputs in this host's memory are sent with the run, up
-    to `most_bytes` each; others are copied to memory of `device`, which may wait. Outputs that
-    belong elsewhere are fetched.
-    """
-
-    def __init__(
-        self,
-        device: RemoteDevice,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor | None],
-        most_bytes: int,
-    ) -> None:
-        self._device = device
-        self._most_bytes = most_bytes
-        self._made: list[Tensor] = []
-        self.inputs: list[hg.Tensor | np.ndarray[Any, Any]] = []
-        #: Outputs to fetch, and their targets.
-        self.fetched = dict[int, Tensor]()
-        self.into = dict[int, hg.Tensor]()
-        for place, target in enumerate(outputs):
-            if target is not None:
-                if (found := self._on_member(target)) is not None:
-                    self.into[place] = found
-                else:
-                    self.fetched[place] = target
-        try:
-            self.inputs = [self._input(one) for one in inputs]
-        except BaseException:
-            self.close()
-            raise
-
-    def _on_member(self, tensor: Tensor) -> hg.Tensor | None:
-        """The member's tensor, if it is on the member."""
-        buffer = tensor.buffer
-        if isinstance(buffer, RemoteBuffer) and buffer.buffer_type.device.member is self._device.member:
-            return buffer.tensor(tensor)
-        return None
-
-    def _input(self, tensor: Tensor) -> hg.Tensor | np.ndarray[Any, Any]:
-        if (found := self._on_member(tensor)) is not None:
-            return found
-        if tensor.buffer.buffer_type.is_host and tensor.type.nbytes <= self._most_bytes:
-            return bytes_of(tensor)
-        memory = self._device.buffer_type
-        moved = Tensor(tensor.type, memory.allocate(memory.alloc_size(tensor.type), Usage.COMPUTE))
-        self._made.append(moved)
-        access.copy(tensor, moved)
-        return self._device.tensor(moved)
-
-    def take(self, plan: hg.Plan, run: hg.RunFuture) -> None:
-        """Wait for the end of the run, and copy the fetched outputs to their targets. Raises the
-        run's error."""
-        arrays = run.result()
-        ports = plan._spec.info.outputs
-        for place, target in self.fetched.items():
-            array = arrays[ports[place].name]
-            access.write(target, 0, np.ascontiguousarray(array).reshape(-1).view("u1").data)
-
-    def close(self) -> None:
-        """Release what the run has allocated. Idempotent."""
-        made, self._made = self._made, []
-        # Views keep the member's memory, though its buffer is freed.
-        self.inputs = []
-        self.into.clear()
-        for one in made:
-            one.buffer.free()
-
-
-def bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor in host memory, in place if they are contiguous."""
-    if not (tensor.is_contiguous and tensor.buffer.is_plain):
-        return np.frombuffer(access.read_whole(tensor), np.uint8)
-    row = TensorType(DTYPES["u8"], (tensor.type.nbytes,))
-    found: np.ndarray[Any, Any] = tensor.buffer.array(row, tensor.offset_bytes, (1,))
-    return found
-
+logger = logging.getLogger(__name__)
 
 #: Inputs in this host's memory go with the run, whatever their size: the client library streams
 #: large ones.
@@ -184,26 +108,47 @@ class RemotePlan(Plan):
         finally:
             bound.close()
 
+    def hosted_loop(
+        self, loop: Loop, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]
+    ) -> RemoteLoop | None:
+        if self._member is None:
+            raise UnknownHandleError("the plan was freed")
+        self._check(inputs, outputs)
+        with self.device.member.edge():
+            bound = BoundRun(self.device, inputs, outputs, MOST_BYTES)
+            try:
+                return RemoteLoop(self.device, self._member, self.graph, loop, bound)
+            except LimitExceededError:
+                # Other loops stream so much that the member has no room for this one's values.
+                return None
+
     def measure(self, *, on: bool) -> None:
         if self._member is not None:
             with self.device.member.edge():
                 members.report(self._member, measure=on)
             self._was_measured = True
 
-    def times_of_nodes(self) -> Sequence[float]:
-        return [one.step_us for one in self._nodes()]
-
-    def steps_of_nodes(self) -> Sequence[int]:
-        return [one.step for one in self._nodes()]
-
-    def _nodes(self) -> Sequence[NodePlacement]:
-        """Return the member's report of nodes after a measurement; before it nothing is known."""
+    def steps_and_times(self) -> tuple[Sequence[int], Sequence[float]]:
+        """Return what the member tells after a measurement; before it nothing is known."""
         if not self._was_measured or self._member is None:
-            return [NodePlacement(0, Cause.FIRST_THAT_CAN)] * len(self.graph.nodes)
+            return super().steps_and_times()
         with self.device.member.edge():
             found = members.report(self._member)
             check_report(self.graph, found)
-            return found.nodes
+        return [one.step for one in found.nodes], [one.step_us for one in found.nodes]
+
+    def memory_map(self) -> MemoryMap:
+        """Return what the member tells; nothing if it does not answer."""
+        if self._member is None:
+            return MemoryMap()
+        try:
+            with self.device.member.edge():
+                found = members.report(self._member)
+                check_report(self.graph, found)
+        except HeliographError as error:
+            logger.debug("no memory of %r: %s", self, error)
+            return MemoryMap()
+        return map_of(found, len(self.graph.leaves))
 
     def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> RemotePlan:
         if self._member is None:

@@ -8,24 +8,26 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import heliograph as hg
-from heliograph.explain.explanation import check_report
+from heliograph.explain.report_checks import check_report
 from heliograph.head import members
 from heliograph.head.handoff import probe
 from heliograph_backends.contract import Site, SitePlan, SiteRun, SiteWork, Tensor
-from heliograph_proto import EXCHANGE
+from heliograph_proto import EXCHANGE, EXCHANGED_LOOPS
 from heliograph_proto.addresses import parse_address
+from heliograph_proto.commands import Loop
 from heliograph_proto.devices import ProbeResult
 from heliograph_proto.errors import HeliographError, PermissionDeniedError, UnknownHandleError
 from heliograph_proto.plans import PlanOptions, PlanReport
 from heliograph_server.pool.remote.answers import printable
+from heliograph_server.pool.remote.binding import INLINE_BYTES, BoundRun
 from heliograph_server.pool.remote.device import check_compiled
+from heliograph_server.pool.remote.loop import RemoteLoop
 from heliograph_server.pool.remote.memory import RemoteBuffer
-from heliograph_server.pool.remote.plan import INLINE_BYTES, BoundRun
 from heliograph_server.pool.remote.reached import KnownLink
 from heliograph_server.resources.membership import Reachability
 
@@ -72,12 +74,18 @@ class RemoteSite(Site):
             return ""
         return f"{self.name} runs {printable(info.server)}, which exchanges nothing"
 
+    @property
+    def exchanges_loops(self) -> bool:
+        return EXCHANGED_LOOPS in self.member.session.info.features
+
     def check(self) -> None:
         self.member.check()
 
     def confirm(self) -> None:
+        # A member that is away comes back, or is lost, within its lease.
+        seconds = CONFIRM_SECONDS + self.member.session.info.lease_seconds
         with suppress(HeliographError):
-            members.await_arrival(self.member.session, CONFIRM_SECONDS)
+            members.await_arrival(self.member.session, seconds)
 
     def can_reach(self, other: Site) -> bool:
         if self._link(other).is_there is None:
@@ -231,6 +239,14 @@ class RemoteSitePlan(SitePlan):
 
     def prepare(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> RemoteSiteRun:
         return RemoteSiteRun(self, inputs, outputs)
+
+    def prepare_loop(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], stack: ExitStack
+    ) -> Callable[[Loop, int], RemoteLoop]:
+        with self.site.member.edge():
+            bound = BoundRun(self.device, inputs, outputs, INLINE_BYTES)
+        stack.callback(bound.close)
+        return lambda loop, number: RemoteLoop(self.device, self.plan, self.graph, loop, bound, number)
 
     def measure(self, *, on: bool) -> None:
         with self.site.member.edge():
