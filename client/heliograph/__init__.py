@@ -17,7 +17,7 @@
                 SplitBufferType, copy_plan
     Devices     Device, Stream, Event, DeviceEvent
     Errors      every one is an HeliographError; the tree is in `heliograph.errors`
-    Tools       compare, tune_allocator, and `plan.explain()`
+    Tools       compare, track, tune_allocator, and `plan.explain()`
 
     Training    grad, value_and_grad, stop_gradient, and optimizers in `hg.optim`
 
@@ -49,9 +49,11 @@ if TYPE_CHECKING:
     from heliograph.comparison.compare import compare
     from heliograph.comparison.report import ComparedNode, Comparison, Verdict
     from heliograph.connection import connect
+    from heliograph.core.connection_state import ConnectionState
     from heliograph.core.watching import DeviceEvent
     from heliograph.device import Device, Event, Stream
     from heliograph.errors import *
+    from heliograph.explain.compared import ComparedPlans, PlanAspect, PlanDifference, PlannedNode
     from heliograph.explain.explanation import Explanation
     from heliograph.explain.steps import ExplainedStep
     from heliograph.functions import (
@@ -81,7 +83,7 @@ if TYPE_CHECKING:
     from heliograph.functions.sorting import *
     from heliograph.functions.summation import *
     from heliograph.graph.builder import Graph, assign
-    from heliograph.graph.files import load, save
+    from heliograph.graph.files.graph_files import load, save
     from heliograph.graph.server_weights import ServerWeight
     from heliograph.graph.value import Value
     from heliograph.op_functions import ops
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
     from heliograph.run_future import FeedFuture, RunFuture
     from heliograph.session import Session, copy_plan
     from heliograph.tensor import Buffer, Tensor, WriteFuture
+    from heliograph.tracking import track
     from heliograph.transport.allocator import tune_allocator
     from heliograph.windows.convolutions import avg_pool, conv, max_pool
     from heliograph_proto.devices import (
@@ -110,7 +113,7 @@ if TYPE_CHECKING:
     from heliograph_proto.models import GgufSummary, ModelFile
     from heliograph_proto.plans import Cause, PlanEstimate, SplitEstimate
     from heliograph_proto.quantization.blocks import dequantize, quantize
-    from heliograph_proto.sessions import LogLine
+    from heliograph_proto.sessions import LogLine, SessionMove, SessionSnapshot
     from heliograph_proto.types import DType, TensorType
 
 #: The modules of the names, which are imported on first use: a program pays for what it uses, and
@@ -124,11 +127,13 @@ _LAZY = {
     "heliograph.comparison.compare": "compare",
     "heliograph.comparison.report": "ComparedNode Comparison Verdict",
     "heliograph.connection": "connect",
+    "heliograph.core.connection_state": "ConnectionState",
     "heliograph.core.watching": "DeviceEvent",
     "heliograph.device": "Device Event Stream",
+    "heliograph.explain.compared": "ComparedPlans PlanAspect PlanDifference PlannedNode",
     "heliograph.explain.explanation": "Explanation",
     "heliograph.explain.steps": "ExplainedStep",
-    "heliograph.graph.files": "load save",
+    "heliograph.graph.files.graph_files": "load save",
     "heliograph.plan": "Plan",
     "heliograph.procedures.checkpoint": "Checkpoint load_checkpoint",
     "heliograph.procedures.rebuild": "Rebuild",
@@ -136,6 +141,7 @@ _LAZY = {
     "heliograph.run_future": "FeedFuture RunFuture",
     "heliograph.session": "Session copy_plan",
     "heliograph.tensor": "Buffer Tensor WriteFuture",
+    "heliograph.tracking": "track",
     "heliograph.transport.allocator": "tune_allocator",
     "heliograph_proto.devices": (
         "CopyPath DeviceType Link MemberInfo MemberState OpAnswer OpPath OpQuery Usage"
@@ -144,7 +150,7 @@ _LAZY = {
     "heliograph_proto.models": "GgufSummary ModelFile",
     "heliograph_proto.plans": "Cause PlanEstimate SplitEstimate",
     "heliograph_proto.quantization.blocks": "dequantize quantize",
-    "heliograph_proto.sessions": "LogLine",
+    "heliograph_proto.sessions": "LogLine SessionMove SessionSnapshot",
     "heliograph.graph.builder": "Graph assign",
     "heliograph.graph.server_weights": "ServerWeight",
     "heliograph.graph.value": "Value",
@@ -156,10 +162,10 @@ _LAZY = {
         "ContentMismatchError DeadlineExceededError DeviceLostError DrainingError HandleError "
         "HandleExistsError HeliographError InternalError InvalidArgumentError "
         "InvalidGraphError InvalidInputError InvalidModelError LimitExceededError "
-        "LoopEndedError MemberLostError MissingContentError NotHeliographError Origin OutOfMemoryError "
-        "OutOfRangeError PermissionDeniedError ProtocolError Reason ResourceError "
-        "SessionClosedError UnauthenticatedError UnavailableError UnknownDeviceError "
-        "UnknownHandleError UnknownOpError UnsupportedError VersionMismatchError WorkError"
+        "LoopEndedError MemberLostError MissingContentError MovedError NotHeliographError "
+        "NotReplayableError Origin OutOfMemoryError OutOfRangeError PermissionDeniedError ProtocolError "
+        "Reason ResourceError SessionClosedError SnapshotFailedError UnauthenticatedError UnavailableError "
+        "UnknownDeviceError UnknownHandleError UnknownOpError UnsupportedError VersionMismatchError WorkError"
     ),
     "heliograph.functions.bits": (
         "bitwise_and bitwise_invert bitwise_left_shift bitwise_or bitwise_right_shift "
@@ -212,6 +218,8 @@ __all__ += ["avg_pool", "conv", "max_pool"]
 __all__ += [
     "Buffer",
     "LogLine",
+    "SessionMove",
+    "SessionSnapshot",
     "MemberInfo",
     "MemberState",
     "Session",
@@ -220,7 +228,7 @@ __all__ += [
     "Link",
     "WriteFuture",
 ]
-__all__ += ["CopyPath", "aligned_empty", "connect"]
+__all__ += ["ConnectionState", "CopyPath", "aligned_empty", "connect"]
 # Plans
 __all__ += [
     "Cause",
@@ -235,11 +243,12 @@ __all__ += [
     "Reservation",
     "RunFuture",
 ]
+__all__ += ["ComparedPlans", "PlanAspect", "PlanDifference", "PlannedNode"]
 __all__ += ["CompileOptions", "SplitBufferType", "Tap", "copy_plan", "load_checkpoint"]
 # Devices
 __all__ += ["Device", "DeviceEvent", "DeviceType", "Event", "OpAnswer", "OpQuery", "OpPath", "Stream"]
 # Tools
-__all__ += ["ComparedNode", "Comparison", "Verdict", "compare", "tune_allocator"]
+__all__ += ["ComparedNode", "Comparison", "Verdict", "compare", "track", "tune_allocator"]
 # Errors and functions
 if TYPE_CHECKING:
     __all__ += errors.__all__

@@ -42,6 +42,7 @@ from heliograph_proto.sessions import (
     DrainState,
     DrainStatus,
     Quota,
+    SessionOutcome,
     SessionStatus,
     Snapshot,
     TenantUsage,
@@ -56,6 +57,7 @@ __all__ = [
     "DrainState",
     "DrainStatus",
     "Quota",
+    "SessionOutcome",
     "SessionStatus",
     "Snapshot",
     "TenantUsage",
@@ -140,20 +142,22 @@ class Admin:
         request = admin_pb2.EndSessionRequest(number=number, reason=reason)
         self._ask("EndSession", request, "end a session")
 
-    def drain(self, seconds: float | None = None, *, stay: bool = False) -> DrainStatus:
+    def drain(self, seconds: float | None = None, *, stay: bool = False, move_to: str = "") -> DrainStatus:
         """Drain the daemon: refuse new sessions while running work ends. Does not wait for that.
 
         Args:
             seconds: The longest time for running work; None means the configured one. Afterwards
                 the daemon ends all sessions and stops.
             stay: With True the daemon stays, drained, until `undo_drain`, instead of stopping.
+            move_to: The URL of a daemon that takes the sessions with a lease first, as this daemon
+                reaches it (`Session.move`). The others end. `DrainStatus.moves` tells which.
 
         Raises DrainingError if the daemon is already stopping, and InvalidArgumentError.
         """
         if seconds is not None and not 0 < seconds < 2**32:
             raise InvalidArgumentError(f"a drain of {seconds} seconds", advice="more than 0")
         deadline_ms = 0 if seconds is None else max(1, round(seconds * 1e3))
-        request = admin_pb2.DrainRequest(deadline_ms=deadline_ms, stay=stay)
+        request = admin_pb2.DrainRequest(deadline_ms=deadline_ms, stay=stay, move_to=move_to)
         answer = self._ask("Drain", request, "drain")
         found = decode(admin_pb2.DrainResponse.FromString(answer).drain, DrainStatus)
         self._stopping = None if stay else found

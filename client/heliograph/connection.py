@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
+from heliograph._base.reopening import Reopening, reopening
 from heliograph.core.future import ALONE
-from heliograph.core.progress import Progress, ProgressArgument, checked_progress
+from heliograph.core.progress.bars import Progress, ProgressArgument, checked_progress
 from heliograph.graph.arguments import connect_seconds
 from heliograph.session import Session
-from heliograph.transport.blocking import BlockingShell, GrpcShell
+from heliograph.transport.blocking import BlockingShell
+from heliograph.transport.blocking_grpc import GrpcShell
 from heliograph.transport.bulk.link import CompressionArgument
 from heliograph.transport.channels import credentials_of
 from heliograph.transport.handshake import (
     LEAST_SILENCE_SECONDS,
     MOST_SILENCE_SECONDS,
     SILENCE_SECONDS,
+    Wish,
 )
 from heliograph.transport.plugins import transport
+from heliograph.transport.reconnecting import (
+    DurableArgument,
+    ReconnectArgument,
+    checked_wish,
+    ends_with_process,
+)
 from heliograph.transport.shared_memory import SharedMemoryArgument, checked_shared_memory, insisted
-from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
+from heliograph_proto.addresses import DEFAULT_URL, Address, Credentials, parse_address
 from heliograph_proto.errors import InvalidArgumentError
 
 #: The URL of a server, or those of several daemons.
@@ -97,6 +107,8 @@ def connect(
     silence_seconds: float = SILENCE_SECONDS,
     direct: bool = True,
     compression: CompressionArgument = "auto",
+    reconnect: ReconnectArgument = True,
+    durable: DurableArgument = False,
 ) -> Session:
     """Open a session on a server.
 
@@ -112,43 +124,59 @@ def connect(
             need the right "pool" there. Default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070.
         timeout: Seconds to wait for the server, or None for no limit.
         progress: A function of (bytes done, total bytes), called from any thread while weights are
-            uploaded. "auto" shows bars on stderr for uploads, also of tensors, that take more than
-            a second, if stderr is a terminal and rich is installed. None is silent.
+            uploaded. "auto" shows bars for what takes more than a second, in notebooks, and on
+            stderr if it is a terminal and rich is installed. None is silent.
         shared_memory: Whether tensors go through memory that both sides map, and commands over a
             unix socket. "auto": if both prove to be of one host and user. True insists on it.
         token: The token for a server that requires one. Default: the one in the URL
-            (URL?token=TOKEN, as `heliograph serve` prints it), else $HELIOGRAPH_TOKEN, else the
-            content of the file $HELIOGRAPH_TOKEN_FILE.
-        ca: A PEM file with the authorities of TLS (default: $HELIOGRAPH_CA, else the system's).
-        certificate: A PEM file with the client's certificate (default: $HELIOGRAPH_CERTIFICATE).
-        key: A PEM file with the certificate's key (default: $HELIOGRAPH_KEY).
-        silence_seconds: The server counts as gone after this much silence, 0.25 to 3600 s. It is
-            pinged after a fifth of that. A broken connection is noticed at once.
+            (URL?token=TOKEN), else $HELIOGRAPH_TOKEN, else the file $HELIOGRAPH_TOKEN_FILE.
+        ca, certificate, key: PEM files with the authorities of TLS, the client's certificate and
+            its key (default: $HELIOGRAPH_CA, else the system's; $HELIOGRAPH_CERTIFICATE; _KEY).
+        silence_seconds: The server counts as gone after this much silence, 0.25 to 3600 s.
         direct: Whether TCP connections beside gRPC's are used where the server offers them.
         compression: Whether large tensors and weights are compressed on their way. "auto": where
-            the link is measured to be so slow that it pays. "on": whatever gets smaller.
+            the link is so slow that it pays. "on": whatever gets smaller.
+        reconnect: Whether it connects again after a break; a number: for so many seconds at most.
+        durable: Whether it outlives a daemon with `--state` (`Session.snapshot`); a number: the
+            seconds between snapshots.
 
-    Raises UnavailableError if no server answers within `timeout` seconds (at once if the connection
-    is refused), if it is still starting its devices then, if its certificate is not trusted, or if
-    required shared memory is missing; UnauthenticatedError if it does not accept the credentials;
-    NotHeliographError if another program answers; InvalidArgumentError, VersionMismatchError,
-    DrainingError and LimitExceededError.
+    Raises UnavailableError if no server answers within `timeout` seconds, if it is still starting
+    then, if its certificate is not trusted, or if required shared memory is missing;
+    UnauthenticatedError; NotHeliographError; UnsupportedError without `--state`;
+    InvalidArgumentError, VersionMismatchError, DrainingError and LimitExceededError.
     """
     address, seconds = address_of(url), connect_seconds(timeout)
     check_silence(silence_seconds)
     shown, sharing = checked_progress(progress), checked_shared_memory(shared_memory)
-    credentials = credentials_of(address, token, ca, certificate, key)
-    if address.scheme != "local":
-        shell = GrpcShell(address, seconds, sharing, silence_seconds, credentials, direct, compression)
-        return _session(shell, shown)
+    credentials, wish = credentials_of(address, token, ca, certificate, key), checked_wish(reconnect, durable)
+    if address.scheme == "local":
+        return _session(_local(address, seconds, credentials, sharing, wish), shown)
+    how = (sharing, silence_seconds, credentials, direct, compression, wish)
+    return _opened(address, how, shown, reconnect, seconds)
+
+
+def _opened(
+    address: Address, how: Any, progress: Progress | None, reconnect: ReconnectArgument, seconds: float
+) -> Session:
+    """Open a session at a daemon; `how` are the further arguments of the shell."""
+    again = reopening(reconnect, partial(_opened, address, how, progress, reconnect))
+    return _session(GrpcShell(address, seconds, *how), progress, again)
+
+
+def _local(
+    address: Address, seconds: float, credentials: Credentials, sharing: SharedMemoryArgument, wish: Wish
+) -> BlockingShell:
+    if wish.is_durable:
+        raise ends_with_process()
     if sharing is True:
         raise insisted(address, ALONE)
-    return _session(transport("local")(address, seconds, credentials), shown)
+    shell: BlockingShell = transport("local")(address, seconds, credentials)
+    return shell
 
 
-def _session(shell: BlockingShell, progress: Progress | None) -> Session:
+def _session(shell: BlockingShell, progress: Progress | None, reopening: Reopening | None = None) -> Session:
     try:
-        return Session(shell, progress)
+        return Session(shell, progress, reopening)
     except BaseException:
         shell.close()
         raise

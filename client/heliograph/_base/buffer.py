@@ -12,8 +12,8 @@ import numpy as np
 from heliograph._base.device import DeviceArgument, buffer_type_info, buffer_type_name, device_info
 from heliograph._base.tensor import TensorBase, checked_type, checked_types
 from heliograph.core.arrays import byte_view, room_for
-from heliograph.core.protocol import size_of
 from heliograph.core.shell import Handle, Shell
+from heliograph.core.sizes import size_of
 from heliograph_proto import commands as c
 from heliograph_proto.devices import BufferTypeInfo, DeviceInfo, Usage
 from heliograph_proto.errors import (

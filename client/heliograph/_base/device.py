@@ -93,6 +93,12 @@ class DeviceBase:
         lost = ", lost" if self.lost else ""
         return f"<Device {self.name} {self.type.name}{lost}: {self.description}>"
 
+    def _repr_html_(self) -> str:
+        """Return the view of it in a notebook."""
+        from heliograph._base.views.objects import device_view
+
+        return device_view(self)
+
     @property
     def _asked(self) -> str:
         return f"asking {self.name}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from keyword import iskeyword
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from heliograph._base.inputs import FedInputs, bound_array
@@ -18,7 +19,7 @@ from heliograph.core.effects import Compute, Procedure, ask
 from heliograph.core.future import Deadline, Pending
 from heliograph.core.inline_run import InlinePlan, inline_plan
 from heliograph.core.methods import EXPLAIN, ExplainQuery
-from heliograph.core.progress import Progress
+from heliograph.core.progress.bars import Progress
 from heliograph.core.shell import Handle, Shell
 from heliograph.core.tracing import RUN_SPAN, begin
 from heliograph.graph.arguments import counted, timeout_ms
@@ -108,6 +109,8 @@ class PlanBase(Handle):
         #: With `on_loss="rebuild"`: the plans that share variables with it.
         self._group: RebuildGroup | None = None
         self._rebuilds: list[Rebuild] = []
+        #: Its methods with signatures that name its inputs, by name, once they were looked up.
+        self._methods: dict[str, FunctionType] = {}
         self._assigned: tuple[PlanSpec | None, frozenset[str]] = (None, frozenset())
 
     def __del__(self) -> None:
@@ -225,14 +228,20 @@ class PlanBase(Handle):
     def __repr__(self) -> str:
         return f"<Plan {self._spec.signature}, {counted(self.steps, 'step')}, {self._state}>"
 
+    def _repr_html_(self) -> str:
+        """Return the view of it in a notebook."""
+        from heliograph._base.views.objects import plan_view
+
+        return plan_view(self)
+
     def _explaining(self, measure: bool | None = None) -> Procedure[Explanation]:
         """Request the plan's report and add the names of nodes."""
         from heliograph.explain.explanation import explanation
 
-        recipe = self._spec.recipe
+        recipe, source_of = self._spec.recipe, self._spec.source_of
         assert recipe is not None
         report = yield from self._reporting(measure)
-        found: Explanation = yield Compute(lambda: explanation(recipe.graph, report))
+        found: Explanation = yield Compute(lambda: explanation(recipe.graph, report, source_of))
         return found
 
     def _reporting(self, measure: bool | None = None) -> Procedure[PlanReport]:
@@ -270,6 +279,7 @@ class PlanBase(Handle):
 
     def _become(self, spec: PlanSpec) -> None:
         self._variants.free()
+        self._methods = {}
         self._spec, self._handle, self._variants = spec, spec.handle, Variants(self._shell.release)
         if self._freed:
             # It was freed during the update.

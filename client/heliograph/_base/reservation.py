@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from heliograph.core.effects import Procedure, ask
 from heliograph.core.methods import RESERVE
+from heliograph.core.replay.journal import MadePlan
 from heliograph.core.shell import Handle, Shell
 from heliograph.graph.builder import Graph
 from heliograph.procedures.compile import with_source
@@ -73,7 +74,11 @@ def reserve_blocks(
     handle = shell.core.handle()
     largest = None if graph is None else graph._outline()
     request = ReserveRequest(handle, largest, options, tuple(block_bytes))
+    core = shell.core
+    after = core.last_sent
     sizes = yield from ask(RESERVE, request)
+    if core.journal is not None:
+        core.journal.made(MadePlan(request, {}, after, core.last_sent))
     return Reservation(shell, handle, sizes)
 
 

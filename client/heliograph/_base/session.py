@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index
-from typing import Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from heliograph._base.device import device_name, device_names
 from heliograph._base.placement import (
@@ -14,10 +15,12 @@ from heliograph._base.placement import (
     checked_options,
 )
 from heliograph._base.plan import PlanBase
+from heliograph._base.reopening import Reopening
 from heliograph._base.reservation import Reservation, reserve_graph
 from heliograph._base.streams import StreamBase, make_stream
+from heliograph.core.connection_state import ConnectionState
 from heliograph.core.effects import Procedure
-from heliograph.core.progress import Progress, UploadBars
+from heliograph.core.progress.bars import Progress, ProgressBars
 from heliograph.core.shell import Shell
 from heliograph.core.tracing import COMPILE_SPAN, traced
 from heliograph.graph.arguments import refuse_pickle
@@ -31,7 +34,7 @@ from heliograph.procedures.rebuild import RebuildGroups
 from heliograph.procedures.run import PlanSpec
 from heliograph.procedures.transfer import free_variable
 from heliograph_proto import commands as c
-from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.errors import HeliographError, InvalidArgumentError
 from heliograph_proto.plans import PlanEstimate
 from heliograph_proto.sessions import SessionInfo, Traffic
 
@@ -57,12 +60,20 @@ class SessionStatistics:
 class SessionBase:
     """The properties and counts of a session."""
 
-    def __init__(self, shell: Shell, progress: Progress | None = None) -> None:
+    def __init__(
+        self, shell: Shell, progress: Progress | None = None, reopening: Reopening | None = None
+    ) -> None:
         self._shell = shell
         self._progress = progress
+        #: Opens another session with the arguments of this one; None: there is no other.
+        self._reopening = reopening
+        #: Those that took its place after it was lost. They end with it.
+        self._successors: list[Any] = []
+        #: True once its user has closed it.
+        self._is_left = False
         #: The plans that are placed again when a device is lost.
         self._groups = RebuildGroups(shell.core)
-        if isinstance(progress, UploadBars):
+        if isinstance(progress, ProgressBars):
             shell.core.bars = progress
         # Commands go to the default stream, here one of the URL's device.
         device = device_name(shell, None)
@@ -151,6 +162,31 @@ class SessionBase:
         """True if the session has ended."""
         return self._shell.core.lost is not None
 
+    @property
+    def _lost(self) -> HeliographError | None:
+        """The reason why it has ended."""
+        return self._shell.core.lost
+
+    @property
+    def connection(self) -> ConnectionState:
+        """The state of the connection: CONNECTED, DISCONNECTED, ATTACHING or LOST."""
+        return self._shell.connection_state
+
+    def on_disconnect(self, callback: Callable[[HeliographError], None]) -> Callable[[], None]:
+        """Call a function with the error whenever the connection breaks and will be made again.
+
+        Calls go on and wait meanwhile, each for its own `timeout`. The function is called from any
+        thread, and must not block. Return a function that undoes this.
+        """
+        listening = self._shell.when_disconnected
+        listening.append(callback)
+
+        def undo() -> None:
+            if callback in listening:
+                listening.remove(callback)
+
+        return undo
+
     def statistics(self) -> SessionStatistics:
         """Return the session's counts at this moment."""
         core = self._shell.core
@@ -162,6 +198,12 @@ class SessionBase:
             found.in_flight_bytes,
             traffic,
         )
+
+    def _repr_html_(self) -> str:
+        """Return the view of it in a notebook."""
+        from heliograph._base.views.objects import session_view
+
+        return session_view(self)
 
     def __repr__(self) -> str:
         devices = ", ".join(device.name for device in self._shell.info.devices)

@@ -102,6 +102,12 @@ class TensorBase(Handle, Typed):
     def __repr__(self) -> str:
         return f"<Tensor shape={self.shape} dtype={self.dtype} device={self.device} {self._state}>"
 
+    def _repr_html_(self) -> str:
+        """Return the view of it in a notebook."""
+        from heliograph._base.views.tensor import tensor_view
+
+        return tensor_view(self)
+
     # Views
 
     def __getitem__(self, key: Any) -> Self:

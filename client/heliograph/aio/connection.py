@@ -5,18 +5,27 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from heliograph._base.reopening import reopening
 from heliograph.aio.session import Session
 from heliograph.connection import Servers, address_of, check_silence
 from heliograph.core.future import ALONE
-from heliograph.core.progress import ProgressArgument, checked_progress
+from heliograph.core.progress.bars import Progress, ProgressArgument, checked_progress
 from heliograph.graph.arguments import connect_seconds
-from heliograph.transport.aio import AioGrpcShell, AioShell
+from heliograph.transport.aio import AioShell
+from heliograph.transport.aio_grpc import AioGrpcShell
 from heliograph.transport.bulk.link import CompressionArgument, check_compression
 from heliograph.transport.channels import NO_CREDENTIALS, credentials_of
-from heliograph.transport.handshake import SILENCE_SECONDS
+from heliograph.transport.handshake import NO_WISH, SILENCE_SECONDS, Wish
 from heliograph.transport.plugins import transport
+from heliograph.transport.reconnecting import (
+    DurableArgument,
+    ReconnectArgument,
+    checked_wish,
+    ends_with_process,
+)
 from heliograph.transport.shared_memory import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph_proto.addresses import Address, Credentials
 
@@ -42,7 +51,11 @@ class connect:
         silence_seconds: float = SILENCE_SECONDS,
         direct: bool = True,
         compression: CompressionArgument = "auto",
+        reconnect: ReconnectArgument = True,
+        durable: DurableArgument = False,
     ) -> None:
+        self._wish = checked_wish(reconnect, durable)
+        self._reconnect = reconnect
         self._direct, self._compression = direct, check_compression(compression)
         self._address = address_of(url)
         self._credentials = credentials_of(self._address, token, ca, certificate, key)
@@ -74,20 +87,30 @@ class connect:
             await self._session.close()
 
     async def _open(self) -> Session:
-        shell = await open_shell(
-            self._address,
-            self._timeout,
+        how = (
             self._shared_memory,
             self._silence_seconds,
             self._credentials,
             self._direct,
             self._compression,
+            self._wish,
         )
-        try:
-            return Session(shell, self._progress)
-        except BaseException:
-            await shell.close()
-            raise
+        return await _opened(self._address, how, self._progress, self._reconnect, self._timeout)
+
+
+async def _opened(
+    address: Address, how: Any, progress: Progress | None, reconnect: ReconnectArgument, seconds: float
+) -> Session:
+    """Open a session; `how` are the further arguments of `open_shell`."""
+    shell = await open_shell(address, seconds, *how)
+    again = None
+    if address.scheme != "local":
+        again = reopening(reconnect, partial(_opened, address, how, progress, reconnect))
+    try:
+        return Session(shell, progress, again)
+    except BaseException:
+        await shell.close()
+        raise
 
 
 async def open_shell(
@@ -98,13 +121,16 @@ async def open_shell(
     credentials: Credentials = NO_CREDENTIALS,
     direct: bool = True,
     compression: CompressionArgument = "auto",
+    wish: Wish = NO_WISH,
 ) -> AioShell:
     """Open the connection of a session."""
     if address.scheme == "local":
+        if wish.is_durable:
+            raise ends_with_process()
         if shared_memory is True:
             raise insisted(address, ALONE)
         shell: AioShell = await transport("local.aio")(address, timeout, credentials)
         return shell
     return await AioGrpcShell.open(
-        address, timeout, shared_memory, silence_seconds, credentials, direct, compression
+        address, timeout, shared_memory, silence_seconds, credentials, direct, compression, wish
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
+from heliograph._base.named_inputs import names_inputs
 from heliograph._base.placement import Bindings, PlanArguments, UpdateOptions
 from heliograph._base.plan import Fetch, Inputs, Out, Outputs, PlanBase, RunRequest
 from heliograph._base.session import updating
@@ -69,6 +70,7 @@ class Plan(PlanBase):
         copy: bool = True,
         **keywords: Any,
     ) -> Outputs: ...
+    @names_inputs
     async def run(
         self,
         inputs: Inputs = None,
@@ -112,6 +114,7 @@ class Plan(PlanBase):
         run = await self._shell.drive(run_once(self._shell.core, submission), timeout, self._spec.what)
         return {**(run.results or {}), **self._tensors(run.kept, out)}
 
+    @names_inputs
     def submit(
         self,
         inputs: Inputs = None,
@@ -161,6 +164,7 @@ class Plan(PlanBase):
         request = RunRequest("submit", inputs, keywords, fetch, out, timeout, stream, copy, observed)
         return send(self, request) if self._group is None else repeat(self, request)
 
+    @names_inputs
     def loop(
         self,
         inputs: Inputs = None,
@@ -259,6 +263,7 @@ class Plan(PlanBase):
         explaining = self._explaining(measure)
         return await self._shell.drive(explaining, timeout, lambda: f"explaining {self!r}")
 
+    @names_inputs
     async def profile(
         self, inputs: Inputs = None, /, *, runs: int = 10, timeout: float | None = None, **keywords: Any
     ) -> Explanation:

@@ -35,9 +35,11 @@ from heliograph.aio.watching import DeviceWatch, LogLines
 from heliograph.core.effects import ask
 from heliograph.core.future import Deadline
 from heliograph.core.methods import GET_STATISTICS, LIST_DEVICES, LIST_LINKS
+from heliograph.graph.arguments import checked_timeout
 from heliograph.graph.builder import Graph
 from heliograph.graph.torch_tensors import host_array
 from heliograph.procedures.journal import JOURNAL_BYTES
+from heliograph.procedures.replay import take_snapshot
 from heliograph.procedures.server_weights import ServerWeights, describe_model, list_models
 from heliograph.procedures.transfer import synchronize
 from heliograph.transport.aio import AioShell
@@ -45,7 +47,7 @@ from heliograph_proto.devices import BackendInfo, DeviceType, Link, MemberInfo
 from heliograph_proto.errors import DeadlineExceededError
 from heliograph_proto.models import ModelFile
 from heliograph_proto.plans import PlanEstimate
-from heliograph_proto.sessions import Traffic
+from heliograph_proto.sessions import SessionMove, SessionSnapshot, Traffic
 from heliograph_proto.types import DTypeArgument
 
 
@@ -159,6 +161,55 @@ class Session(SessionBase):
         """
         procedure = ask(GET_STATISTICS, None)
         return await self._shell.drive(procedure, timeout, "asking for the server's statistics")
+
+    # Snapshots
+
+    @property
+    def durable(self) -> bool:
+        """True if the session outlives its daemon."""
+        return self._shell.core.journal is not None
+
+    async def snapshot(
+        self, wait_seconds: float | None = None, timeout: float | None = None
+    ) -> SessionSnapshot:
+        """Write what the session holds to the server's disk, after the commands sent so far.
+
+        Only changes since the last snapshot are written. Returns the snapshot: its last command,
+        its bytes, those that were written, and its time. Commands wait only while the bytes that
+        changed are copied in memory. After a restart of the daemon a durable session goes on from
+        its last snapshot, and the commands after it are done again. A few cannot be, such as a loop
+        that was fed: take a snapshot after those.
+
+        `wait_seconds`: the time for commands under way to end; None: 30 s. Raises UnsupportedError
+        for a session that is not durable, SnapshotFailedError if commands did not end in time or
+        for a full disk, with the snapshot before in place, and DeadlineExceededError.
+        """
+        procedure = take_snapshot(self._shell.core, checked_timeout(wait_seconds))
+        return await self._shell.drive(procedure, timeout, "taking a snapshot")
+
+    # Moves
+
+    async def move(
+        self, url: str, wait_seconds: float | None = None, timeout: float | None = None
+    ) -> SessionMove:
+        """Have another daemon take the session, and go on there.
+
+        Handles, plans and results stay valid. Commands that are sent meanwhile wait, and run there.
+        The daemons copy what the other one lacks between them. It needs the same tenants, tokens
+        and names of devices, leases, and for a durable session a state folder; this daemon needs
+        the right "pool" there. Afterwards no memory is shared, and commands go by gRPC.
+
+        `url`: the other daemon, for this client and for the daemon that has the session now.
+        `wait_seconds`: the time for commands under way to end; None: 30 s.
+
+        Returns the bytes that went, and how long commands waited. Raises DeadlineExceededError if
+        commands under way did not end in time, such as a loop or an observed run; UnsupportedError,
+        UnavailableError, PermissionDeniedError, OutOfMemoryError, LimitExceededError or
+        UnknownDeviceError if the other daemon cannot have the session. The session then stays where
+        it is, whole.
+        """
+        deadline = Deadline(timeout, lambda: "moving the session")
+        return await self._shell.move(url, checked_timeout(wait_seconds), deadline)
 
     # Models on the server
 
@@ -476,7 +527,10 @@ class Session(SessionBase):
 
     async def close(self) -> None:
         """End the session. Pending work fails with SessionClosedError. Idempotent."""
+        self._is_left = True
         await self._shell.close()
+        while self._successors:
+            await self._successors.pop().close()
 
 
 class Function(TracedFunction[Plan]):

@@ -3,12 +3,11 @@ rules."""
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import numpy as np
 
-from heliograph.functions.manipulation import broadcast_to, flatten, take
+from heliograph.functions.manipulation import broadcast_to, take
 from heliograph.graph import lowering as lowering
 from heliograph.graph.lowering import Operand
 from heliograph.graph.source_lines import invalid
@@ -63,10 +62,8 @@ def take_along_axis(x: Operand, indices: Operand, /, *, axis: int = -1) -> Value
     rows, size = _broadcast(value, places), value.shape[-1]
     value, places = (broadcast_to(one, (*rows, one.shape[-1])) for one in (value, places))
     places = lowering.cast(places, I64)
-    places = lowering.apply("where", places < 0, places + size, places)
-    # A place outside of its own row would be one inside of another.
-    outside = lowering.lift(graph, np.int64(-value.size))
-    places = lowering.apply("where", (places < 0) | (places >= size), outside, places)
+    # An error names a place outside of the row as it was given.
+    places = lowering.apply("where", (places < 0) & (places >= -size), places + size, places)
     return lowering.permute(_of_rows(value, places), _back(order))
 
 
@@ -80,10 +77,9 @@ def _broadcast(value: Value, places: Value) -> tuple[int, ...]:
 
 def _of_rows(x: Value, places: Value) -> Value:
     """The elements of each row at its own places."""
-    rows, size = math.prod(x.shape[:-1]), x.shape[-1]
-    starts = (np.arange(rows, dtype=np.int64) * size).reshape((*x.shape[:-1], 1))
-    found = take(flatten(x), flatten(lowering.cast(places, I64) + starts), axis=0)
-    return lowering.reshape(found, places.shape)
+    columns = lowering.reshape(x, (*x.shape, 1))
+    found = lowering.apply("get_rows", columns, lowering.cast(places, I64))
+    return lowering.reshape(lowering.cast(found, x.dtype), places.shape)
 
 
 def cumulative_sum(

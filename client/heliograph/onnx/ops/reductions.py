@@ -43,9 +43,12 @@ def _product(x: hg.Value, axes: tuple[int, ...], keep: bool) -> hg.Value:
 def _mean(x: hg.Value, axes: tuple[int, ...], keep: bool) -> hg.Value:
     if not axes:
         return x
+    count = math.prod(x.shape[one] for one in axes)
+    if not count:
+        # The format leaves the mean of nothing open; it is 0 in onnxruntime.
+        return total(x, axes, keep)
     if x.dtype.is_float:
         return hg.mean(x, axis=axes, keepdims=keep)
-    count = math.prod(x.shape[one] for one in axes)
     return cast(hg.sum(cast(x, "f64"), axis=axes, keepdims=keep) / float(count), x.dtype)
 
 
