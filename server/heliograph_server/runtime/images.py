@@ -1,0 +1,115 @@
+"""The sessions of a host that are restored from images: those that an earlier daemon left on disk,
+and those that another daemon hands over. Any thread.
+
+Each waits, under a place that cannot be guessed, for a client that shows its secret.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from heliograph_proto.errors import HeliographError
+from heliograph_server.resources.failures import typed
+from heliograph_server.runtime.opening import Opening
+from heliograph_server.session.session import Session
+from heliograph_server.state.image import Image, ImageOwner
+from heliograph_server.state.owners import principal_of
+from heliograph_server.state.restore import ContentSource, Restore
+from heliograph_server.state.snapshots import digest_of_secret
+
+if TYPE_CHECKING:
+    from heliograph_server.runtime.host import Host
+
+
+class SessionImages:
+    """The restored sessions of a host, and the owners of all."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        #: The owners of sessions, for their images.
+        self.owners: dict[Session, ImageOwner] = {}
+        self._lock = threading.Lock()
+        #: The places of sessions that no client has taken up, by the digest of their secret.
+        self._unclaimed: dict[bytes, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"<SessionImages, {len(self._unclaimed)} unclaimed>"
+
+    def reopen(self, image: Image) -> Session:
+        """Restore a session of an earlier daemon. Raises the errors of opening one, and
+        SnapshotFailedError."""
+        snapshots = self._host.snapshots
+        assert snapshots is not None
+        restore = partial(snapshots.restore, image)
+        session, place = self._restored(image, restore, image.owner.lease_ms / 1e3, is_durable=True)
+        snapshots.enter(session, image.secret_digest, image.owner)
+        self._offer(image, place)
+        return session
+
+    def take_in(self, image: Image, contents: ContentSource, *, is_durable: bool) -> Session:
+        """Restore a session of another daemon. Blocks. Raises as `reopen`, and the first error of
+        an object that cannot be restored."""
+
+        def restore(session: Session) -> None:
+            problems: list[HeliographError] = Restore(session, image, contents).run()
+            if problems:
+                raise problems[0].anew()
+
+        seconds = min(image.owner.lease_ms / 1e3, self._host.lease_seconds)
+        session, place = self._restored(image, restore, seconds, is_durable=is_durable)
+        session.has_moved_here = True
+        if is_durable and self._host.snapshots is not None:
+            self._host.snapshots.enter(session, image.secret_digest, image.owner)
+            self._host.snapshots.begin(session)
+        self._offer(image, place)
+        return session
+
+    def _restored(
+        self, image: Image, restore: Callable[[Session], None], lease_seconds: float, *, is_durable: bool
+    ) -> tuple[Session, bytes]:
+        """Open a session and restore it. Return it with its place."""
+        owner, place = image.owner, secrets.token_bytes(32)
+        who, features = principal_of(owner), owner.features
+        opening = Opening(
+            place, owner.client, owner.tenant, features, who, lease_seconds, is_durable, is_restored=True
+        )
+        session = self._host.add_session(opening)
+        try:
+            restore(session)
+        except BaseException as error:
+            session.close(typed(error, "restoring a session"))
+            raise
+        self.owners[session] = owner
+        return session, place
+
+    def _offer(self, image: Image, place: bytes) -> None:
+        with self._lock:
+            self._unclaimed[image.secret_digest] = place
+
+    def claim(self, token: bytes) -> bytes | None:
+        """Return the place of the session with a secret, for the client that shows it; None: it is
+        not a restored one, or was claimed before."""
+        if not self._unclaimed:
+            return None
+        with self._lock:
+            return self._unclaimed.pop(digest_of_secret(token), None)
+
+    def is_unclaimed(self, place: bytes) -> bool:
+        """True if the session at a place has had no client here."""
+        with self._lock:
+            return place in self._unclaimed.values()
+
+    def forget(self, session: Session, place: bytes) -> None:
+        """Forget a session that has ended."""
+        self.owners.pop(session, None)
+        with self._lock:
+            for digest in [digest for digest, one in self._unclaimed.items() if one == place]:
+                del self._unclaimed[digest]
+
+    def is_durable(self, session: Session) -> bool:
+        """True if the session outlives its daemon."""
+        return self._host.snapshots is not None and self._host.snapshots.covers(session)

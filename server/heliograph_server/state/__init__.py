@@ -1,0 +1,1 @@
+"""Sessions on disk: their images, the folder with them, and how they are taken and restored."""

@@ -1,0 +1,262 @@
+"""Takes images of sessions: what they hold between two commands, or two steps of a loop.
+
+The session is held still only while its handles are listed and the bytes that changed since the
+last image are copied in memory. They are hashed and written while its runs go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from heliograph_backends.contract import host_bytes
+from heliograph_proto.digests import digest_of
+from heliograph_proto.errors import HeliographError, MissingContentError, SnapshotFailedError
+from heliograph_proto.sessions import SessionSnapshot
+from heliograph_server.resources.handles import HandleStorage
+from heliograph_server.session.parts.edges import LoopState
+from heliograph_server.session.parts.inside import SessionInside
+from heliograph_server.session.session import Session
+from heliograph_server.state.image import Image, ImageLoop, ImageOutput, ImageOwner, ImageWeight
+from heliograph_server.state.listing import Listing
+from heliograph_server.state.requests import Request, encode_request
+from heliograph_server.state.store import Pins, StateStore, now_us
+
+logger = logging.getLogger(__name__)
+
+#: The size of the pieces of a storage: what one changed byte costs at most.
+PIECE_BYTES = 4 * 2**20
+#: The threads that hash a piece.
+HASH_THREADS = 2
+#: The size of one read of a weight.
+WEIGHT_BYTES = 2**20
+
+
+@dataclass(slots=True)
+class _Known:
+    """The digests of a storage's bytes when it had this version."""
+
+    version: int
+    pieces: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class _Taken:
+    """An image without contents, and what they are made of."""
+
+    image: Image
+    listing: Listing
+    versions: list[int]
+    #: The storages that a loop under way writes, and the states of loops.
+    written: frozenset[HandleStorage]
+    loops: dict[int, LoopState]
+    #: Copies of the storages that changed, by their place.
+    copies: dict[int, memoryview] = field(default_factory=dict)
+
+
+class Capture:
+    """Takes images of one session. `owner` is part of each. One thread at a time."""
+
+    def __init__(self, session: Session, store: StateStore, secret_digest: bytes, owner: ImageOwner) -> None:
+        self._session = session
+        self._store = store
+        self._secret_digest = secret_digest
+        self._owner = owner
+        self._known: dict[HandleStorage, _Known] = {}
+        #: Requests of plans and reservations, with the digests of their encodings, by handle.
+        self._requests: dict[int, tuple[Request, bytes]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Capture of {self._session}>"
+
+    def take(self, wait_seconds: float) -> SessionSnapshot:
+        """Take an image and write it, once the commands received so far have ended.
+
+        Raises SnapshotFailedError if they have not within `wait_seconds`, or for a full or broken
+        disk; the image before it stays.
+        """
+        began = time.monotonic()
+        before = self._store.statistics.written_bytes
+        inside = self._session.inside
+        with held_still(inside, wait_seconds):
+            stilled = time.monotonic()
+            taken = self._picture(inside)
+            self._copy(taken)
+        still_seconds = time.monotonic() - stilled
+        with self._store.pinned() as pins:
+            image = self._write(taken, pins, inside)
+            digest = self._store.commit(image, pins)
+        self._remember(taken, image)
+        size_bytes = sum(one.size_bytes for one in image.storages)
+        size_bytes += sum(one.size_bytes for one in image.weights)
+        written = self._store.statistics.written_bytes - before
+        seconds = time.monotonic() - began
+        return SessionSnapshot(image.last_sequence, size_bytes, written, seconds, still_seconds, digest)
+
+    # Still
+
+    def _picture(self, inside: SessionInside) -> _Taken:
+        with inside.lock:
+            if inside.core.closed is not None:
+                raise inside.core.closed.anew()
+            listing, executor = Listing(inside.core), inside.executor
+            held = executor.stillness.held
+            run = inside.core.run_under_way(held) if held else None
+            image = listing.image(self._secret_digest, self._owner, () if run is None else run.makes)
+            states = executor.resumable.states()
+        if run is not None:
+            states[held] = executor.edges.held(held).state()
+            # Its command comes again, and what it makes is made then.
+            image = replace(image, last_sequence=held - 1)
+        weights = tuple(ImageWeight(*one) for one in inside.contents.held())
+        keep = self._session.keep_messages
+        acknowledged, messages = self._session.kept_messages if keep is None else keep()
+        image = replace(
+            image, weights=weights, time_us=now_us(), messages=messages, acknowledged=acknowledged
+        )
+        written = frozenset() if run is None else run.writes
+        return _Taken(image, listing, [one.version for one in listing.storages], written, states)
+
+    def _copy(self, taken: _Taken) -> None:
+        """Copy the storages that may have changed since the last image."""
+        for place, storage in enumerate(taken.listing.storages):
+            known = self._known.get(storage)
+            is_same = known is not None and known.version == storage.version and not storage.is_mapped
+            # The version is that of the loop's beginning.
+            is_same = is_same and storage not in taken.written
+            if storage.buffer is None or is_same:
+                continue
+            try:
+                # Not zeroed, which would take as long as the copy.
+                copy = host_bytes(np.empty(storage.buffer.size_bytes, np.uint8))
+                storage.buffer.get(0, copy)
+            except HeliographError as error:
+                taken.image = _without(taken.image, place, error)
+            except MemoryError:
+                raise SnapshotFailedError(
+                    f"no memory for a copy of {storage.size_bytes:,} bytes that changed",
+                    advice="take snapshots more often, or give the daemon more memory",
+                ) from None
+            else:
+                taken.copies[place] = copy
+
+    # While runs go on
+
+    def _write(self, taken: _Taken, pins: Pins, inside: SessionInside) -> Image:
+        storages = list(taken.image.storages)
+        for place, storage in enumerate(taken.listing.storages):
+            if (copy := taken.copies.get(place)) is not None:
+                pieces = self._write_pieces(copy, pins)
+            elif (known := self._known.get(storage)) is not None and storages[place].error is None:
+                pieces = known.pieces
+                if not pins.keep(pieces):
+                    self._known.clear()
+                    raise SnapshotFailedError(
+                        "something was removed from the state folder", advice="the next snapshot is whole"
+                    )
+            else:
+                continue
+            storages[place] = replace(storages[place], pieces=pieces)
+        loops = tuple(self._write_loop(*one, pins) for one in taken.loops.items())
+        image = replace(taken.image, storages=tuple(storages), loops=loops)
+        weights = tuple(self._write_weights(image.weights, pins, inside))
+        return self._with_requests(replace(image, weights=weights), taken.listing, pins)
+
+    def _write_loop(self, sequence: int, state: LoopState, pins: Pins) -> ImageLoop:
+        outputs = tuple(
+            ImageOutput(place, self._write_pieces(memoryview(data), pins))
+            for place, data in state.outputs.items()
+        )
+        return ImageLoop(sequence, state.steps, outputs, state.unsent)
+
+    def _write_pieces(self, copy: memoryview, pins: Pins) -> tuple[bytes, ...]:
+        digests = []
+        for start in range(0, copy.nbytes, PIECE_BYTES):
+            piece = copy[start : start + PIECE_BYTES]
+            digest = digest_of(piece, HASH_THREADS)
+            self._store.add(digest, piece.nbytes, (piece,), pins, is_checked=True)
+            digests.append(digest)
+        return tuple(digests)
+
+    def _write_weights(
+        self, weights: Iterable[ImageWeight], pins: Pins, inside: SessionInside
+    ) -> Iterator[ImageWeight]:
+        for weight in weights:
+            if weight.is_in_model or pins.keep((weight.digest,)):
+                yield weight
+                continue
+            try:
+                with inside.contents.reading(weight.digest) as pieces:
+                    self._store.add(weight.digest, weight.size_bytes, pieces, pins)
+            except MissingContentError:
+                continue  # no plan uses it, and its memory was reclaimed meanwhile
+            yield weight
+
+    def _with_requests(self, image: Image, listing: Listing, pins: Pins) -> Image:
+        before, self._requests = self._requests, {}
+
+        def digest(handle: int) -> bytes:
+            request = listing.requests.get(handle)
+            if request is None:
+                return b""
+            known = before.get(handle)
+            if known is None or known[0] is not request or not pins.keep((known[1],)):
+                known = request, pins.add_whole(encode_request(request))
+            self._requests[handle] = known
+            return known[1]
+
+        return replace(
+            image,
+            plans=tuple(replace(one, request=digest(one.handle)) for one in image.plans),
+            reservations=tuple(replace(one, request=digest(one.handle)) for one in image.reservations),
+        )
+
+    def _remember(self, taken: _Taken, image: Image) -> None:
+        """Remember the digests of an image that was written."""
+        self._known = {
+            storage: _Known(version, found.pieces)
+            for storage, version, found in zip(
+                taken.listing.storages, taken.versions, image.storages, strict=True
+            )
+            if found.pieces and storage not in taken.written
+        }
+
+
+@contextmanager
+def held_still(inside: SessionInside, seconds: float) -> Iterator[None]:
+    """A context in which a session begins no command and no compile.
+
+    Raises SnapshotFailedError if the commands received so far have not ended within `seconds`.
+    """
+    end = time.monotonic() + seconds
+    if not inside.compiler.busy.acquire(timeout=seconds):
+        raise _busy("a graph is being compiled")
+    try:
+        stillness = inside.executor.stillness
+        if not stillness.reach(max(0.0, end - time.monotonic())):
+            raise _busy("commands are under way")
+        try:
+            yield
+        finally:
+            stillness.go_on()
+    finally:
+        inside.compiler.busy.release()
+
+
+def _busy(why: str) -> SnapshotFailedError:
+    return SnapshotFailedError(
+        f"no image of the session was taken: {why}",
+        advice="take it between runs: wait for their results, or for the end of a loop",
+    )
+
+
+def _without(image: Image, place: int, error: HeliographError) -> Image:
+    """An image in which a storage has no bytes, since they cannot be read."""
+    storages = list(image.storages)
+    storages[place] = replace(storages[place], error=error)
+    return replace(image, storages=tuple(storages))
