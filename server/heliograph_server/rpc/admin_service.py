@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -16,33 +15,29 @@ from heliograph_proto.errors import (
     HeliographError,
     InvalidArgumentError,
     LimitExceededError,
-    SessionClosedError,
 )
 from heliograph_proto.sessions import Snapshot
 from heliograph_proto.v1 import admin_pb2, device_pb2
 from heliograph_server.resources.principals import Principal, current_principal
 from heliograph_server.rpc.audit import AuditedService
-from heliograph_server.rpc.ending import end_session
+from heliograph_server.rpc.operators import Operators
 from heliograph_server.rpc.requests import Context, Requests
 from heliograph_server.runtime.draining import Draining
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.runtime.status import list_sessions, take_snapshot
 from heliograph_server.telemetry.audit import AuditLog
-from heliograph_server.telemetry.logs import log_level, set_log_level
-
-logger = logging.getLogger(__name__)
+from heliograph_server.telemetry.logs import log_level
 
 #: The default, least and most time between two snapshots.
 INTERVAL_MS, LEAST_MS, MOST_MS = 1000, 100, 3_600_000
 #: The most concurrent calls of Watch.
 MOST_WATCHERS = 32
-MOST_REASON = 1000
 
 
 class AdminService:
     """Watches the host, ends sessions, drains the daemon, sets the log level.
 
-    Devices are asked for their memory on the threads of `askers`; sessions end on those of
+    Devices are asked for their memory on the threads of `askers`; backends are loaded on those of
     `closers`. `why_not` returns the error of a principal that may no longer watch. Every call is
     recorded in `audit`.
     """
@@ -51,6 +46,7 @@ class AdminService:
         self,
         slot: HostSlot,
         draining: Draining,
+        operators: Operators,
         askers: Executor,
         closers: Executor,
         why_not: Callable[[Principal], HeliographError | None],
@@ -60,6 +56,7 @@ class AdminService:
         self._why_not = why_not
         self._audit = audit
         self._draining = draining
+        self._operators = operators
         self._askers = askers
         self._closers = closers
         self._watchers = 0
@@ -80,39 +77,25 @@ class AdminService:
     async def EndSession(
         self, request: admin_pb2.EndSessionRequest, context: Context
     ) -> admin_pb2.EndSessionResponse:
-        found = next((one for one in self._slot.host.sessions if one.number == request.number), None)
-        if found is None:
-            raise SessionClosedError(
-                f"session {request.number} does not exist, or has ended",
-                advice="list them: heliograph sessions ls",
-            )
-        if len(request.reason) > MOST_REASON:
-            raise InvalidArgumentError(f"a reason of more than {MOST_REASON} characters")
-        reason = "".join(one if one.isprintable() else " " for one in request.reason)
-        logger.info("%s: an operator ends it: %s", found, reason or "no reason given")
-        error = SessionClosedError(
-            f"an operator ended the session: {reason or 'no reason given'}",
-            advice="ask the operator before you open another",
-        )
-        # Goes on even if the operator hangs up.
-        await asyncio.shield(end_session(found, self._closers, error))
+        await self._operators.end_session(request.number, request.reason)
         return admin_pb2.EndSessionResponse()
 
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
-        status = await self._draining.begin(request.deadline_ms / 1e3, stay=request.stay)
+        seconds, move_to = request.deadline_ms / 1e3, request.move_to
+        status = await self._operators.drain(seconds, stay=request.stay, move_to=move_to)
         return admin_pb2.DrainResponse(drain=encode(status, admin_pb2.DrainStatus))
 
     async def UndoDrain(
         self, request: admin_pb2.UndoDrainRequest, context: Context
     ) -> admin_pb2.UndoDrainResponse:
-        return admin_pb2.UndoDrainResponse(drain=encode(await self._draining.undo(), admin_pb2.DrainStatus))
+        return admin_pb2.UndoDrainResponse(
+            drain=encode(await self._operators.undo_drain(), admin_pb2.DrainStatus)
+        )
 
     async def SetLogLevel(
         self, request: admin_pb2.SetLogLevelRequest, context: Context
     ) -> admin_pb2.SetLogLevelResponse:
-        previous = set_log_level(request.level)
-        logger.warning("the log level is now %s; it was %s", request.level, previous)
-        return admin_pb2.SetLogLevelResponse(previous=previous)
+        return admin_pb2.SetLogLevelResponse(previous=self._operators.set_log_level(request.level))
 
     async def ListBackends(
         self, request: admin_pb2.ListBackendsRequest, context: Context

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from grpc import aio
 
 from heliograph_proto import codec
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
-from heliograph_proto.codec.inline_runs import CommandReader, Received, encode_result, large_parts
+from heliograph_proto.codec.inline_runs import (
+    CommandReader,
+    First,
+    Received,
+    decode_first,
+    encode_result,
+    large_parts,
+    received_only,
+)
 from heliograph_proto.codec.wire import leading_bytes
-from heliograph_proto.commands import Command
+from heliograph_proto.commands import Acknowledged, Command, Skip
 from heliograph_proto.eager import begin
-from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
+from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError, UnavailableError
 from heliograph_proto.sessions import Limits
 from heliograph_proto.v1 import command_pb2
 from heliograph_server.resources.failures import typed
@@ -35,6 +40,7 @@ from heliograph_server.rpc.completion_writer import CompletionWriter
 from heliograph_server.rpc.decoding import check
 from heliograph_server.rpc.ending import end_session
 from heliograph_server.rpc.errors import forgetting
+from heliograph_server.rpc.leases.conversations import Conversation, Stream
 from heliograph_server.rpc.message_limits import MAX_LISTED, check_command
 from heliograph_server.rpc.receiving import first_of
 from heliograph_server.rpc.requests import SMALL_BYTES, Context, Requests, gives_bytes, takes_bytes
@@ -52,21 +58,22 @@ LEAST_COMMANDS_A_TURN = 4
 HANDLES_A_COMMAND = 8
 
 
-#: The messages of a stream: those of its call, or of its socket. Both are encoded, so that small
-#: runs need no message objects.
-Wire: TypeAlias = "Context | CommandSocket"
-
 #: Where the first message names the session.
 _SESSION = (command_pb2.CommandBatch.SESSION_FIELD_NUMBER,)
 
 _BATCH: Any = command_pb2.CommandBatch.DESCRIPTOR
+
+#: gRPC reports the end of a broken connection's messages first, and shortly afterwards the break: on
+#: a busy machine, not so shortly. Only a half-close waits for all of this time, and our clients call
+#: `Close` instead.
+BREAK_SECONDS = 0.5
 
 #: The tasks that read. Each ends with its call, and the loop alone would not keep it.
 _readers: set[asyncio.Task[None]] = set()
 
 
 class CommandService:
-    """Runs command streams. A session lives as long as its stream."""
+    """Runs command streams. A session lives as long as its stream, or by its lease."""
 
     def __init__(
         self, slot: HostSlot, closers: Executor, decoders: Executor, sockets: CommandSockets
@@ -78,6 +85,7 @@ class CommandService:
         self._closers = closers
         self._decoders = decoders
         self._turn_size = TurnSize()
+        self._conversations: dict[Session, Conversation] = {}
 
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
@@ -87,47 +95,74 @@ class CommandService:
     @gives_bytes
     async def Execute(self, _requests: object, context: Context) -> None:
         seconds = self._slot.host.limits.attach_timeout_ms / 1e3
-        first: Any = await first_of(context.read(), seconds)
-        if first is aio.EOF:
+        message: Any = await first_of(context.read(), seconds)
+        if message is aio.EOF:
             raise ProtocolError("the command stream ended before it named its session")
-        session = self._slot.session(leading_bytes(first, _SESSION))
-        outbox = CompletionWriter(asyncio.get_running_loop(), session.limits)
-        session.attach(outbox.put, outbox.end, at_once=True)
-        began, wire = time.monotonic(), None
+        session = self._slot.session(leading_bytes(message, _SESSION))
+        first = _first(message)
+        conversation = self._conversation(session, first)
         # Not kept for the life of the session: it may be large.
-        unread, announces_socket = [first], _announces_socket(first)
-        del first
+        unread = [message]
+        del message
+        stream, wire = None, None
         try:
-            wire = self._sockets.take(session, announces_socket)
-            await _converse(
-                _Stream(session, outbox, wire or context, self._decoders, self._turn_size), unread
-            )
+            wire = self._sockets.take(session, first.command_socket)
+            stream = conversation.begin(wire or context, first.attach)
+            await _converse(stream, unread, self._decoders, self._turn_size)
         finally:
-            outbox.close()
+            is_end = conversation.leave(stream) if stream is not None else first.attach is None
+            if is_end:
+                conversation.outbox.close()
+            elif stream is None:
+                conversation.leave_unused()
             if wire is not None:
                 wire.close()
-            try:
-                await self._close(session)
-            finally:
-                outbox.close()
-                # Logged even if the handler is cancelled while it closes.
-                seconds, commands = time.monotonic() - began, f"{session.commands:,}"
-                message = "%s ended after %.1f s and %s commands"
-                logger.info(message, session, seconds, commands, extra=session.log_fields)
+            if is_end:
+                try:
+                    await self._close(session, CancelledError("the command stream ended"))
+                finally:
+                    # Logged even if the handler is cancelled while it closes.
+                    conversation.over()
 
-    async def _close(self, session: Session) -> None:
+    def _conversation(self, session: Session, first: First) -> Conversation:
+        """Return the conversation of a session, new for its first stream.
+
+        Raises HandleExistsError for a second stream that does not attach, or the error with which
+        an attach is refused.
+        """
+        if session.closed is not None:
+            raise session.closed.anew()
+        self._slot.host.moves.check(session)
+        found = self._conversations.get(session)
+        if first.attach is None or found is None:
+            has_messages = first.attach is not None and first.attach.received and not session.is_restored
+            if first.attach is not None and (not session.lease_seconds or has_messages):
+                raise ProtocolError("nothing attaches to a session that has had no stream, or has no lease")
+            found = Conversation(
+                session,
+                self._close,
+                lambda one: self._conversations.pop(one, None),
+                self._slot.host.incarnation,
+            )
+            self._conversations[session] = found
+        else:
+            found.check(first.attach)
+        return found
+
+    async def _close(self, session: Session, error: HeliographError) -> None:
         """Close the session. This goes on even if the handler is cancelled again."""
-        error = CancelledError("the command stream ended")
         await asyncio.shield(end_session(session, self._closers, error))
 
 
-def _announces_socket(first: bytes) -> bool:
-    """True if the first message says that the others go over a socket; it is short then."""
-    if len(first) > SMALL_BYTES:
-        return False
-    with suppress(DecodeError):
-        return command_pb2.CommandBatch.FromString(first).command_socket
-    return False
+def _first(message: bytes) -> First:
+    """Decode the first message. One with many commands attaches to nothing, and has no socket."""
+    if len(message) > SMALL_BYTES:
+        return First(b"")
+    try:
+        return decode_first(message)
+    except DecodeError:
+        # The reader reports it.
+        return First(b"")
 
 
 class TurnSize:
@@ -145,118 +180,167 @@ class TurnSize:
         return max(LEAST_COMMANDS_A_TURN, COMMANDS_A_TURN // max(1, self.streams))
 
 
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """One command stream: the session, the ways of messages out and in, and how they are taken."""
-
-    session: Session
-    outbox: CompletionWriter
-    wire: Wire
-    decoders: Executor
-    turn_size: TurnSize
-
-
-async def _converse(stream: _Stream, unread: list[bytes]) -> None:
-    """Read and write until the client half-closes and all is done, or the session ends.
+async def _converse(stream: Stream, unread: list[bytes], decoders: Executor, turn_size: TurnSize) -> None:
+    """Read and write until the client half-closes and all is done, or the stream or session ends.
 
     The reader is not cancelled: gRPC would keep the message that comes next for good. It ends with
     the call.
     """
-    reading = asyncio.create_task(forgetting(_read(stream, unread)))
+    reading = asyncio.create_task(forgetting(_Reader(stream, decoders, turn_size).read(unread)))
     _readers.add(reading)
     reading.add_done_callback(_readers.discard)
     outbox = stream.outbox
-    while (batch := await outbox.take()) is not None:
+    while (batch := await outbox.take(stream.number)) is not None:
         try:
             await stream.wire.write(batch)
         except Exception as error:
             logger.debug("the client is gone: %s", error)
+            if stream.session.lease_seconds:
+                stream.break_off(UnavailableError("the client took no more messages; attach again"))
             break
+    if stream.error is not None:
+        raise stream.error
     if outbox.error is not None:
         raise outbox.error.anew()
 
 
-async def _read(stream: _Stream, unread: list[bytes]) -> None:
-    """Submit the commands of the unread message and those that come, until the outbox is closed.
+class _Reader:
+    """Takes the commands of one stream."""
 
-    Pass the end to the outbox; raise only cancellation.
-    """
-    session, outbox, wire = stream.session, stream.outbox, stream.wire
-    try:
-        reader, last = CommandReader(), 0
+    def __init__(self, stream: Stream, decoders: Executor, turn_size: TurnSize) -> None:
+        self._stream, self._session, self._outbox = stream, stream.session, stream.outbox
+        self._wire, self._decoders, self._turn_size = stream.wire, decoders, turn_size
+        self._reader = CommandReader()
+        #: The last number that was read.
+        self._last = stream.session.commands
 
-        def at_once(message: bytes) -> bool:
-            nonlocal last
-            run = reader.single(message)
-            if run is None or not _answer(session, outbox, run, wire):
+    async def read(self, unread: list[bytes]) -> None:
+        """Submit the commands of the unread message and those that come, until the stream is over.
+
+        Pass the end of the session to the outbox; raise only cancellation.
+        """
+        outbox, wire, stream = self._outbox, self._wire, self._stream
+        try:
+            is_socket = isinstance(wire, CommandSocket)
+            read = partial(wire.read, self._at_once) if isinstance(wire, CommandSocket) else wire.read
+            data: Any = unread.pop()
+            while data is not aio.EOF and not stream.is_over:
+                if not self._at_once(data):
+                    if len(data) > SMALL_BYTES:
+                        await self._check(data)
+                    await self._submit(self._reader.read(data))
+                # The last message is not kept while the next one is awaited.
+                data = b""
+                data = await read()
+            if self._session.lease_seconds and not stream.is_over:
+                if is_socket:
+                    raise UnavailableError("the command socket ended; attach again, or close the session")
+                await asyncio.sleep(BREAK_SECONDS)
+            if not stream.is_over:
+                self._session.end_of_commands()
+                outbox.finish_at(self._last)
+        except DecodeError:
+            self._end(ProtocolError("a message could not be decoded"))
+        except UnavailableError as error:
+            if self._session.lease_seconds:
+                stream.break_off(error)
+            else:
+                self._end(error)
+        except Exception as error:
+            # After the end gRPC raises errors of its own.
+            if not stream.is_over:
+                self._end(typed(error, "reading commands"))
+
+    def _end(self, error: HeliographError) -> None:
+        if not self._stream.is_over:
+            self._outbox.end(error)
+
+    async def _check(self, data: bytes) -> None:
+        for part in large_parts(data, SMALL_BYTES):
+            await check(part, _BATCH, self._session.limits, self._decoders)
+
+    def _at_once(self, message: bytes) -> bool:
+        """Deal with a message without a turn of the loop. False if that is not possible."""
+        run = self._reader.single(message)
+        if run is None:
+            if not (received := received_only(message)):
                 return False
-            last = run.sequence
+            self._outbox.acknowledge(received)
             return True
+        if self._stream.is_over or not self._answer(run):
+            return False
+        self._last = run.sequence
+        return True
 
-        read = partial(wire.read, at_once) if isinstance(wire, CommandSocket) else wire.read
-        data: Any = unread.pop()
-        while data is not aio.EOF and not outbox.is_closed:
-            if not at_once(data):
-                if len(data) > SMALL_BYTES:
-                    await _check(data, session.limits, stream.decoders)
-                last = await _submit(stream, reader.read(data), last)
-            # The last message is not kept while the next one is awaited.
-            data = b""
-            data = await read()
-        if not outbox.is_closed:
-            session.end_of_commands()
-            outbox.finish_at(last)
-    except DecodeError:
-        outbox.end(ProtocolError("a message could not be decoded"))
-    except Exception as error:
-        if not outbox.is_closed:
-            outbox.end(typed(error, "reading commands"))
+    def _answer(self, run: InlineRun) -> bool:
+        """Perform a run that came alone, and write its answer. False if that is not possible."""
+        outbox = self._outbox
+
+        def give(result: InlineResult) -> None:
+            answer = encode_result(result)
+            number = outbox.begin_write(result.sequence, answer)
+            begin(self._wire.write(answer), partial(_answered, outbox, number))
+
+        # Asked again once no completion is on its way to the outbox.
+        return outbox.may_write() and self._session.answer(run, give, outbox.may_write)
+
+    async def _submit(self, parts: Iterable[Received]) -> None:
+        """Submit a batch in turns, between which other streams run."""
+        turn_size, stream = self._turn_size, self._stream
+        turn_size.streams += 1
+        try:
+            for number, turn in enumerate(_turns(parts, turn_size)):
+                if number:
+                    await asyncio.sleep(0)
+                if stream.is_over:
+                    return
+                self._submit_turn(turn)
+                # A stream that waits for its reader takes no turns from others.
+                turn_size.streams -= 1
+                try:
+                    await self._outbox.has_room()
+                finally:
+                    turn_size.streams += 1
+        finally:
+            turn_size.streams -= 1
+
+    def _submit_turn(self, received: Sequence[Received]) -> None:
+        """Submit commands. An undecodable one fails alone."""
+        session, commands = self._session, list[Command | InlineRun]()
+        for message in received:
+            if isinstance(message, Acknowledged):
+                self._acknowledge(message)
+                continue
+            self._last = message.sequence
+            if isinstance(message, InlineRun):
+                commands.append(message)
+                continue
+            try:
+                check_command(message, session.limits)
+                command = codec.decode_command(message)
+                commands.append(command)
+                if isinstance(command.kind, Skip):
+                    self._last = max(self._last, command.kind.through)
+            except HeliographError as error:
+                session.submit(commands)
+                commands = []
+                tensors, buffer = _created_by(message, session.limits)
+                session.refuse(message.sequence, error, tensors, buffer)
+        if commands:
+            session.submit(commands)
+
+    def _acknowledge(self, told: Acknowledged) -> None:
+        if told.received:
+            self._outbox.acknowledge(told.received)
+        for transfer in told.downloaded:
+            self._session.downloaded(transfer)
 
 
-async def _check(data: bytes, limits: Limits, decoders: Executor) -> None:
-    for part in large_parts(data, SMALL_BYTES):
-        await check(part, _BATCH, limits, decoders)
-
-
-def _answer(session: Session, outbox: CompletionWriter, run: InlineRun, wire: Wire) -> bool:
-    """Perform a run that came alone, and write its answer without a turn of the loop.
-
-    False if that is not possible.
-    """
-
-    def give(result: InlineResult) -> None:
-        outbox.begin_write(result.sequence)
-        begin(wire.write(encode_result(result)), partial(_answered, outbox))
-
-    # Asked again once no completion is on its way to the outbox.
-    return outbox.may_write() and session.answer(run, give, outbox.may_write)
-
-
-def _answered(outbox: CompletionWriter, error: BaseException | None) -> None:
+def _answered(outbox: CompletionWriter, stream: int, error: BaseException | None) -> None:
     if error is not None:
         # The next read or write fails too.
         logger.debug("an answer was not written: %s", error)
-    outbox.end_write()
-
-
-async def _submit(stream: _Stream, commands: Iterable[Received], last: int) -> int:
-    """Submit a batch in turns, between which other streams run. Return the last number."""
-    turn_size = stream.turn_size
-    turn_size.streams += 1
-    try:
-        for number, turn in enumerate(_turns(commands, turn_size)):
-            if number:
-                await asyncio.sleep(0)
-            last = _submit_turn(stream.session, turn, last)
-            # A stream that waits for its reader takes no turns from others.
-            turn_size.streams -= 1
-            try:
-                await stream.outbox.has_room()
-            finally:
-                turn_size.streams += 1
-    finally:
-        turn_size.streams -= 1
-    return last
+    outbox.end_write(stream)
 
 
 def _turns(received: Iterable[Received], turn_size: TurnSize) -> Iterator[list[Received]]:
@@ -266,10 +350,14 @@ def _turns(received: Iterable[Received], turn_size: TurnSize) -> Iterator[list[R
     for message in received:
         turn.append(message)
         weight += 1
-        if not isinstance(message, InlineRun):
+        if isinstance(message, Acknowledged):
+            weight += len(message.downloaded) // HANDLES_A_COMMAND
+        elif not isinstance(message, InlineRun):
             match message.WhichOneof("kind"):
                 case "free":
                     weight += len(message.free.handles) // HANDLES_A_COMMAND
+                case "skip":
+                    weight += len(message.skip.lost) // HANDLES_A_COMMAND
                 case "allocate_tensors":
                     # Creating a tensor takes several times as long as freeing one.
                     weight += 8 * len(message.allocate_tensors.tensors) // HANDLES_A_COMMAND
@@ -278,27 +366,6 @@ def _turns(received: Iterable[Received], turn_size: TurnSize) -> Iterator[list[R
             turn, weight = [], 0
     if turn:
         yield turn
-
-
-def _submit_turn(session: Session, received: Sequence[Received], last: int) -> int:
-    """Submit commands, and return the last number. An undecodable command fails alone."""
-    commands: list[Command | InlineRun] = []
-    for message in received:
-        last = message.sequence
-        if isinstance(message, InlineRun):
-            commands.append(message)
-            continue
-        try:
-            check_command(message, session.limits)
-            commands.append(codec.decode_command(message))
-        except HeliographError as error:
-            session.submit(commands)
-            commands = []
-            tensors, buffer = _created_by(message, session.limits)
-            session.refuse(message.sequence, error, tensors, buffer)
-    if commands:
-        session.submit(commands)
-    return last
 
 
 def _created_by(message: command_pb2.Command, limits: Limits) -> tuple[tuple[int, ...], int]:

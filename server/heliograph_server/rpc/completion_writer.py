@@ -3,6 +3,9 @@
 Only `put` and `end` may be called from other threads. Completions put between two turns of the loop
 are written as one message, up to a size; beyond that, flow control of the stream decides. Commands
 that need no completion are acknowledged with the next message, or after a moment.
+
+In a session with a lease it outlives its stream: another stream goes on, first with the messages of
+the log that its client has not received.
 """
 
 from __future__ import annotations
@@ -10,15 +13,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from heliograph_proto.codec.inline_forms import InlineResult
 from heliograph_proto.codec.inline_runs import encode_results
 from heliograph_proto.commands import Completion, CompletionBatch, TapPiece
 from heliograph_proto.devices import DeviceChange
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import HeliographError, LimitExceededError, ProtocolError
 from heliograph_proto.sessions import Limits
+from heliograph_server.rpc.leases.completion_log import CompletionLog
 
 #: While more than this is unwritten, the command stream is not read.
 HIGH_WATER_BYTES = 16 * 2**20
@@ -36,10 +41,26 @@ CHANGE_BYTES = 4096
 
 
 class CompletionWriter:
-    """A queue of completions for one stream. Created on its loop."""
+    """A queue of completions for one stream, or several in turn. Created on its loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits | None = None) -> None:
+    `log` keeps what was written; None: the session has no lease.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: Limits | None = None,
+        log: CompletionLog | None = None,
+    ) -> None:
         self._loop = loop
+        self.log = log
+        #: The number of the present stream, and what it writes first.
+        self.stream = 0
+        self._first: deque[bytes] = deque()
+        #: True while the reader of commands waits for room.
+        self._awaits_room = False
+        #: A client that acknowledges nothing has no more kept for it than this.
+        self._most_kept_bytes = max((limits or Limits()).in_flight_bytes, 2 * HIGH_WATER_BYTES)
         most = (limits or Limits()).in_flight_commands
         self._late_commands = max(1, min(LATE_COMMANDS, most // 4))
         self._thread = threading.get_ident()
@@ -63,6 +84,8 @@ class CompletionWriter:
         #: True while an answer is written past the queue, or a message taken from it.
         self._answering = False
         self._writing = False
+        #: True while nothing new is written, since the session is on its way to another daemon.
+        self.is_held = False
         #: True once nothing is written any more.
         self.is_closed = False
 
@@ -80,7 +103,8 @@ class CompletionWriter:
         """Queue a batch. Calls must not overlap. After `close` it is dropped."""
         if self.is_closed:
             return
-        if batch.completions or batch.taps or batch.changes:
+        tells = batch.changes or batch.durable_through or batch.move_to
+        if batch.completions or batch.taps or tells:
             for piece in _split(batch):
                 self._put_bytes += piece[1]
                 self._pieces.append(piece)
@@ -108,6 +132,7 @@ class CompletionWriter:
         """
         self.is_closed = True
         self._pieces.clear()
+        self._first.clear()
         self._room.set()
 
     def _wake_soon(self) -> None:
@@ -127,6 +152,28 @@ class CompletionWriter:
 
     # On the loop
 
+    def begin_stream(self, first: Iterable[bytes] = ()) -> int:
+        """End the present stream, and begin the next one with these messages. Return its number."""
+        self.stream += 1
+        self._first = deque(first)
+        self._answering = self._writing = False
+        self._woken.set()
+        self._room.set()
+        return self.stream
+
+    def acknowledge(self, received: int) -> None:
+        """Drop the messages that the client has. Raises ProtocolError, also without a lease."""
+        if self.log is None:
+            raise ProtocolError("a session without a lease acknowledges no messages")
+        was_full = self.log.is_full
+        self.log.acknowledge(received)
+        if was_full:
+            self._woken.set()
+
+    @property
+    def _is_full(self) -> bool:
+        return self.log is not None and self.log.is_full and not self._awaits_room
+
     def _make_ack_due(self) -> None:
         self._ack_is_armed = False
         self._ack_is_due = True
@@ -143,53 +190,104 @@ class CompletionWriter:
 
     def may_write(self) -> bool:
         """True if an answer may be written past the queue, which is empty and not being written."""
-        return not (self._answering or self._writing or self._pieces or self.error is not None)
+        is_busy = self._answering or self._writing or self._pieces or self.is_held or self.error is not None
+        return not (is_busy or self._first or (self.log is not None and self.log.is_full))
 
-    def begin_write(self, through: int) -> None:
-        """Begin to write an answer past the queue, which acknowledges through this number."""
+    def begin_write(self, through: int, answer: bytes) -> int:
+        """Begin to write an answer past the queue, which acknowledges through this number.
+
+        Return the number of the stream.
+        """
         self._answering = True
         self._written_through = max(self._written_through, through)
+        if self.log is not None:
+            self.log.append(answer)
+        return self.stream
 
-    def end_write(self) -> None:
-        """Record that the answer was written, or failed."""
+    def end_write(self, stream: int) -> None:
+        """Record that the answer was written on a stream, or failed."""
+        if stream != self.stream:
+            return
         self._answering = False
         # Waking the task that writes costs as much as the rest of a small run's Python.
-        if self._pieces or self._must_acknowledge or self._is_ending:
+        if self._pieces or self._must_acknowledge or self.is_ending:
             self._woken.set()
 
+    def keep_all(self) -> tuple[int, tuple[bytes, ...]]:
+        """Encode everything in the queue as the messages that will be written. Return the number of
+        those that the client has acknowledged, and all after them: none without a lease."""
+        while self._pieces or self._acknowledged > self._written_through:
+            message = self._encode_next()
+            if self.log is not None:
+                self.log.append(message)
+            self._first.append(message)
+        self._woken.set()
+        return (0, ()) if self.log is None else (self.log.acknowledged, self.log.since(self.log.acknowledged))
+
+    def hold(self, *, on: bool) -> None:
+        """Write nothing but what `keep_all` has encoded, or go on."""
+        self.is_held = on
+        self._woken.set()
+
     async def has_room(self) -> None:
-        """Wait while more than HIGH_WATER_BYTES are unwritten."""
+        """Wait while more than HIGH_WATER_BYTES are unwritten, and the stream is the same."""
         if self.unwritten_bytes > HIGH_WATER_BYTES and not self.is_closed:
             self._room.clear()
-            await self._room.wait()
+            # Acknowledgements may lie behind the commands that are not read meanwhile.
+            self._awaits_room = True
+            self._woken.set()
+            try:
+                await self._room.wait()
+            finally:
+                self._awaits_room = False
 
-    async def take(self) -> bytes | None:
-        """Return the next message, once the one before was written; None when the stream ends."""
-        self._writing = False
-        while self._answering or not (self._pieces or self._must_acknowledge):
+    async def take(self, stream: int = 0) -> bytes | None:
+        """Return a stream's next message, once the one before was written; None when it ends."""
+        if stream == self.stream:
+            self._writing = False
+        while stream == self.stream and not self._first and (self._answering or not self._has_next):
             has_ended = self.error is not None or self._finish_at == self._written_through
             if has_ended and not self._answering:
                 return None
             self._woken.clear()
             await self._woken.wait()
+        if stream != self.stream:
+            return None
         self._writing = True
-        return self._encode_next()
+        if self._first:
+            return self._first.popleft()
+        message = self._encode_next()
+        if self.log is not None:
+            self.log.append(message)
+            if self.log.size_bytes > self._most_kept_bytes:
+                self.end(
+                    LimitExceededError(
+                        f"{self.log.size_bytes:,} bytes of completions were not acknowledged",
+                        advice="acknowledge what was received: CommandBatch.received",
+                    )
+                )
+        return message
+
+    @property
+    def _has_next(self) -> bool:
+        return bool(self._pieces or self._must_acknowledge) and not (self._is_full or self.is_held)
 
     @property
     def _must_acknowledge(self) -> bool:
         """True if a late acknowledgement is due, since its time is over or the stream ends."""
-        return (self._ack_is_due or self._is_ending) and self._acknowledged > self._written_through
+        return (self._ack_is_due or self.is_ending) and self._acknowledged > self._written_through
 
     @property
-    def _is_ending(self) -> bool:
-        """True once the stream is to end."""
+    def is_ending(self) -> bool:
+        """True once the session's last stream is to end."""
         return self._finish_at is not None or self.error is not None
 
     def _encode_next(self) -> bytes:
         listed: list[Completion | InlineResult] = []
         taps: list[TapPiece] = []
         changes: list[DeviceChange] = []
-        size = 0
+        size = durable_through = 0
+        move_to = ""
         # In this order, since `put` may set it again. And before the queue is read, which then
         # holds every completion up to this number.
         self._ack_is_due = False
@@ -200,6 +298,8 @@ class CompletionWriter:
             taps.extend(batch.taps)
             changes.extend(batch.changes)
             size += more
+            durable_through = max(durable_through, batch.durable_through)
+            move_to = batch.move_to or move_to
             self._written_through = max(self._written_through, batch.completed_through)
         if not self._pieces:
             self._written_through = max(self._written_through, acknowledged)
@@ -207,7 +307,14 @@ class CompletionWriter:
         if self.unwritten_bytes <= HIGH_WATER_BYTES:
             self._room.set()
         return encode_results(
-            CompletionBatch(self._written_through, tuple(listed), tuple(taps), tuple(changes))
+            CompletionBatch(
+                self._written_through,
+                tuple(listed),
+                tuple(taps),
+                tuple(changes),
+                durable_through=durable_through,
+                move_to=move_to,
+            )
         )
 
 
@@ -234,4 +341,4 @@ def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:
         if size >= MESSAGE_BYTES:
             yield CompletionBatch(0, tuple(listed)), size
             listed, size = [], COMPLETION_BYTES
-    yield CompletionBatch(batch.completed_through, tuple(listed)), size
+    yield replace(batch, completions=tuple(listed), taps=(), changes=()), size

@@ -23,6 +23,8 @@ MAX_DEVICES = 1024
 MAX_ADDRESS = 1024
 #: The most blocks of one reservation.
 MAX_BLOCKS = 1024
+#: The most edges of one partition for values between two steps of a loop, in each direction.
+MAX_LOOP_EDGES = 1024
 
 
 def check_command(message: command_pb2.Command, limits: Limits) -> None:
@@ -34,6 +36,10 @@ def check_command(message: command_pb2.Command, limits: Limits) -> None:
             _check(len(message.run.loop.carries), limits.graph_nodes, "carried values")
             _check(len(message.run.loop.taps), limits.graph_nodes, "taps")
             _check(len(message.run.loop.fed_inputs), limits.graph_nodes, "fed inputs")
+            exchange = message.run.loop.exchange
+            told = (exchange.tells, exchange.tells_with, exchange.told_with)
+            for edges in (exchange.gives, exchange.takes, *told, exchange.signals, exchange.awaits):
+                _check(len(edges), MAX_LOOP_EDGES, "values between two steps")
         case "feed_loop":
             _check(len(message.feed_loop.values), limits.graph_nodes, "values")
             _check(len(message.feed_loop.rows), MAX_LISTED, "rows")
@@ -51,6 +57,9 @@ def check_command(message: command_pb2.Command, limits: Limits) -> None:
                 _check_dimensions(len(one.type.shape))
         case "free":
             _check(len(message.free.handles), MAX_LISTED, "handles")
+        case "skip":
+            # An AllocateTensors that is passed over names its buffer as well.
+            _check(len(message.skip.lost), MAX_LISTED + 1, "lost handles")
 
 
 def check_queries(request: device_pb2.QueryOpsRequest, limits: Limits) -> None:
@@ -97,7 +106,10 @@ def check_options(options: plan_pb2.PlanOptions, limits: Limits) -> None:
     _check(len(options.partition.arrivals), limits.graph_nodes, "arrivals")
     _check(len(options.partition.departures), limits.graph_nodes, "departures")
     _check(len(options.partition.begins), limits.graph_nodes, "splits")
-    for arrival in options.partition.arrivals:
+    _check(len(options.partition.loop_arrivals), MAX_LOOP_EDGES, "arrivals between two steps")
+    _check(len(options.partition.loop_departures), MAX_LOOP_EDGES, "departures between two steps")
+    sources: list[plan_pb2.Arrival | plan_pb2.LoopArrival] = [*options.partition.arrivals]
+    for arrival in (*sources, *options.partition.loop_arrivals):
         if len(arrival.source) > MAX_ADDRESS or len(arrival.incarnation) > MAX_ADDRESS:
             raise InvalidArgumentError(f"a source of more than {MAX_ADDRESS} characters")
 

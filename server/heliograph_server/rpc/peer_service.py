@@ -38,6 +38,7 @@ from heliograph_server.links.aio import taken
 from heliograph_server.links.links import wrong_size
 from heliograph_server.links.probe import check_probe, probe
 from heliograph_server.resources.failures import typed
+from heliograph_server.rpc.leases.take_service import TakeService
 from heliograph_server.rpc.receiving import first_of
 from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
 from heliograph_server.runtime.host_slot import HostSlot
@@ -65,8 +66,12 @@ class PeerService:
     `movers` are threads for writes to slow devices. `shown` returns what is shown to a daemon.
     """
 
-    def __init__(self, slot: HostSlot, movers: Executor, shown: Shown = nothing_shown) -> None:
+    def __init__(
+        self, slot: HostSlot, movers: Executor, takers: Executor, shown: Shown = nothing_shown
+    ) -> None:
+        """Sessions are restored on the threads of `takers`."""
         self._slot = slot
+        self._takes = TakeService(slot, takers)
         self._shown = shown
         self._movers = movers
         #: Bytes of received values, of all streams, whose tensors are not known yet.
@@ -75,7 +80,7 @@ class PeerService:
 
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
-        requests.serve(server, peer_pb2.DESCRIPTOR.services_by_name["PeerService"], self)
+        requests.serve(server, peer_pb2.DESCRIPTOR.services_by_name["PeerService"], self, self._takes)
 
     def _exchange(self, incarnation: bytes) -> LiveExchange:
         """The exchange. Raises MemberLostError if the caller means another incarnation."""

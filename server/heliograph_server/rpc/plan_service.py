@@ -18,6 +18,7 @@ from heliograph_proto.errors import DeadlineExceededError
 from heliograph_proto.plans import CompileRequest, ContentOffer, PlanEstimate, PlanInfo
 from heliograph_proto.v1 import plan_pb2
 from heliograph_server.compile.turns import CompileTurns
+from heliograph_server.rpc.leases.repeated_calls import RepeatedCalls
 from heliograph_server.rpc.message_limits import (
     check_bindings,
     check_digests,
@@ -44,6 +45,7 @@ class PlanService:
         self._seconds = seconds
         self._listeners = listeners
         self._locks: WeakKeyDictionary[Session, asyncio.Lock] = WeakKeyDictionary()
+        self._repeated = RepeatedCalls()
 
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
@@ -57,6 +59,16 @@ class PlanService:
     ) -> plan_pb2.CompileResponse:
         session = self._slot.session(request.session)
         check_bindings(request, session.limits)
+        return await self._repeated.once(
+            session,
+            ("Compile", request.plan),
+            (request, graph),
+            lambda: self._compile(session, request, graph, context),
+        )
+
+    async def _compile(
+        self, session: Session, request: plan_pb2.CompileRequest, graph: bytes | None, context: Context
+    ) -> plan_pb2.CompileResponse:
         async with self._in_time():
             # Awaited here, since threads are few and the client decides how long either takes.
             await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
@@ -139,6 +151,16 @@ class PlanService:
         context: Context,
     ) -> plan_pb2.ReserveResponse:
         session = self._slot.session(request.session)
+        return await self._repeated.once(
+            session,
+            ("Reserve", request.reservation),
+            (request, graph),
+            lambda: self._reserve(session, request, graph),
+        )
+
+    async def _reserve(
+        self, session: Session, request: plan_pb2.ReserveRequest, graph: bytes | None
+    ) -> plan_pb2.ReserveResponse:
         async with self._in_time(), self._one_at_a_time(session):
             undo = partial(_forget, session, request.reservation)
             reserving = partial(_reserve, session, request, graph)

@@ -9,7 +9,13 @@ from typing import TypeVar
 
 from heliograph_proto.codec.bulk import UploadPiece, decode_upload
 from heliograph_proto.codec.packing import Encoding, check_piece, unpack
-from heliograph_proto.errors import CancelledError, DeadlineExceededError, LimitExceededError, ProtocolError
+from heliograph_proto.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    HeliographError,
+    LimitExceededError,
+    ProtocolError,
+)
 from heliograph_proto.sessions import Limits
 from heliograph_server.session.staging import HEADER_BYTES
 from heliograph_server.weights.uploads import IncomingUpload
@@ -150,12 +156,13 @@ def _abandon(beginning: Future[Upload]) -> None:
         beginning.result().abort(_broke_off())
 
 
-async def abort(hashers: Executor, upload: IncomingUpload) -> None:
-    """Abort an upload, even if the caller is cancelled.
+async def abort(hashers: Executor, upload: IncomingUpload, error: BaseException | None = None) -> None:
+    """Abort an upload, even if the caller is cancelled. One whose client is gone may go on later.
 
     On a thread, since a piece that is being hashed holds the upload's lock.
     """
-    aborting = hashers.submit(upload.abort, _broke_off())
+    has_left = not isinstance(error, HeliographError) or upload.is_paused
+    aborting = hashers.submit(upload.break_off if has_left else upload.abort, _broke_off())
     await asyncio.shield(asyncio.wrap_future(aborting))
 
 

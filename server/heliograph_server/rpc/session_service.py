@@ -8,25 +8,29 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from urllib.parse import unquote
 
 from grpc import aio
 
 from heliograph_proto import DIRECT, SHARED_MEMORY, codec
 from heliograph_proto.errors import SessionClosedError
-from heliograph_proto.sessions import DirectOffer, SharedMemoryOffer
+from heliograph_proto.sessions import DirectOffer, SharedMemoryOffer, WantedBytes
 from heliograph_proto.trace_context import handing_on, trace_in
 from heliograph_proto.v1 import session_pb2
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.ending import end_session
+from heliograph_server.rpc.leases.repeated_calls import RepeatedCalls
 from heliograph_server.rpc.requests import Context, Requests
 from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.session import Session
+from heliograph_server.state.taking_up import take_up
 from heliograph_server.telemetry.log_followers import LogFollower
 
 logger = logging.getLogger(__name__)
 
+_MOVING = "hand its session to another daemon"
 #: The log lines of one message.
 LINES_A_MESSAGE = 64
 
@@ -39,11 +43,14 @@ class SessionService:
         slot: HostSlot,
         askers: Executor,
         closers: Executor,
+        leavers: Executor,
         offer: Callable[[str], SharedMemoryOffer | None],
         offer_direct: Callable[[Session, str], DirectOffer | None],
         hidden: Collection[str] = (),
     ) -> None:
-        """`hidden`: features that are off here."""
+        """`hidden`: features that are off here. Sessions go to other daemons on the threads of
+        `leavers`."""
+        self._leavers = leavers
         self._hidden = hidden
         self._slot = slot
         #: Returns the offer of shared memory for a client, by its gRPC peer.
@@ -52,6 +59,7 @@ class SessionService:
         self._offer_direct = offer_direct
         self._askers = askers
         self._closers = closers
+        self._repeated = RepeatedCalls()
 
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
@@ -67,6 +75,9 @@ class SessionService:
             tuple(one for one in request.features if one not in self._hidden),
             request.tenant_secret,
             current_principal(),
+            request.lease_ms,
+            durable=request.durable,
+            snapshot_ms=request.snapshot_ms,
         )
         info = await asyncio.wrap_future(opening)
         # Before any call that names the session, so that the log has its lines in order.
@@ -86,6 +97,44 @@ class SessionService:
             return session_pb2.CloseResponse()
         await end_session(session, self._closers)
         return session_pb2.CloseResponse()
+
+    async def Snapshot(
+        self, request: session_pb2.SnapshotRequest, context: Context
+    ) -> session_pb2.SnapshotResponse:
+        session = self._slot.session(request.session)
+        seconds = (request.wait_ms / 1e3,) if request.wait_ms else ()
+        taking = self._closers.submit(self._slot.host.snapshot, session, *seconds)
+        return codec.encode(await asyncio.wrap_future(taking), session_pb2.SnapshotResponse)
+
+    async def Move(self, request: session_pb2.MoveRequest, context: Context) -> session_pb2.MoveResponse:
+        host, session = self._slot.host, self._slot.session(request.session)
+        if request.address != host.moves.target:
+            session.check_peer("", _MOVING)
+            session.check_peer(request.address, _MOVING)
+        seconds = (request.wait_ms / 1e3,) if request.wait_ms else ()
+        # Goes on even if the client's connection breaks, which learns the outcome by an attach.
+        moving = self._leavers.submit(
+            host.moves.move_asked, session, request.session, request.address, *seconds
+        )
+        return codec.encode(await asyncio.shield(asyncio.wrap_future(moving)), session_pb2.MoveResponse)
+
+    async def TakeUp(
+        self, request: session_pb2.TakeUpRequest, context: Context
+    ) -> session_pb2.TakeUpResponse:
+        session = self._slot.session(request.session)
+        key = "TakeUp", request.wanted[0].buffer if request.wanted else 0
+        taking = partial(self._take_up, session, request)
+        return await self._repeated.once(session, key, (request, None), taking)
+
+    async def _take_up(
+        self, session: Session, request: session_pb2.TakeUpRequest
+    ) -> session_pb2.TakeUpResponse:
+        earlier = self._slot.host.session(request.earlier, session.principal)
+        wanted = codec.decode_all(request.wanted, WantedBytes)
+        taking = self._closers.submit(take_up, session, earlier, wanted)
+        found = await asyncio.wrap_future(taking)
+        logger.info("%s took up %d buffers of %s", session, len(found), earlier, extra=session.log_fields)
+        return session_pb2.TakeUpResponse(taken=codec.encode_all(found, session_pb2.TakenBytes))
 
     async def GetStatistics(
         self, request: session_pb2.GetStatisticsRequest, context: Context

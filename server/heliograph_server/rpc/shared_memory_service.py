@@ -36,7 +36,7 @@ from heliograph_server.config.sockets import bind_socket, unbind
 from heliograph_server.rpc.command_socket.askers import REQUEST_BYTES, Askers, Verdict
 from heliograph_server.rpc.command_socket.sockets import CommandSockets
 from heliograph_server.runtime.host_slot import HostSlot
-from heliograph_server.session.session import FileOfMemory
+from heliograph_server.session.identity import FileOfMemory
 
 logger = logging.getLogger(__name__)
 

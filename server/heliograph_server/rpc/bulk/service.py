@@ -7,8 +7,9 @@ control limits an upload to the speed of storing it, and a download to the speed
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 
 from grpc import aio
@@ -21,9 +22,12 @@ from heliograph_server.rpc.bulk.tickets import TicketCalls
 from heliograph_server.rpc.receiving import abort, begun, decoded, first_of, next_piece, receive
 from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
 from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.session.bulk import DownloadReader
 from heliograph_server.session.session import Session
-from heliograph_server.session.staging import StagedMessages
+from heliograph_server.session.staging import PlacedBytes, StagedMessages
 from heliograph_server.weights import uploads
+
+logger = logging.getLogger(__name__)
 
 
 class BulkService:
@@ -62,8 +66,8 @@ class BulkService:
                 return bulk_pb2.UploadResponse(received_bytes=upload.finish())
             received = await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
             return bulk_pb2.UploadResponse(received_bytes=received)
-        except BaseException:
-            await abort(workers, upload)
+        except BaseException as error:
+            await abort(workers, upload, error)
             raise
 
     async def _begin(
@@ -71,11 +75,12 @@ class BulkService:
     ) -> uploads.IncomingUpload:
         """Begin an upload, on a thread if it is of a content, whose memory may be on another host.
 
-        A content may resume at the offset where an earlier upload broke off; a transfer cannot.
+        It may resume at the offset where an earlier upload broke off; that of a transfer only in a
+        session with a lease.
         """
         found = _target(target)
         if isinstance(found, int):
-            return session.begin_upload(found, target.size_bytes)
+            return session.begin_upload(found, target.size_bytes, offset_bytes, target.attempt)
         workers = self._relays if session.is_relayed(found) else self._hashers
         return await begun(workers.submit(session.begin_upload, found, target.size_bytes, offset_bytes))
 
@@ -101,23 +106,28 @@ class BulkService:
                 request = _place_of(await next_piece(requests, session.limits))
             # The client learns before the end of the call whether the digest is right.
             await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
-        except BaseException:
-            await abort(workers, upload)
+        except BaseException as error:
+            await abort(workers, upload, error)
             raise
 
     @gives_bytes
     async def Download(self, request: bulk_pb2.DownloadRequest, context: Context) -> None:
         session = self._slot.session(request.session)
-        download = session.open_download(request.transfer)
+        download = session.open_download(
+            request.transfer, offset_bytes=request.offset_bytes, resume=request.resume
+        )
         try:
-            messages = await asyncio.wrap_future(download.future)
-            assert isinstance(messages, StagedMessages), "this reader takes no bytes in place"
+            found = await asyncio.wrap_future(download.future)
             pack = self._packed(session, request)
-            while messages.encoded:
-                message = messages.encoded.popleft()
+            for message in _messages(download, found, session.limits.chunk_bytes):
                 await context.write(message if pack is None else await pack(message))
-            if messages.is_dropped:
+            if isinstance(found, StagedMessages) and found.is_dropped and not download.is_kept:
                 raise session.closed or CancelledError("the download was dropped")
+        except aio.BaseError as error:
+            if not download.is_kept:
+                raise
+            # Another call goes on. An error here would keep the call, and gRPC's thread with it.
+            logger.debug("the reader of a download is gone: %s", error)
         finally:
             download.close()
 
@@ -143,9 +153,8 @@ class BulkService:
         self, request: bulk_pb2.FindMissingContentsRequest, context: Context
     ) -> bulk_pb2.FindMissingContentsResponse:
         session = self._slot.session(request.session)
-        if (count := len(request.digests) + len(request.sent_digests)) > (
-            limit := session.limits.graph_nodes
-        ):
+        count = len(request.digests) + len(request.sent_digests) + len(request.transfers)
+        if count > (limit := session.limits.graph_nodes):
             raise LimitExceededError(
                 f"{count:,} digests at once; this server takes {limit:,}",
                 advice="send them in parts",
@@ -154,9 +163,39 @@ class BulkService:
         await asyncio.wrap_future(session.when_here(request.sent_digests))
         missing = await loop.run_in_executor(self._hashers, session.missing_contents, request.digests)
         received = session.received_contents(missing)
-        return bulk_pb2.FindMissingContentsResponse(
-            missing_digests=missing, received_bytes=received if any(received) else ()
+        # On a thread, since a piece that is being written holds its upload's lock.
+        of_transfers = await loop.run_in_executor(
+            self._hashers, session.received_transfers, _attempts(request)
         )
+        return bulk_pb2.FindMissingContentsResponse(
+            missing_digests=missing,
+            received_bytes=received if any(received) else (),
+            transfer_bytes=of_transfers,
+        )
+
+
+def _messages(
+    download: DownloadReader, found: StagedMessages | PlacedBytes, chunk_bytes: int
+) -> Iterator[bytes]:
+    """Yield the messages of a download, from its offset on."""
+    if isinstance(found, PlacedBytes):
+        # An earlier reader, which broke off, took bytes in place.
+        for offset in range(download.offset_bytes, found.nbytes, chunk_bytes):
+            part = bytearray()
+            found.send_from(offset, lambda data, part=part: part.extend(data), chunk_bytes)  # type: ignore[misc]
+            yield encode_download(offset, found.nbytes, memoryview(part))
+    elif download.is_kept:
+        yield from found.since(download.offset_bytes)
+    else:
+        while found.encoded:
+            yield found.encoded.popleft()
+
+
+def _attempts(request: bulk_pb2.FindMissingContentsRequest) -> dict[int, int]:
+    """The next attempt of each transfer in question. Raises ProtocolError."""
+    if len(request.transfers) != len(request.attempts):
+        raise ProtocolError(f"{len(request.transfers):,} transfers and {len(request.attempts):,} attempts")
+    return dict(zip(request.transfers, request.attempts, strict=True))
 
 
 def _target(target: bulk_pb2.UploadTarget) -> int | bytes:

@@ -51,8 +51,13 @@ class CommandSockets:
 
     def keep(self, session: Session, connection: socket.socket) -> None:
         """Keep the server's end of a connection. Raises the errors of `connect`, and leaves the
-        connection to the caller then."""
-        if session in self._kept or session.is_attached:
+        connection to the caller then.
+
+        In a session with a lease the connection is for the next stream. It replaces an earlier one.
+        """
+        if session.lease_seconds:
+            self._drop(session)
+        elif session in self._kept or session.is_attached:
             raise HandleExistsError("the session has its command socket, or its command stream, already")
         FILES.take()
         self._kept[session] = connection
