@@ -8,16 +8,21 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from heliograph.aio import Session
 from heliograph.core.effects import Call, ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Transfer
 from heliograph.transport.aio import AioShell, AsyncLogSource
 from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph.transport.log_lines import Follower
-from heliograph_proto.addresses import Address, Credentials
+from heliograph_proto.addresses import Address, Credentials, parse_address
 from heliograph_proto.errors import CancelledError, HeliographError
 from heliograph_proto.sessions import LogLine, after_dropped
+
+if TYPE_CHECKING:
+    from heliograph_server.resources.principals import Principal
+    from heliograph_server.runtime.host import Host
 
 
 class AioLocalShell(AioShell):
@@ -41,7 +46,7 @@ class AioLocalShell(AioShell):
         """Open a session. The first one starts the devices of this process."""
         from heliograph_server.inprocess.blocking import LocalTransport
 
-        return cls(address, await asyncio.to_thread(LocalTransport, address, timeout, credentials))
+        return cls(address, await asyncio.to_thread(LocalTransport.open, address, timeout, credentials))
 
     def _ring(self) -> None:
         """Send at the end of this turn of the loop, so that commands go together."""
@@ -109,6 +114,18 @@ class AioLocalShell(AioShell):
 
     async def _disconnect(self, was_open: bool) -> None:
         await asyncio.to_thread(self._transport.close)
+
+
+async def session_on(host: Host, client: str, principal: Principal, secret: bytes) -> Session:
+    """Open a session of the asyncio client on a host of this process, on the running event loop.
+
+    As `heliograph_server.inprocess.blocking.session_on`.
+    """
+    from heliograph_server.inprocess.blocking import LocalTransport
+
+    opening = partial(host.open_session, client, secret=secret, principal=principal)
+    info = await asyncio.to_thread(opening)
+    return Session(AioLocalShell(parse_address("local:"), LocalTransport(host, info)))
 
 
 class _LocalLog:

@@ -19,6 +19,8 @@ from heliograph.core import methods as m
 from heliograph.core.effects import Call, ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Outcome, Pending, Transfer
 from heliograph.core.interrupts import undisturbed
+from heliograph.graph.files.mapped_files import readable
+from heliograph.session import Session as ClientSession
 from heliograph.transport import handshake
 from heliograph.transport.allocator import facts_here
 from heliograph.transport.blocking import BlockingShell, wait
@@ -27,22 +29,25 @@ from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph.transport.log_lines import LocalLog, LogSource
 from heliograph.transport.shared_memory import mapped
 from heliograph_proto import __version__
-from heliograph_proto.addresses import Address, Credentials
+from heliograph_proto.addresses import Address, Credentials, parse_address
 from heliograph_proto.devices import ProbeResult
-from heliograph_proto.errors import HeliographError, InternalError, UnsupportedError
+from heliograph_proto.errors import CancelledError, HeliographError, InternalError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import CompileRequest, ContentOffer, PlaceContentsRequest, PlanInfo, ReceivedGraph
-from heliograph_proto.sessions import Traffic
+from heliograph_proto.sessions import SessionInfo, Traffic
 
 if TYPE_CHECKING:
+    from heliograph_server.resources.principals import Principal
     from heliograph_server.runtime.host import Host
     from heliograph_server.session.session import Session
     from heliograph_server.telemetry.log_followers import LogFollower
+    from heliograph_server.weights.uploads import IncomingUpload
 
 #: The size of the pieces of an upload, after each of which progress is reported.
 _CHUNK_BYTES = 8 * 2**20
 #: All sessions on the devices of this process belong to one tenant.
 _SECRET = b"this process alone"
+_CLIENT = f"heliograph-python/{__version__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +154,22 @@ if hasattr(os, "register_at_fork"):
 class LocalTransport:
     """A session of the core, and the effects of a client on it. Blocking; used from any thread."""
 
-    def __init__(
-        self, address: Address, timeout: float = 10.0, credentials: Credentials = NO_CREDENTIALS
-    ) -> None:
-        """`credentials`: presented to the daemons of a pool."""
-        key = _Key(address.specification, address.members, credentials)
-        self._shared = _SHARED.acquire(key, timeout)
-        self.host = self._shared.host
+    def __init__(self, host: Host, info: SessionInfo, release: Callable[[], None] = lambda: None) -> None:
+        """`info`: an open session of the host. `release` is called once the session has ended."""
+        self.host, self.info, self._release = host, info, release
+        self.session: Session = host.session(info.session)
+
+    @classmethod
+    def open(
+        cls, address: Address, timeout: float = 10.0, credentials: Credentials = NO_CREDENTIALS
+    ) -> LocalTransport:
+        """Open a session on the devices of this process, or on a pool, which gets `credentials`."""
+        shared = _SHARED.acquire(_Key(address.specification, address.members, credentials), timeout)
         try:
-            self.info = self.host.open_session(f"heliograph-python/{__version__}", secret=_SECRET)
-            self.session: Session = self.host.session(self.info.session)
+            info = shared.host.open_session(_CLIENT, secret=_SECRET)
+            return cls(shared.host, info, partial(_SHARED.release, shared))
         except BaseException:
-            _SHARED.release(self._shared)
+            _SHARED.release(shared)
             raise
 
     def close(self) -> None:
@@ -168,7 +177,7 @@ class LocalTransport:
         try:
             self.session.close()
         finally:
-            _SHARED.release(self._shared)
+            self._release()
 
     def call(self, call: Call) -> Any:
         """Answer a call."""
@@ -206,36 +215,52 @@ class LocalTransport:
             undo(self.session, call.request)
 
     def upload(self, upload: StartUpload) -> None:
-        """Upload bytes. Raises the errors of the core."""
-        start = upload.offset_bytes
-        receiver = self.session.begin_upload(upload.target, upload.data.nbytes, start)
-        for offset in range(start, upload.data.nbytes, _CHUNK_BYTES):
-            chunk = upload.data[offset : offset + _CHUNK_BYTES]
-            receiver.write(offset, chunk)
+        """Upload bytes. Raises the errors of the core.
+
+        Ctrl-C is raised between two chunks: within the core it could leave a lock taken.
+        """
+        begun: list[IncomingUpload] = []
+        try:
+            self._upload(upload, begun)
+        except BaseException as error:
+            if begun and not isinstance(error, HeliographError):
+                undisturbed(lambda: begun[0].abort(CancelledError("the upload was interrupted")))
+            raise
+
+    def _upload(self, upload: StartUpload, begun: list[IncomingUpload]) -> None:
+        start, size = upload.offset_bytes, upload.data.nbytes
+        undisturbed(lambda: begun.append(self.session.begin_upload(upload.target, size, start)))
+        (receiver,) = begun
+        for offset in range(start, size, _CHUNK_BYTES):
+            chunk = readable(upload.data[offset : offset + _CHUNK_BYTES])
+            undisturbed(partial(receiver.write, offset, chunk))
             if upload.progress is not None:
                 upload.progress(chunk.nbytes)
-        receiver.finish()
+        undisturbed(receiver.finish)
 
     def download(self, download: ReceiveDownload, deadline: Deadline) -> Traffic:
         """Download bytes, and return the number of copied ones. Raises the error of the command,
         DeadlineExceededError."""
-        source = self.session.open_download(download.transfer)
+        opened: list[Any] = []
         try:
+            undisturbed(lambda: opened.append(self.session.open_download(download.transfer)))
+            (source,) = opened
             arrived = Outcome()
-            source.future.add_done_callback(lambda _: arrived.finish())
+            undisturbed(lambda: source.future.add_done_callback(lambda _: arrived.finish()))
             wait(arrived, deadline)
             receiver = Receiver(download.out)
-            messages = source.wait(0).encoded
+            messages = undisturbed(partial(source.wait, 0)).encoded
             while messages:
                 receiver.piece(messages.popleft())
             receiver.finish()
             return Traffic(copied_out_bytes=receiver.copied_bytes)
         finally:
-            source.close()
+            for source in opened:
+                undisturbed(source.close)
 
     def map_memory(self, tensor: int) -> tuple[Any, int]:
         """Return the memory of a tensor's buffer, and the tensor's offset in it."""
-        found = self.session.share_tensor(tensor)
+        found = undisturbed(partial(self.session.share_tensor, tensor))
         try:
             return mapped(found.descriptor, found.size_bytes), found.offset_bytes
         finally:
@@ -251,7 +276,7 @@ def _received(request: CompileRequest) -> CompileRequest:
     assert isinstance(graph, Graph)
     try:
         data = graph_bytes(graph)
-        return replace(request, graph=ReceivedGraph(sha256(data).digest(), len(data), lambda: graph))
+        return replace(request, graph=ReceivedGraph(sha256(data).digest(), len(data), lambda: graph, data))
     except (TypeError, ValueError):
         # No message can hold the graph; the core raises the error.
         return request
@@ -302,22 +327,42 @@ _UNDO: dict[_Question, Callable[[Session, Any], None]] = {
     m.COMPILE: lambda session, request: session.discard_plan(request.plan),
     m.RESERVE: lambda session, request: session.discard_reservation(request.reservation),
 }
-#: Calls that may take long.
-_LONG = frozenset({m.COMPILE, m.RESERVE, m.ESTIMATE})
+#: Calls that may take long, or ask another daemon.
+_LONG = frozenset(
+    {
+        m.COMPILE,
+        m.RESERVE,
+        m.ESTIMATE,
+        m.PLACE_CONTENTS,
+        m.DESCRIBE_MODEL,
+        m.LIST_MODELS,
+        m.GET_MEMORY,
+        m.LIST_LINKS,
+        m.QUERY_OPS,
+        m.QUERY_PLACEMENT,
+    }
+)
 
 
 class LocalShell(BlockingShell):
     """A session of the core in this process."""
 
     def __init__(
-        self, address: Address, timeout: float = 10.0, credentials: Credentials = NO_CREDENTIALS
+        self,
+        address: Address,
+        timeout: float = 10.0,
+        credentials: Credentials = NO_CREDENTIALS,
+        transport: LocalTransport | None = None,
     ) -> None:
-        self._transport = LocalTransport(address, timeout, credentials)
+        """`transport`: an open session, whose short runs are done in the thread that sends them. No
+        Ctrl-C may reach that."""
+        self._transport = transport or LocalTransport.open(address, timeout, credentials)
         super().__init__(address, self._transport.info)
+        self.core.speaks_bytes = transport is not None
         self._sending = threading.Lock()
         self._dirty = False
         self._bell: SimpleQueue[None] = SimpleQueue()
-        self._transport.session.attach(self.apply, self._ended)
+        self._transport.session.attach(self.apply, self._ended, at_once=transport is not None)
         self._sweeper = threading.Thread(target=self._sweep, name="heliograph-sweeper", daemon=True)
         self._sweeper.start()
 
@@ -386,7 +431,7 @@ class LocalShell(BlockingShell):
 
     def _call(self, call: Call, deadline: Deadline) -> Any:
         if call.method not in _LONG:
-            return self._transport.call(call)
+            return undisturbed(partial(self._transport.call, call))
         answer = _Answer(lambda: self._transport.call(call))
         try:
             return answer.get(deadline)
@@ -399,6 +444,17 @@ class LocalShell(BlockingShell):
         self._transport.close()
         if self._sweeper is not threading.current_thread():
             self._sweeper.join(handshake.CLOSE_SECONDS)
+
+
+def session_on(host: Host, client: str, principal: Principal, secret: bytes) -> ClientSession:
+    """Open a session of the blocking client on a host of this process, such as a daemon's.
+
+    `principal` owns it, and `secret` is that of its tenant; see `Host.open_session`. Raises the
+    errors of that.
+    """
+    info = host.open_session(client, secret=secret, principal=principal)
+    transport = LocalTransport(host, info)
+    return ClientSession(LocalShell(parse_address("local:"), transport=transport))
 
 
 class _Answer:

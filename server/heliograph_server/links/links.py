@@ -120,7 +120,13 @@ def error_of(broken: Any, source: PeerSource) -> HeliographError:
             return ProtocolError(f"{source.address} exchanges no values", advice="upgrade that daemon")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return LimitExceededError(f"{source.address} refused a message: {details}")
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
+        case (
+            grpc.StatusCode.UNAVAILABLE
+            | grpc.StatusCode.DEADLINE_EXCEEDED
+            # A daemon's own errors are typed; gRPC makes these of some connections that break.
+            | grpc.StatusCode.INTERNAL
+            | grpc.StatusCode.UNKNOWN
+        ):
             return lost(source, details)
     return InternalError(f"{source.address} failed: {broken.code().name}: {details}")
 

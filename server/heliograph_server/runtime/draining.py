@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5
 #: The time in which the begin of a drain counts the sessions that send commands.
 GLANCE_SECONDS = 0.1
+#: The time between two looks at sessions that are to move, and at the clients of those that went.
+MOVE_SECONDS = 0.1
 #: The error of sessions that end with a drain.
 DRAINED = DrainingError("the server was drained by its operator", advice=GONE)
 
@@ -71,6 +73,7 @@ class Draining:
             interrupted_sessions=self._interrupted,
             process=os.getpid(),
             process_started=_own_start(),
+            moves=self._slot.host.moves.outcomes,
         )
         if self._state is not DrainState.DRAINING:
             return found
@@ -82,17 +85,19 @@ class Draining:
         """True if the daemon stops after a drain."""
         return self._state is DrainState.STOPPING
 
-    async def begin(self, seconds: float = 0.0, *, stay: bool = False) -> DrainStatus:
+    async def begin(self, seconds: float = 0.0, *, stay: bool = False, move_to: str = "") -> DrainStatus:
         """Begin to drain, for at most so many seconds; 0 is the configured default. Returns within
         `GLANCE_SECONDS`, in which it sees which sessions are at work.
 
-        Raises InvalidArgumentError, DrainingError.
+        `move_to`: the daemon to which sessions with a lease go first; empty: none. Raises
+        InvalidArgumentError, DrainingError.
         """
         if seconds > LONGEST_DRAIN_SECONDS:
             advice = f"at most {LONGEST_DRAIN_SECONDS:.0f} are possible"
             raise InvalidArgumentError(f"a drain of {seconds:.0f} seconds", advice=advice)
         host = self._slot.host
         self._check_not_stopping()
+        host.moves.send_to(move_to)
         self._until = asyncio.get_running_loop().time() + (seconds or self._drain_seconds())
         self._state, self._stay, self._interrupted = DrainState.DRAINING, stay, 0
         host.drain()
@@ -114,6 +119,7 @@ class Draining:
             # Before the first await: a drain that another operator begins meanwhile must stay in
             # force.
             host.undo_drain()
+            host.moves.send_to("")
             self._state, self._interrupted = DrainState.SERVING, 0
             logger.info("the drain was undone: new sessions are accepted")
             await self._cancel()
@@ -136,7 +142,10 @@ class Draining:
     async def _wait(self) -> None:
         """Wait for running work, and end the rest."""
         host, now = self._slot.host, asyncio.get_running_loop().time
-        quiet = False
+        # In steps, for the same reason as below.
+        has_moved = quiet = False
+        while not has_moved and self._until > now():
+            has_moved = await asyncio.to_thread(host.moves.send_all, MOVE_SECONDS)
         while not quiet and (left := self._until - now()) > 0:
             # In steps: the deadline may change, and a waiting thread cannot be interrupted.
             quiet = await asyncio.to_thread(host.wait_quiet, min(left, LOOK_SECONDS))
@@ -146,7 +155,7 @@ class Draining:
             self._state = DrainState.STOPPING
             self.over.set()
             return
-        await asyncio.to_thread(host.close_sessions, DRAINED)
+        await asyncio.to_thread(host.close_sessions, DRAINED, ends=False)
         self._state, self._waiting = DrainState.DRAINED, None
         logger.info("drained; staying until the drain is undone")
 

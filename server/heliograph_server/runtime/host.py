@@ -11,13 +11,20 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 
 from heliograph_backends.contract import Device
 from heliograph_backends.registry import Registry
-from heliograph_proto import DIRECT_WEIGHTS, FEATURES, VERSION_MAX, VERSION_MIN, WATCH, __version__
+from heliograph_proto import (
+    DIRECT_WEIGHTS,
+    FEATURES,
+    LEASE,
+    VERSION_MAX,
+    VERSION_MIN,
+    __version__,
+)
 from heliograph_proto.codec import packing
 from heliograph_proto.devices import (
     DeviceChange,
@@ -30,14 +37,12 @@ from heliograph_proto.devices import (
     PlacementInfo,
 )
 from heliograph_proto.errors import (
-    ConfigurationError,
     DrainingError,
     HeliographError,
     SessionClosedError,
     UnavailableError,
-    VersionMismatchError,
 )
-from heliograph_proto.sessions import DeviceStatus, Limits, Quota, SessionInfo, TenantUsage
+from heliograph_proto.sessions import DeviceStatus, Limits, Quota, SessionInfo, SessionSnapshot, TenantUsage
 from heliograph_proto.types import TensorType
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.exchange.exchange import LiveExchange
@@ -57,12 +62,23 @@ from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.resources.timers import Deadlines, Timer
 from heliograph_server.runtime.activity import SessionActivity
 from heliograph_server.runtime.backends import HostBackends
+from heliograph_server.runtime.images import SessionImages
 from heliograph_server.runtime.listing import describe, memory_of, status_of
+from heliograph_server.runtime.moves import Moves
+from heliograph_server.runtime.opening import Opening, common_version, no_device
 from heliograph_server.runtime.upload_tickets import Admissions
 from heliograph_server.session.run_timeline import RunObserver, Tracing
-from heliograph_server.session.session import CLOSE_SECONDS, Session, SessionIdentity
+from heliograph_server.session.session import CLOSE_SECONDS, Session
 from heliograph_server.session.staging import Staging
 from heliograph_server.session.statistics import SessionCounts, SessionStatistics
+from heliograph_server.state.owners import owner_of
+from heliograph_server.state.snapshots import (
+    ASKED_SECONDS,
+    Snapshots,
+    digest_of_secret,
+    not_durable,
+    recover,
+)
 from heliograph_server.weights.cache_writer import CacheWriter
 from heliograph_server.weights.session_weights import SessionWeights
 from heliograph_server.weights.store import ContentStore, tenant_of
@@ -103,6 +119,11 @@ class Host:
     Raises ConfigurationError when there is no device.
     """
 
+    #: The longest time for which a session outlives a broken connection.
+    lease_seconds = 0.0
+    #: Takes snapshots of durable sessions; None: this host keeps no state. Set before sessions are opened.
+    snapshots: Snapshots | None = None
+
     def __init__(
         self,
         registry: Registry,
@@ -114,7 +135,7 @@ class Host:
         """`pool` has devices of other daemons, which follow those of the registry. The host owns
         it. `total`: the sessions and staged bytes of all tenants together."""
         if not registry.devices and pool is None:
-            raise _no_device(registry)
+            raise no_device(registry)
         self.limits = limits or Limits()
         #: Memory of requests without a session, such as questions about devices, by tenant.
         self._questions: dict[str, Staging] = {}
@@ -128,8 +149,7 @@ class Host:
         self.observers: list[RunObserver] = []
         #: Creates spans for traced runs; None: no tracing. Set before sessions are opened.
         self.tracing: Tracing | None = None
-        self._registry = registry
-        self._pool = pool
+        self._registry, self._pool = registry, pool
         self.store = store or ContentStore()
         #: Writes contents to the cache, if there is one.
         self.cache_writer = (
@@ -146,12 +166,13 @@ class Host:
         self._changed = threading.Condition()
         self._sessions: dict[bytes, Session] = {}
         self._reapers: dict[bytes, Timer] = {}
+        #: The sessions that are restored from images, and those that go to other daemons.
+        self.images, self.moves = SessionImages(self), Moves(self)
         self._numbers = itertools.count(1)
-        self._draining = False
+        self._draining = self._closed = False
         self._activity = SessionActivity()
         #: Lost devices of this host that sessions know of. They stay listed, with the reason.
         self._known_lost: set[Device] = set()
-        self._closed = False
         #: Totals of sessions that have ended.
         self._past = SessionCounts()
         #: The number of losses of ready members.
@@ -337,7 +358,7 @@ class Host:
     # Sessions
 
     @property
-    def _features(self) -> tuple[str, ...]:
+    def features(self) -> tuple[str, ...]:
         """The supported features. Direct uploads are among them only if some memory is on another
         daemon."""
         is_direct = self._pool is not None or any(one.intake is not None for one in self._registry.devices)
@@ -351,22 +372,29 @@ class Host:
         features: Sequence[str] = FEATURES,
         secret: bytes = b"",
         principal: Principal = ANYBODY,
+        lease_ms: int = 0,
+        durable: bool = False,
+        snapshot_ms: int = 0,
     ) -> SessionInfo:
         """Open a session, which must be attached in time.
 
-        `secret` identifies its tenant, if it has one; `principal` is the caller. Raises
-        InvalidArgumentError, DrainingError, VersionMismatchError, LimitExceededError.
+        `secret` identifies its tenant, if it has one; `principal` is the caller. `lease_ms` is the
+        lease that the client wishes for. `durable`: take snapshots of it, if this host keeps state.
+        Raises InvalidArgumentError, DrainingError, VersionMismatchError, LimitExceededError.
         """
-        version = _common_version(versions)
+        durable = durable and self.snapshots is not None
+        version = common_version(versions)
         tenant = tenant_of(secret, principal.tenant) if secret else b""
         token = secrets.token_bytes(16)
-        agreed = tuple(one for one in self._features if one in features)
-        own = self._registry.acquire()
-        try:
-            session = self._add_session(token, client, own, tenant, agreed, principal)
-        except BaseException:
-            self._registry.release(own)
-            raise
+        agreed = tuple(one for one in self.features if one in features)
+        granted_ms = min(lease_ms, round(self.lease_seconds * 1e3)) if LEASE in agreed else 0
+        opening = Opening(token, client, tenant, agreed, principal, granted_ms / 1e3, is_durable=durable)
+        session = self.add_session(opening)
+        owner = owner_of(session, tenant, principal, agreed, version, snapshot_ms, granted_ms)
+        self.images.owners[session] = owner
+        if durable and self.snapshots is not None:
+            self.snapshots.enter(session, digest_of_secret(token), owner)
+            self.snapshots.begin(session)
         try:
             # After the session was added, which receives all later changes.
             described = describe(session.devices, self._room)
@@ -383,25 +411,53 @@ class Host:
             devices=described,
             is_head=self._pool is not None,
             daemons=self._daemons,
+            durable=durable,
+            lease_ms=granted_ms,
         )
 
-    def _add_session(
-        self,
-        token: bytes,
-        client: str,
-        own: Sequence[Device],
-        tenant: bytes,
-        agreed: Collection[str],
-        principal: Principal,
-    ) -> Session:
+    def snapshot(self, session: Session, wait_seconds: float = ASKED_SECONDS) -> SessionSnapshot:
+        """As `Snapshots.take`. Raises UnsupportedError, too, if this host keeps no state."""
+        if self.snapshots is None:
+            raise not_durable()
+        return self.snapshots.take(session, wait_seconds)
+
+    # Sessions of another daemon
+
+    def recover(self) -> None:
+        """Restore the sessions that an earlier daemon left on disk, before clients are served. Each
+        keeps its handles and waits for its client. Blocks."""
+        if self.snapshots is not None:
+            recover(self.snapshots, self._pool, self._registry.devices, self.images.reopen)
+
+    def _take_restored(self, token: bytes) -> Session | None:
+        """Give a restored session the secret that its client shows. Lock held."""
+        place = self.images.claim(token)
+        session = self._sessions.pop(place, None) if place is not None else None
+        if session is None or place is None:
+            return None
+        self._sessions[token] = session
+        if (reaper := self._reapers.pop(place, None)) is not None:
+            self._reapers[token] = reaper
+        return session
+
+    def add_session(self, opening: Opening) -> Session:
+        """Add a session. Raises the errors of `open_session`."""
+        own = self._registry.acquire()
+        try:
+            return self._session_on(own, opening)
+        except BaseException:
+            self._registry.release(own)
+            raise
+
+    def _session_on(self, own: Sequence[Device], opening: Opening) -> Session:
         # Under the lock: a session that is added here receives every change that its devices lack.
         with self._changed:
             if self._draining:
                 raise DrainingError(
                     "the server is draining and accepts no new sessions", advice="try later, or elsewhere"
                 )
-            account = self.account(principal)
-            principal = replace(principal, quota=account.quota)
+            account = self.account(opening.principal)
+            principal = replace(opening.principal, quota=account.quota)
             # A backend may have been unloaded or loaded meanwhile. The first one is the default.
             found = tuple(sorted(self.devices, key=lambda one: one.is_draining))
             if not found:
@@ -414,7 +470,7 @@ class Host:
             devices = SessionDevices(found, self._why_missing)
             holding = Holding(account)
             holding.take(QuotaKind.SESSIONS)
-            share = self._tenants.enter(account, tenant)
+            share = self._tenants.enter(account, opening.tenant)
             services = SessionServices(
                 limits=self.limits,
                 devices=devices,
@@ -423,24 +479,25 @@ class Host:
                 room=self._room,
                 exchange=self.exchange,
                 contents=SessionWeights(
-                    devices.present, self._room, self.store, tenant, self.cache_writer, account
+                    devices.present, self._room, self.store, opening.tenant, self.cache_writer, account
                 ),
-                times=self.measurements.of_tenant(tenant),
+                times=self.measurements.of_tenant(opening.tenant),
                 holding=holding,
                 flow=share,
                 found_lost=self._found_lost,
+                keeps_requests=opening.is_durable or opening.may_move,
+                is_leased=opening.lease_seconds > 0,
             )
-            name, encodings = _printable(client), packing.encodings_of(agreed)
             session = Session(
-                SessionIdentity(next(self._numbers), name, principal, WATCH in agreed, encodings),
+                opening.identity(next(self._numbers), principal),
                 services,
-                lambda _session: self._forget(token, own, holding, share),
+                lambda session: self._forget(session, own, holding, share),
                 self.observers,
                 self.tracing,
             )
-            self._sessions[token] = session
-            seconds = self.limits.attach_timeout_ms / 1e3
-            self._reapers[token] = self._deadlines.after(seconds, lambda: self._reap(session))
+            self._sessions[opening.token] = session
+            seconds = opening.attach_seconds(self.limits)
+            self._reapers[opening.token] = self._deadlines.after(seconds, lambda: self._reap(session))
         return session
 
     def session(self, token: bytes, principal: Principal | None = None) -> Session:
@@ -450,6 +507,16 @@ class Host:
         """
         with self._changed:
             found = self._sessions.get(token)
+            if found is None:
+                found = self._take_restored(token)
+        has_left = found is None or found.closed is not None
+        if has_left and (moved := self.moves.where(token, principal)) is not None:
+            raise moved
+        if found is None and self.snapshots is not None and self.snapshots.has_kept(digest_of_secret(token)):
+            raise UnavailableError(
+                "the daemon is ending, and the session goes on with the next one",
+                advice="attach again in a moment",
+            )
         if found is None or (principal is not None and found.principal.tenant != principal.tenant):
             raise SessionClosedError("the session is unknown or was closed", advice="open another")
         return found
@@ -474,16 +541,34 @@ class Host:
             # Closing may wait for a compile; the timer thread must not.
             threading.Thread(target=session.close, args=(error,), name="heliograph-reaper").start()
 
-    def _forget(self, token: bytes, devices: Sequence[Device], holding: Holding, share: QuotaShare) -> None:
+    def _forget(
+        self, session: Session, devices: Sequence[Device], holding: Holding, share: QuotaShare
+    ) -> None:
+        if self.snapshots is not None:
+            self.snapshots.leave(session)
         self._registry.release(devices)
         holding.close()
         self._tenants.leave(share)
         with self._changed:
-            if (session := self._sessions.pop(token, None)) is not None:
+            # A restored session has got another token since.
+            token = next((token for token, one in self._sessions.items() if one is session), b"")
+            if self._sessions.pop(token, None) is not None:
                 self._past = self._past.plus(replace(session.counts, runs_waiting=0, runs_running=0))
             if (reaper := self._reapers.pop(token, None)) is not None:
                 self._deadlines.cancel(reaper)
+            self.images.forget(session, token)
             self._changed.notify_all()
+
+    def token_of(self, session: Session) -> bytes | None:
+        """Return the secret of a session; None if no client has shown it since a restart."""
+        with self._changed:
+            found = next((token for token, one in self._sessions.items() if one is session), None)
+        return None if found is None or self.images.is_unclaimed(found) else found
+
+    def after(self, seconds: float, call: Callable[[], object]) -> None:
+        """Make a call on a thread of its own after a time, unless the host is closed before."""
+        start = lambda: threading.Thread(target=call, name="heliograph-later").start()  # noqa: E731
+        self._deadlines.after(seconds, start)
 
     def _all_sessions(self) -> list[Session]:
         with self._changed:
@@ -503,6 +588,12 @@ class Host:
         """The status of all devices. May take as long as the silence after which a member is
         lost."""
         return tuple(status_of(one, self._room, self._device_locks.get(one.name)) for one in self.devices)
+
+    def busy_seconds(self) -> dict[str, float]:
+        """The total time in which each device that sessions have used computed, by its name."""
+        with self._changed:
+            locks = list(self._device_locks.items())
+        return {name: one.busy_seconds for name, one in locks}
 
     # Draining and closing
 
@@ -574,16 +665,18 @@ class Host:
         with self._changed:
             self._changed.notify_all()
 
-    def close_sessions(self, error: HeliographError, wait_seconds: float = CLOSE_SECONDS) -> None:
-        """End all sessions in parallel. Wait `wait_seconds` for their work; see `Session.close`."""
+    def close_sessions(self, error: HeliographError, *, ends: bool = True) -> None:
+        """End all sessions in parallel, and wait for their work. `ends`: the daemon ends too."""
+        if self.snapshots is not None:
+            self.snapshots.keep_all(self._pool if ends else None)
         closers = [
-            threading.Thread(target=one.close, args=(error, wait_seconds), name="heliograph-close")
+            threading.Thread(target=one.close, args=(error,), name="heliograph-close")
             for one in self._all_sessions()
         ]
         for closer in closers:
             closer.start()
         for closer in closers:
-            closer.join(wait_seconds + CLOSE_SECONDS)
+            closer.join(2 * CLOSE_SECONDS)
 
     def close(self) -> None:
         """End all sessions, threads and devices. Idempotent."""
@@ -596,26 +689,8 @@ class Host:
         self.store.close()
         self.admissions.close()
         self._deadlines.close()
+        if self.snapshots is not None:
+            self.snapshots.close()
         if self._pool is not None:
             self._pool.close()
         self._registry.close()
-
-
-def _common_version(versions: tuple[int, int]) -> int:
-    lowest, highest = versions
-    if lowest > VERSION_MAX or highest < VERSION_MIN or lowest > highest:
-        raise VersionMismatchError(
-            f"the client speaks versions {lowest} to {highest}, this server {VERSION_MIN} to {VERSION_MAX}",
-            advice="upgrade one side",
-        )
-    return min(highest, VERSION_MAX)
-
-
-def _printable(client: str) -> str:
-    """A client's name, safe for a log."""
-    return "".join(one if one.isprintable() else "?" for one in client[:100])
-
-
-def _no_device(registry: Registry) -> ConfigurationError:
-    whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
-    return ConfigurationError(f"there is no device ({whys or 'no backend was requested'})")

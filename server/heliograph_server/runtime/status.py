@@ -38,11 +38,14 @@ def take_snapshot(host: Host, drain: DrainStatus, log_level: str, before: Snapsh
 
 def list_sessions(host: Host) -> tuple[SessionStatus, ...]:
     """The open sessions, with average rates since each was opened."""
-    return tuple(_with_session_rates(session_status(one), None) for one in host.sessions)
+    snapshots = host.snapshots
+    found = [(one, None if snapshots is None else snapshots.age_seconds(one)) for one in host.sessions]
+    return tuple(_with_session_rates(session_status(one, age), None) for one, age in found)
 
 
-def session_status(session: Session) -> SessionStatus:
-    """The state and totals of a session, without rates."""
+def session_status(session: Session, snapshot_age_seconds: float | None = None) -> SessionStatus:
+    """The state and totals of a session, without rates; of a durable one also the time since its
+    last snapshot."""
     found, traffic = session.statistics(), session.traffic
     return SessionStatus(
         number=session.number,
@@ -50,7 +53,7 @@ def session_status(session: Session) -> SessionStatus:
         credential=session.principal.shown,
         client=session.client,
         age_seconds=time.monotonic() - session.opened,
-        attached=session.is_attached,
+        attached=session.is_attached and not session.is_detached,
         commands=session.commands,
         commands_in_flight=found.commands_in_flight,
         runs_in_flight=found.runs_in_flight,
@@ -60,6 +63,9 @@ def session_status(session: Session) -> SessionStatus:
         staged_bytes=found.staged_bytes,
         received_bytes=traffic.written_bytes + traffic.content_bytes,
         sent_bytes=traffic.read_bytes,
+        lease_seconds=session.lease_seconds,
+        lease_left_seconds=session.lease_left_seconds,
+        snapshot_age_seconds=snapshot_age_seconds,
     )
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from heliograph_backends.contract import Tensor, UploadNews
@@ -285,6 +286,11 @@ class Admissions:
             made.end(closed)
             raise closed.anew()
         return made
+
+    def now(self, most: int) -> tuple[Admission, ...]:
+        """Return the unfinished contents, at most so many."""
+        with self._lock:
+            return tuple(islice(self._by_name.values(), most))
 
     def find(self, ticket: bytes, principal: Principal | None = None) -> Admission:
         """Return the content of a ticket that this principal may use. Raises

@@ -1,0 +1,326 @@
+"""Sessions that go to another daemon, and those that come from one.
+
+The daemon that has a session decides. It holds the session still, has the other daemon restore it
+under a new secret, and only then gives the session up; from that moment it tells its client where
+the session is, with the proof from which the client alone makes that secret. Until then the other
+daemon's copy cannot be used by anyone, and ends with its lease.
+
+    here ── still, image, contents ──▸ there, unclaimed ── given up here ──▸ claimed by the client
+      └── any error: goes on here                └── no client comes: its lease ends
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Protocol
+
+from heliograph_proto import MOVE
+from heliograph_proto.addresses import parse_address
+from heliograph_proto.digests import moved_secret
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidArgumentError,
+    LimitExceededError,
+    MovedError,
+    SessionClosedError,
+    SnapshotFailedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from heliograph_proto.sessions import Limits, SessionMove, SessionOutcome
+from heliograph_server.resources.principals import Principal
+from heliograph_server.session.parts.leaving import check_between_commands, messages_held, why_bound
+from heliograph_server.session.session import Session
+from heliograph_server.state.capture import held_still
+from heliograph_server.state.departure import Departure
+from heliograph_server.state.image import Image, encode_image
+from heliograph_server.state.restore import ContentSource
+from heliograph_server.state.snapshots import ASKED_SECONDS, digest_of_secret
+
+if TYPE_CHECKING:
+    from heliograph_server.runtime.host import Host
+
+logger = logging.getLogger(__name__)
+
+#: The time that a session without a connection has for the end of its commands, at each attempt.
+DETACHED_SECONDS = 1.0
+#: Limits that bound waits of the server alone.
+_TIMES = ("attach_timeout_ms", "upload_idle_ms")
+
+
+class Give(Protocol):
+    """The link over which sessions go."""
+
+    def __call__(
+        self,
+        address: str,
+        image: bytes,
+        read: Callable[[bytes], Iterator[memoryview]],
+        limits: Limits,
+        *,
+        is_durable: bool,
+    ) -> None:
+        """Give a session away. Raises the errors of SessionService.Move; then it is not."""
+
+
+@dataclass(slots=True)
+class _Gone:
+    """A session that another daemon has."""
+
+    error: MovedError
+    tenant: str
+    until: float
+    #: True once its client has heard of it.
+    is_told: bool = False
+
+
+class Moves:
+    """The sessions of a host that go and come. Thread-safe."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        #: Gives the file of an image, and contents, to the daemon at an address.
+        self.give: Give = _no_links
+        #: The daemon to which an operator sends all sessions; empty: none.
+        self.target = ""
+        self._lock = threading.Lock()
+        #: The outcomes of sessions that an operator sends away, by number; and the numbers of those
+        #: whose client was asked, and of those that stay for good.
+        self._outcomes: dict[int, SessionOutcome] = {}
+        self._asked: set[int] = set()
+        self._stays: set[int] = set()
+        #: By the secret here.
+        self._gone: dict[bytes, _Gone] = {}
+        self._moving: set[Session] = set()
+
+    def __repr__(self) -> str:
+        return f"<Moves: {len(self._gone)} gone, {len(self._moving)} on their way>"
+
+    # The places of sessions
+
+    def check(self, session: Session) -> None:
+        """Raise UnavailableError while a session is on its way, so that nothing attaches to it."""
+        with self._lock:
+            is_moving = session in self._moving
+        if is_moving:
+            raise UnavailableError("the session is on its way to another daemon", advice="attach in a moment")
+
+    def where(self, token: bytes, principal: Principal | None) -> MovedError | None:
+        """Return the error that tells the client of a session where it is now; None: not elsewhere."""
+        with self._lock:
+            self._drop_old()
+            found = self._gone.get(token)
+            if found is None or (principal is not None and principal.tenant != found.tenant):
+                return None
+            found.is_told = True
+            return found.error.at(found.error.origin)
+
+    @property
+    def untold(self) -> int:
+        """The number of sessions elsewhere whose clients have not heard of it, and may still come."""
+        with self._lock:
+            self._drop_old()
+            return sum(not one.is_told for one in self._gone.values())
+
+    def _drop_old(self) -> None:
+        now = time.monotonic()
+        for token in [token for token, one in self._gone.items() if one.until <= now]:
+            del self._gone[token]
+
+    # A drain
+
+    @property
+    def outcomes(self) -> tuple[SessionOutcome, ...]:
+        """The outcomes of the sessions that an operator sends away, by number."""
+        with self._lock:
+            return tuple(self._outcomes[number] for number in sorted(self._outcomes))
+
+    def send_to(self, address: str) -> None:
+        """Send all sessions to the daemon at an address; empty: none. Raises InvalidArgumentError."""
+        target = parse_address(address) if address else None
+        if target is not None and (target.scheme == "local" or target.token):
+            raise InvalidArgumentError(
+                f"{target} is no plain address of a daemon",
+                advice="use grpc://host:port, without a token: clients show theirs there",
+            )
+        with self._lock:
+            self.target = "" if target is None else target.plain
+            self._outcomes, self._asked, self._stays = {}, set(), set()
+
+    def send_all(self, pause_seconds: float) -> bool:
+        """Send every session that can go now, or ask its client to. Return True once all are gone,
+        or stay for good, and the clients of those that are gone know it; otherwise after a pause.
+        Blocks."""
+        if not self.target:
+            return True
+        for session in self._left():
+            self._send(session)
+        if self._left() or self.untold:
+            time.sleep(pause_seconds)
+            return False
+        return True
+
+    def _left(self) -> list[Session]:
+        """The sessions that may still go."""
+        return [one for one in self._host.sessions if one.number not in self._stays and one.closed is None]
+
+    def _send(self, session: Session) -> None:
+        if not self._may_move(session):
+            self._stay(session, _bound().message)
+        elif session.is_attached and not session.is_detached:
+            if session.number not in self._asked:
+                self._asked.add(session.number)
+                self._note(session, "its client has not moved it so far")
+                session.inside.executor.tell(move_to=self.target)
+        elif (token := self._host.token_of(session)) is None:
+            self._stay(session, "its client has not come since this daemon was restarted")
+        elif why := why_bound(session):
+            self._stay(session, why)
+        else:
+            self._send_detached(session, token)
+
+    def _send_detached(self, session: Session, token: bytes) -> None:
+        try:
+            self.move(session, token, self.target, DETACHED_SECONDS)
+        except SnapshotFailedError as error:
+            # Its commands may end before the drain does.
+            self._note(session, error.message)
+        except HeliographError as error:
+            self._stay(session, error.message)
+
+    def _note(self, session: Session, why: str) -> None:
+        with self._lock:
+            self._outcomes[session.number] = SessionOutcome(session.number, session.client, False, why)
+
+    def _stay(self, session: Session, why: str) -> None:
+        self._note(session, why)
+        self._stays.add(session.number)
+
+    # Going
+
+    def move_asked(self, session: Session, token: bytes, address: str, *wait_seconds: float) -> SessionMove:
+        """As `move`, for a client that asks for it. Its failure is the outcome of a drain."""
+        try:
+            return self.move(session, token, address, *wait_seconds)
+        except HeliographError as error:
+            if address == self.target and session.closed is None:
+                self._stay(session, error.message)
+            raise
+
+    def move(
+        self, session: Session, token: bytes, address: str, wait_seconds: float = ASKED_SECONDS
+    ) -> SessionMove:
+        """Hand a session to the daemon at an address. Blocks.
+
+        Raises the errors of SessionService.Move; the session then goes on here.
+        """
+        owner = self._host.images.owners.get(session)
+        if owner is None or not self._may_move(session):
+            raise _bound()
+        proof = secrets.token_bytes(16)
+        began = time.monotonic()
+        with self._leaving(session), held_still(session.inside, wait_seconds):
+            stilled = time.monotonic()
+            check_between_commands(session)
+            departure = Departure(session, digest_of_secret(moved_secret(token, proof)), owner)
+            with messages_held(session) as (acknowledged, messages):
+                image = departure.with_messages(acknowledged, messages)
+                is_durable = self._host.images.is_durable(session)
+                data = encode_image(image)
+                self.give(address, data, departure.read, session.limits, is_durable=is_durable)
+                self._give_up(session, token, address, proof)
+        now = time.monotonic()
+        found = SessionMove(image.last_sequence, departure.size_bytes, departure.sent_bytes, now - stilled)
+        message = "%s went to %s in %.2f s; %d bytes were sent"
+        logger.info(message, session, address, now - began, found.sent_bytes, extra=session.log_fields)
+        return found
+
+    def _may_move(self, session: Session) -> bool:
+        owner = self._host.images.owners.get(session)
+        return owner is not None and MOVE in owner.features and session.lease_seconds > 0
+
+    @contextmanager
+    def _leaving(self, session: Session) -> Iterator[None]:
+        with self._lock:
+            if session in self._moving:
+                raise UnavailableError("the session is being moved already", advice="wait for that move")
+            self._moving.add(session)
+        try:
+            with ExitStack() as stack:
+                if (snapshots := self._host.snapshots) is not None:
+                    stack.enter_context(snapshots.paused(session))
+                yield
+        finally:
+            with self._lock:
+                self._moving.discard(session)
+
+    def _give_up(self, session: Session, token: bytes, address: str, proof: bytes) -> None:
+        """Leave a session to the other daemon, for good."""
+        error = MovedError(
+            f"the session is at {address} now", advice="a client of this version follows it by itself"
+        ).to(address, proof)
+        until = time.monotonic() + session.lease_seconds
+        with self._lock:
+            if session.closed is not None:
+                raise SessionClosedError("the session was closed while it was on its way")
+            if self.target:
+                self._outcomes[session.number] = SessionOutcome(session.number, session.client, True)
+            self._gone[token] = _Gone(error, session.principal.tenant, until, not session.is_detached)
+        if (snapshots := self._host.snapshots) is not None:
+            # If this daemon is killed before, a client that has not heard of the move goes on here.
+            self._host.after(session.lease_seconds, snapshots.keep_on_disk(session))
+        session.end(error)
+        # Only now: until its end the session takes no command but to keep it.
+        session.inside.executor.stillness.forget()
+
+    # Coming
+
+    def receive(self, image: Image, limits: Limits, contents: ContentSource, *, is_durable: bool) -> Session:
+        """Restore a session that another daemon gives away. It waits for its client. Blocks.
+
+        Raises the errors of SessionService.Move; nothing stays then.
+        """
+        self._check(image, limits, is_durable=is_durable)
+        session = self._host.images.take_in(image, contents, is_durable=is_durable)
+        logger.info("%s came from another daemon", session, extra=session.log_fields)
+        return session
+
+    def _check(self, image: Image, limits: Limits, *, is_durable: bool) -> None:
+        """Raise the error of a session that cannot be here."""
+        if not self._host.lease_seconds:
+            raise UnsupportedError("this daemon gives no leases", advice="start it with --lease SECONDS")
+        if is_durable and self._host.snapshots is None:
+            raise UnsupportedError(
+                "the session is durable, and this daemon keeps no state",
+                advice="start it with a folder for it: heliograph serve --state DIR",
+            )
+        missing = set(image.owner.features) - set(self._host.features)
+        if missing:
+            raise UnsupportedError(
+                f"the session uses features that this daemon lacks: {', '.join(sorted(missing))}",
+                advice="move it to a daemon of the same version and settings",
+            )
+        for name in (field.name for field in fields(Limits) if field.name not in _TIMES):
+            if getattr(self._host.limits, name) < getattr(limits, name):
+                raise LimitExceededError(
+                    f"this daemon's limit {name} is lower than that of the session",
+                    advice="configure both daemons alike",
+                )
+
+
+def _bound() -> UnsupportedError:
+    """Return the error of a session that cannot move."""
+    return UnsupportedError(
+        "the session belongs to its connection: it has no lease, or its client is older",
+        advice="connect with reconnect=True, and a client of this version",
+    )
+
+
+def _no_links(*_: object, **__: object) -> None:
+    raise UnsupportedError("this process is no daemon, so its sessions stay", advice="heliograph serve")

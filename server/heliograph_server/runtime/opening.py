@@ -1,0 +1,71 @@
+"""Opening a host and its sessions: what is known of a session, and what is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from heliograph_backends.registry import Registry
+from heliograph_proto import MOVE, VERSION_MAX, VERSION_MIN, WATCH
+from heliograph_proto.codec import packing
+from heliograph_proto.errors import ConfigurationError, VersionMismatchError
+from heliograph_proto.sessions import Limits
+from heliograph_server.resources.principals import Principal
+from heliograph_server.session.identity import SessionIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The facts of a session that is being opened."""
+
+    #: Names it; a secret.
+    token: bytes = field(repr=False)
+    client: str
+    #: The name of its tenant's contents.
+    tenant: bytes
+    #: The features that were agreed on.
+    agreed: Collection[str]
+    principal: Principal
+    lease_seconds: float = 0.0
+    #: True if snapshots of it are taken.
+    is_durable: bool = False
+    #: True if an earlier daemon had it.
+    is_restored: bool = False
+
+    @property
+    def may_move(self) -> bool:
+        """True if it may be handed to another daemon."""
+        return MOVE in self.agreed and self.lease_seconds > 0
+
+    def identity(self, number: int, principal: Principal) -> SessionIdentity:
+        """Return its identity under a number; `principal` has the quota of now."""
+        encodings = packing.encodings_of(self.agreed)
+        return SessionIdentity(
+            number, printable(self.client), principal, WATCH in self.agreed, encodings, self.lease_seconds
+        )
+
+    def attach_seconds(self, limits: Limits) -> float:
+        """The time that its client has to open the command stream."""
+        return max(limits.attach_timeout_ms / 1e3, self.lease_seconds if self.is_restored else 0.0)
+
+
+def common_version(versions: tuple[int, int]) -> int:
+    """Return the highest version that both sides speak. Raises VersionMismatchError."""
+    lowest, highest = versions
+    if lowest > VERSION_MAX or highest < VERSION_MIN or lowest > highest:
+        raise VersionMismatchError(
+            f"the client speaks versions {lowest} to {highest}, this server {VERSION_MIN} to {VERSION_MAX}",
+            advice="upgrade one side",
+        )
+    return min(highest, VERSION_MAX)
+
+
+def printable(client: str) -> str:
+    """A client's name, safe for a log."""
+    return "".join(one if one.isprintable() else "?" for one in client[:100])
+
+
+def no_device(registry: Registry) -> ConfigurationError:
+    """Return the error of a host without any device."""
+    whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
+    return ConfigurationError(f"there is no device ({whys or 'no backend was requested'})")
