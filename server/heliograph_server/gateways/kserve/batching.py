@@ -1,0 +1,150 @@
+"""The choice of the requests of a model that share its next run, and when it begins. Pure.
+
+A run begins at once where waiting gains nothing: the queue has as many rows as a run may have, or
+as many requests as the run before had. Otherwise it waits for others, until its oldest request has
+waited for the window. So one client alone never waits, and clients that return together, as they
+do after a run that they shared, share the next one.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from heliograph_proto.errors import LimitExceededError
+
+#: The part of a plan's rows that must not be padding, or a smaller plan runs first.
+FULL = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """The rules of a model's queue."""
+
+    #: The rows of its plans, rising; () if requests share no runs.
+    sizes: tuple[int, ...] = ()
+    #: The longest wait for further requests.
+    window_seconds: float = 0.001
+    #: The most requests that wait.
+    most_waiting: int = 1024
+    #: Priorities from 1, the most urgent.
+    priorities: int = 1
+    default_priority: int = 1
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows of a run; 0 if requests share none."""
+        return self.sizes[-1] if self.sizes else 0
+
+    def priority_of(self, given: int) -> int:
+        """Return the priority of a request that gives one; 0 is none."""
+        return min(given, self.priorities) if given else self.default_priority
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRequest:
+    """A request that waits for its run."""
+
+    rows: int
+    #: Requests with equal ones can share a run.
+    form: Hashable
+    priority: int
+    arrived: float
+    #: The caller's own.
+    work: Any = None
+    number: int = field(default=0)
+
+
+def _order(one: QueuedRequest) -> tuple[int, int]:
+    return one.priority, one.number
+
+
+class BatchQueue:
+    """The requests of a model that wait, by priority and arrival. Times are any clock's seconds."""
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        self._waiting: list[QueuedRequest] = []
+        self._numbers = 0
+        #: The number of requests in the run before.
+        self._shared = 1
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: QueuedRequest) -> None:
+        """Add a request. Raises LimitExceededError if too many wait."""
+        if len(self._waiting) >= self._policy.most_waiting:
+            raise LimitExceededError(
+                f"{len(self._waiting):,} requests wait for the model, which is the most",
+                advice="try again; max_queue in model.toml sets the number",
+                retry_after_seconds=1.0,
+            )
+        self._numbers += 1
+        request.number = self._numbers
+        insort(self._waiting, request, key=_order)
+
+    def remove(self, request: QueuedRequest) -> bool:
+        """Remove a request whose client has left, or whose time is over. False if it does not wait
+        any more."""
+        if request not in self._waiting:
+            return False
+        self._waiting.remove(request)
+        return True
+
+    def take(self, now: float) -> list[QueuedRequest]:
+        """Remove and return the requests of the run that begins now; none if it is to wait."""
+        batch = self._candidates()
+        if not batch or now < self._begins(batch):
+            return []
+        if self._policy.sizes:
+            batch = _cut(batch, self._policy.sizes)
+        taken = set(map(id, batch))
+        self._waiting = [one for one in self._waiting if id(one) not in taken]
+        self._shared = len(batch)
+        return batch
+
+    def looks_again(self) -> float:
+        """Return the time at which the next run begins, if no request comes; inf if none waits."""
+        batch = self._candidates()
+        return self._begins(batch) if batch else math.inf
+
+    def _candidates(self) -> list[QueuedRequest]:
+        """The requests that can share a run with the first one, as many as fit."""
+        if not self._waiting:
+            return []
+        first, most = self._waiting[0], self._policy.most_rows
+        batch, rows = [first], first.rows
+        for one in self._waiting[1:]:
+            if rows >= most:
+                break
+            if one.form == first.form and rows + one.rows <= most:
+                batch.append(one)
+                rows += one.rows
+        return batch
+
+    def _begins(self, batch: Sequence[QueuedRequest]) -> float:
+        """The time at which the run of these requests begins, if no other comes."""
+        rows = sum(one.rows for one in batch)
+        if rows >= self._policy.most_rows or len(batch) >= self._shared:
+            return -math.inf
+        return min(one.arrived for one in batch) + self._policy.window_seconds
+
+
+def _cut(batch: list[QueuedRequest], sizes: Sequence[int]) -> list[QueuedRequest]:
+    """Return the first requests of a batch that fill a smaller plan, where the larger one would
+    compute much padding; else all."""
+    rows = sum(one.rows for one in batch)
+    size = next((one for one in sizes if one >= rows), rows)
+    if rows >= FULL * size:
+        return batch
+    smaller = max((one for one in sizes if one < rows), default=0)
+    count = 0
+    for place, one in enumerate(batch):
+        count += one.rows
+        if count == smaller:
+            return batch[: place + 1]
+    return batch

@@ -1,0 +1,43 @@
+"""Bodies of requests, and statuses of errors."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from heliograph_proto.codec import status
+from heliograph_proto.codec.status import code_for
+from heliograph_proto.errors import HeliographError, LimitExceededError
+from heliograph_server.rpc.receiving import next_of
+
+_STATUS = {
+    status.INVALID_ARGUMENT: 400,
+    status.OUT_OF_RANGE: 400,
+    status.FAILED_PRECONDITION: 400,
+    status.UNAUTHENTICATED: 401,
+    status.PERMISSION_DENIED: 403,
+    status.NOT_FOUND: 404,
+    status.RESOURCE_EXHAUSTED: 429,
+    status.UNIMPLEMENTED: 501,
+    status.UNAVAILABLE: 503,
+    status.DEADLINE_EXCEEDED: 504,
+}
+
+
+def status_of(error: HeliographError) -> int:
+    """The status of a reply to an error."""
+    return _STATUS.get(code_for(error), 500)
+
+
+async def read_body(request: Request, most_bytes: int) -> bytes:
+    """Read the body of a request. Raises LimitExceededError, DeadlineExceededError, and Starlette's
+    ClientDisconnect."""
+    parts, size = [], 0
+    stream = request.stream()
+    while (part := await next_of(anext(stream, None))) is not None:
+        parts.append(part)
+        size += len(part)
+        if size > most_bytes:
+            raise LimitExceededError(
+                f"the body has more than {most_bytes:,} bytes", advice="send smaller requests"
+            )
+    return parts[0] if len(parts) == 1 else b"".join(parts)
