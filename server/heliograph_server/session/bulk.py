@@ -5,7 +5,9 @@ piece, in order, and ends with `finish` or `abort`. A session that closes aborts
 from another thread. Locks are taken in the order upload, session.
 
 A download takes staged bytes from a command to a reader, which may come before or after the
-command. Staged bytes are released when the reader is done or leaves, or when the session ends.
+command. Staged bytes are released when the reader is done or leaves, or when the session ends. In a
+session with a lease they are kept until the client says that it has them, and another reader may go
+on.
 
 Any thread: the workers of the bulk service, or the thread that closes the session.
 """
@@ -13,6 +15,7 @@ Any thread: the workers of the bulk service, or the thread that closes the sessi
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -21,6 +24,7 @@ from functools import partial
 from heliograph_backends.contract import Abort
 from heliograph_proto.digests import DIGEST_BYTES
 from heliograph_proto.errors import (
+    CancelledError,
     ContentMismatchError,
     DeadlineExceededError,
     HeliographError,
@@ -39,7 +43,8 @@ from heliograph_server.weights.uploads import BREAKS, IncomingUpload
 class TransferUpload(IncomingUpload):
     """Bytes for a SetTensor, which takes them in its turn.
 
-    `arrived` is called when all bytes are here, and `broke` when the upload fails.
+    `arrived` is called when all bytes are here, and `broke` when the upload fails. If it `is_kept`,
+    another upload may go on with the bytes after its connection broke.
     """
 
     def __init__(
@@ -48,11 +53,57 @@ class TransferUpload(IncomingUpload):
         arrived: Callable[[], None],
         broke: Callable[[HeliographError], None],
         over: Callable[[IncomingUpload], None],
+        *,
+        is_kept: bool = False,
+        start_bytes: int = 0,
     ) -> None:
         super().__init__(incoming.size_bytes, over)
         self._arrived = arrived
         self._broke = broke
         self._incoming = incoming
+        self._is_kept = is_kept
+        self.start_bytes = self.received_bytes = start_bytes
+        #: True while no connection carries it.
+        self.is_paused = False
+
+        #: True once all bytes are here.
+        self.is_whole = False
+
+    def break_off(self, error: HeliographError) -> None:
+        if not self._is_kept:
+            super().break_off(error)
+            return
+        with self._lock:
+            if self._ended is None:
+                self.is_paused, self._ended = True, error
+
+    def abort(self, error: HeliographError) -> None:
+        with self._lock:
+            if self.is_paused:
+                # It has no connection, and ends for its command.
+                self.is_paused, self._ended = False, None
+            super().abort(error)
+
+    def forget(self) -> None:
+        """Let go of one that has a successor."""
+        self._over(self)
+
+    def successor(self) -> TransferUpload:
+        """Return the upload that goes on with the bytes. A connection that has this one fails."""
+        with self._lock:
+            if self._ended is None or self.is_paused:
+                self._ended = CancelledError("another upload goes on with the bytes")
+            self.is_paused = False
+            made = TransferUpload(
+                self._incoming,
+                self._arrived,
+                self._broke,
+                self._over,
+                is_kept=True,
+                start_bytes=self.received_bytes,
+            )
+            made.is_paused = True
+            return made
 
     def _write(self, data: memoryview) -> None:
         self._incoming.add(data.cast("B"))
@@ -63,10 +114,122 @@ class TransferUpload(IncomingUpload):
     def _finish(self) -> None:
         self._arrived()
         self._incoming.end()
+        self.is_whole = True
 
     def _abort(self, error: HeliographError) -> None:
         self._incoming.fail(error)
         self._broke(error)
+
+
+#: The most uploads that are remembered after their end, for a client that missed the answer.
+MOST_FINISHED = 4096
+
+
+class ResumableUploads:
+    """The uploads for commands of a session with a lease, which go on after their connection broke.
+
+    By transfer: those that have begun and not ended, and those that ended lately. The lock of an
+    upload is taken before the one here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: dict[int, TransferUpload] = {}
+        #: The sizes of those that ended well.
+        self._finished: OrderedDict[int, int] = OrderedDict()
+        #: The attempts that are under way or follow, of transfers that broke off.
+        self._attempts: OrderedDict[int, int] = OrderedDict()
+        #: Those that had no connection at the last `drop`.
+        self._alone: set[TransferUpload] = set()
+
+    def __repr__(self) -> str:
+        return f"<ResumableUploads {len(self._under_way)}>"
+
+    def add(self, transfer: int, upload: TransferUpload) -> None:
+        """Add one that begins, or goes on."""
+        with self._lock:
+            self._under_way[transfer] = upload
+
+    def over(self, upload: TransferUpload) -> None:
+        """Forget one that has ended, but for its size if it ended well."""
+        with self._lock:
+            for transfer, one in self._under_way.items():
+                if one is upload:
+                    del self._under_way[transfer]
+                    if upload.is_whole:
+                        self._finished[transfer] = upload.size_bytes
+                    break
+            while len(self._finished) > MOST_FINISHED:
+                self._finished.popitem(last=False)
+
+    def received(self, transfer: int, attempt: int) -> int:
+        """Return the bytes of a transfer that are here, before an attempt to send the rest.
+
+        A connection that carries an earlier attempt, or brings one late, cannot any more.
+        """
+        with self._lock:
+            self._attempts[transfer] = max(attempt, self._attempts.pop(transfer, 0))
+            if len(self._attempts) > MOST_FINISHED:
+                self._attempts.popitem(last=False)
+            found = self._under_way.get(transfer)
+            if found is None:
+                return self._finished.get(transfer, 0)
+        made = found.successor()
+        if not self._replace(transfer, found, made):
+            # Another connection was faster, or the upload has ended.
+            return self.received(transfer, attempt)
+        return made.received_bytes
+
+    def _replace(self, transfer: int, found: TransferUpload, made: TransferUpload) -> bool:
+        """Put a successor in the place of an upload; False if that is not there any more.
+
+        Two successors would both add the same bytes."""
+        with self._lock:
+            if self._under_way.get(transfer) is not found:
+                return False
+            self._under_way[transfer] = made
+        found.forget()
+        return True
+
+    def go_on(self, transfer: int, size_bytes: int, offset_bytes: int, attempt: int) -> TransferUpload | None:
+        """Return the upload with which a connection goes on; None: the transfer has not begun.
+
+        Raises ProtocolError for another size or offset, and CancelledError for an attempt that
+        comes too late.
+        """
+        with self._lock:
+            if attempt < self._attempts.get(transfer, 0):
+                raise CancelledError("another upload goes on with the bytes")
+            found = self._under_way.get(transfer)
+            if found is None or not found.is_paused:
+                if offset_bytes:
+                    raise ProtocolError(f"transfer {transfer} does not go on at byte {offset_bytes:,}")
+                return None
+        if (size_bytes, offset_bytes) != (found.size_bytes, found.received_bytes):
+            raise ProtocolError(
+                f"transfer {transfer} has {found.received_bytes:,} of {found.size_bytes:,} bytes; "
+                f"byte {offset_bytes:,} of {size_bytes:,} does not follow"
+            )
+        made = found.successor()
+        made.is_paused = False
+        if not self._replace(transfer, found, made):
+            raise CancelledError("another upload goes on with the bytes")
+        return made
+
+    def drop(self, error: HeliographError) -> None:
+        """Abort those without a connection since the last call."""
+        with self._lock:
+            paused = {one for one in self._under_way.values() if one.is_paused}
+            over, self._alone = paused & self._alone, paused
+        for one in over:
+            one.abort(error)
+
+    def close(self, error: HeliographError) -> None:
+        """Abort all, at the end of the session."""
+        with self._lock:
+            left = list(self._under_way.values())
+        for one in left:
+            one.abort(error)
 
 
 class ContentUpload(IncomingUpload):
@@ -174,6 +337,10 @@ class OutgoingDownload:
         self.staged: StagedMessages | None = None
         self.placed: PlacedBytes | None = None
         self.is_claimed = False
+        #: Counts its readers. One that is not the last no longer matters.
+        self.readers = 0
+        #: True if its client has the bytes, or needs none.
+        self.is_dropped = False
         #: True if the reader takes bytes in place.
         self.takes_placed = False
         self.claimed = threading.Event()
@@ -198,10 +365,41 @@ class OutgoingDownload:
         self._closed(self)
 
 
-class Downloads:
-    """The downloads of a session. `lock` is the session's, which guards the core."""
+class DownloadReader:
+    """A reader of outgoing bytes, from one of them on."""
 
-    def __init__(self, transfers: TransferState, lock: threading.RLock, staging: Staging) -> None:
+    def __init__(self, download: OutgoingDownload, offset_bytes: int, is_kept: bool) -> None:
+        self.download, self.offset_bytes = download, offset_bytes
+        #: True if the bytes stay until the client acknowledges them.
+        self.is_kept = is_kept
+        self.future = download.future
+        self._number = download.readers
+
+    def __repr__(self) -> str:
+        return f"<Reader of {self.download}>"
+
+    def wait(self, timeout: float) -> StagedMessages:
+        """As `OutgoingDownload.wait`."""
+        return self.download.wait(timeout)
+
+    def close(self) -> None:
+        """Leave. The last reader ends a download that is not kept. Idempotent."""
+        if self._number == self.download.readers:
+            self.download.close()
+
+
+class Downloads:
+    """The downloads of a session. `lock` is the session's, which guards the core.
+
+    If they are `kept`, they end with `acknowledge`.
+    """
+
+    def __init__(
+        self, transfers: TransferState, lock: threading.RLock, staging: Staging, *, is_kept: bool = False
+    ) -> None:
+        self._is_kept = is_kept
+        #: Those without a reader at the last `drop_unread`.
+        self._unread: set[OutgoingDownload] = set()
         self._transfers = transfers
         self._lock = lock
         self._staging = staging
@@ -216,21 +414,52 @@ class Downloads:
     def __repr__(self) -> str:
         return f"<Downloads {len(self._downloads)}>"
 
-    def open(self, transfer: int, *, takes_placed: bool = False) -> OutgoingDownload:
+    @property
+    def are_open(self) -> bool:
+        """True if bytes wait for a reader, or are being read. Lock held."""
+        held = (one.staged is not None or one.placed is not None for one in self._downloads.values())
+        return bool(self._staged) or any(held)
+
+    def open(
+        self, transfer: int, *, takes_placed: bool = False, offset_bytes: int = 0, resume: bool = False
+    ) -> DownloadReader:
         """Register a reader. Raises ProtocolError for a second one, LimitExceededError.
 
-        One that `takes_placed` may get bytes in place, and closes the download soon.
+        One that `takes_placed` may get bytes in place, and closes the download soon. One that
+        `resume`s takes the place of an earlier one, and begins at an offset.
         """
+        if (offset_bytes or resume) and not self._is_kept:
+            raise ProtocolError("a download goes on only in a session with a lease")
         with self._lock:
             if len(self._downloads) >= MAX_WAITING:
                 raise LimitExceededError("too many downloads are waiting", advice="wait for earlier ones")
             found = self._get(transfer)
-            if found.is_claimed:
+            if found.is_claimed and not resume:
                 raise ProtocolError(f"transfer {transfer} is being downloaded already")
             found.is_claimed, found.takes_placed = True, takes_placed
+            found.readers += 1
             self._has_placed = self._has_placed or takes_placed
             found.claimed.set()
-            return found
+            return DownloadReader(found, offset_bytes, self._is_kept)
+
+    def acknowledge(self, transfer: int) -> None:
+        """Drop a kept download, since its client has all bytes, or needs none."""
+        with self._lock:
+            if self._is_kept and (found := self._downloads.get(transfer)) is not None:
+                found.is_dropped = True
+                self._close(found)
+
+    def drop_unread(self) -> None:
+        """Drop what has had no reader since the last call, though its command is done."""
+        with self._lock:
+            idle = {
+                one
+                for transfer, one in self._downloads.items()
+                if not one.is_claimed and (one.future.done() or not self._transfers.is_reading(transfer))
+            }
+            over, self._unread = idle & self._unread, idle
+            for one in over:
+                self.acknowledge(one.transfer)
 
     def place(self, sequence: int, transfer: int, data: memoryview, abort: Abort) -> bool:
         """Have the reader of a command take its bytes in place, and wait until it has.
@@ -268,6 +497,11 @@ class Downloads:
             self._placed.discard(sequence)
             return lambda: None
         download = self._get(transfer)
+        if download.is_dropped:
+            del self._downloads[transfer]
+            self.drop(DropRead(sequence))
+            self._transfers.read_ended(transfer)
+            return lambda: None
         staged = self._staged.pop(sequence, None) if error is None else None
         if staged is None:
             failure = error.anew() if error is not None else InternalError("no bytes were staged")
@@ -305,6 +539,10 @@ class Downloads:
     def _close(self, download: OutgoingDownload) -> None:
         with self._lock:
             if self._downloads.get(download.transfer) is not download:
+                return
+            if self._is_kept and not download.is_dropped:
+                download.is_claimed = False
+                download.claimed.clear()
                 return
             pending = not download.future.done() and self._transfers.is_reading(download.transfer)
             download.is_claimed = False

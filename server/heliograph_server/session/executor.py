@@ -23,7 +23,7 @@ from typing import Any
 from heliograph_backends.contract import Abort, BufferType
 from heliograph_backends.host_memory.sealed import SealedMemory
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
-from heliograph_proto.commands import Command, CompletionBatch, FeedLoop, RunCommand
+from heliograph_proto.commands import Command, CompletionBatch, RunCommand
 from heliograph_proto.devices import DeviceChange
 from heliograph_proto.errors import (
     CancelledError,
@@ -38,9 +38,7 @@ from heliograph_server.compile.plan_cache import KnownPlans
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.loaded_plan import LoadedPlan, ShortRun
 from heliograph_server.plans.multi_device import MultiDevicePlan
-from heliograph_server.plans.reservation import MemoryReservation
 from heliograph_server.plans.stepwise import SteppedRun, Stepwise
-from heliograph_server.resources.device_queue import SHORT_US
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import PlanHandle, TensorHandle
 from heliograph_server.resources.log_fields import LogFields, run_fields
@@ -49,7 +47,12 @@ from heliograph_server.resources.quotas import QuotaKind
 from heliograph_server.resources.timers import Timer
 from heliograph_server.session.bulk import Downloads
 from heliograph_server.session.handoff import TensorHandoff
+from heliograph_server.session.observers import RunObservers
 from heliograph_server.session.operations import Operations, tell_weights
+from heliograph_server.session.parts.edges import Edges
+from heliograph_server.session.parts.releases import Releases
+from heliograph_server.session.parts.resumable_loops import ResumableLoops
+from heliograph_server.session.parts.stillness import Stillness
 from heliograph_server.session.protocol.core import SessionCore
 from heliograph_server.session.protocol.instructions import (
     ABORTABLE,
@@ -62,6 +65,7 @@ from heliograph_server.session.protocol.instructions import (
     DropUpload,
     ForgetVariable,
     FreeTask,
+    HandOn,
     OpenEdge,
     OpenQueue,
     Proceed,
@@ -74,12 +78,13 @@ from heliograph_server.session.protocol.instructions import (
     RunTask,
     SharedPlace,
     Start,
+    StopLoop,
+    Withdraw,
 )
 from heliograph_server.session.protocol.run_validation import InlineRunFit
 from heliograph_server.session.run_timeline import RunBook
 from heliograph_server.session.staging import StagedUpload, Staging
-from heliograph_server.session.taps import LoopObserver, Observer
-from heliograph_server.session.work import CommandWork, stepwise_of
+from heliograph_server.session.work import CommandWork, is_short, stepwise_of
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +104,7 @@ class Executor:
     """
 
     def __init__(self, services: SessionServices, book: RunBook, name: str, log_fields: LogFields) -> None:
-        self._name = name
-        self._log_fields = log_fields
-        self._book = book
+        self._name, self._log_fields, self._book = name, log_fields, book
         self._limits = services.limits
         self._devices = services.devices
         self._device_locks = services.device_locks
@@ -115,30 +118,29 @@ class Executor:
             services.limits, tuple(services.devices), self._memory, book.under_way, services.holding
         )
         self.staging = Staging(services.limits.in_flight_bytes, holding=services.holding)
-        self.downloads = Downloads(self.core.transfers, self.lock, self.staging)
+        self.downloads = Downloads(self.core.transfers, self.lock, self.staging, is_kept=services.is_leased)
         #: Incoming bytes, by transfer.
         self.uploads: dict[int, StagedUpload] = {}
-        #: Observers of runs that have not ended, by sequence number.
-        self._observers: dict[int, Observer] = {}
+        #: Where loops are held between two steps; and those of a restored session.
+        self.edges = Edges()
+        self.resumable = ResumableLoops(self.core, self.lock)
+        #: Of runs that have not ended.
+        self._observers = RunObservers(
+            self.core, self.lock, self.event, self.deliver, self._later, self.edges
+        )
         self.plans = KnownPlans(services.room)
         services.holding.account.join(self.plans)
+        self.releases = Releases(services.holding, self.plans)
         self._handoff = TensorHandoff(services.exchange)
-        self._execution = Operations(
-            services,
-            self.staging,
-            self.uploads,
-            self.downloads,
-            self,
-            self._observers.get,
-            self._handoff,
-            book,
-        )
+        self._execution = self._operations(services)
         #: Bytes carried by writes and reads of tensors.
         self.traffic = self._execution.traffic
         #: Device changes not sent to the client yet.
         self._changes: list[DeviceChange] = []
+        #: Fields of the next batch that its client was not told yet.
+        self._untold: dict[str, Any] = {}
         #: The memory shared with the client, once it was requested.
-        self._shared: SealedMemory | None = None
+        self.shared: SealedMemory | None = None
         self._aborts: dict[int, Abort] = {}
         self._timers: dict[int, Timer] = {}
         self._waiters: dict[int, Future[None]] = {}
@@ -146,13 +148,27 @@ class Executor:
         self._on_end: Callable[[HeliographError], None] | None = None
         self._on_quiet: Callable[[], None] | None = None
         self._at_once = False
+        #: Keeps commands while the session is held still.
+        self.stillness = Stillness(self)
         #: Calls to make without the lock, and whether a thread is making them.
         self._calls: list[Callable[[], object]] = []
-        self._delivering = False
-        self._carrying_out = False
+        self._delivering = self._carrying_out = False
         #: Set once the session has ended and no work is left.
         self.quiet = threading.Event()
         self._handlers = self._instruction_handlers()
+
+    def _operations(self, services: SessionServices) -> Operations:
+        return Operations(
+            services,
+            self.staging,
+            self.uploads,
+            self.downloads,
+            self,
+            self._observers.get,
+            self._handoff,
+            self._book,
+            self.resumable.take,
+        )
 
     def _instruction_handlers(self) -> dict[type, Callable[[Any], None]]:
         return {
@@ -162,18 +178,21 @@ class Executor:
             OpenEdge: self._handoff.open,
             CloseEdge: self._close_edge,
             AbortWork: self._abort_work,
-            Proceed: self._proceed,
+            Proceed: self._observers.proceed,
+            StopLoop: self._observers.stop,
+            HandOn: self._observers.hand_on,
+            Withdraw: self._observers.withdraw,
             DropUpload: self.drop_upload,
             Deliver: self._deliver_read,
             DropRead: self.downloads.drop,
             Disarm: self._disarm,
             Resume: self._resume,
             RunEnded: self._run_ended,
-            ReleaseTensor: self._release_tensor,
-            ReleaseStorage: self._release_storage,
-            ForgetVariable: self._forget_variable,
-            ReleasePlan: self._release_plan,
-            ReleaseReservation: self._release_reservation,
+            ReleaseTensor: self.releases.tensor,
+            ReleaseStorage: self.releases.storage,
+            ForgetVariable: self.releases.variable,
+            ReleasePlan: self.releases.plan,
+            ReleaseReservation: self.releases.reservation,
         }
 
     def __str__(self) -> str:
@@ -213,11 +232,29 @@ class Executor:
         try:
             with self.lock:
                 for command in commands:
-                    if isinstance(command, InlineRun):
-                        if self._do_inline(command):
-                            continue
-                        command = command.command()
-                    self.decide(partial(self._receive, command))
+                    if self.stillness.keeps is not None and self.stillness.keep(command):
+                        continue
+                    self.take(command)
+        finally:
+            self.deliver()
+
+    def take(self, command: Command | InlineRun) -> None:
+        """Pass a command to the core. Lock held. Raises as `submit`."""
+        if isinstance(command, InlineRun):
+            if self._do_inline(command):
+                return
+            command = command.command()
+        self.decide(partial(self._receive, command))
+
+    def refuse(
+        self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0
+    ) -> None:
+        """As `SessionCore.refuse`."""
+        refused = partial(self.core.refuse, sequence, error, tensors, buffer)
+        try:
+            with self.lock:
+                if self.stillness.keeps is None or not self.stillness.keep(refused):
+                    self.decide(refused)
         finally:
             self.deliver()
 
@@ -269,6 +306,28 @@ class Executor:
             expire = partial(self.event, partial(self.core.expire, command.sequence))
             self._timers[command.sequence] = self._deadlines.after(command.timeout_ms / 1e3, expire)
 
+    @property
+    def most_commands(self) -> int:
+        """The most commands that a client may send unanswered."""
+        return self._limits.in_flight_commands
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True if no command is under way, every completion was delivered, and no bytes wait for
+        their reader. Lock held."""
+        return self.core.unretired == 0 and self._is_told
+
+    @property
+    def lone_loop(self) -> int:
+        """The number of the loop that is the last command, and the only one under way; else 0. Lock
+        held."""
+        return self.core.lone_loop if self._is_told else 0
+
+    @property
+    def _is_told(self) -> bool:
+        is_told = self._on_batch is None or (self.core.is_silent and not (self._delivering or self._calls))
+        return is_told and not self.downloads.are_open
+
     def watch(self, on_quiet: Callable[[], None]) -> None:
         """Call `on_quiet` whenever no work is left."""
         with self.lock:
@@ -289,6 +348,12 @@ class Executor:
         """Send a device change to the client, with the next completions."""
         self._changes.append(change)
 
+    def tell(self, **fields: Any) -> None:
+        """Tell the client fields of a `CompletionBatch` with the next completions."""
+        with self.lock:
+            self._untold |= fields
+        self.deliver()
+
     def lose_devices(self) -> None:
         """Fail the waiting runs of plans that have lost a device, all at once."""
         self.plans.forget_lost()
@@ -296,11 +361,15 @@ class Executor:
 
     def call_end(self, error: HeliographError) -> None:
         """Pass the error that closed the session to the command stream, once."""
+        self.end_later(error)
+        self.deliver()
+
+    def end_later(self, error: HeliographError) -> None:
+        """As `call_end`, at the next `deliver`."""
         with self.lock:
             if self._on_end is not None:
                 self._calls.append(partial(self._on_end, error))
             self._on_end = None
-        self.deliver()
 
     @property
     def is_attached(self) -> bool:
@@ -314,15 +383,15 @@ class Executor:
 
         Raises UnsupportedError, OutOfMemoryError.
         """
-        if self._shared is None:
-            self._shared = SealedMemory(min(SHARED_BYTES, self._limits.in_flight_bytes))
-            self.core.share(self._shared.size_bytes)
-        return self._shared
+        if self.shared is None:
+            self.shared = SealedMemory(min(SHARED_BYTES, self._limits.in_flight_bytes))
+            self.core.share(self.shared.size_bytes)
+        return self.shared
 
     def close_shared_memory(self) -> None:
         """Close the shared memory. Running work keeps the pages that it moves."""
-        if self._shared is not None:
-            self._shared.close()
+        if self.shared is not None:
+            self.shared.close()
 
     # Events in, instructions out
 
@@ -360,6 +429,8 @@ class Executor:
             ended, self.core.ended_runs = self.core.ended_runs, 0
             self._holding.give(QuotaKind.RUNS, ended)
         if self.core.unretired == 0:
+            if self.stillness.keeps is not None:
+                self.stillness.looked_at.set()
             if self.core.closed is not None:
                 self.quiet.set()
             if self._on_quiet is not None:
@@ -383,6 +454,9 @@ class Executor:
             calls, self._calls = self._calls, []
             if self._on_batch is not None:
                 batch = self.core.take_completions()
+                if self._untold:
+                    untold, self._untold = self._untold, {}
+                    batch = replace(batch or CompletionBatch(self.core.reported_through), **untold)
                 if self._changes:
                     changes, self._changes = tuple(self._changes), []
                     batch = replace(batch or CompletionBatch(self.core.reported_through), changes=changes)
@@ -432,14 +506,9 @@ class Executor:
     def _start_run(self, work: CommandWork, task: RunTask) -> bool:
         """Prepare a run. True if it runs at once or stepwise, without a place in its queue."""
         loaded: LoadedPlan = task.plan.plan
-        sequence = work.state.sequence
-        if task.command.loop is not None:
-            stream, take = partial(self._stream, sequence), partial(self._take_feeds, sequence)
-            self._observers[sequence] = LoopObserver(stream, take, work.device_lock)
-        elif loaded.is_observed:
-            self._observers[sequence] = Observer(partial(self._send, sequence), work.device_lock)
+        self._observers.add(work.state.sequence, task, work.device_lock)
         if self._at_once and work.queue.queued == 1:
-            if self._is_short(work, task) and work.device_lock.at_once(work.run_at_once):
+            if is_short(work, task) and work.device_lock.at_once(work.run_at_once):
                 self.work_done(work, None)
                 return True
             if task.command.exchange_run and (partition := stepwise_of(task)) is not None:
@@ -488,7 +557,7 @@ class Executor:
 
         Return True if it was performed.
         """
-        if not self._at_once or (fit := self.core.fit(run)) is None:
+        if not self._at_once or self.stillness.keeps is not None or (fit := self.core.fit(run)) is None:
             return False
         if not self._holding.has_room(QuotaKind.RUNS):
             return False
@@ -517,19 +586,6 @@ class Executor:
         if book.is_kept:
             book.did(sequence, short.device_names, began, fit.carried, run.trace_parent)
 
-    def _is_short(self, work: CommandWork, task: RunTask) -> bool:
-        """True if a run is quick and on the host, so that it is performed at once."""
-        # The number of steps of a loop is unknown, however short they are.
-        if task.command.loop is not None:
-            return False
-        loaded: LoadedPlan = task.plan.plan
-        if loaded.expected_us >= SHORT_US or not loaded.is_on_host:
-            return False
-        # Copying a tensor from another device may take long.
-        bound = (*task.inputs, *(one.into for one in task.outputs))
-        storages = (one.storage for one in bound if isinstance(one, TensorHandle))
-        return all(one is None or one.device == work.queue.device for one in storages)
-
     def _close_edge(self, instruction: CloseEdge) -> None:
         # The daemons that still wait are answered without the lock.
         self._calls.append(self._handoff.close(instruction))
@@ -539,31 +595,6 @@ class Executor:
             abort.set(now=instruction.now)
             if not abort.is_set:
                 self._deadlines.after(STEP_SECONDS, partial(abort.set, now=True))
-
-    def _send(self, sequence: int, node: int, data: memoryview) -> bool:
-        """Send the value of an observed node. True if the run must wait. Called by the run."""
-        with self.lock:
-            waits = self.core.taps.tapped(sequence, node, data)
-        self.deliver()
-        return waits
-
-    def _stream(self, sequence: int, step: int, node: int, output: int | None, data: memoryview) -> bool:
-        """Send a value of a loop. False if the loop must wait and try again. Called by the loop."""
-        with self.lock:
-            was_sent = self.core.taps.stream(sequence, step, node, output, data)
-        self.deliver()
-        return was_sent
-
-    def _take_feeds(self, sequence: int, step: int) -> list[FeedLoop]:
-        """Return the feeds that a step of a loop takes, and report them. Called by the loop."""
-        with self.lock:
-            taken = self.core.feeds.take(sequence, step)
-        self.deliver()
-        return taken
-
-    def _proceed(self, instruction: Proceed) -> None:
-        if (observer := self._observers.get(instruction.sequence)) is not None:
-            observer.proceed()
 
     def begin_work(self, work: CommandWork) -> bool:
         """Begin a command's work. False if the command has failed. Called by the queue."""
@@ -589,8 +620,8 @@ class Executor:
 
     def shared_part(self, place: SharedPlace) -> memoryview:
         """Bytes shared with the client. Raises UnknownHandleError once the session has ended."""
-        assert self._shared is not None
-        return self._shared.part(place.offset_bytes, place.size_bytes)
+        assert self.shared is not None
+        return self.shared.part(place.offset_bytes, place.size_bytes)
 
     def take_place(self, sequence: int) -> bool:
         """Claim a command's place in shared memory. False if it may no longer be used."""
@@ -615,7 +646,7 @@ class Executor:
         failure = None if error is None else self._typed(error, sequence)
         with self.lock:
             self._aborts.pop(sequence, None)
-            self._observers.pop(sequence, None)
+            self._observers.end(sequence)
             work.queue.queued -= 1
             if work.is_queued:
                 work.is_queued = False
@@ -635,39 +666,15 @@ class Executor:
 
     # Releases
 
-    def _release_tensor(self, instruction: ReleaseTensor) -> None:
-        tensor = instruction.tensor
-        if tensor.storage is not None and tensor.storage.buffer is not None:
-            placed = tensor.placed
-            placed.buffer.free_tensor(placed)
-
-    def _release_storage(self, instruction: ReleaseStorage) -> None:
-        storage = instruction.storage
-        buffer, storage.buffer = storage.buffer, None
-        if buffer is not None:
-            buffer.free()
-        if storage.is_charged:
-            storage.is_charged = False
-            self._holding.give(QuotaKind.MEMORY, storage.size_bytes)
-
-    def _forget_variable(self, instruction: ForgetVariable) -> None:
-        self.plans.forget_variable(instruction.name)
-
-    def _release_plan(self, instruction: ReleasePlan) -> None:
-        self._holding.give(QuotaKind.PLANS)
-        self.plans.release(instruction.plan.plan)
-
-    def _release_reservation(self, instruction: ReleaseReservation) -> None:
-        reservation: MemoryReservation = instruction.reservation.reservation
-        self.plans.end(reservation)
-        reservation.free()
+    def _later(self, call: Callable[[], object]) -> None:
+        """Make a call without the lock, after those before it."""
+        self._calls.append(call)
 
     # Bytes, waiters and deadlines
 
     def drop_upload(self, instruction: DropUpload) -> None:
         """Drop the bytes of a transfer. Further bytes are refused."""
-        incoming = self.uploads.pop(instruction.transfer, None)
-        if incoming is not None:
+        if (incoming := self.uploads.pop(instruction.transfer, None)) is not None:
             incoming.close(instruction.error)
 
     def _deliver_read(self, instruction: Deliver) -> None:
@@ -683,8 +690,7 @@ class Executor:
             self._calls.append(partial(future.set_result, None))
 
     def _disarm(self, instruction: Disarm) -> None:
-        timer = self._timers.pop(instruction.sequence, None)
-        if timer is not None:
+        if (timer := self._timers.pop(instruction.sequence, None)) is not None:
             self._deadlines.cancel(timer)
 
 

@@ -12,23 +12,29 @@ with a feed reads fed inputs from tensors of their own (`fed_inputs.py`); the ot
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
 from heliograph_backends.contract import Abort, Tensor, access
-from heliograph_proto.errors import CancelledError, HeliographError
+from heliograph_proto.commands import FeedLoop
+from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError
 from heliograph_proto.types import TensorType
 from heliograph_server.plans.loaded_plan import LoadedPlan
 from heliograph_server.plans.multi_device import MultiDevicePlan, Observe
+from heliograph_server.resources.feed_order import ToldFeeds
 from heliograph_server.resources.handles import TensorHandle
 from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.session.fed_inputs import FedInputs
+from heliograph_server.session.parts.edges import LoopState
 from heliograph_server.session.protocol.instructions import RunTask
+from heliograph_server.session.step_links import StepLinks
 from heliograph_server.session.taps import LoopObserver
 
 #: The time after which a loop gives its turn on the device to others.
 TURN_SECONDS = 0.0005
+#: The time in which a feed comes that another partition has, and told of.
+FEED_SECONDS = 30.0
 
 Inputs: TypeAlias = Sequence[Tensor]
 Outputs: TypeAlias = Sequence[Tensor | None]
@@ -48,18 +54,30 @@ class LoopRun:
         self._copy = loaded.copies[task.slot]
         self._requested = outputs
         self._mailbox = self._progress.mailbox
+        #: For a partition: the run of the first step; else 0.
+        self._first_run = task.command.exchange_run
         self._fed_inputs: FedInputs | None = None
         if self._mailbox is not None:
             self._fed_inputs = FedInputs(self._copy, self._loop, task.plan.inputs)
             inputs = self._fed_inputs.lasting(inputs)
         #: The inputs of the present step, if feeds changed them.
         self._changed: Inputs | None = None
+        #: The values of the last step that are to be sent.
+        self._unsent = 0
+        #: For a partition: the feeds of the next step.
+        self._given: Sequence[FeedLoop] = ()
         home, other = self._sides(outputs)
         # The last step is known if no output can end the loop early.
         at_home = (self._loop.steps - 1) % 2 if self._loop.until is None else 0
         self._outputs = (other, home) if at_home else (home, other)
         again = self._near(inputs)
         fed = [self._fed(again, self._outputs[1 - side]) for side in (0, 1)]
+        self._links: StepLinks | None = None
+        if self._loop.exchange is not None:
+            self._links = StepLinks(
+                self._copy, self._loop.exchange, self._first_run, task.plan.inputs, task.plan.outputs
+            )
+            fed = [self._links.fed(fed[side], side) for side in (0, 1)]
         self._bound = [(fed[side], self._outputs[side]) for side in (0, 1)]
         self._first = (inputs, self._outputs[0])
         self._flag = bytearray(0 if self._loop.until is None else self._type(self._loop.until).nbytes)
@@ -80,7 +98,8 @@ class LoopRun:
         loop, home = self._loop, list(outputs)
         carried = dict.fromkeys(one.output for one in loop.carries)
         inspected = () if loop.until is None else (loop.until,)
-        for place in (*carried, *inspected, *loop.taps):
+        given: tuple[int, ...] = () if loop.exchange is None else loop.exchange.given
+        for place in (*carried, *inspected, *loop.taps, *given):
             if home[place] is None:
                 home[place] = self._copy.home_for(place, self._type(place))
         other = list(home)
@@ -121,12 +140,98 @@ class LoopRun:
         """
         observe = self._loaded.observing(observer) if self._loaded.is_observed else None
         turn = partial(self._turn, observer, observe, abort)
+        if self._links is not None:
+            self._run_linked(self._links, turn, observer, abort)
+            return
+        observer.loop = None if observe else self
+        if self._unsent:
+            observer.step = self.done - 1
+            self._send_taps(observer, abort)
         while not self._is_complete():
             turn() if room is None else room.for_work(turn)
-            for place in self._loop.taps:
-                tensor = self._outputs[(self.done - 1) % 2][place]
-                assert tensor is not None
-                observer.output(place, tensor, abort)
+            self._unsent = len(self._loop.taps)
+            self._send_taps(observer, abort)
+            if not self._is_complete():
+                observer.at_edge(abort)
+
+    @property
+    def may_be_held(self) -> bool:
+        """False once it was fed: feeds cannot be taken again."""
+        return self.done > 0 and not (self._mailbox is not None and self._mailbox.last)
+
+    def state(self) -> LoopState:
+        """Return a copy of its state between two steps."""
+        last = self._outputs[(self.done - 1) % 2]
+        copies = {
+            place: bytes(access.read_whole(tensor)) for place, tensor in enumerate(last) if tensor is not None
+        }
+        return LoopState(self.done, self._unsent, copies)
+
+    def go_on_from(self, state: LoopState) -> None:
+        """Begin after the steps of a state, with the outputs of the last one."""
+        self._progress.done = state.steps
+        self._unsent = min(state.unsent, len(self._loop.taps))
+        last = self._outputs[(self.done - 1) % 2]
+        for place, data in state.outputs.items():
+            if place < len(last) and (tensor := last[place]) is not None:
+                access.write(tensor, 0, memoryview(data))
+
+    def _run_linked(
+        self, links: StepLinks, turn: Callable[[], None], observer: LoopObserver, abort: Abort
+    ) -> None:
+        """Run the steps of a partition, together with those of the others."""
+        follows, most = True, self._loop.steps
+        plan = self._copy.plan
+        assert isinstance(plan, MultiDevicePlan)
+        plan.expect_runs(self._first_run + most - 1)
+        try:
+            while follows:
+                links.begin(self.done, most)
+                turn()
+                is_last = self.done == most
+                follows = not (is_last or (links.decides and self._is_complete()))
+                if not is_last:
+                    feeds = self._take_given(observer, None) if links.decides and follows else ToldFeeds()
+                    links.give(self._outputs[(self.done - 1) % 2], abort, feeds, follows=follows)
+                self._unsent = len(self._loop.taps)
+                self._send_taps(observer, abort)
+                if follows:
+                    with observer.outside():
+                        follows = links.follows(abort)
+                        if follows and links.told_feeds is not None:
+                            self._hear(observer, links.told_feeds, abort)
+        except BaseException as error:
+            links.end(error)
+            raise
+        finally:
+            plan.expect_runs(0)
+        links.end(None)
+
+    def _take_given(self, observer: LoopObserver, told: ToldFeeds | None) -> ToldFeeds:
+        """Take the feeds of a partition's next step: those that wait, or those that another one
+        told. Return what to tell others."""
+        if self._mailbox is None or not (self._mailbox.waiting if told is None else told.through):
+            return ToldFeeds()
+        self._given, found = observer.take_feeds(self.done, told)
+        return found
+
+    def _hear(self, observer: LoopObserver, told: ToldFeeds, abort: Abort) -> None:
+        """Take the feeds that another partition told, as soon as they are here."""
+        mailbox = self._mailbox
+        if mailbox is not None and told.through:
+            if not observer.wait_until(lambda: mailbox.last >= told.through, abort, FEED_SECONDS):
+                raise _feed_missing(mailbox.last + 1)
+            if mailbox.last < told.through:
+                raise CancelledError("the loop was cancelled")
+            self._take_given(observer, told)
+
+    def _send_taps(self, observer: LoopObserver, abort: Abort) -> None:
+        """Send the values of the last step that were not sent."""
+        for place in self._loop.taps[len(self._loop.taps) - self._unsent :]:
+            tensor = self._outputs[(self.done - 1) % 2][place]
+            assert tensor is not None
+            observer.output(place, tensor, abort)
+            self._unsent -= 1
 
     def _turn(self, observer: LoopObserver, observe: Observe | None, abort: Abort) -> None:
         """Run one or several steps in one turn on the device.
@@ -140,14 +245,15 @@ class LoopRun:
         first = self.done
         has_mailbox = self._mailbox is not None
         with self._copy.turn(abort) as turn:
-            while self.done == first or not (self._loop.taps or self._is_complete()):
+            while self.done == first or not (self._loop.taps or self._links or self._is_complete()):
                 if abort.is_set:
                     raise CancelledError("the loop was cancelled")
                 observer.step = self.done
                 inputs, outputs = self._bound[self.done % 2] if self.done else self._first
                 if has_mailbox:
                     inputs = self._with_feeds(observer, inputs)
-                self._copy.compute(inputs, outputs, abort, observe, turn=turn if is_long else None)
+                run = self._first_run and self._first_run + self.done
+                self._copy.compute(inputs, outputs, abort, observe, run, turn if is_long else None)
                 self._progress.done += 1
                 self._changed = None
                 ended = time.perf_counter()
@@ -161,8 +267,10 @@ class LoopRun:
         A step that is tried once more keeps those that it took, and takes no others.
         """
         assert self._mailbox is not None and self._fed_inputs is not None
-        if self._mailbox.waiting and self._changed is None:
-            self._changed = self._fed_inputs.apply(observer.take_feeds(self.done), inputs)
+        if self._links is None and self._mailbox.waiting and self._changed is None:
+            self._given, _ = observer.take_feeds(self.done, None)
+        if self._given:
+            self._changed, self._given = self._fed_inputs.apply(self._given, inputs), ()
         return inputs if self._changed is None else self._changed
 
     def _is_complete(self) -> bool:
@@ -186,6 +294,18 @@ class LoopRun:
             if requested is not None and found is not None and found is not requested:
                 access.copy(found, requested)
         return last
+
+    @staticmethod
+    def explain(step: int, error: HeliographError) -> HeliographError:
+        """Return an error of the loop with the number of its step."""
+        return in_step(step, error)
+
+
+def _feed_missing(number: int) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"feed {number} of the loop, which other hosts have, did not come within {FEED_SECONDS:g} s",
+        advice="the head answers its members and lost this message: its log may say why",
+    )
 
 
 def in_step(number: int, error: HeliographError) -> HeliographError:

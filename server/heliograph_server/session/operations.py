@@ -28,7 +28,9 @@ from heliograph_server.resources.handles import HandleStorage, TensorHandle
 from heliograph_server.resources.memories import find_buffer_type
 from heliograph_server.resources.quotas import QuotaKind
 from heliograph_server.session.handoff import TensorHandoff
-from heliograph_server.session.loop_runner import LoopRun, in_step
+from heliograph_server.session.hosted_loops import HostedLoopRun, hosted_run
+from heliograph_server.session.loop_runner import LoopRun
+from heliograph_server.session.parts.edges import LoopState
 from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import (
     AllocateTask,
@@ -99,7 +101,10 @@ class Operations:
         observer: Callable[[int], Observer | None],
         handoff: TensorHandoff,
         book: RunBook,
+        take_state: Callable[[int], LoopState | None],
     ) -> None:
+        #: Returns the state from which a loop of a restored session goes on, once.
+        self._take_state = take_state
         self._devices = services.devices
         self._chunk_bytes = services.limits.chunk_bytes
         self._room = services.room
@@ -324,18 +329,19 @@ class Operations:
         try:
             inputs = self._room.for_work(partial(self._inputs, copy, task))
             outputs = self._outputs(copy, task)
-            looping = self._room.for_work(lambda: LoopRun(loaded, task, inputs, outputs))
+            state = self._take_state(sequence)
+            looping = self._room.for_work(partial(_looping, task, inputs, outputs, state))
             self._book.had_inputs(sequence)
             started = time.perf_counter()
             # A step that assigned variables, or sent values of nodes, cannot be repeated.
-            again = not task.plan.assigned and not loaded.is_observed
+            again = not (task.plan.assigned or loaded.is_observed or task.command.exchange_run)
             try:
                 looping.run(observer, abort, self._room if again else None)
             except CancelledError:
                 raise
             except Exception as error:
                 failure = loaded.explain(typed(error, f"command {sequence}", computing=True))
-                raise in_step(observer.step, failure) from None
+                raise looping.explain(observer.step, failure) from None
             completion = self._completion(sequence, copy, task, looping.results(), started)
             return replace(completion, steps=looping.done)
         finally:
@@ -403,6 +409,21 @@ class Operations:
             elif one.fetch or one.into is not None:
                 outputs[one.output] = copy.output_for(one.output, task.plan.outputs[one.output].type)
         return outputs
+
+
+def _looping(
+    task: RunTask,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor | None],
+    state: LoopState | None,
+) -> LoopRun | HostedLoopRun:
+    """Return what runs a loop; one that a restart broke off goes on from its state."""
+    loaded: LoadedPlan = task.plan.plan
+    if state is None:
+        return hosted_run(loaded, task, inputs, outputs) or LoopRun(loaded, task, inputs, outputs)
+    made = LoopRun(loaded, task, inputs, outputs)
+    made.go_on_from(state)
+    return made
 
 
 def init_tensor(tensor: TensorHandle) -> None:

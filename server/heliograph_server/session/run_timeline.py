@@ -62,12 +62,16 @@ class RunRecord(NamedTuple):
     error: HeliographError | None = None
     #: For a partition, the number of the run of the whole graph; otherwise 0.
     exchange_run: int = 0
-    #: For a traced run, its splits on this host, if it has several or is a partition.
+    #: For a traced run, and where an observer wants them: its splits on this host, if it has several
+    #: or is a partition.
     splits: tuple[SplitRecord, ...] = ()
 
 
 class RunObserver(Protocol):
-    """Receives every run, on the thread that ended it. It must be quick and must not raise."""
+    """Receives every run, on the thread that ended it. It must be quick and must not raise.
+
+    One with a true attribute `wants_splits` has the splits of untraced runs too.
+    """
 
     def run_ended(self, run: RunRecord) -> None: ...
 
@@ -152,6 +156,10 @@ class RunBook:
         return bool(self._observers)
 
     @property
+    def _wants_splits(self) -> bool:
+        return any(getattr(one, "wants_splits", False) for one in self._observers)
+
+    @property
     def counts(self) -> tuple[int, int]:
         """The number of runs that wait for their turn, and of those that had it and have not ended.
 
@@ -181,7 +189,7 @@ class RunBook:
         """Record that the devices have computed. `plan` may have the times of its splits."""
         if (times := self.under_way.get(sequence)) is not None:
             times.computed = time.monotonic()
-            if times.trace_parent and isinstance(plan, MultiDevicePlan):
+            if isinstance(plan, MultiDevicePlan) and (times.trace_parent or self._wants_splits):
                 times.splits = _splits_of(plan, times)
 
     def trace_of(self, sequence: int) -> str:

@@ -6,19 +6,19 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from heliograph_backends.contract import Device, Tensor
-from heliograph_proto.codec.packing import Encoding
+from heliograph_proto.commands import ResumedLoop
 from heliograph_proto.devices import DeviceChange
 from heliograph_proto.errors import (
     CancelledError,
     DeadlineExceededError,
     HeliographError,
+    ProtocolError,
     SessionClosedError,
     UnknownHandleError,
 )
@@ -33,7 +33,6 @@ from heliograph_proto.plans import (
     ReserveRequest,
 )
 from heliograph_proto.sessions import PLACE_BYTES, Traffic
-from heliograph_proto.types import tensor_type
 from heliograph_server.compile.compiler import Compiler
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.loaded_plan import LoadedPlan
@@ -47,13 +46,21 @@ from heliograph_server.resources.handles import (
 )
 from heliograph_server.resources.log_fields import LogOwner, session_fields
 from heliograph_server.resources.membership import MembershipChange
-from heliograph_server.resources.principals import Principal, Right, no_exchange
+from heliograph_server.resources.principals import Right, no_exchange
 from heliograph_server.resources.quotas import Charge, QuotaKind
-from heliograph_server.session.bulk import ContentUpload, OutgoingDownload, TransferUpload
+from heliograph_server.session.bulk import (
+    ContentUpload,
+    DownloadReader,
+    ResumableUploads,
+    TransferUpload,
+)
 from heliograph_server.session.executor import Executor
+from heliograph_server.session.identity import FileOfMemory, SessionIdentity
 from heliograph_server.session.operations import private_copy
+from heliograph_server.session.parts.held_bytes import hold_bytes
+from heliograph_server.session.parts.inside import SessionInside
 from heliograph_server.session.protocol.instructions import DropUpload
-from heliograph_server.session.run_timeline import RunBook, RunObserver, Tracing
+from heliograph_server.session.run_timeline import RunBook, RunObserver, RunTimes, Tracing
 from heliograph_server.session.staging import StagedUpload, Staging
 from heliograph_server.session.statistics import SessionCounts, SessionStatistics
 from heliograph_server.weights.direct_upload import DirectContents, Homes
@@ -67,36 +74,19 @@ CLOSE_SECONDS = 30.0
 LATE_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class FileOfMemory:
-    """Memory that a client of this host may map."""
-
-    #: Closed by the receiver.
-    descriptor: int
-    size_bytes: int
-    #: The offset of a tensor in it.
-    offset_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SessionIdentity:
-    """The owner of a session."""
-
-    #: Numbers the sessions of the host, for logs. Clients name a session by a secret instead.
-    number: int
-    client: str
-    principal: Principal
-    #: True if its client receives device changes.
-    watches: bool = False
-    #: The encodings of packed pieces that were agreed on.
-    encodings: tuple[Encoding, ...] = ()
-
-
 class Session:
     """One client's handles and work. Thread-safe. Created by `Host.open_session`.
 
     A facade of the executor, which has the core and its work, the compiler and the weights.
     """
+
+    #: True if an earlier daemon had it, and if another one gave it to this one; and the messages
+    #: acknowledged then, with those after them.
+    is_restored = has_moved_here = False
+    kept_messages: tuple[int, tuple[bytes, ...]] = (0, ())
+    #: Returns the same of now, and lets no message be written, or again. They block. None: no stream.
+    keep_messages: Callable[[], tuple[int, tuple[bytes, ...]]] | None = None
+    hold_messages: Callable[[bool], None] | None = None
 
     def __init__(
         self,
@@ -110,6 +100,9 @@ class Session:
         self.client = identity.client or "an unnamed client"
         self.principal = identity.principal
         self.limits = services.limits
+        self.lease_seconds = identity.lease_seconds
+        #: The time at which it ends unless its client attaches; None: it has its connection.
+        self.lease_end: float | None = None
         #: The time at which it was opened, by `time.monotonic()`.
         self.opened = time.monotonic()
         #: The owner of its lines in the log.
@@ -136,6 +129,8 @@ class Session:
         self._direct = DirectContents(self._contents, services.room, services.deadlines)
         #: Open uploads, and for those of contents the charge for their bytes.
         self._open_uploads: dict[IncomingUpload, Charge | None] = {}
+        #: Those for commands that may go on, in a session with a lease.
+        self._resumable = ResumableUploads()
         #: Callbacks for the end of the session, by their owner.
         self.when_closing: dict[object, Callable[[HeliographError], None]] = {}
         self._is_ending = False
@@ -143,6 +138,10 @@ class Session:
         #: Done when everything is free.
         self._released: Future[None] = Future()
         self._released.set_running_or_notify_cancel()
+        #: Its parts, for images.
+        self.inside = SessionInside(
+            self._executor, self._compiler, self._contents, self._devices, self._holding, services.room
+        )
         # Methods of the executor as they are, since each wrapper would cost every small run a call.
         self.attach = self._executor.attach
         self.submit = self._executor.submit
@@ -163,7 +162,7 @@ class Session:
         self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0
     ) -> None:
         """Fail a command that could not be decoded, and poison the handles it would create."""
-        self._executor.event(partial(self._core.refuse, sequence, error, tensors, buffer))
+        self._executor.refuse(sequence, error, tensors, buffer)
 
     def end_of_commands(self) -> None:
         """Record the end of the command stream. Runs that wait for a command proceed."""
@@ -178,6 +177,9 @@ class Session:
             advice="upload the bytes when the command is sent",
         )
         self._executor.event(partial(self._core.drop_unmatched_transfers, error))
+        if not self.is_detached:
+            self._resumable.drop(error)
+            self._executor.downloads.drop_unread()
 
     # Devices
 
@@ -228,12 +230,18 @@ class Session:
         with self._lock:
             yield
 
+    def tell_durable(self, sequence: int) -> None:
+        """Tell the client that commands up to this one are on disk."""
+        if self.closed is None and self.is_attached:
+            self._executor.tell(durable_through=sequence)
+
     # Plans and contents
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compile an unchecked graph. Blocks. Raises the errors of PlanService.Compile."""
         if (partition := request.options.partition) is not None:
             named = [one.source.address for one in partition.arrivals if one.source is not None]
+            named += [one.source.address for one in partition.loop_arrivals]
             for address in named or [""]:
                 self.check_peer(address, "run a partition of a graph, whose edges other daemons feed")
         began = time.monotonic()
@@ -327,7 +335,9 @@ class Session:
 
     # Bulk
 
-    def begin_upload(self, target: int | bytes, size_bytes: int, offset_bytes: int = 0) -> IncomingUpload:
+    def begin_upload(
+        self, target: int | bytes, size_bytes: int, offset_bytes: int = 0, attempt: int = 0
+    ) -> IncomingUpload:
         """Begin an upload for a transfer (a number), or of a content (a digest).
 
         Raises LimitExceededError or OutOfMemoryError before memory is allocated, ProtocolError,
@@ -338,7 +348,9 @@ class Session:
         upload: IncomingUpload
         charge: Charge | None = None
         if isinstance(target, int):
-            upload = self._begin_transfer(target, size_bytes)
+            is_kept, how = self.lease_seconds > 0, (target, size_bytes, offset_bytes, attempt)
+            found = self._resumable.go_on(*how) if is_kept else None
+            upload = found or self._begin_transfer(target, size_bytes)
         else:
             # No more than one piece and its successor are in host memory.
             staged_bytes = min(max(size_bytes - offset_bytes, 0), PLACE_BYTES)
@@ -373,7 +385,10 @@ class Session:
             self._executor.event(started)
             broke(error)
             raise
-        upload = TransferUpload(incoming, arrived, broke, self._forget_upload)
+        is_kept = self.lease_seconds > 0
+        upload = TransferUpload(incoming, arrived, broke, self._forget_upload, is_kept=is_kept)
+        if is_kept:
+            self._resumable.add(transfer, upload)
         uploads = self._executor.uploads
         try:
             with self._lock:
@@ -385,6 +400,7 @@ class Session:
                     if is_new:
                         uploads.pop(transfer, None)
                     incoming.close(None)
+                    self._resumable.over(upload)
                     raise
         finally:
             self._executor.deliver()
@@ -398,7 +414,23 @@ class Session:
         """The bytes carried by writes and reads of tensors, and the copies made of them here."""
         return self._executor.traffic.now
 
+    def received_transfers(self, attempts: Mapping[int, int]) -> tuple[int, ...]:
+        """Return the bytes received of transfers whose uploads broke off, from which they go on.
+
+        `attempts`: the number of the next attempt, by transfer; earlier ones end. All of its bytes:
+        the upload has ended. Raises ProtocolError without a lease.
+        """
+        if attempts and not self.lease_seconds:
+            raise ProtocolError("uploads for commands go on only in a session with a lease")
+        return tuple(self._resumable.received(*one) for one in attempts.items())
+
+    def downloaded(self, transfer: int) -> None:
+        """Drop the bytes of a read that its client has. Only in a session with a lease."""
+        self._executor.downloads.acknowledge(transfer)
+
     def _forget_upload(self, upload: IncomingUpload) -> None:
+        if isinstance(upload, TransferUpload) and self.lease_seconds:
+            self._resumable.over(upload)
         with self._lock:
             was_open = upload in self._open_uploads
             charge = self._open_uploads.pop(upload, None)
@@ -408,29 +440,23 @@ class Session:
             size_bytes = upload.received_bytes - upload.start_bytes
             self._executor.traffic.content(size_bytes, is_relayed=upload.is_relayed)
 
-    def open_download(self, transfer: int, *, takes_placed: bool = False) -> OutgoingDownload:
+    def open_download(
+        self, transfer: int, *, takes_placed: bool = False, offset_bytes: int = 0, resume: bool = False
+    ) -> DownloadReader:
         """Open the download of a transfer, which the caller closes. Raises ProtocolError.
 
-        `takes_placed`: see `Downloads.open`.
+        The arguments are those of `Downloads.open`.
         """
         self._check_open()
-        return self._executor.downloads.open(transfer, takes_placed=takes_placed)
+        return self._executor.downloads.open(
+            transfer, takes_placed=takes_placed, offset_bytes=offset_bytes, resume=resume
+        )
 
     def hold_bytes(self, handle: int, size_bytes: int) -> tuple[Tensor, Callable[[], None]]:
-        """Hold a u8 tensor, so that its memory can be filled. Return it and its release.
-
-        Until it is released it is not freed. Raises UnknownHandleError, InvalidArgumentError, or
-        the error of the command that creates it.
-        """
+        """As `hold_bytes` of `parts.held_bytes`."""
         with self._lock:
             self._check_open()
-            bound = self._core.plans.hold_weight(handle, tensor_type("u8", (size_bytes,)))
-            storage = bound.tensors[0].storage
-            if storage is None or storage.buffer is None:
-                self._core.plans.release_leaves(bound)
-                raise UnknownHandleError(f"tensor {handle} has no memory yet", advice="wait until it is made")
-            placed = bound.tensors[0].placed
-        return placed, lambda: self._executor.event(partial(self._core.plans.release_leaves, bound))
+            return hold_bytes(self.inside, handle, size_bytes)
 
     # Shared memory
 
@@ -469,6 +495,7 @@ class Session:
                 raise UnknownHandleError(f"tensor {handle} has no memory yet", advice="wait until it is made")
             placed = tensor.placed
             descriptor = placed.buffer.descriptor()
+            tensor.storage.is_mapped = True
             return FileOfMemory(descriptor, placed.buffer.size_bytes, placed.offset_bytes)
 
     # State
@@ -494,6 +521,29 @@ class Session:
                 tensor_bytes=self._core.resources.storage_bytes,
             )
 
+    def plans_now(self) -> dict[int, LoadedPlan]:
+        """Return the plans that have a handle, by it."""
+        with self._lock:
+            handles = self._core.handles
+            found = handles.of_kind(PlanHandle) if handles.count(PlanHandle) else {}
+        return {number: one.plan for number, one in found.items() if one.plan is not None}
+
+    @property
+    def uploads_now(self) -> tuple[IncomingUpload, ...]:
+        """The uploads under way."""
+        with self._lock:
+            return tuple(self._open_uploads)
+
+    @property
+    def run_counts(self) -> tuple[int, int]:
+        """As `RunBook.counts`."""
+        return self._book.counts
+
+    @property
+    def runs_under_way(self) -> tuple[RunTimes, ...]:
+        """The runs that have come and not ended, if the host has observers of runs."""
+        return tuple(self._book.under_way.copy().values())
+
     def check_peer(self, address: str, what: str) -> None:
         """Raise PermissionDeniedError unless the session may make this daemon connect to an
         address; "" is none yet. `what` is the use, for the error."""
@@ -508,21 +558,31 @@ class Session:
         return self._executor.is_attached
 
     @property
+    def is_detached(self) -> bool:
+        """True if its connection broke, and its lease runs."""
+        return self.lease_end is not None
+
+    @property
+    def lease_left_seconds(self) -> float | None:
+        """The time until it ends, if it is detached."""
+        end = self.lease_end
+        return None if end is None else max(0.0, end - time.monotonic())
+
+    @property
     def counts(self) -> SessionCounts:
         """Its counters, which only grow, except those of current runs."""
-        waiting, running = self._book.counts
-        return SessionCounts(
-            self._executor.traffic.now,
-            self._executor.traffic.by_transport,
-            Counter(self._core.failures.copy()),
-            waiting,
-            running,
-        )
+        traffic, failures = self._executor.traffic, Counter(self._core.failures.copy())
+        return SessionCounts(traffic.now, traffic.by_transport, failures, *self._book.counts)
 
     @property
     def commands(self) -> int:
         """The number of commands received so far."""
         return self._core.last_sequence
+
+    @property
+    def resumed_loops(self) -> tuple[ResumedLoop, ...]:
+        """The loops of a restored session that go on from a step once their commands come again."""
+        return self._executor.resumable.told()
 
     @property
     def is_quiet(self) -> bool:
@@ -593,10 +653,9 @@ class Session:
         try:
             # First, since a relayed upload may wait for another daemon under its own lock.
             self._direct.close(error)
-            with self._lock:
-                uploads = list(self._open_uploads)
-            for upload in uploads:
+            for upload in self.uploads_now:
                 upload.abort(error)
+            self._resumable.close(error)
         finally:
             self._release_after_work(error)
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from heliograph_backends.contract import Abort, Tensor, access, host_bytes
-from heliograph_proto.codec.bulk import encode_download
+from heliograph_proto.codec.bulk import decode_download, encode_download
 from heliograph_proto.errors import CancelledError, HeliographError, LimitExceededError
 from heliograph_proto.types import DTYPES, TensorType
 from heliograph_server.resources.quotas import Holding, QuotaKind
@@ -255,6 +255,20 @@ class StagedMessages:
         self.is_dropped = self.is_dropped or bool(self.encoded)
         self.encoded.clear()
 
+    def since(self, offset_bytes: int) -> Iterator[bytes]:
+        """Yield the messages from a byte on, and keep them. Ends early if they are dropped."""
+        whole = list(self.encoded)
+        piece_bytes = decode_download(whole[0]).data.nbytes if whole else 1
+        number, within = divmod(offset_bytes, max(1, piece_bytes))
+        if within and number < len(whole):
+            data = decode_download(whole[number]).data[within:]
+            yield encode_download(offset_bytes, self.nbytes, data)
+            number += 1
+        for one in whole[number:]:
+            if self.is_dropped:
+                return
+            yield one
+
     def add(self, offset_bytes: int, data: memoryview) -> None:
         """Encode the next message."""
         self.encoded.append(encode_download(offset_bytes, self.nbytes, data))
@@ -287,6 +301,18 @@ class PlacedBytes:
             if self._unsent:
                 self._unsent = self._unsent[send(self._unsent[:most_bytes]) :]
             return bool(self._unsent)
+
+    def send_from(self, offset_bytes: int, send: Callable[[memoryview], int], most_bytes: int) -> int:
+        """Have a function send bytes from an offset on, again if need be; return its number.
+
+        Raises as `send`.
+        """
+        with self._changed:
+            if self._error is not None:
+                raise self._error.anew()
+            if self._is_over:
+                raise CancelledError("the client has had the bytes")
+            return send(self._unsent[offset_bytes : offset_bytes + most_bytes])
 
     def close(self) -> None:
         """Let the command end, since its reader has all bytes or has left."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from heliograph_backends.contract import Abort, Tensor, access
+from heliograph_backends.contract import Abort, HostedLoop, Tensor, access
 from heliograph_proto.commands import FeedLoop
 from heliograph_proto.errors import CancelledError
 from heliograph_server.resources.device_queue import DeviceLock
+from heliograph_server.resources.feed_order import ToldFeeds
+from heliograph_server.session.parts.edges import EdgeLoop, Edges
 
 
 class Observer:
@@ -35,7 +37,7 @@ class Observer:
         that goes on to its end nevertheless waits no more."""
         data = memoryview(access.read_whole(tensor))
         # `send` takes the session's lock, whose holder may abort, so no lock is held around it.
-        with abort.watch_request(self._wake), self._turn(abort):
+        with abort.watch_request(self.wake), self._turn(abort):
             if self._send(node, data):
                 with self._device_lock.outside():
                     self._wait(lambda: self._may_proceed, abort)
@@ -53,11 +55,12 @@ class Observer:
                 self._is_sending = False
                 self._changed.notify_all()
 
-    def _wait(self, is_over: Callable[[], bool], abort: Abort) -> None:
+    def _wait(self, is_over: Callable[[], bool], abort: Abort, seconds: float | None = None) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: abort.is_requested or is_over())
+            is_there = self._changed.wait_for(lambda: abort.is_requested or is_over(), seconds)
         if abort.is_set:
             raise CancelledError("the run was cancelled")
+        return is_there
 
     def proceed(self) -> None:
         """Resume the run. May be called from any thread, and before the run waits."""
@@ -65,7 +68,8 @@ class Observer:
             self._may_proceed = True
             self._changed.notify_all()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have a run that waits look again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -75,35 +79,84 @@ class LoopObserver(Observer):
 
     `stream` receives the step, a node's number or else an output's index, and the bytes. If it
     returns False, the value is sent again after `proceed`. It may raise. `take_feeds` receives the
-    step, and returns the feeds that it takes.
+    step, and what another partition told of its feeds; it returns the feeds that the step takes,
+    and what to tell others. `host` has the loop's feeds handed on to its hosts. At `edges` the loop
+    may be held between two steps.
     """
 
     def __init__(
         self,
         stream: Callable[[int, int, int | None, memoryview], bool],
-        take_feeds: Callable[[int], Sequence[FeedLoop]],
+        take_feeds: Callable[[int, ToldFeeds | None], tuple[Sequence[FeedLoop], ToldFeeds]],
+        host: Callable[[], None],
         device_lock: DeviceLock,
+        edges: Edges,
+        sequence: int,
     ) -> None:
         super().__init__(lambda _node, _data: False, device_lock)
         self._stream = stream
         self.take_feeds = take_feeds
+        self._host = host
         #: The current step.
         self.step = 0
+        self._edges, self._sequence = edges, sequence
+        #: The loop, if it may be held between two steps.
+        self.loop: EdgeLoop | None = None
+        #: The loop at other hosts, while it goes on there.
+        self.hosted: HostedLoop | None = None
+
+    def wait_until(self, is_over: Callable[[], bool], abort: Abort, seconds: float) -> bool:
+        """Wait for what `proceed` reports. False if it did not come in time. Raises CancelledError
+        after an abort."""
+        with abort.watch_request(self.wake):
+            return self._wait(lambda: is_over() or abort.is_set, abort, seconds)
+
+    def at_edge(self, abort: Abort) -> None:
+        """Wait between two steps if that is wanted. On the loop's thread."""
+        if self._edges.is_wanted:
+            with self._device_lock.outside():
+                self._wait_at_edge(abort)
+
+    @property
+    def _is_edge_wanted(self) -> bool:
+        return self._edges.is_wanted and self.loop is not None and self.loop.may_be_held
+
+    def _wait_at_edge(self, abort: Abort, may_go: Callable[[], bool] = lambda: False) -> None:
+        if self.loop is not None and self._is_edge_wanted:
+            self._edges.wait(self._sequence, self.loop, abort, may_go)
+
+    def outside(self) -> AbstractContextManager[None]:
+        """A context that waits for other hosts, and does not occupy the device."""
+        return self._device_lock.outside()
+
+    @contextmanager
+    def hosting(self, hosted: HostedLoop) -> Iterator[None]:
+        """Hand on feeds and a stop to a loop at other hosts, during the block."""
+        self.hosted = hosted
+        self._host()
+        try:
+            yield
+        finally:
+            self.hosted = None
 
     def __call__(self, node: int, tensor: Tensor, abort: Abort) -> None:
         """Send a node's value, on the device's thread. Raises CancelledError after an abort."""
-        self._send_value(node, None, tensor, abort)
+        self._send_value(node, None, memoryview(access.read_whole(tensor)), abort)
 
     def output(self, place: int, tensor: Tensor, abort: Abort) -> None:
         """Send an output of the current step, on the device's thread."""
-        self._send_value(0, place, tensor, abort)
+        self.value(place, memoryview(access.read_whole(tensor)), abort)
 
-    def _send_value(self, node: int, output: int | None, tensor: Tensor, abort: Abort) -> None:
-        data = memoryview(access.read_whole(tensor))
-        with abort.watch_request(self._wake), self._turn(abort):
+    def value(self, place: int, data: memoryview, abort: Abort) -> None:
+        """Send the bytes of an output of the current step."""
+        self._send_value(0, place, data, abort)
+
+    def _send_value(self, node: int, output: int | None, data: memoryview, abort: Abort) -> None:
+        with abort.watch_request(self.wake), self._turn(abort):
             while not self._stream(self.step, node, output, data):
                 if abort.is_requested:
                     break
                 with self._device_lock.outside():
-                    self._wait(lambda: self._may_proceed, abort)
+                    self._wait(lambda: self._may_proceed or self._is_edge_wanted, abort)
+                    self._wait_at_edge(abort, lambda: self._may_proceed)
                 self._may_proceed = False

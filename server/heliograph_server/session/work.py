@@ -9,7 +9,7 @@ from heliograph_backends.contract import Abort
 from heliograph_proto.commands import Completion
 from heliograph_server.plans.loaded_plan import LoadedPlan
 from heliograph_server.plans.stepwise import Stepwise
-from heliograph_server.resources.device_queue import DeviceLock
+from heliograph_server.resources.device_queue import SHORT_US, DeviceLock
 from heliograph_server.resources.handles import DeviceQueue, TensorHandle
 from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import RunTask
@@ -51,9 +51,23 @@ class CommandWork:
 def stepwise_of(task: RunTask) -> Stepwise | None:
     """Return the steps of a partition whose splits are all short, if the run touches no
     tensors."""
-    if any(isinstance(one, TensorHandle) for one in task.inputs):
+    if task.command.loop is not None or any(isinstance(one, TensorHandle) for one in task.inputs):
         return None
     if any(one.tensor is not None or one.into is not None for one in task.outputs):
         return None
     loaded: LoadedPlan = task.plan.plan
     return loaded.copies[task.slot].stepwise()
+
+
+def is_short(work: CommandWork, task: RunTask) -> bool:
+    """True if a run is quick and on the host, so that it is performed at once."""
+    # The number of steps of a loop is unknown, however short they are.
+    if task.command.loop is not None:
+        return False
+    loaded: LoadedPlan = task.plan.plan
+    if loaded.expected_us >= SHORT_US or not loaded.is_on_host:
+        return False
+    # Copying a tensor from another device may take long.
+    bound = (*task.inputs, *(one.into for one in task.outputs))
+    storages = (one.storage for one in bound if isinstance(one, TensorHandle))
+    return all(one is None or one.device == work.queue.device for one in storages)

@@ -22,15 +22,13 @@ A command passes through these steps:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_forms import InlineResult, InlineRun, RunForm
 from heliograph_proto.errors import (
     CancelledError,
-    ComputeFailedError,
     DeadlineExceededError,
-    DeviceLostError,
     HeliographError,
     LimitExceededError,
     ProtocolError,
@@ -40,16 +38,12 @@ from heliograph_server.resources.handles import (
     BufferHandle,
     DeviceQueue,
     EventHandle,
-    Handle,
-    HandleStorage,
     HandleTable,
     PlanHandle,
-    ReservationHandle,
-    StreamHandle,
-    TensorHandle,
 )
 from heliograph_server.resources.memories import FindMemory, plain_memory
 from heliograph_server.resources.quotas import Holding
+from heliograph_server.session.protocol.command_rules import is_of_partition, torn_variable
 from heliograph_server.session.protocol.dependencies import (
     CommandPhase,
     CommandState,
@@ -59,7 +53,6 @@ from heliograph_server.session.protocol.dependencies import (
     leave_stream,
     note_failure,
     unblocked_by,
-    wait_for_users,
     wait_for_writers,
 )
 from heliograph_server.session.protocol.instructions import (
@@ -80,8 +73,10 @@ from heliograph_server.session.protocol.instructions import (
     RunTask,
     SharedPlace,
     Start,
+    StopLoop,
     WriteTask,
 )
+from heliograph_server.session.protocol.loop_edges import RunUnderWay, leaves_nothing, lone_loop, under_way
 from heliograph_server.session.protocol.loop_feeds import LoopFeeds
 from heliograph_server.session.protocol.plan_state import PlanState
 from heliograph_server.session.protocol.resource_state import ResourceState
@@ -90,6 +85,7 @@ from heliograph_server.session.protocol.tap_state import TapState
 from heliograph_server.session.protocol.transfer_state import TransferState
 from heliograph_server.session.protocol.validation import CommandValidator
 from heliograph_server.session.protocol.validation_context import ValidationContext
+from heliograph_server.session.protocol.waits import wait_for_freed, waiter_for_writers
 
 #: The most forms of inline runs in the cache of fits. A full cache is emptied.
 MOST_FITS = 64
@@ -129,16 +125,20 @@ class SessionCore:
         self.plans = PlanState(self.handles, self.resources, self._instructions)
         self.transfers = TransferState(limits.in_flight_commands, self._instructions, self._ready)
         self.taps = TapState(self._open, self._tap_pieces, self._instructions, limits.inline_bytes)
-        self.feeds = LoopFeeds(self._commands, self._end, limits.inline_bytes)
+        self.feeds = LoopFeeds(self._commands, self._end, self._instructions, limits.inline_bytes)
         self._context = ValidationContext(
             self.handles, limits, tuple(devices), self.resources.open_queue, memory, holding
         )
         self._context.take_variable = self.plans.take_variable
         self._validator = CommandValidator(self._context)
         self._last_sequence = 0
+        #: The last command that may leave something.
+        self._lasting = 0
         self._completed_through = 0
         self._reported_through = 0
         self._completions: list[c.Completion | InlineResult] = []
+        #: Commands that are passed over: the first, and the last of each series.
+        self._skipped: dict[int, int] = {}
         #: Runs that have retired since the executor last reset this count.
         self.ended_runs = 0
         #: Failed commands, by the reason of the error.
@@ -172,6 +172,16 @@ class SessionCore:
     def unretired(self) -> int:
         """The number of commands that others may still wait for; 0 when the session is quiet."""
         return len(self._commands)
+
+    @property
+    def lone_loop(self) -> int:
+        """The number of a loop that is under way alone, if no command came after it that leaves
+        something; else 0."""
+        return lone_loop(self._commands, self._lasting)
+
+    def run_under_way(self, sequence: int) -> RunUnderWay:
+        """Return what an unretired run makes and writes."""
+        return under_way(self._commands[sequence])
 
     @property
     def runs_in_flight(self) -> int:
@@ -239,8 +249,10 @@ class SessionCore:
         `refused` is an error of the caller, such as a quota's, with which the command fails. Raises
         ProtocolError for a gap in the sequence numbers, which ends the session.
         """
+        kind, limit, lasting = command.kind, self._limits.in_flight_commands, self._lasting
         self._expect(command.sequence)
-        kind, limit = command.kind, self._limits.in_flight_commands
+        if leaves_nothing(kind):
+            self._lasting = lasting
         counts = refused is None and isinstance(kind, c.RunCommand)
         if refused is not None or len(self._open) >= limit or len(self._commands) >= 2 * limit:
             state = self._refused(command, refused)
@@ -252,6 +264,8 @@ class SessionCore:
                 self.feeds.receive(state, kind)
         state.counts = counts
         self._add(state, kind)
+        if isinstance(kind, c.Skip) and kind.through > command.sequence and not state.is_refused:
+            self._last_sequence = self._skipped[command.sequence + 1] = kind.through
         if isinstance(kind, c.Cancel) and not state.is_refused:
             if kind.after_step:
                 self._stop(kind.sequence)
@@ -281,7 +295,7 @@ class SessionCore:
 
     def did(self, sequence: int, result: InlineResult | HeliographError) -> None:
         """Record the next command, a run for which `fit` returned a fit, as done."""
-        self._last_sequence = self._completed_through = sequence
+        self._last_sequence = self._completed_through = self._lasting = sequence
         if isinstance(result, InlineResult):
             self._completions.append(result)
             return
@@ -313,7 +327,7 @@ class SessionCore:
             raise ProtocolError(
                 f"command {sequence} came after command {self._last_sequence}; sequence numbers have no gaps"
             )
-        self._last_sequence = sequence
+        self._last_sequence = self._lasting = sequence
 
     def _refused(self, command: c.Command, error: HeliographError | None) -> CommandState:
         """Refuse a command with `error`, or else for the limit of commands in flight."""
@@ -347,7 +361,7 @@ class SessionCore:
             return
         gates = isinstance(kind, c.WaitCommand) and self._wait_for_event(state, kind)
         if isinstance(state.task, FreeTask):
-            self._wait_for_freed(state, state.task)
+            wait_for_freed(state, state.task)
         elif isinstance(state.task, RunTask):
             state.task.plan.slots.enter(state.task.slot, state)
         if state.queue is None:
@@ -367,18 +381,6 @@ class SessionCore:
         if event is not None:
             state.wait_for(event.mark)
         return state.blockers > 0
-
-    def _wait_for_freed(self, state: CommandState, task: FreeTask) -> None:
-        wait_for_users(state, dict.fromkeys(_storages_of(task.handles)))
-        earlier: list[CommandState | None] = []
-        for handle in task.handles:
-            match handle:
-                case PlanHandle() | ReservationHandle():
-                    earlier.extend(handle.slots.running())
-                case StreamHandle():
-                    earlier += [handle.tail, handle.gate, *handle.runs]
-        for one in earlier:
-            state.wait_for(one)
 
     # Their turn
 
@@ -410,6 +412,9 @@ class SessionCore:
             self._spoil(state)
             return False
         state.phase = CommandPhase.RUNNING
+        for target in state.targets:
+            if target.storage is not None:
+                target.storage.version += 1
         # The next command of the queue may begin before the device is done with this one.
         for target in state.heals:
             target.heal(state.part)
@@ -490,7 +495,7 @@ class SessionCore:
             if name is not None:
                 if not state.torn:
                     continue
-                error = _torn(name, state.error)
+                error = torn_variable(name, state.error)
             if target.failure is None:
                 target.poison(error, state.sequence, state.part)
             if target.storage is not None and target.storage.maker == state.sequence:
@@ -501,6 +506,9 @@ class SessionCore:
         del self._open[state.sequence]
         while self._completed_through < self._last_sequence and self._completed_through + 1 not in self._open:
             self._completed_through += 1
+            if self._skipped:
+                skipped = self._skipped.pop(self._completed_through + 1, self._completed_through)
+                self._completed_through = skipped
         if state.error is not None:
             progress = state.task.progress if isinstance(state.task, RunTask) else None
             steps = 0 if progress is None else progress.done
@@ -549,10 +557,7 @@ class SessionCore:
 
         Return the waiter's number, which `Resume` names when they have retired, or 0.
         """
-        waiting = CommandState(0)
-        for number in numbers:
-            if (tensor := self.handles.peek(number, TensorHandle)) is not None:
-                wait_for_writers(waiting, (tensor,))
+        waiting = waiter_for_writers(self.handles, numbers)
         if waiting.blockers == 0:
             return 0
         self._waiters += 1
@@ -562,6 +567,21 @@ class SessionCore:
     def use_peer_check(self, check: Callable[[str], None]) -> None:
         """Set the check of the addresses of other daemons that commands name."""
         self._context.check_peer = check
+
+    # Snapshots
+
+    @property
+    def default_failure(self) -> HeliographError | None:
+        """The first error on the default stream after its last mark."""
+        return self._context.default_failure
+
+    def go_on_after(self, sequence: int, default_failure: HeliographError | None) -> None:
+        """Expect the command after this one, all of whose predecessors are done and reported.
+
+        Called before the first command of a restored session."""
+        assert not self._commands, "a session with commands cannot be restored"
+        self._last_sequence = self._completed_through = self._reported_through = sequence
+        self._context.default_failure = default_failure
 
     # Shared memory
 
@@ -621,18 +641,21 @@ class SessionCore:
         state = self._open.get(sequence)
         if state is not None and isinstance(state.task, RunTask) and state.task.progress is not None:
             state.task.progress.stops = True
+            self._instructions.append(StopLoop(sequence))
 
     def _interrupt(self, sequence: int, error: HeliographError) -> None:
         state = self._open.get(sequence)
         # The handles of a Free command are gone already; it cannot be undone.
         if state is None or isinstance(state.task, FreeTask):
             return
+        if self.closed is None and self.feeds.withdraw(state, error):
+            return
         if state.phase is CommandPhase.RUNNING:
             if state.uses_place:
                 # The client reuses the place once the command is reported. The work leaves it soon.
                 state.interruption = state.interruption or error
                 return
-            if state.in_place and self.closed is None and not _is_of_partition(state):
+            if state.in_place and self.closed is None and not is_of_partition(state):
                 # It is reported when its variables are known to be whole.
                 state.interruption = state.interruption or error.from_command(sequence)
                 self._instructions.append(AbortWork(sequence, now=False))
@@ -668,28 +691,3 @@ class SessionCore:
         """Release everything. Called after `close`, once the queues are quiet."""
         self.plans.release_all()
         self.transfers.clear()
-
-
-def _is_of_partition(state: CommandState) -> bool:
-    """True for a run of a partition: others wait for its values, and learn of its end at once."""
-    return isinstance(state.task, RunTask) and bool(state.task.command.exchange_run)
-
-
-def _torn(name: str, cause: HeliographError) -> HeliographError:
-    """The error of a variable whose bytes are partly of a failed run."""
-    if isinstance(cause, DeviceLostError):
-        return cause
-    return ComputeFailedError(
-        f"variable {name!r} was left half written by a run that failed: {cause.message}",
-        advice="write the whole variable again, such as by plan.restore(checkpoint) or tensor.set(array), or "
-        "free the tensor",
-    )
-
-
-def _storages_of(handles: Iterable[Handle]) -> Iterator[HandleStorage]:
-    for handle in handles:
-        match handle:
-            case TensorHandle(storage=HandleStorage() as storage):
-                yield storage
-            case BufferHandle(parts=parts):
-                yield from _storages_of(parts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from heliograph_proto.commands import (
     Bytes,
+    FeedLoop,
     FetchTensor,
     GetTensor,
     Memset,
@@ -254,6 +255,30 @@ class Proceed:
 
 
 @dataclass(frozen=True, slots=True)
+class StopLoop:
+    """End a loop at other hosts after its present step. A loop that runs here sees it by itself."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOn:
+    """Send a feed to the hosts of its loop."""
+
+    #: Of the feed.
+    sequence: int
+    loop: int
+    feed: FeedLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Withdraw a feed from the hosts of its loop. They still report its end."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseTensor:
     """Free the device's state of a tensor, if its storage was allocated."""
 
@@ -333,6 +358,9 @@ Instruction: TypeAlias = (
     | Start
     | AbortWork
     | Proceed
+    | StopLoop
+    | HandOn
+    | Withdraw
     | ReleaseTensor
     | ReleaseStorage
     | ForgetVariable

@@ -5,12 +5,17 @@ Numbers from the wire are compared as Python integers, which do not overflow.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from heliograph_proto import commands as c
 from heliograph_proto.commands import check_until
 from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
 from heliograph_proto.plans import Port
+from heliograph_server.resources.handles import PlanHandle
+
+#: The number that no run of a partition reaches.
+MOST_RUNS = 2**63
 
 
 def check_loop(run: c.RunCommand, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
@@ -36,8 +41,55 @@ def check_loop(run: c.RunCommand, inputs: Sequence[Port], outputs: Sequence[Port
         if not 0 <= place < len(inputs):
             raise InvalidArgumentError(f"input {place} of a plan with {len(inputs)}")
     _check_once(loop.fed_inputs, "input", "is named twice among those that may be fed")
-    if loop.fed_bytes and not loop.fed_inputs:
+    if loop.fed_bytes and not loop.is_fed:
         raise InvalidArgumentError("bytes for feeds of a loop that takes none")
+
+
+def check_loop_exchange(run: c.RunCommand, plan: PlanHandle) -> None:
+    """Raise InvalidArgumentError unless a partition, and no other plan, loops together with
+    others."""
+    loop = run.loop
+    assert loop is not None
+    exchange = loop.exchange
+    if (exchange is None) is not (plan.exchange_run is None):
+        raise InvalidArgumentError(
+            "a loop of a partition says what it exchanges between two steps, and others exchange nothing",
+            advice="loop over the whole graph",
+        )
+    if exchange is None:
+        return
+    if loop.fed_inputs and not exchange.fed:
+        raise InvalidArgumentError("a loop of a partition that is fed alone")
+    if loop.until is not None and exchange.told is not None:
+        raise InvalidArgumentError("a loop of a partition that is told of its end and decides it too")
+    come, go = plan.loop_edges
+    if run.exchange_run > MOST_RUNS - loop.steps:
+        raise InvalidArgumentError(f"a loop whose last step would be run {run.exchange_run + loop.steps - 1}")
+    for used, most, what in ((exchange.arrivals, come, "arrival"), (exchange.departures, go, "departure")):
+        if any(not 0 <= one < most for one in used):
+            raise InvalidArgumentError(f"{what} {max(used)} between two steps, of {most}")
+        _check_once(used, what, "between two steps is named twice")
+    for _, place in (*exchange.gives, *exchange.tells_with):
+        _check_output(place, plan.outputs)
+    inputs = [place for _, place in exchange.takes] + list(exchange.told_with)
+    if any(not 0 <= place < len(plan.inputs) for place in inputs):
+        raise InvalidArgumentError(f"an input of a plan with {len(plan.inputs)}")
+    _check_once((*(one.input for one in loop.carries), *inputs), "input", "is given twice between two steps")
+    _check_told(exchange, plan)
+
+
+def _check_told(exchange: c.LoopExchange, plan: PlanHandle) -> None:
+    """Raise InvalidArgumentError unless what goes with what is told is small, and is told."""
+    if exchange.told_with and exchange.told is None:
+        raise InvalidArgumentError("inputs come with what a partition is told, and it is told nothing")
+    sizes = Counter[int]()
+    for departure, place in exchange.tells_with:
+        if departure not in exchange.tells:
+            raise InvalidArgumentError(f"an output goes with departure {departure}, which tells nothing")
+        sizes[departure] += plan.outputs[place].type.nbytes
+    come = sum(plan.inputs[place].type.nbytes for place in exchange.told_with)
+    if (most := max((come, *sizes.values()))) > c.MAX_TOLD_BYTES:
+        raise InvalidArgumentError(f"{most:,} bytes go with what is told, at most {c.MAX_TOLD_BYTES:,} may")
 
 
 def _check_carry(carry: c.Carry, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:

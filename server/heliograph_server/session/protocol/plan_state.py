@@ -93,6 +93,16 @@ class PlanState:
         self._resources.storages[storage_of(tensor)] = None
         return number
 
+    @property
+    def variables_made(self) -> int:
+        """The variables created so far, from which the handle of the next one follows."""
+        return self._variables_made
+
+    def restore_variables(self, made: int, variables: Mapping[str, tuple[int, TensorHandle]]) -> None:
+        """Name tensors of a restored session, which are in the handle table already."""
+        self._variables_made = made
+        self.variables.update(variables)
+
     def bind_variable(self, name: str) -> TensorHandle | None:
         """Return a variable for a plan that is being compiled, until `compiled`; None if there is
         none of this name."""

@@ -13,7 +13,12 @@ from heliograph_server.resources.handles import PlanHandle, TensorHandle
 from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import Progress, RunTask, WantedOutput
 from heliograph_server.session.protocol.loop_feeds import Mailbox
-from heliograph_server.session.protocol.loop_rules import Unread, check_loop, streamed_bytes
+from heliograph_server.session.protocol.loop_rules import (
+    Unread,
+    check_loop,
+    check_loop_exchange,
+    streamed_bytes,
+)
 from heliograph_server.session.protocol.validation_context import ValidationContext
 
 
@@ -46,6 +51,7 @@ class RunValidator:
                 into.append(one.into)
         if kind.loop is not None:
             check_loop(kind, plan.inputs, plan.outputs)
+            check_loop_exchange(kind, plan)
             state.unread = Unread(kind.loop.unread_bytes)
             held_bytes += kind.loop.unread_bytes + streamed_bytes(kind.loop, plan.outputs)
             held_bytes += kind.loop.fed_bytes
@@ -53,7 +59,7 @@ class RunValidator:
         slot = plan.slots.next()
         progress = None
         if kind.loop is not None:
-            progress = Progress(mailbox=Mailbox(kind.loop, plan.inputs) if kind.loop.fed_inputs else None)
+            progress = Progress(mailbox=Mailbox(kind.loop, plan.inputs) if kind.loop.is_fed else None)
         self._context.work(state, RunTask(plan, kind, inputs, outputs, slot, progress), plan.device)
         if plan.exchange_run is not None:
             plan.exchange_run = kind.exchange_run
@@ -150,10 +156,8 @@ def _check_exchange(plan: PlanHandle, kind: c.RunCommand) -> None:
             f"run {kind.exchange_run} of a partition whose last run was {plan.exchange_run}",
             advice="number the runs from 1, each higher than the one before",
         )
-    if kind.loop is not None or kind.pause:
-        raise UnsupportedError(
-            "a loop or a pause in the run of a partition", advice="loop over the whole graph"
-        )
+    if kind.pause:
+        raise UnsupportedError("a pause in the run of a partition", advice="run the whole graph")
 
 
 class InlineRunFit:

@@ -74,6 +74,7 @@ class CommandValidator:
             c.FetchTensor: self._fetch_tensor,
             c.Free: self._free,
             c.FreeVariable: self._free_variable,
+            c.Skip: self._skip,
             c.Record: self._record,
             c.AllocateBuffer: buffers.allocate_buffer,
             c.AllocateTensors: buffers.allocate_tensors,
@@ -158,6 +159,23 @@ class CommandValidator:
 
     def _free_variable(self, state: CommandState, kind: c.FreeVariable) -> None:
         state.task = FreeTask((self._context.take_variable(kind.name),))
+
+    def _skip(self, state: CommandState, kind: c.Skip) -> None:
+        if not state.sequence <= kind.through < c.SERVER_HANDLE:
+            raise OutOfRangeError(f"command {state.sequence} passes over those up to {kind.through}")
+        if kind.error is None:
+            return
+        state.error = kind.error.from_command(state.sequence)
+        found = ((number, self._handles.peek(number, TensorHandle)) for number in kind.lost)
+        targets = []
+        for number, tensor in found:
+            if tensor is None:
+                self._handles.add_poisoned(number, TensorHandle(layout(NO_TYPE), error=state.error))
+            elif tensor.storage is not None:
+                targets.append(tensor)
+        state.targets = tuple(targets)
+        if targets:
+            state.queue = self._context.device_queue(storage_of(targets[0]).device)
 
     # Bytes of tensors
 

@@ -105,6 +105,15 @@ class ValidationContext:
 
     # Streams and queues
 
+    @property
+    def default_failure(self) -> HeliographError | None:
+        """The first error on the default stream after its last mark."""
+        return self._default.failure
+
+    @default_failure.setter
+    def default_failure(self, error: HeliographError | None) -> None:
+        self._default.failure = error
+
     def note_failure(self, error: HeliographError) -> None:
         """Record a failure on the default stream, on which no later command waits."""
         self._default.failure = self._default.failure or error
