@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -82,6 +83,13 @@ class Access:
         assert self.certificates is not None, "the configuration was checked"
         return self.certificates.credentials()
 
+    def http_context(self, address: Address) -> ssl.SSLContext | None:
+        """The context of a server of HTTP at an address, or None for plain text."""
+        if not address.is_tls:
+            return None
+        assert self.certificates is not None, "the configuration was checked"
+        return self.certificates.http_context()
+
     def shown(self, address: Address) -> str:
         """The URL for clients, with the first token if one was created."""
         if not self.first_token:
@@ -121,6 +129,8 @@ class Access:
         if self.clients is not None:
             for session in host.sessions:
                 principal = session.principal
+                if principal.is_daemon:
+                    continue
                 host.set_quota(principal.tenant, self.clients.quota_of(principal, self._quota))
             return
         if self.tokens is None:
@@ -168,7 +178,7 @@ def _why_ended(
     callers: TokenFile | ClientCertificates, before: set[str], doubted: set[str], principal: Principal
 ) -> HeliographError | None:
     """The reason to end the sessions of a principal, once this check and the one before agree."""
-    if (error := callers.why_not(principal)) is None:
+    if principal.is_daemon or (error := callers.why_not(principal)) is None:
         return None
     doubted.add(principal.key)
     return error if principal.key in before else None
@@ -192,7 +202,7 @@ def _forget_first(path: Path, made: str) -> None:
 
 
 def _certificates(config: ServerConfig) -> ServerCertificates | None:
-    if not any(one.is_tls for one in config.addresses):
+    if not any(one.is_tls for one in config.exposed):
         return None
     files = CertificateFiles(config.tls_certificate, config.tls_key, config.tls_client_ca)
     return ServerCertificates(files, partial(_log, asyncio.get_running_loop()))

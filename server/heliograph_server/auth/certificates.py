@@ -13,7 +13,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ class LoadedCertificate:
     key: bytes
     client_ca: bytes | None
     expires: float
+    #: The same for servers of HTTP, which ask clients for no certificate.
+    context: ssl.SSLContext = field(repr=False)
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
         """The configuration for gRPC."""
@@ -64,10 +66,11 @@ def load(files: CertificateFiles) -> LoadedCertificate:
     certificate = _read(files.certificate, "tls_certificate")
     key = _read(files.key, "tls_key")
     client_ca = _read(files.client_ca, "tls_client_ca") if files.client_ca else None
-    expires = _expiry(files)
+    context = _server_context(files)
+    expires = _expiry(context, files)
     if files.client_ca:
         _check_authorities(files.client_ca)
-    return LoadedCertificate(certificate, key, client_ca, expires)
+    return LoadedCertificate(certificate, key, client_ca, expires, context)
 
 
 def _read(path: str, setting: str) -> bytes:
@@ -88,10 +91,9 @@ def _check_authorities(path: str) -> None:
         ) from None
 
 
-def _expiry(files: CertificateFiles) -> float:
+def _expiry(context: ssl.SSLContext, files: CertificateFiles) -> float:
     """Return the expiry. Raises ConfigurationError for a certificate or key that clients would
     reject."""
-    context = _server_context(files)
     try:
         found = _seen_by_client(context, files.certificate)
     except ssl.SSLCertVerificationError as error:
@@ -192,6 +194,17 @@ class ServerCertificates:
             require_client_authentication=bool(self._files.client_ca),
         )
 
+    def http_context(self) -> ssl.SSLContext:
+        """The context of a server of HTTP: each connection gets the certificate of its time."""
+
+        def choose(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+            connection.context = self._newest().context
+
+        # Handshakes begin with this one, also those of clients that name no server.
+        context = _server_context(self._files)
+        context.sni_callback = choose
+        return context
+
     def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
         paths = self._files.certificate, self._files.key, self._files.client_ca
         return tuple(_signature(path) if path else None for path in paths)
@@ -199,15 +212,23 @@ class ServerCertificates:
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return a new configuration for gRPC, or None if nothing changed. Never raises."""
         try:
-            self.refresh()
+            newest = self._newest()
             with self._lock:
-                if self._given is self.loaded:
+                if self._given is newest:
                     return None
-                self._given = self.loaded
-            return self.loaded.configuration()
+                self._given = newest
+            return newest.configuration()
         except Exception as error:
             self._log(logging.ERROR, f"the certificate in use stays in use: {error!r}")
             return None
+
+    def _newest(self) -> LoadedCertificate:
+        """The certificate of a handshake that begins now. Never raises."""
+        try:
+            self.refresh()
+        except Exception as error:
+            self._log(logging.ERROR, f"the certificate in use stays in use: {error!r}")
+        return self.loaded
 
     def look(self, at_once: bool = False) -> None:
         """Read changed files without waiting for a connection. The files are replaced one after the

@@ -24,13 +24,15 @@ from heliograph_server.auth.clients import ClientCertificates
 from heliograph_server.auth.tokens import TokenFile
 from heliograph_server.resources.principals import Principal, Right, called_by, current_principal
 
+#: The service of the open inference protocol.
+_INFERENCE = "/inference.GRPCInferenceService/"
 #: Methods that need no right, as orchestrators and load balancers have no credentials.
-OPEN_PREFIX = "/grpc.health.v1.Health/"
+OPEN_PREFIXES = ("/grpc.health.v1.Health/", f"{_INFERENCE}ServerLive", f"{_INFERENCE}ServerReady")
 _REFLECTION = "ServerReflection/ServerReflectionInfo"
 
 _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
     Right.USE: {
-        "SessionService": ("Open", "Close", "GetStatistics", "FollowLog"),
+        "SessionService": ("Open", "Close", "GetStatistics", "FollowLog", "Snapshot", "Move"),
         "DeviceService": (
             "ListDevices",
             "GetMemory",
@@ -52,7 +54,11 @@ _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
     },
     # A capability that is valid once protects each value. But callers of these methods make the
     # daemon hold, send and measure values, so they must belong to the pool.
-    Right.POOL: {"PeerService": ("Exchange", "Pull", "Push", "Echo", "Probe")},
+    # Taking up another session's memory is for heads alone.
+    Right.POOL: {
+        "PeerService": ("Exchange", "Pull", "Push", "Echo", "Probe", "TakeSession"),
+        "SessionService": ("TakeUp",),
+    },
     Right.ADMIN: {
         "AdminService": (
             "ListSessions",
@@ -68,13 +74,33 @@ _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
     },
 }
 
+#: Loading and unloading changes what all clients have.
+_OF_INFERENCE: dict[Right, tuple[str, ...]] = {
+    Right.USE: (
+        "ServerMetadata",
+        "ModelReady",
+        "ModelMetadata",
+        "ModelInfer",
+        "ModelStreamInfer",
+        "ModelConfig",
+        "ModelStatistics",
+        "RepositoryIndex",
+        "SystemSharedMemoryStatus",
+        "SystemSharedMemoryRegister",
+        "SystemSharedMemoryUnregister",
+    ),
+    Right.ADMIN: ("RepositoryModelLoad", "RepositoryModelUnload"),
+}
+
 #: The right of each method, by its path in gRPC.
 NEEDED: dict[str, Right] = {
     f"/heliograph.v1.{service}/{method}": right
     for right, services in _NEEDED.items()
     for service, methods in services.items()
     for method in methods
-} | {f"/grpc.reflection.{version}.{_REFLECTION}": Right.USE for version in ("v1alpha", "v1")}
+}
+NEEDED |= {f"/grpc.reflection.{version}.{_REFLECTION}": Right.USE for version in ("v1alpha", "v1")}
+NEEDED |= {f"{_INFERENCE}{method}": right for right, methods in _OF_INFERENCE.items() for method in methods}
 
 
 logger = logging.getLogger(__name__)
@@ -108,7 +134,7 @@ class AuthInterceptor(aio.ServerInterceptor):
     ) -> Handler | None:
         """Return the handler of a call, or one that refuses it."""
         method = handler_call_details.method
-        if method.startswith(OPEN_PREFIX):
+        if method.startswith(OPEN_PREFIXES):
             return await continuation(handler_call_details)
         try:
             if isinstance(self._callers, ClientCertificates):

@@ -17,18 +17,21 @@ from typing import Any
 import uvicorn
 
 import heliograph as hg
+from heliograph._base.reopening import REOPEN_SECONDS
 from heliograph.cli.common.language_models import (
     add_loading_arguments,
     plain_name,
     scaled,
     served_model,
     text_of,
+    wanted_draft,
 )
 from heliograph.cli.common.placement import model_placing
 from heliograph.llm.serving import Bounds, Server
 from heliograph.llm.serving.engine import SECONDS
 from heliograph.llm.serving.http import HttpSettings, make_app
 from heliograph.llm.serving.scheduler import SIZES, WHOLE_CONTEXTS
+from heliograph.llm.speculating import LOOKUP
 from heliograph_proto.errors import ConfigurationError, PermissionDeniedError
 from heliograph_proto.sessions import Quota
 from heliograph_server.auth.tokens import TokenFile
@@ -44,7 +47,11 @@ TICK_SECONDS = 0.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, --server, and those of the model and of the HTTP server."""
-    add_loading_arguments(parser, ". Each is a model for clients, named as its file without .gguf")
+    add_loading_arguments(
+        parser,
+        ". Each is a model for clients, named as its file without .gguf",
+        ". It does so for an answer that is the only one in progress",
+    )
     parser.add_argument("--name", help="the model's name for clients (default: the file's, without .gguf)")
     parser.add_argument(
         "--answers", type=int, metavar="N", default=Bounds().answers,
@@ -73,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time for the answers in progress after SIGTERM (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
+        "--reconnect", type=float, metavar="SECONDS", default=REOPEN_SECONDS,
+        help="how long answers wait for a daemon that is lost, and then go on (default: %(default)g; 0: "
+        "they end)",
+    )  # fmt: skip
+    group.add_argument(
         "--token-file", metavar="FILE", help="tokens of callers: heliograph token new --file FILE"
     )
     group.add_argument("--tls-certificate", metavar="FILE", help="PEM file: answer https://")
@@ -99,7 +111,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def check(arguments: argparse.Namespace, host: str) -> None:
     """Check what depends on one another. Raises ConfigurationError."""
-    for name in ("queue", "timeout", "drain"):
+    for name in ("queue", "timeout", "drain", "reconnect"):
         if not getattr(arguments, name) >= 0:
             raise ConfigurationError(f"--{name} is {getattr(arguments, name)}", advice="a number from 0 on")
     if bool(arguments.tls_certificate) != bool(arguments.tls_key):
@@ -197,9 +209,13 @@ async def _opened(
     """Load the model, say so, and close it at the end."""
     template = arguments.chat_template and text_of(arguments.chat_template)
     adapters: Any = list(map(scaled, arguments.lora))
-    async with hg.aio.connect(arguments.server) as session:
+    async with hg.aio.connect(arguments.server, reconnect=arguments.reconnect) as session:
         file = await _file_of(session, arguments.model)
         adapters = [hg.llm.Adapter(await _file_of(session, one), scale) for one, scale in adapters]
+        draft: Any = wanted_draft(arguments)
+        if draft is not None:
+            named = draft if draft == LOOKUP else await _file_of(session, draft)
+            draft = hg.llm.Draft(named, arguments.draft_tokens)
         server = await Server.load(
             session,
             file,
@@ -209,6 +225,7 @@ async def _opened(
             activations=arguments.activations,
             chat_template=template,
             adapters=adapters,
+            draft=draft,
             **model_placing(arguments, session),
         )
         stopping = asyncio.create_task(_stop_late(server, is_ending, arguments.drain))

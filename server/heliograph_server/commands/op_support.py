@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from heliograph.cli.common.style import say
 from heliograph.cli.common.tables import print_table
 from heliograph_proto.devices import OpPath
 from heliograph_proto.ops.table import infer
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 #: An op, the data types of its operands, and the data type of an attribute.
 _Key: TypeAlias = tuple[str, tuple[str, ...], str]
 
+#: The most names in a line of the summary.
+MOST_NAMES = 8
 #: The op paths by their names for people.
 PATHS = {op_path: "BLAS" if op_path is OpPath.BLAS else op_path.name.lower() for op_path in OpPath}
 
@@ -149,9 +152,29 @@ def _counted(words: Counter[str]) -> str:
     return ", ".join(f"{word} {count}" for word, count in words.most_common())
 
 
+def summary(found: Sequence[Found]) -> str:
+    """The part of the op table the device runs, in a few lines: ops, data types, cases and op
+    paths."""
+    by_op: dict[str, list[Found]] = {}
+    for one in found:
+        by_op.setdefault(one.op, []).append(one)
+    whole = [op for op, ones in by_op.items() if not any(one.why_not for one in ones)]
+    none = [op for op, ones in by_op.items() if not any(one.supported[True] for one in ones)]
+    failed = [op for op, ones in by_op.items() if any(one.failures for one in ones)]
+    lines = [f"{len(by_op) - len(none)} of {len(by_op)} ops are supported, {len(whole)} with every data type"]
+    for what, ops in (("not at all", none), ("wrong results", failed)):
+        if ops:
+            more = f" and {len(ops) - MOST_NAMES} more" if len(ops) > MOST_NAMES else ""
+            lines.append(f"{what}: {', '.join(ops[:MOST_NAMES])}{more}")
+    return "\n".join(lines)
+
+
 def _print(found: Sequence[Found]) -> None:
-    """Print a table, the reasons of unsupported ops, the failures, and the number of cases by op
+    """Print a summary, a table, the reasons of unsupported ops, the failures, and the number of
+    cases by op
     path."""
+    say(summary(found), "title")
+    print()
     print_table(["op", "dtypes", "supported", "conformance", "path"], [one.as_row() for one in found])
     for why, count in Counter(one.why_not for one in found if one.why_not).most_common():
         print(f"not supported ({count}): {why}")

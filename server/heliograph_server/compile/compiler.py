@@ -100,6 +100,7 @@ class Compiler:
         self._room = room
         self._times = services.times
         self._holding = services.holding
+        self._keeps_requests = services.keeps_requests
         self._plans = plans
         self._factory = PlanFactory(services.device_locks, services.exchange)
         self._placer = Placer(devices.device, devices.present, contents, room, services.times)
@@ -372,6 +373,7 @@ class Compiler:
                     where = variable.storage.device if variable.storage is not None else ""
                     is_new = n not in bound.tensors and self._state.is_new(leaf.name)
                     variables.append(VariablePort(Port(leaf.name, leaf.type), number, where, is_new))
+                partition = request.options.partition
                 made = PlanHandle(
                     loaded.device.name,
                     ports.inputs,
@@ -384,7 +386,9 @@ class Compiler:
                     slots=plan.slots,
                     tapped_bytes=loaded.tapped_bytes,
                     reservation=compilation.reservation if plan.reservation is not None else None,
-                    exchange_run=None if request.options.partition is None else 0,
+                    exchange_run=None if partition is None else 0,
+                    loop_edges=(0, 0) if partition is None else partition.loop_edges,
+                    request=request if self._keeps_requests else None,
                 )
                 self._state.add_plan(request.plan, made)
         except BaseException:

@@ -44,6 +44,7 @@ class Estimator:
         self._devices = services.devices
         self._room = services.room
         self._holding = services.holding
+        self._keeps_requests = services.keeps_requests
         self._placer = placer
 
     # Estimates
@@ -96,7 +97,8 @@ class Estimator:
                 self._holding.charge(sum(made.sizes.values()), made)
                 try:
                     with self._lock:
-                        self._state.add_reservation(request.reservation, made)
+                        added = self._state.add_reservation(request.reservation, made)
+                        added.request = request if self._keeps_requests else None
                 except BaseException:
                     made.free()
                     raise

@@ -65,11 +65,11 @@ class PlanFactory:
             plans = self._scheduled(parts, exchanging, why)
         except BaseException:
             if exchanging is not None:
-                exchanging.ports.close()
+                exchanging.close()
             raise
         loaded = _loaded(parts, plans)
         if exchanging is not None:
-            loaded.when_freed(exchanging.ports.close)
+            loaded.when_freed(exchanging.close)
         return loaded
 
     def _partitions(self, parts: PlanParts) -> tuple[Partitions | None, str]:
@@ -147,7 +147,7 @@ class PlanFactory:
             return None
         if self._exchange is None:
             raise UnsupportedError("this server exchanges no values with other daemons")
-        return Exchanging(partition, self._exchange.open(partition, options.pipeline))
+        return Exchanging.open(self._exchange, partition, options.pipeline)
 
 
 def _loaded(parts: PlanParts, plans: Sequence[Plan]) -> LoadedPlan:

@@ -37,3 +37,7 @@ class SessionServices:
     flow: FairFlow
     #: Called when work found a device of this host lost.
     found_lost: Callable[[], None] = lambda: None
+    #: True if images of the session are taken, for which plans keep their requests.
+    keeps_requests: bool = False
+    #: True if the session outlives a broken connection.
+    is_leased: bool = False

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address, without_token
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
-from heliograph_proto.sessions import LEVELS, LONGEST_DRAIN_SECONDS, Limits, Quota
+from heliograph_proto.sessions import LEVELS, LONGEST_DRAIN_SECONDS, LONGEST_LEASE_SECONDS, Limits, Quota
 from heliograph_proto.settings import Setting
 from heliograph_server.config import example, sources
 from heliograph_server.config.exposure import check_access
@@ -79,6 +79,55 @@ class ServerConfig:
         bool,
         Setting("Allow other hosts to connect without a token or a certificate, and tokens in plain text."),
     ] = False
+    kserve: Annotated[
+        str,
+        Setting(
+            "Address for KServe's and Triton's clients, by gRPC: HOST:PORT, grpcs://HOST:PORT with TLS, or "
+            "unix:///PATH.",
+            'It serves NAME/VERSION/model.onnx, .hgraph and .gguf in the folder `models`. "": none.',
+            shown="ADDRESS",
+        ),
+    ] = ""
+    kserve_http: Annotated[
+        str,
+        Setting(
+            "Address for the same clients by HTTP: HOST:PORT, or https://HOST:PORT with TLS.",
+            "Needs the extra heliograph[kserve], as ONNX models do; language models need heliograph[llm].",
+            shown="ADDRESS",
+        ),
+    ] = ""
+    kserve_shared_memory: Annotated[
+        str,
+        Setting(
+            "User whose POSIX shared memory KServe's and Triton's clients may name in requests.",
+            'Only where both addresses are of loopback or a unix socket. "": of no user.',
+            shown="USER",
+        ),
+    ] = ""
+    web: Annotated[
+        str,
+        Setting(
+            "Address of the dashboard in the browser: HOST:PORT, or https://HOST:PORT with TLS.",
+            'It asks for a token where clients do. Needs the extra heliograph[web]. "": none. See '
+            "docs/operate/dashboard.md.",
+            shown="ADDRESS",
+        ),
+    ] = ""
+    web_llm: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Servers of language models (`heliograph llm-serve`) whose requests the dashboard shows to "
+            "operators: http://HOST:PORT or https://HOST:PORT.",
+            flag="--web-llm",
+            shown="URL",
+        ),
+    ] = ()
+    web_llm_token: Annotated[
+        str,
+        Setting(
+            "File with the token that the dashboard presents to these servers.", kind="path", shown="FILE"
+        ),
+    ] = ""
     share: Annotated[
         bool,
         Setting(
@@ -263,11 +312,41 @@ class ServerConfig:
         str,
         Setting(
             "Folder of safetensors and GGUF files that every client may use as weights without an upload.",
-            '"" offers none.',
+            'It also has the models that `kserve` serves. "" offers none.',
             kind="path",
             shown="DIR",
         ),
     ] = ""
+    state: Annotated[
+        str,
+        Setting(
+            "Folder that keeps the state of durable sessions over restarts; created if it is missing.",
+            "One daemon uses it at a time. It has users' tensors, so only the daemon's user may open it. "
+            '"" keeps none.',
+            kind="path",
+            shown="DIR",
+            section="state",
+        ),
+    ] = ""
+    snapshot_seconds: Annotated[
+        float,
+        Setting(
+            "Seconds between snapshots of a durable session; 0: only when its client asks.",
+            "Clients may wish for another time.",
+            least=0,
+            most=86_400,
+            shown="N",
+        ),
+    ] = 30.0
+    snapshot_runs: Annotated[
+        int,
+        Setting(
+            "Commands of a durable session after which a snapshot is due before its time; 0: any number.",
+            least=0,
+            most=2**63 - 1,
+            shown="N",
+        ),
+    ] = 0
     shared_memory: Annotated[
         bool,
         Setting(
@@ -288,6 +367,32 @@ class ServerConfig:
             section="listening",
         ),
     ] = 0
+    ggml_rpc: Annotated[
+        str,
+        Setting(
+            "Address of ggml's RPC protocol, by which llama.cpp uses the devices: HOST:PORT.",
+            'It is plain TCP without credentials, so HOST is a loopback address, or `insecure` is set. "": '
+            "none. See docs/guide/llama_cpp_clients.md.",
+            shown="HOST:PORT",
+            section="listening",
+        ),
+    ] = ""
+    ggml_rpc_version: Annotated[
+        str,
+        Setting(
+            "Version of that protocol; a client of another major version hangs up.",
+            words=("8.0", "7.0"),
+            section="listening",
+        ),
+    ] = "8.0"
+    ggml_rpc_tenant: Annotated[
+        str,
+        Setting(
+            "Tenant of all clients of that protocol, whose quota they share.",
+            shown="NAME",
+            section="listening",
+        ),
+    ] = "ggml-rpc"
     compression: Annotated[
         bool,
         Setting(
@@ -323,13 +428,36 @@ class ServerConfig:
     pool_silence_seconds: Annotated[
         float,
         Setting(
-            "Seconds of silence after which a member is lost.",
-            "A killed member is lost at once.",
+            "Seconds of silence after which the connection to a member is broken.",
+            "A member that was killed on a host that answers is lost at once.",
             least=0.25,
             most=3600,
             shown="N",
         ),
     ] = 3.0
+    pool_lease_seconds: Annotated[
+        float,
+        Setting(
+            "Seconds for which a member with a broken connection is waited for.",
+            "The head connects again meanwhile, and work that needs the member waits; then the member is "
+            "lost. 0 loses it at once. A member grants its own --lease at most.",
+            least=0,
+            most=LONGEST_LEASE_SECONDS,
+            shown="N",
+        ),
+    ] = 10.0
+    lease: Annotated[
+        float,
+        Setting(
+            "Longest time, in seconds, for which a session outlives a broken connection.",
+            "Its work goes on meanwhile, and its client attaches again. 0 ends it at once.",
+            least=0,
+            most=LONGEST_LEASE_SECONDS,
+            shown="SECONDS",
+            section="sessions",
+            live=True,
+        ),
+    ] = 60.0
     drain_seconds: Annotated[
         float,
         Setting(
@@ -419,6 +547,33 @@ class ServerConfig:
         """`listen`, parsed."""
         return tuple(map(_listen_address, self.listen))
 
+    @property
+    def kserve_address(self) -> Address | None:
+        """`kserve`, parsed; None without."""
+        return _listen_address(self.kserve) if self.kserve else None
+
+    @property
+    def kserve_http_address(self) -> Address | None:
+        """`kserve_http`, parsed, with grpcs for https; None without."""
+        return _web_address(self.kserve_http, "kserve_http")
+
+    @property
+    def web_address(self) -> Address | None:
+        """`web`, parsed, with grpcs for https; None without."""
+        return _web_address(self.web, "web")
+
+    @property
+    def gateways(self) -> tuple[Address, ...]:
+        """The addresses for clients of other systems, which have access as those of `listen`."""
+        found = (self.kserve_address, self.kserve_http_address)
+        return tuple(one for one in found if one is not None)
+
+    @property
+    def exposed(self) -> tuple[Address, ...]:
+        """All addresses at which callers are checked."""
+        web = self.web_address
+        return (*self.addresses, *self.gateways, *((web,) if web is not None else ()))
+
 
 #: Advice for options of other servers.
 FOREIGN_OPTIONS = {
@@ -500,6 +655,16 @@ def config_from_arguments(
 def as_file(config: ServerConfig) -> str:
     """The configuration as a commented file, which `--config` reads."""
     return example.as_file(config, HEADING)
+
+
+def _web_address(text: str, setting: str) -> Address | None:
+    """An address of HTTP, with grpcs for https; None without."""
+    if not text:
+        return None
+    address = _listen_address(text.replace("https://", "grpcs://").removeprefix("http://"))
+    if address.scheme == "unix":
+        raise ConfigurationError(f"{setting} is {text!r:.200}", advice="give HOST:PORT or https://HOST:PORT")
+    return address
 
 
 def _listen_address(url: str) -> Address:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from heliograph_proto.addresses import Address
+from heliograph_proto.addresses import Address, without_token
 from heliograph_proto.errors import ConfigurationError
+from heliograph_server.config.sockets import host_and_port
 
 
 class AccessSettings(Protocol):
@@ -15,9 +16,25 @@ class AccessSettings(Protocol):
     @property
     def addresses(self) -> tuple[Address, ...]: ...
     @property
+    def gateways(self) -> tuple[Address, ...]: ...
+    @property
+    def exposed(self) -> tuple[Address, ...]: ...
+    @property
     def insecure(self) -> bool: ...
     @property
+    def ggml_rpc(self) -> str: ...
+    @property
     def share(self) -> bool: ...
+    @property
+    def models(self) -> str: ...
+    @property
+    def kserve_http(self) -> str: ...
+    @property
+    def web(self) -> str: ...
+    @property
+    def web_llm(self) -> tuple[str, ...]: ...
+    @property
+    def kserve_shared_memory(self) -> str: ...
     @property
     def tls_certificate(self) -> str: ...
     @property
@@ -32,18 +49,48 @@ class AccessSettings(Protocol):
 
 def check_access(config: AccessSettings) -> None:
     """Check that the daemon may listen at each address. Raises ConfigurationError."""
-    for address in config.addresses:
+    for address in config.exposed:
         _check_address(address, config)
+    for url in config.web_llm:
+        scheme, _, place = url.partition("://")
+        if (
+            scheme not in ("http", "https")
+            or not place.rstrip("/")
+            or "@" in place
+            or "/" in place.rstrip("/")
+        ):
+            raise ConfigurationError(
+                f"web_llm has {without_token(url)!r:.200}",
+                advice="give http://HOST:PORT or https://HOST:PORT",
+            )
+    if config.gateways and not config.models:
+        raise ConfigurationError(
+            "kserve and kserve_http serve the models of a folder, and there is none",
+            advice="set models, --models DIR: it has NAME/1/model.onnx or NAME/1/model.hgraph",
+        )
+    if config.kserve_shared_memory and not all(one.is_loopback for one in config.gateways):
+        raise ConfigurationError(
+            "kserve_shared_memory is for clients on this host, and others reach kserve or kserve_http",
+            advice="listen at 127.0.0.1 or a unix socket, or leave kserve_shared_memory out",
+        )
 
 
 def check_together(config: AccessSettings) -> None:
     """Check settings that depend on one another, before a daemon starts. Raises
     ConfigurationError."""
+    if config.ggml_rpc:
+        address = host_and_port(config.ggml_rpc, "ggml_rpc")
+        if not (address.is_loopback or config.insecure):
+            raise ConfigurationError(
+                f"ggml_rpc at {config.ggml_rpc} can be reached from other hosts, in plain text and without "
+                "authentication",
+                advice="listen at 127.0.0.1, or give --insecure if the network is trusted",
+            )
     if bool(config.tls_certificate) != bool(config.tls_key):
         raise ConfigurationError(
             "tls_certificate and tls_key go together", advice="set both PEM files, or none"
         )
-    if config.tls_client_ca and not any(one.is_tls for one in config.addresses):
+    if config.tls_client_ca and not any(one.is_tls for one in config.exposed):
         raise ConfigurationError(
             "tls_client_ca requires certificates of clients, which need TLS",
             advice="listen at grpcs://HOST:PORT",
@@ -55,7 +102,13 @@ def check_together(config: AccessSettings) -> None:
             advice="set tls_client_ca, and no tokens; or give rights to tokens: heliograph token new --right",
         )
     if config.tls_client_ca and not config.tokens:
-        for address in config.addresses:
+        for setting in ("kserve_http", "web"):
+            if getattr(config, setting):
+                raise ConfigurationError(
+                    f"{setting} does not look at certificates of clients, and there are no tokens",
+                    advice=f"set a file of tokens too, or leave {setting} out",
+                )
+        for address in config.exposed:
             if not address.is_tls:
                 raise ConfigurationError(
                     f"clients at {address} cannot present a certificate, and there are no tokens",

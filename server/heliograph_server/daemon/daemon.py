@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,13 +44,14 @@ from heliograph_server.auth.access import Access
 from heliograph_server.compile.turns import CompileTurns
 from heliograph_server.config.config import ServerConfig, Sources
 from heliograph_server.config.sockets import unbind
-from heliograph_server.daemon.garbage import collect_garbage, take_over
+from heliograph_server.daemon.garbage import collect_garbage, take_over, trim_memory
 from heliograph_server.daemon.health import Health
-from heliograph_server.daemon.listening import bind, connection_options, trim_memory
 from heliograph_server.daemon.reflection import ReflectionService
 from heliograph_server.daemon.reload import Configuration, FileWatch
 from heliograph_server.daemon.systemd import ServiceManager
+from heliograph_server.gateways.listeners import Gateways
 from heliograph_server.links.aio import LoopPeers
+from heliograph_server.links.handing import hand_over
 from heliograph_server.links.links import PoolCredentials
 from heliograph_server.resources.membership import Membership
 from heliograph_server.resources.peer_rules import PeerRules, rules_of
@@ -61,6 +63,8 @@ from heliograph_server.rpc.command_socket.sockets import CommandSockets
 from heliograph_server.rpc.device_service import DeviceService, ModelService
 from heliograph_server.rpc.direct.port import DirectPort
 from heliograph_server.rpc.direct.transfers import DirectTransfers
+from heliograph_server.rpc.listening import bind, connection_options
+from heliograph_server.rpc.operators import Operators
 from heliograph_server.rpc.peer_service import PeerService
 from heliograph_server.rpc.plan_service import PlanService
 from heliograph_server.rpc.requests import Requests
@@ -70,10 +74,14 @@ from heliograph_server.runtime.draining import Draining
 from heliograph_server.runtime.host import Host, shut_down
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.staging import HEADER_BYTES
+from heliograph_server.state.links import KeptLinks
+from heliograph_server.state.snapshots import Snapshots
+from heliograph_server.state.store import StateStore
 from heliograph_server.telemetry.audit import AuditLog, reloaded
 from heliograph_server.telemetry.process_facts import server_facts
 from heliograph_server.telemetry.telemetry import Telemetry
 from heliograph_server.telemetry.traces import Traces
+from heliograph_server.web.listener import Dashboard
 from heliograph_server.weights.disk_cache import DiskCache
 from heliograph_server.weights.model_files import ModelFiles
 from heliograph_server.weights.store import ContentStore
@@ -112,6 +120,8 @@ MOVE_THREADS = 2
 DECODE_THREADS = 1
 #: Threads that move bytes of direct connections.
 DIRECT_THREADS = 4
+#: Threads that hand sessions to other daemons, and that restore theirs.
+LEAVE_THREADS, TAKE_THREADS = 4, 8
 #: How long calls may take to end once their sessions are closed.
 STOP_SECONDS = 2.0
 #: How long work may take to end after the second signal.
@@ -154,6 +164,8 @@ class Daemon:
             "listen": LISTEN_THREADS,
             "read": READ_THREADS,
             "relay": RELAY_THREADS,
+            "leave": LEAVE_THREADS,
+            "take": TAKE_THREADS,
             "move": MOVE_THREADS,
             "decode": DECODE_THREADS,
             "direct": DIRECT_THREADS,
@@ -187,6 +199,10 @@ class Daemon:
         #: Tokens, certificates and quotas, once it starts.
         self.access: Access | None = None
         self._traces = Traces(config.traces)
+        #: The listeners for clients of other systems.
+        self.gateways = Gateways(config, self._slot, self._turns)
+        self.operators = Operators(self._slot, self.draining, self._pools[1])
+        self.dashboard = Dashboard(config, self._slot, self.draining, self.gateways.models)
 
     def __repr__(self) -> str:
         return f"<Daemon at {', '.join(map(str, self.addresses)) or 'no address yet'}: {self.host}>"
@@ -215,6 +231,9 @@ class Daemon:
         await self.health.start()
         for address in self._config.addresses:
             self.addresses += (bind(self._server, address, self.access.credentials(address)),)
+        self.gateways.bind(self.access)
+        self.dashboard.bind(self.access, self.operators, self.audit)
+        self.telemetry.facts.models = self.gateways.models
         self.telemetry.start()
         if self._config.shared_memory:
             self._memory.start(self.addresses)
@@ -226,12 +245,16 @@ class Daemon:
         silence_seconds = self._config.pool_silence_seconds
         self._peers = LoopPeers(asyncio.get_running_loop(), self._movers, silence_seconds, shown=self._shown)
         self.host.exchange.use(self._peers)
+        self.host.moves.give = partial(hand_over, self._shown)
         self._reconfigure(self._config)
         self.telemetry.watch(self.host)
         self._traces.join(self.host, self.addresses)
+        await asyncio.to_thread(self.host.recover)
         self._slot.fill(self.host)
         self.access.watch(self.host)
         await self.health.follow(self.host)
+        await self.gateways.start()
+        await self.dashboard.start()
         self._keepers.append(asyncio.create_task(trim_memory(self._is_busy)))
         self._keepers.append(asyncio.create_task(_drop_unmatched(self.host)))
 
@@ -248,6 +271,7 @@ class Daemon:
             self.host.store.cache.quota_bytes = config.cache_size
         if self.host is not None:
             self.host.exchange.rules = _peer_rules(config)
+            self.host.lease_seconds = config.lease
         if self.access is not None:
             self.access.use_quota(config.quota, self.host)
 
@@ -255,21 +279,32 @@ class Daemon:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
-        hashers, closers, askers, listeners, readers, relays, movers, decoders, _ = self._pools
+        hashers, closers, askers, listeners, readers, relays, *others = self._pools
+        leavers, takers, movers, decoders, _ = others
         assert self.access is not None
         requests = Requests(self._slot, decoders)
         facts = lambda: self._facts  # noqa: E731
         compile_seconds = lambda: self._config.compile_seconds  # noqa: E731
         hidden = () if self._config.compression else packing.features()
         for service in (
-            SessionService(self._slot, askers, closers, self._memory.offer, self._direct.offer, hidden),
+            SessionService(
+                self._slot, askers, closers, leavers, self._memory.offer, self._direct.offer, hidden
+            ),
             DeviceService(self._slot, askers, listeners, facts),
             PlanService(self._slot, self._turns, listeners, compile_seconds),
             BulkService(self._slot, hashers, relays),
             ModelService(self._slot, readers),
             CommandService(self._slot, closers, decoders, self._sockets),
-            PeerService(self._slot, movers, lambda address: self._shown(address)),
-            AdminService(self._slot, self.draining, askers, closers, self.access.why_not, self.audit),
+            PeerService(self._slot, movers, takers, lambda address: self._shown(address)),
+            AdminService(
+                self._slot,
+                self.draining,
+                self.operators,
+                askers,
+                closers,
+                self.access.why_not,
+                self.audit,
+            ),
             ReflectionService((*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)),
         ):
             service.add_to(server, requests)
@@ -303,6 +338,8 @@ class Daemon:
         self.draining.hung_up.set()
         for keeper in self._keepers:
             keeper.cancel()
+        await self.dashboard.stop()
+        await self.gateways.stop()
         if self.host is not None:
             await asyncio.to_thread(self.host.close_sessions, shut_down())
         self._memory.close()
@@ -340,9 +377,18 @@ def open_host_of(config: ServerConfig) -> Host:
     # The quick parts come first, so that their mistakes show at once.
     cache = DiskCache(Path(config.cache), config.cache_size) if config.cache else None
     models = ModelFiles(Path(config.models)) if config.models else None
-    pool = _pool_of(config) if config.pool else None
-    registry = open_registry(config.devices, config.backends, probe=True)
-    return Host(registry, config.limits, ContentStore(cache, models), pool, total_of(config))
+    store = StateStore(Path(config.state)) if config.state else None
+    try:
+        pool = _pool_of(config, store) if config.pool else None
+        registry = open_registry(config.devices, config.backends, probe=True)
+        host = Host(registry, config.limits, ContentStore(cache, models), pool, total_of(config))
+    except BaseException:
+        if store is not None:
+            store.close()
+        raise
+    if store is not None:
+        host.snapshots = Snapshots(store, config.snapshot_seconds, config.snapshot_runs)
+    return host
 
 
 def total_of(config: ServerConfig) -> Quota:
@@ -358,13 +404,22 @@ def _peer_rules(config: ServerConfig) -> PeerRules:
     return rules_of(config.pool_peers, asks=bool(config.tokens or config.tls_client_ca), is_local=is_local)
 
 
-def _pool_of(config: ServerConfig) -> Membership:
-    """The daemons whose devices are offered too. Raises ConfigurationError."""
+def _pool_of(config: ServerConfig, store: StateStore | None) -> Membership:
+    """The daemons whose devices are offered too, whose sessions are kept in the store. Raises
+    ConfigurationError."""
     # Imported on demand, as it imports the client.
     from heliograph_server.pool.discovery import open_source
     from heliograph_server.pool.pool import Pool
 
-    return Pool(open_source(config.pool), config.pool_silence_seconds, shown=pool_credentials(config))
+    pool = Pool(
+        open_source(config.pool),
+        config.pool_silence_seconds,
+        shown=pool_credentials(config),
+        lease_seconds=config.pool_lease_seconds,
+    )
+    if store is not None:
+        pool.remember(KeptLinks(store), config.lease)
+    return pool
 
 
 def pool_credentials(config: ServerConfig) -> PoolCredentials:

@@ -126,5 +126,9 @@ def _announce(daemon: Daemon, share: Share | None = None) -> None:
         # Not logged: both go to one place in many setups, and a first token is printed here, once.
         url = share.url(address) if share is not None else daemon.access.shown(address)
         print(f"listening on {url}", flush=True)
+    for gateway, place in daemon.gateways.addresses:
+        print(f"{gateway} at {place}", flush=True)
+    if daemon.dashboard.url:
+        print(f"dashboard at {daemon.dashboard.url}", flush=True)
     if share is not None:
         print(share.notice(daemon.addresses), flush=True)

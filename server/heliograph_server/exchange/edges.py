@@ -13,6 +13,10 @@ from typing import Protocol
 
 from heliograph_backends.contract import Abort, Tensor
 from heliograph_proto.errors import HeliographError
+from heliograph_proto.plans import Partition
+
+#: The most steps of a loop for which another partition may not have taken everything.
+LATE_STEPS = 16
 
 
 class IncomingValues(Protocol):
@@ -41,12 +45,25 @@ class IncomingValues(Protocol):
         returns."""
 
 
+class Exchange(Protocol):
+    """The edges of one daemon."""
+
+    def open(self, partition: Partition, copies: int = 1) -> EdgePorts:
+        """Open the edges of a partition, of which `copies` runs may be in progress at once.
+
+        Raises HandleExistsError for an edge that is open already, and UnavailableError after
+        its end.
+        """
+
+
 class EdgePorts(Protocol):
     """One end of the edges of a partition, for the lifetime of its plan. Thread-safe."""
 
-    def expect(self, run: int, targets: Sequence[Tensor]) -> IncomingValues:
-        """Begin to fetch all arrivals of a run, each into its tensor. Errors are raised by
-        `wait`."""
+    def expect(
+        self, run: int, targets: Sequence[Tensor], places: Sequence[int] | None = None
+    ) -> IncomingValues:
+        """Begin to fetch arrivals of a run, each into its tensor: those at `places`, or all. Errors
+        are raised by `wait`, whose places count these arrivals."""
 
     def offer(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
         """Make a departure, by its index in `Partition.departures`, available to its consumer.
@@ -58,6 +75,14 @@ class EdgePorts(Protocol):
     def offer_now(self, place: int, run: int, tensor: Tensor) -> bool:
         """As `offer`, for a small value and only if that need not wait. Return True if it was
         offered."""
+
+    def expect_runs(self, last: int) -> None:
+        """Note that runs up to this number follow, unless they end early; 0: it is not known.
+        `ask_ahead` then asks for the values of several."""
+
+    def leave(self, run: int) -> None:
+        """Note that a run has offered and received all that it will. Its values can still be
+        requested."""
 
     def end(self, run: int, error: HeliographError | None = None) -> None:
         """End a run. Requests for values that it did not offer receive `error`, or

@@ -24,6 +24,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.plans import Edge, Partition, PeerSource
 from heliograph_proto.sessions import Limits, PeerTraffic
+from heliograph_server.exchange.edges import LATE_STEPS
 from heliograph_server.exchange.incoming import Done, IncomingValue, PeerLinks, RunIncomingValues, Sink
 from heliograph_server.exchange.ledger import (
     Disposition,
@@ -363,6 +364,8 @@ class LivePorts:
         self._lock = threading.Lock()
         #: Runs in progress.
         self._runs: set[int] = set()
+        #: The last run that is known to follow; see `EdgePorts.expect_runs`.
+        self._last_run = 0
         #: Requests sent ahead of their runs.
         self._prefetches = Prefetches()
         #: The arrivals of runs in progress.
@@ -374,9 +377,13 @@ class LivePorts:
     def __repr__(self) -> str:
         return f"<LivePorts {len(self._partition.arrivals)} in, {len(self._partition.departures)} out>"
 
-    def expect(self, run: int, targets: Sequence[Tensor]) -> RunIncomingValues:
+    def expect(
+        self, run: int, targets: Sequence[Tensor], places: Sequence[int] | None = None
+    ) -> RunIncomingValues:
         """As `EdgePorts.expect`."""
-        pairs = list(zip(self._partition.arrivals, targets, strict=True))
+        arrivals = self._partition.arrivals
+        asked = arrivals if places is None else [arrivals[place] for place in places]
+        pairs = list(zip(asked, targets, strict=True))
         received = self._exchange.counter.received
         values = [IncomingValue(arrival, run, target, received) for arrival, target in pairs]
         incoming = RunIncomingValues(values, self._forget, partial(self._ask_ahead, run, values))
@@ -399,7 +406,7 @@ class LivePorts:
 
     def _ask_ahead(self, run: int, values: Sequence[IncomingValue]) -> None:
         with self._lock:
-            ahead = [] if self._is_closed else self._prefetches.ahead(run, values)
+            ahead = [] if self._is_closed else self._prefetches.ahead(run, values, self._last_run)
         self._pull(ahead)
 
     def _pull(self, values: Sequence[Pulled]) -> None:
@@ -425,8 +432,9 @@ class LivePorts:
         budget = self._exchange.budget
         if budget.is_full_for(size_bytes):
             # The oldest run never waits, so the values that earlier runs left behind must not pile
-            # up. Keep as many as there are runs in progress: other daemons may still request those.
-            self._exchange.shed(edge, self._copies)
+            # up. Keep as many as there are runs in progress, or steps between the daemons of a
+            # loop: others may still request those.
+            self._exchange.shed(edge, self._copies if run > self._last_run else LATE_STEPS)
         budget.reserve(size_bytes, abort, partial(self._is_oldest, run))
         if size_bytes <= SMALL_BYTES:
             self._offer_small(edge, run, tensor)
@@ -505,13 +513,22 @@ class LivePorts:
         with self._lock:
             return self._is_closed or run <= min(self._runs, default=run)
 
-    def end(self, run: int, error: HeliographError | None = None) -> None:
-        """As `EdgePorts.end`."""
+    def expect_runs(self, last: int) -> None:
+        """As `EdgePorts.expect_runs`."""
+        with self._lock:
+            self._last_run = last
+
+    def leave(self, run: int) -> None:
+        """As `EdgePorts.leave`."""
         with self._lock:
             self._runs.discard(run)
             incoming = self._incoming.pop(run, None)
         if incoming is not None:
             incoming.close()
+
+    def end(self, run: int, error: HeliographError | None = None) -> None:
+        """As `EdgePorts.end`."""
+        self.leave(run)
         self._exchange.end(self._partition, run, error)
         self._exchange.budget.poke()
 

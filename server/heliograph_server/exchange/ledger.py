@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 from typing import Generic, TypeAlias, TypeVar
 
 from heliograph_proto.errors import CancelledError, HeliographError, LimitExceededError, PermissionDeniedError
@@ -185,9 +186,10 @@ class Ledger(Generic[Payload, Waiter]):
         """Remove the runs that are too old. Return their waiters and payloads."""
         if len(self._states) <= WINDOW_RUNS:
             return [], []
-        # In the order of their first events, which is almost that of their numbers.
-        old = [run for run in self._states if run <= self._newest - WINDOW_RUNS]
-        return self._take(old)
+        # In the order of their first events, which is almost that of their numbers. One that came
+        # early waits for those before it.
+        last = self._newest - WINDOW_RUNS
+        return self._take(list(takewhile(lambda run: run <= last, self._states)))
 
     def shed(self, most: int) -> list[Payload]:
         """Drop the payloads that no request took, except for the newest `most`. Return them."""

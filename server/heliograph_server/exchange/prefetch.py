@@ -3,7 +3,8 @@
     run n ── requests run n + 1 ──▸ the other daemon ── value, as soon as it is made ──▸ here
     run n + 1 begins ── claims it
 
-At most one small value of each arrival is held for a run that has not begun.
+At most one small value of each arrival is held for a run that has not begun, or AHEAD_RUNS of the
+steps of a loop, whose requests go together.
 
 Everything here may be called from any thread.
 """
@@ -24,6 +25,8 @@ from heliograph_server.exchange.outgoing import SMALL_BYTES
 
 #: Prefetched values of runs that are so much older than the one that begins are never claimed.
 OLD_RUNS = 64
+#: The most runs whose values are requested ahead if they are known to follow, as steps of a loop.
+AHEAD_RUNS = 16
 
 
 class PrefetchedValue:
@@ -106,13 +109,18 @@ class Prefetches:
         self._newest = max(self._newest, run)
         return mine, [one for number in old for one in self._by_run.pop(number)]
 
-    def ahead(self, run: int, values: Sequence[IncomingValue]) -> list[PrefetchedValue]:
-        """The values to request for the run after one that has begun with these."""
-        if self._newest > run:
+    def ahead(self, run: int, values: Sequence[IncomingValue], last: int = 0) -> list[PrefetchedValue]:
+        """The values to request for runs after one that has begun with these: the next one and,
+        up to `last`, those that are known to follow."""
+        until = max(run + 1, min(run + AHEAD_RUNS, last))
+        newest = max(self._newest, run)
+        if newest > run and newest >= min(run + AHEAD_RUNS // 2, until):
             return []
-        self._newest = run + 1
-        small = (one for one in values if one.source is not None and one.size_bytes <= SMALL_BYTES)
-        made = self._by_run[run + 1] = [PrefetchedValue(one, run + 1) for one in small]
+        small = [one for one in values if one.source is not None and one.size_bytes <= SMALL_BYTES]
+        made: list[PrefetchedValue] = []
+        for number in range(newest + 1, until + 1):
+            made += self._by_run.setdefault(number, [PrefetchedValue(one, number) for one in small])
+        self._newest = until
         return made
 
     def close(self) -> list[PrefetchedValue]:

@@ -38,7 +38,7 @@ from heliograph_proto.errors import (
     LimitExceededError,
     UnknownHandleError,
 )
-from heliograph_proto.plans import Port
+from heliograph_proto.plans import CompileRequest, Port, ReserveRequest
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, dtype
 from heliograph_server.resources.run_slots import RunSlots
@@ -108,6 +108,10 @@ class HandleStorage:
     #: The last join (see `ordering`), and the readers since.
     join: CommandState | None = None
     unjoined: dict[CommandState, None] = field(default_factory=dict)
+    #: Counts the commands that may have written its bytes, for snapshots.
+    version: int = 0
+    #: True once the client has mapped it, and so may write it at any time.
+    is_mapped: bool = False
     #: In the order of their bytes. They never overlap, since poisoned bytes are not poisoned again.
     poisons: list[Poison] = field(default_factory=list)
 
@@ -291,6 +295,8 @@ class ReservationHandle:
     reservation: Any
     slots: RunSlots = field(default_factory=RunSlots)
     error: HeliographError | None = None
+    #: The request that made it, if snapshots need it.
+    request: ReserveRequest | None = None
     #: The error of plans in this memory after it was reset.
     lost: HeliographError | None = None
 
@@ -325,7 +331,11 @@ class PlanHandle:
     reservation: ReservationHandle | None = None
     #: For a partition: the number of the last run. None for other plans.
     exchange_run: int | None = None
+    #: For a partition: its arrivals and departures between two steps of a loop.
+    loop_edges: tuple[int, int] = (0, 0)
     error: HeliographError | None = None
+    #: The request that made it, if snapshots need it.
+    request: CompileRequest | None = None
     #: The tensors among its leaves that are weights: each run reads them.
     weights: tuple[TensorHandle, ...] = field(init=False)
 
@@ -423,6 +433,17 @@ class HandleTable:
 
     def values(self) -> list[Handle]:
         return list(self._handles.values())
+
+    def items(self) -> list[tuple[int, Handle]]:
+        return list(self._handles.items())
+
+    def of_kind(self, kind: type[_H]) -> dict[int, _H]:
+        """The handles of a kind without an error, by number."""
+        return {
+            number: one
+            for number, one in self._handles.items()
+            if isinstance(one, kind) and one.error is None
+        }
 
     def peek(self, number: int, kind: type[_H]) -> _H | None:
         """The handle, or None if `get` would raise."""

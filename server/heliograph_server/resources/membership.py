@@ -6,13 +6,14 @@ Everything here may be called from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from heliograph_backends.contract import Device
+from heliograph_backends.contract import Buffer, Device
 from heliograph_proto.devices import MemberInfo
 from heliograph_proto.errors import DeviceLostError, HeliographError
+from heliograph_proto.sessions import WantedBytes
 from heliograph_server.resources.checks import unknown_device
 from heliograph_server.resources.measurements import HostMeasurements
 
@@ -78,6 +79,16 @@ class Membership(Protocol):
     def why_missing(self, device: str) -> HeliographError | None:
         """The reason why a member does not offer a device of this name. None if no member has
         one."""
+
+    def await_devices(self, names: Collection[str]) -> None:
+        """Wait for devices of members to be ready, for as long as a member that is away."""
+
+    def take_up(self, wanted: Sequence[WantedBytes]) -> Sequence[tuple[int, Buffer]]:
+        """Take the memory with wanted bytes that members kept for an earlier life of this head, and
+        have them free the rest. Return the buffers with their places in `wanted`. Blocks."""
+
+    def let_go(self) -> None:
+        """Leave all members, which keep for a while what they hold for this head."""
 
     def close(self) -> None:
         """Release all members. Idempotent."""

@@ -36,6 +36,8 @@ class Principal:
     shown: str = ""
     #: The hash of its token, which finds the caller again when tokens are revoked.
     key: str = field(default="", repr=False)
+    #: True for the daemon itself, which no token or certificate identifies.
+    is_daemon: bool = False
 
     def may(self, right: Right) -> bool:
         """True if it has a right."""

@@ -5,10 +5,11 @@ Pure.
     partition:  x ─ n0 ┐         ┌ n2 ─▸ y
                      └▸ (n0) ─ n1 ┘         two edges
 
-A value that a partition reads from another one is an input of it, an arrival. A result that another
-partition reads departs as soon as its split has run. Other partitions read a weight or variable
-through an inserted `cont`. This node comes after the assignments that precede the reader and before
-all later ones, so its value is the one that the reader would see in the whole graph.
+A value that a partition reads from another one is an input of it, an arrival; a partition computes
+again what follows from small values by a few exact ops, such as a mask from positions. A result
+that another partition reads departs as soon as its split has run. Other partitions read a weight or
+variable through an inserted `cont`. This node comes after the assignments that precede the reader
+and before all later ones, so its value is the one that the reader would see in the whole graph.
 """
 
 from __future__ import annotations
@@ -26,6 +27,16 @@ from heliograph_server.scheduler.weight_homes import NOWHERE
 #: constant value, `OWN` for a value that is read where it lies or that comes with the run.
 Version: TypeAlias = tuple[int, int]
 OWN = -1
+
+#: Ops with the same bits on every device, of which masks are made, and the most of them that a
+#: partition computes again in place of an edge. They may read inputs of the run, and values of so
+#: many bytes, which cross.
+EXACT_OPS = frozenset(
+    ("add", "arange", "bitwise_and", "cast", "fill", "greater_equal", "less", "logical_and")
+    + ("reshape", "sub", "where")
+)
+MOST_AGAIN = 16
+SMALL_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,8 @@ class PartitionGraph:
     nodes: tuple[int, ...]
     inserted: frozenset[int]
     begins: frozenset[int]
+    #: Nodes that another partition computes too, instead of values that cross.
+    repeated: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +85,11 @@ class Partitions:
     crossings: tuple[Crossing, ...]
 
 
-def cut_partitions(graph: Graph, schedule: Schedule, sites: Sequence[int]) -> Partitions:
-    """Cut a schedule into partitions. `sites` is the host number of each device of the schedule.
+def cut_partitions(
+    graph: Graph, schedule: Schedule, sites: Sequence[int], *, repeats: bool = True
+) -> Partitions:
+    """Cut a schedule into partitions. `sites` is the host number of each device of the schedule;
+    `repeats` lets partitions compute values again.
 
     Raises UnsupportedError, with the reason, if the schedule must run as a whole.
     """
@@ -82,7 +98,7 @@ def cut_partitions(graph: Graph, schedule: Schedule, sites: Sequence[int]) -> Pa
     for one in schedule.splits:
         if any(c.rows != ALL_ROWS and sites[c.source] != sites[c.destination] for c in one.copies):
             raise UnsupportedError("rows of a weight go from one host to another")
-    return _Cut(graph, schedule, sites).partitions()
+    return _Cut(graph, schedule, sites, EXACT_OPS if repeats else frozenset()).partitions()
 
 
 @dataclass(slots=True)
@@ -99,6 +115,9 @@ class _Draft:
     devices: list[int] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     inserted: set[int] = field(default_factory=set)
+    #: Numbers of other sites' nodes that this one computes again, and their places here.
+    again: set[int] = field(default_factory=set)
+    repeated: set[int] = field(default_factory=set)
     begins: set[int] = field(default_factory=set)
     #: The nodes that make the values read here and elsewhere.
     made: dict[Version, int] = field(default_factory=dict)
@@ -118,12 +137,23 @@ class _Draft:
         return len(self.leaves) + self.made[version] if found is None else found
 
 
+@dataclass(frozen=True, slots=True)
+class _Cone:
+    """The exact nodes that make a value, in order, and the small values that they read beside
+    inputs of the run."""
+
+    nodes: tuple[int, ...]
+    small: tuple[int, ...]
+
+
 class _Cut:
     """One cut. It finds the partitions' leaves first, since their numbers come before the
     nodes'."""
 
-    def __init__(self, graph: Graph, schedule: Schedule, sites: Sequence[int]) -> None:
-        self._graph = graph
+    def __init__(
+        self, graph: Graph, schedule: Schedule, sites: Sequence[int], exact_ops: frozenset[str]
+    ) -> None:
+        self._graph, self._exact_ops = graph, exact_ops
         self._schedule = schedule
         self._leaves = len(graph.leaves)
         self._site_of = [sites[one.device] for one in schedule.assignments]
@@ -131,6 +161,9 @@ class _Cut:
         self._drafts = {site: _Draft(site) for site in self._site_of}
         #: The remote readers of each version: sites, and the first node of each that reads it.
         self._readers: dict[tuple[int, Version], dict[int, int]] = {}
+        #: The nodes that a site computes again before a node that reads them, in order.
+        self._again: dict[int, list[int]] = {}
+        self._cones: dict[int, _Cone | None] = {}
         #: The operands of each node.
         self._operands = [self._read(number) for number in range(len(graph.nodes))]
 
@@ -139,7 +172,8 @@ class _Cut:
         found = tuple(self._version(site, value) for value in node.operands)
         for value, version in zip(node.operands, found, strict=True):
             if self._source(value) not in (site, NOWHERE):
-                self._cross(self._source(value), version, site, number)
+                if not self._computes_again(value, site, number):
+                    self._cross(self._source(value), version, site, number)
             elif value < self._leaves:
                 self._drafts[site].leaf(version)
         if node.op == "assign":
@@ -147,6 +181,51 @@ class _Cut:
                 raise UnsupportedError("a variable is assigned to from another host")
             self._drafts[site].assigned += 1
         return found
+
+    def _computes_again(self, value: int, site: int, reader: int) -> bool:
+        """True if a site computes a value of another one again, for a node that reads it: that has
+        the same bits and costs less than a copy."""
+        cone = self._cone(value)
+        if cone is None or (cone.small and self._graph.type_of(value).nbytes <= SMALL_BYTES):
+            return False
+        draft = self._drafts[site]
+        for small in cone.small:
+            if self._source(small) != site:
+                self._cross(self._source(small), (small, 0), site, reader)
+        for number in cone.nodes:
+            if number in draft.again or self._site_of[number] == site:
+                continue
+            draft.again.add(number)
+            self._again.setdefault(reader, []).append(number)
+            for operand in self._graph.nodes[number].operands:
+                if operand < self._leaves:
+                    draft.leaf((operand, OWN))
+        return True
+
+    def _cone(self, value: int) -> _Cone | None:
+        """Return what a value is computed from, if that can be done again anywhere."""
+        if value < self._leaves:
+            return _Cone((), ()) if self._home[value] == NOWHERE else None
+        if value not in self._cones:
+            self._cones[value] = self._new_cone(value)
+        return self._cones[value]
+
+    def _new_cone(self, value: int) -> _Cone | None:
+        node = self._graph.nodes[value - self._leaves]
+        if node.op not in self._exact_ops:
+            return None
+        nodes, small = set[int](), set[int]()
+        for operand in node.operands:
+            if (cone := self._cone(operand)) is not None:
+                nodes.update(cone.nodes)
+                small.update(cone.small)
+            elif operand >= self._leaves and self._graph.type_of(operand).nbytes <= SMALL_BYTES:
+                small.add(operand)
+            else:
+                return None
+        if len(nodes) >= MOST_AGAIN:
+            return None
+        return _Cone((*sorted(nodes), value - self._leaves), tuple(sorted(small)))
 
     def _source(self, value: int) -> int:
         """Return the site where a value is made or lies."""
@@ -199,14 +278,24 @@ class _Cut:
     def _add(self, draft: _Draft, number: int, begins: bool) -> None:
         """Add a node of the whole graph, with the partition's numbers."""
         node = self._graph.nodes[number]
-        operands = tuple(draft.value(version) for version in self._operands[number])
         if begins:
             draft.begins.add(len(draft.nodes))
+        for again in self._again.get(number, ()):
+            self._compute_again(draft, again, number)
+        operands = tuple(draft.value(version) for version in self._operands[number])
         made = Node(node.op, operands, node.type, node.attributes, node.name)
         draft.add((self._leaves + number, 0), made, self._schedule.assignments[number].device, number)
         if node.op == "assign":
             draft.assigned += 1
             self._insert(draft)
+
+    def _compute_again(self, draft: _Draft, number: int, reader: int) -> None:
+        node = self._graph.nodes[number]
+        versions = ((value, OWN if value < self._leaves else 0) for value in node.operands)
+        operands = tuple(map(draft.value, versions))
+        made = Node(node.op, operands, node.type, node.attributes, node.name)
+        draft.repeated.add(len(draft.nodes))
+        draft.add((self._leaves + number, 0), made, self._schedule.assignments[reader].device, number)
 
     def _crossings(self, places: Mapping[int, int]) -> Iterator[Crossing]:
         for (source, version), readers in self._readers.items():
@@ -239,6 +328,7 @@ class _Cut:
             devices=tuple(draft.devices),
             nodes=tuple(draft.numbers),
             inserted=frozenset(draft.inserted),
+            repeated=frozenset(draft.repeated),
             begins=frozenset(draft.begins),
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -25,9 +25,10 @@ from heliograph_proto.errors import Reason
 from heliograph_proto.sessions import TenantUsage
 from heliograph_server.runtime.host import Host, HostStatistics
 from heliograph_server.session.statistics import SessionCounts
+from heliograph_server.state.snapshots import SnapshotFigures
 from heliograph_server.telemetry.device_memory import MemoryWatch
 from heliograph_server.telemetry.histograms import RunCounter
-from heliograph_server.telemetry.telemetry import DaemonFacts
+from heliograph_server.telemetry.telemetry import DaemonFacts, ModelFigures
 
 Kind: TypeAlias = Literal["gauge", "counter", "histogram"]
 
@@ -68,6 +69,12 @@ SILENT = Metric(
     ("device",),
 )
 SESSIONS = Metric("heliograph_sessions", "gauge", "Open sessions, by tenant.", ("tenant",))
+DETACHED = Metric(
+    "heliograph_sessions_detached",
+    "gauge",
+    "Sessions among them whose connection broke, and whose lease runs.",
+    ("tenant",),
+)
 TENANT_MEMORY = Metric(
     "heliograph_tenant_device_memory_bytes", "gauge", "Device memory in use by a tenant.", ("tenant",)
 )
@@ -133,6 +140,30 @@ LINK_RELAYED = Metric(
     "relayed; absent where it reaches it.",
     ("reader", "source"),
 )
+SNAPSHOTS = Metric(
+    "heliograph_snapshots",
+    "counter",
+    "Snapshots of durable sessions: written (ok), or not (failed).",
+    ("outcome",),
+)
+SNAPSHOT_BYTES = Metric("heliograph_snapshot_bytes", "counter", "Bytes that snapshots have written.")
+SNAPSHOT_SECONDS = Metric(
+    "heliograph_snapshot_seconds",
+    "counter",
+    "Time of the snapshots that were written: with the session held still (still), and all of it (whole).",
+    ("phase",),
+)
+SNAPSHOT_AGE = Metric(
+    "heliograph_snapshot_age_seconds",
+    "gauge",
+    "Time since the last snapshot of the durable session whose last one is the oldest; 0 without one.",
+)
+RESTORED = Metric(
+    "heliograph_sessions_restored",
+    "counter",
+    "Sessions of the state folder when the daemon started: restored (ok), or broken (failed).",
+    ("outcome",),
+)
 RELOADS = Metric(
     "heliograph_reloads",
     "counter",
@@ -150,6 +181,28 @@ CERTIFICATE = Metric(
     "gauge",
     "Expiry of the daemon's certificate, in seconds since 1970; absent without one.",
 )
+MODEL_REQUESTS = Metric(
+    "heliograph_model_requests",
+    "counter",
+    "Requests of a served model that have ended since it was loaded: ok or failed.",
+    ("model", "version", "outcome"),
+)
+MODEL_WAITING = Metric(
+    "heliograph_model_requests_waiting",
+    "gauge",
+    "Requests of a served model that wait for their run.",
+    ("model", "version"),
+)
+MODEL_SECONDS = Metric(
+    "heliograph_model_seconds",
+    "histogram",
+    "Time of a served model by phase: whole requests (request), waiting for their run (queue), and runs: "
+    "joining inputs (input), computing (compute), parting outputs (output).",
+    ("model", "version", "phase"),
+)
+MODEL_ROWS = Metric(
+    "heliograph_model_batch_rows", "histogram", "Rows of a served model's runs.", ("model", "version")
+)
 SCRAPES = Metric(
     "heliograph_scrapes", "counter", "Requests for metrics: answered (ok), or refused.", ("outcome",)
 )
@@ -158,10 +211,11 @@ SCRAPES = Metric(
 MOST_RELAYED = 1000
 
 METRICS: tuple[Metric, ...] = (
-    BUILD, SERVING, DRAINING, LAG, MEMORY, SILENT, SESSIONS, TENANT_MEMORY, TENANT_RUNS, TENANT_SECONDS,
-    TENANT_REFUSED, PLANS, TENSORS, CONTENT, STAGED, COMMANDS, IN_FLIGHT, QUEUED, RUNS, RUN_SECONDS, BYTES,
-    RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS, LOST_MEMBERS, LINK_RELAYED, RELOADS,
-    RELOAD_FAILING, CERTIFICATE, SCRAPES,
+    BUILD, SERVING, DRAINING, LAG, MEMORY, SILENT, SESSIONS, DETACHED, TENANT_MEMORY, TENANT_RUNS,
+    TENANT_SECONDS, TENANT_REFUSED, PLANS, TENSORS, CONTENT, STAGED, COMMANDS, IN_FLIGHT, QUEUED, RUNS,
+    RUN_SECONDS, BYTES, RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS, LOST_MEMBERS, LINK_RELAYED,
+    SNAPSHOTS, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOT_AGE, RESTORED, RELOADS, RELOAD_FAILING,
+    CERTIFICATE, MODEL_REQUESTS, MODEL_WAITING, MODEL_SECONDS, MODEL_ROWS, SCRAPES,
 )  # fmt: skip
 
 
@@ -217,11 +271,13 @@ class DaemonCollector(Collector):
         if (expiry := facts.certificate_expiry()) is not None:
             yield single(CERTIFICATE, expiry)
         yield from self._of_runs()
+        yield from _of_models(tuple(facts.models()))
         if host is not None:
             yield from self._of_memory(host)
             yield from _of_sessions(host, host.statistics())
             yield from self._of_counts(host, host.counts())
             yield from _of_pool(host)
+            yield from _of_snapshots(host)
 
     def _of_runs(self) -> Iterator[Family]:
         totals = self._runs.totals()
@@ -265,9 +321,26 @@ class DaemonCollector(Collector):
             self._memory.close()
 
 
+def _of_models(models: Sequence[ModelFigures]) -> Iterator[Family]:
+    seconds, rows = family(MODEL_SECONDS), family(MODEL_ROWS)
+    assert isinstance(seconds, HistogramMetricFamily) and isinstance(rows, HistogramMetricFamily)
+    requests: dict[tuple[str, ...], float] = {}
+    for one in models:
+        requests.update({(one.model, one.version, how): count for how, count in one.requests.items()})
+        for phase, (buckets, total) in one.seconds.items():
+            seconds.add_metric((one.model, one.version, phase), buckets, total)
+        rows.add_metric((one.model, one.version), *one.rows)
+    yield gauge(MODEL_REQUESTS, requests)
+    yield gauge(MODEL_WAITING, {(one.model, one.version): one.waiting for one in models})
+    yield seconds
+    yield rows
+
+
 def _of_sessions(host: Host, held: HostStatistics) -> Iterator[Family]:
     tenants = host.tenants() or (TenantUsage(""),)
     yield gauge(SESSIONS, {(one.tenant,): one.sessions for one in tenants})
+    detached = Counter(one.principal.tenant for one in host.sessions if one.is_detached)
+    yield gauge(DETACHED, {(one.tenant,): detached[one.tenant] for one in tenants})
     yield gauge(TENANT_MEMORY, {(one.tenant,): one.device_memory_bytes for one in tenants})
     yield gauge(TENANT_RUNS, {(one.tenant,): one.runs_in_flight for one in tenants})
     yield gauge(TENANT_SECONDS, {(one.tenant,): one.device_seconds for one in tenants})
@@ -284,6 +357,16 @@ def _of_pool(host: Host) -> Iterator[Family]:
     yield gauge(MEMBERS, {(state.name.lower(),): states[state] for state in MemberState})
     yield single(LOST_MEMBERS, host.lost_members)
     yield gauge(LINK_RELAYED, {(one.a, one.b): one.seconds for one in host.relayed[:MOST_RELAYED]})
+
+
+def _of_snapshots(host: Host) -> Iterator[Family]:
+    found = SnapshotFigures() if host.snapshots is None else host.snapshots.figures()
+    counts = found.counts
+    yield gauge(SNAPSHOTS, by_label({"ok": counts.taken, "failed": counts.failed}))
+    yield single(SNAPSHOT_BYTES, found.written_bytes)
+    yield gauge(SNAPSHOT_SECONDS, {("still",): counts.still_seconds, ("whole",): counts.seconds})
+    yield single(SNAPSHOT_AGE, found.oldest_seconds)
+    yield gauge(RESTORED, by_label({"ok": counts.restored, "failed": counts.broken}))
 
 
 def by_label(values: Mapping[str, int]) -> dict[tuple[str, ...], float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from heliograph_proto.errors import ConfigurationError
 from heliograph_server.config.config import ServerConfig
@@ -13,6 +14,25 @@ from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.telemetry.histograms import RunCounter
 from heliograph_server.telemetry.loop_lag import LoopLag
+
+#: The counts of a histogram by upper bound, and the sum.
+Buckets = tuple[list[tuple[str, float]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """Figures of a version of a served model."""
+
+    model: str
+    version: str
+    #: Ended requests by outcome.
+    requests: Mapping[str, int]
+    #: Requests that wait for their run.
+    waiting: int
+    #: Seconds by phase.
+    seconds: Mapping[str, Buckets]
+    #: Rows of runs.
+    rows: Buckets
 
 
 class DaemonFacts:
@@ -28,6 +48,8 @@ class DaemonFacts:
         self.reloads: Callable[[], Mapping[tuple[str, str], int]] = dict
         #: By kind, whether the latest content of a file is not in use.
         self.failing: Callable[[], Mapping[str, bool]] = dict
+        #: The served models that are loaded.
+        self.models: Callable[[], Iterable[ModelFigures]] = tuple
         self.scrapes: Counter[str] = Counter(ok=0, refused=0)
 
 

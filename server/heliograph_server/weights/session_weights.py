@@ -23,6 +23,7 @@ from heliograph_proto.errors import (
     DeviceLostError,
     HeliographError,
     InvalidModelError,
+    MissingContentError,
     OutOfMemoryError,
 )
 from heliograph_proto.graph import Leaf
@@ -38,6 +39,8 @@ from heliograph_server.weights.tenant_store import WeightUse
 
 #: The size of one read. A piece is hashed while it is in a core's cache.
 PIECE_BYTES = 256 * 2**10
+#: The size of one piece of a content that is written to a file.
+WRITE_BYTES = 2**20
 #: Threads that read contents from files, one content each.
 READ_THREADS = 4
 
@@ -80,6 +83,28 @@ class SessionWeights:
     def size_bytes(self) -> int:
         """The bytes held, including those shared with other sessions."""
         return self._holdings.size_bytes(self._all_held())
+
+    def held(self) -> list[tuple[bytes, int, bool]]:
+        """The contents that are held: their digests, their sizes, and whether a model file of the
+        server has them."""
+        models = self._store.models
+        return [
+            (one, self._holdings.whole_bytes(one), models is not None and models.holds(one))
+            for one in self._all_held()
+        ]
+
+    @contextmanager
+    def reading(self, digest: bytes) -> Iterator[Iterator[memoryview]]:
+        """A context with the bytes of a held content in pieces, each valid until the next one.
+
+        Raises MissingContentError for one that was reclaimed."""
+        reader = object()
+        if not self._holdings.hold(digest, reader):
+            raise MissingContentError(f"content {digest.hex()[:16]} was reclaimed")
+        try:
+            yield pieces_of(self._holdings.whole(digest, reader))
+        finally:
+            self._holdings.release((digest,), reader)
 
     def _all_held(self) -> tuple[bytes, ...]:
         with self._lock:
@@ -354,3 +379,16 @@ class SessionWeights:
         self._holdings.release(held, self)
         if is_first:
             self._store.leave(self._tenant)
+
+
+def pieces_of(found: Buffer | memoryview) -> Iterator[memoryview]:
+    """The bytes of a content in pieces, each valid until the next one."""
+    if isinstance(found, memoryview):
+        for offset in range(0, found.nbytes, WRITE_BYTES):
+            yield found[offset : offset + WRITE_BYTES]
+        return
+    space = memoryview(bytearray(min(WRITE_BYTES, found.size_bytes)))
+    for offset in range(0, found.size_bytes, WRITE_BYTES):
+        piece = space[: min(WRITE_BYTES, found.size_bytes - offset)]
+        found.get(offset, piece)
+        yield piece

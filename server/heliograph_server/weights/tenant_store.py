@@ -122,6 +122,11 @@ class TenantContents:
                 buffer.size_bytes for one in copies for where, buffer in one.items() if where[0] == device
             )
 
+    def whole_bytes(self, digest: bytes) -> int:
+        """The size of a content; 0 if it is not here."""
+        with self._lock:
+            return self._sizes.get(digest, 0)
+
     def size_bytes(self, digests: Iterable[bytes]) -> int:
         """The bytes of all copies and parts of some contents."""
         with self._lock:

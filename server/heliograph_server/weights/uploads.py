@@ -26,6 +26,8 @@ class IncomingUpload(ABC):
     is_content = is_relayed = False
     #: The first byte of this upload.
     start_bytes = 0
+    #: True while no connection carries it, and another one may.
+    is_paused = False
 
     def __init__(self, size_bytes: int, over: Callable[[IncomingUpload], None]) -> None:
         self.size_bytes = size_bytes
@@ -99,7 +101,7 @@ class IncomingUpload(ABC):
                 # The end of a cancelled call looks like that of a call whose client sent too
                 # little. The caller, if there is one, gets the error of a short upload; the command
                 # gets that of an interrupted one.
-                self.abort(CancelledError(f"the upload was interrupted: {short}"))
+                self.break_off(CancelledError(f"the upload was interrupted: {short}"))
                 raise ProtocolError(short)
             try:
                 self._finish()
@@ -117,6 +119,10 @@ class IncomingUpload(ABC):
                 self._ended = error
                 self._abort(error)
             self._over(self)
+
+    def break_off(self, error: HeliographError) -> None:
+        """End it, since its connection broke. Another upload may go on with some kinds of bytes."""
+        self.abort(error)
 
     def _check_open(self) -> None:
         """Raise the error that ended the upload, such as that of a session that was ended."""
