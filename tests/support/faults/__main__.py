@@ -39,6 +39,8 @@ SILENCE_SECONDS = 1.0
 CALL_SECONDS = 4.0
 #: Every program ends in this time, whatever happens.
 BOUND_SECONDS = 30.0
+#: The lease of a session that its client could not end, since its connection was broken for good.
+LEASE_SECONDS = 8
 #: The time that a daemon has to forget what broke.
 FORGET_SECONDS = 20.0
 #: Cases between two looks at the daemon.
@@ -70,6 +72,7 @@ class Setting:
         self.road = road
         self._connect: dict[str, Any] = {"silence_seconds": SILENCE_SECONDS, "shared_memory": False}
         options = ["--device", DEVICE, "--silence-seconds", str(SILENCE_SECONDS), "--log-level", "error"]
+        options += ["--lease", str(LEASE_SECONDS)]
         if road == "tls":
             authority = Authority(folder)
             pair = authority.server()

@@ -11,13 +11,19 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from simulation.edges import SimulatedEdge
+from simulation.lease import SimulatedLease
 from simulation.session import SimulatedSession
 from simulation.turns import SimulatedTurns
 from simulation.world import Violation
 
-KINDS = {"session": SimulatedSession, "turns": SimulatedTurns, "edge": SimulatedEdge}
+KINDS = {
+    "session": SimulatedSession,
+    "lease": SimulatedLease,
+    "turns": SimulatedTurns,
+    "edge": SimulatedEdge,
+}
 #: The parts of each kind in ten schedules.
-SHARES = {"session": 6, "turns": 2, "edge": 2}
+SHARES = {"session": 4, "lease": 2, "turns": 2, "edge": 2}
 BATCH = 50
 
 

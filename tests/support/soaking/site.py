@@ -29,6 +29,8 @@ OPERATOR, GUEST = "operator", "guest"
 MEMBERS = 3
 #: The silence after which the head takes a member for lost.
 SILENCE_SECONDS = 1.0
+#: The time for which a session outlives a client that was killed.
+LEASE_SECONDS = 2
 #: The bound of a pause: programs end, or they hang.
 PAUSE_SECONDS = 60.0
 #: The time until a head has its members back.
@@ -108,7 +110,7 @@ class Site:
                 self.tokens.add(name)
         options = ["--listen", socket, "--device", DEVICE, "--tokens", str(self.tokens.path)]
         # A session whose client dies before its command stream is there ends after this.
-        options += ["--limit", "attach_timeout_ms=5000"]
+        options += ["--limit", "attach_timeout_ms=5000", "--lease", str(LEASE_SECONDS)]
         stack.enter_context(_variable(plugin.FOLDER, str(folder)))
         with _variable(plugin.PLANTED, ",".join(plants)):
             self.daemon = Daemon(*options, *PLUGIN)
@@ -126,7 +128,7 @@ class Site:
             pool = "static:" + ",".join(f"m{number}={one.host}" for number, one in enumerate(self.members))
             silence = str(SILENCE_SECONDS)
             options = ["--device", DEVICE, "--pool", pool, "--pool-silence-seconds", silence]
-            self.head = Daemon(*options, *PLUGIN)
+            self.head = Daemon(*options, "--lease", str(LEASE_SECONDS), *PLUGIN)
             stack.callback(self.head.end)
             wait_until_serving(self.head.url)
             for name, one, of_heads in (("head", self.head, 0), ("m0", self.members[0], 1)):
