@@ -19,7 +19,7 @@ INDICES = "i32 i64"
 SMALL = "q4_0 q4_1 q5_0 q5_1 q8_0"
 #: Points of grids, which ggml encodes in other bytes than we do.
 GRIDS = "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s"
-BLOCKS = f"{SMALL} q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4 nvfp4 tq1_0 tq2_0 {GRIDS}"
+BLOCKS = f"{SMALL} q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4 nvfp4 tq1_0 tq2_0 q1_0 q2_0 {GRIDS}"
 EVERY = f"{FLOATS} f64 i8 i16 i32 i64 {BLOCKS}"
 
 

@@ -120,8 +120,6 @@ def compare_recipe(recipe: Recipe) -> float:
     contents, op = [leaf.content for leaf in recipe.leaves], recipe.nodes[0][0]
     graph = recipe.graph()
     encoded = graph.type_of(graph.outputs[0].value).dtype.name if op in ENCODING_OPS else ""
-    if encoded == "iq4_nl":
-        raise NotTaken("ggml's ops take the first scale for iq4_nl, ours search one as its quantizer does")
     if encoded in GRIDS.split():
         raise NotTaken(f"ggml searches the points of {encoded} in another way, or has no quantizer for it")
     if op == "mul_mat" and contents[0].type.dtype.kind == "quantized" and contents[0].type.shape[-2] == 1:

@@ -1,0 +1,56 @@
+"""Graphs of addresses as graphs of ours."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from heliograph_server.gateways.ggml_rpc import ops, wire
+from heliograph_server.gateways.ggml_rpc.buffers import Buffer, Buffers
+from heliograph_server.gateways.ggml_rpc.graphs import COMPUTE_FLAG, bound_graphs
+
+F32 = 0
+
+
+def described(
+    buffer: Buffer, number: int, at: int, ne: int, op: str = "none", source: int = 0
+) -> wire.Tensor:
+    """A vector of floats in a buffer."""
+    strides = (4, 4 * ne, 4 * ne, 4 * ne)
+    return wire.Tensor(
+        number, F32, buffer.handle, (ne, 1, 1, 1), strides, ops.NAMES.index(op), (0,) * 16,
+        COMPUTE_FLAG if source else 0, (source, *(0,) * 9), 0, 0, buffer.base + at, op, 0,
+    )  # fmt: skip
+
+
+def calls_of(nodes: int, apart: int) -> int:
+    """The calls of Python for a graph of nodes whose sources of 64 bytes are `apart` bytes apart."""
+    buffers = Buffers()
+    buffer = buffers.add(0, 1 << 24)
+    tensors = []
+    for number in range(nodes):
+        source = described(buffer, 2 * number + 1, number * apart, 16)
+        made = described(buffer, 2 * number + 2, (1 << 23) + 64 * number, 16, "sqr", source.id)
+        tensors += [source, made]
+    found = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal found
+        found += event == "call"
+
+    message = wire.GraphMessage(0, 0, tuple(range(2, 2 * nodes + 1, 2)), tuple(tensors))
+    sys.setprofile(count)
+    try:
+        bound_graphs(message, buffers)
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("apart", [32, 64])
+def test_the_work_for_a_graph_grows_with_its_nodes_and_not_with_their_square(apart: int) -> None:
+    calls_of(50, apart)
+    assert calls_of(1000, apart) < 5 * calls_of(250, apart)

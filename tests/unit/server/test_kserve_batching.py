@@ -1,0 +1,138 @@
+"""Requests of a model share runs, which begin when waiting gains nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from heliograph_proto.errors import LimitExceededError
+from heliograph_server.gateways.kserve.batching import BatchPolicy, BatchQueue, QueuedRequest
+
+SIZES = (1, 2, 4, 8)
+POLICY = BatchPolicy(SIZES, window_seconds=1.0, most_waiting=10, priorities=3, default_priority=2)
+
+
+def request(rows: int = 1, at: float = 0.0, form: str = "a", priority: int = 2) -> QueuedRequest:
+    return QueuedRequest(rows, form, priority, at)
+
+
+def queue_of(*requests: QueuedRequest, policy: BatchPolicy = POLICY, shared: int = 1) -> BatchQueue:
+    """A queue of these requests, whose run before had so many."""
+    made = BatchQueue(policy)
+    for number in range(shared if shared > 1 else 0):
+        made.add(request(at=-10.0 - number))
+    if shared > 1:
+        assert len(made.take(0.0)) == shared
+    for one in requests:
+        made.add(one)
+    return made
+
+
+def test_a_request_alone_runs_at_once() -> None:
+    only = request()
+    assert queue_of(only).take(0.0) == [only]
+
+
+def test_requests_that_wait_share_a_run_in_their_order() -> None:
+    found = [request(at=float(number)) for number in range(4)]
+    queue = queue_of(*found)
+    assert queue.take(3.0) == found
+    assert len(queue) == 0 and queue.take(9.0) == []
+
+
+def test_a_run_waits_for_as_many_requests_as_the_one_before() -> None:
+    first, second = request(at=0.0), request(at=0.5)
+    queue = queue_of(first, shared=2)
+    assert queue.take(0.1) == [] and queue.looks_again() == 1.0
+    queue.add(second)
+    assert queue.take(0.5) == [first, second]
+
+
+def test_a_run_waits_no_longer_than_the_window() -> None:
+    first = request(at=5.0)
+    queue = queue_of(first, shared=4)
+    assert queue.take(5.9) == []
+    assert queue.take(6.0) == [first]
+    # The next one alone does not wait any more.
+    later = request(at=7.0)
+    queue.add(later)
+    assert queue.take(7.0) == [later]
+
+
+def test_a_run_has_at_most_the_rows_of_the_largest_plan() -> None:
+    found = [request(rows=3) for _ in range(4)]
+    queue = queue_of(*found)
+    assert queue.take(0.0) == found[:2]
+    assert queue.take(0.0) == found[2:]
+
+
+def test_a_smaller_request_may_pass_one_that_does_not_fit() -> None:
+    large, larger, small = request(rows=5), request(rows=5), request(rows=3)
+    queue = queue_of(large, larger, small)
+    assert queue.take(0.0) == [large, small]
+    assert queue.take(9.0) == [larger]
+
+
+def test_requests_of_other_shapes_have_runs_of_their_own() -> None:
+    found = [request(form=form) for form in "abab"]
+    queue = queue_of(*found)
+    assert queue.take(0.0) == [found[0], found[2]]
+    assert queue.take(0.0) == [found[1], found[3]]
+
+
+def test_urgent_requests_come_first() -> None:
+    last, first = request(form="late", priority=3), request(form="urgent", priority=1)
+    queue = queue_of(last, first)
+    assert queue.take(0.0) == [first] and queue.take(0.0) == [last]
+    assert [POLICY.priority_of(given) for given in (0, 1, 3, 9)] == [2, 1, 3, 3]
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(3, 3), (5, 4), (6, 6), (7, 7), (8, 8)])
+def test_a_run_is_cut_where_much_of_it_would_be_padding(rows: int, taken: int) -> None:
+    queue = queue_of(*(request() for _ in range(rows)))
+    assert len(queue.take(0.0)) == taken
+    assert len(queue) == rows - taken
+
+
+def test_without_a_batch_each_request_has_a_run() -> None:
+    found = [request() for _ in range(3)]
+    queue = queue_of(*found, policy=BatchPolicy())
+    assert [queue.take(0.0) for _ in range(4)] == [[one] for one in found] + [[]]
+
+
+def test_a_request_can_be_removed_while_it_waits() -> None:
+    left = request()
+    queue = queue_of(left, shared=4)
+    assert queue.looks_again() == 1.0
+    assert queue.remove(left) and not queue.remove(left)
+    assert queue.looks_again() == math.inf
+
+
+def test_a_full_queue_refuses() -> None:
+    queue = queue_of(*(request() for _ in range(10)))
+    with pytest.raises(LimitExceededError, match="10 requests wait"):
+        queue.add(request())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_request_runs_once_within_the_bounds_or_leaves(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    queue, now = BatchQueue(POLICY), 0.0
+    sent: list[QueuedRequest] = []
+    ended: list[QueuedRequest] = []
+    while len(sent) < 300 or len(queue):
+        now += rng.random() / 2
+        for _ in range(rng.randrange(4) if len(sent) < 300 and len(queue) < 7 else 0):
+            one = request(rng.randint(1, 8), now, rng.choice("ab"), rng.randint(1, 3))
+            queue.add(one)
+            sent.append(one)
+        if sent and rng.random() < 0.1 and queue.remove(left := rng.choice(sent)):
+            ended.append(left)
+        batch = queue.take(now)
+        assert sum(one.rows for one in batch) <= 8 and len({one.form for one in batch}) <= 1
+        ended += batch
+        assert queue.looks_again() > now or batch
+    assert len(set(map(id, ended))) == len(ended) == len(sent)
