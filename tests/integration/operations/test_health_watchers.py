@@ -16,8 +16,9 @@ from crowd import SETTINGS, Connection, frame
 from daemon_threads import ThreadDaemon, thread_daemon
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from heliograph_server.daemon import health, listening
+from heliograph_server.daemon import health
 from heliograph_server.daemon.health import READY
+from heliograph_server.rpc import listening
 
 SECONDS = 20.0
 HEADERS, DATA, INITIAL_WINDOW_SIZE = 1, 0, 4

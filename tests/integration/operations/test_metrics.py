@@ -145,6 +145,17 @@ def test_calls_without_a_right_are_counted_and_logged_with_their_address(
     assert "a call of Open by ipv4:127.0.0.1" in caplog.text
 
 
+def test_refused_requests_of_the_dashboard_are_counted(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    with daemon_with_tokens(tokens, metrics_listen="127.0.0.1:0", web="127.0.0.1:0") as daemon:
+        request = urllib.request.Request(f"{daemon.web}/api/me", headers={"authorization": "Bearer hgt_x"})
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+            urllib.request.urlopen(request, timeout=30)
+        refused.value.close()
+        found = values(scrape(url_of(daemon)))
+    assert found['heliograph_call_errors_total{reason="unauthenticated"}'] == 1
+
+
 def _ask_memory(device: str):  # type: ignore[no-untyped-def]
     from heliograph.core.effects import ask
     from heliograph.core.methods import GET_MEMORY

@@ -173,7 +173,8 @@ def test_a_daemon_uses_what_changed(tmp_path: Path) -> None:
 def test_every_setting_that_may_change_is_one_of_these() -> None:
     """The daemon has to do something about each: Daemon._reconfigure, Configuration.change."""
     live = {one.table or one.name for one in entries(ServerConfig) if one.setting.live}
-    assert live == {"cache_size", "compile_seconds", "drain_seconds", "log_level", "pool_peers", "quota"}
+    expected = {"cache_size", "compile_seconds", "drain_seconds", "lease", "log_level", "pool_peers", "quota"}
+    assert live == expected
 
 
 @contextmanager

@@ -226,7 +226,7 @@ def test_a_traceparent_is_read_from_metadata() -> None:
 def test_a_daemon_answers_calls_and_runs_with_malformed_traceparents(
     trace: str, daemon: ThreadDaemon, gathering: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heliograph.transport.blocking.call_metadata", lambda: (("traceparent", trace),))
+    monkeypatch.setattr("heliograph.transport.blocking_grpc.call_metadata", lambda: (("traceparent", trace),))
     inline = f"{trace:.55}".ljust(55)
     monkeypatch.setattr("heliograph._base.plan.begin", lambda _name: tracing.CallSpan(None, inline))
     monkeypatch.setattr("heliograph.procedures.run.begin", lambda _name: tracing.CallSpan(None, trace * 3))
