@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import logging
 import os
 import shutil
@@ -39,13 +40,13 @@ def daemon(authority: Authority) -> Iterator[ThreadDaemon]:
         yield made
 
 
-def shown_by(daemon: ThreadDaemon) -> int:
-    """The number of the certificate that a new connection sees."""
+def shown_by(daemon: ThreadDaemon, port: int = 0) -> int:
+    """The number of the certificate that a new connection sees, at gRPC's port or another one."""
     asking = ssl.create_default_context()
     asking.check_hostname, asking.verify_mode = False, ssl.CERT_NONE
     asking.set_alpn_protocols(["h2"])
     with (
-        socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", port or daemon.port), timeout=10) as plain,
         asking.wrap_socket(plain) as made,
     ):
         return serial_of(ssl.DER_cert_to_PEM_cert(made.getpeercert(binary_form=True) or b""))
@@ -282,6 +283,29 @@ def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_live(authori
         assert works(before)
         with hg.connect(made.url, ca=authority.ca) as after:
             assert works(after)
+
+
+def test_the_dashboard_uses_a_renewed_certificate_for_new_connections_and_keeps_open_ones(
+    authority: Authority,
+) -> None:
+    pair = authority.server(file="of-dashboard")
+    trusting = ssl.create_default_context(cafile=authority.ca)
+    with daemon_with_tls(authority, pair=pair, web="https://127.0.0.1:0") as made:
+        port = int(made.web.rpartition(":")[2])
+        before = http.client.HTTPSConnection("127.0.0.1", port, context=trusting, timeout=10)
+        before.request("GET", "/api/me")
+        assert before.getresponse().read()
+        first = shown_by(made, port)
+        assert first == serial_of(Path(pair.certificate).read_bytes())
+        renew(pair, authority.server(file="of-dashboard-later"))
+        second = shown_by(made, port)
+        assert first != second == serial_of(Path(pair.certificate).read_bytes())
+        before.request("GET", "/api/me")
+        assert before.getresponse().status == 200
+        before.close()
+        # A broken one is not used, as with gRPC.
+        Path(pair.certificate).write_bytes(b"garbage")
+        assert shown_by(made, port) == second == shown_by(made)
 
 
 @pytest.mark.parametrize("what", ["garbage", "another key", "expired", "gone"])

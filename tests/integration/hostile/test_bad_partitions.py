@@ -109,10 +109,75 @@ def test_runs_of_a_partition_have_rising_numbers_and_those_of_others_have_none(r
         assert found.HasField("error") != is_good, (plan, number)
 
 
-def test_a_partition_runs_no_loop(raw: RawSession) -> None:
-    compile_partition(raw, plan_pb2.Partition(departures=[departure()]), 1)
-    refused = raw.failure(run=run(1, 1, loop=command_pb2.Loop(steps=2)))
-    assert refused.reason == error_pb2.REASON_UNSUPPORTED
+def loop(run: int = 1, steps: int = 2, more: Any = None, **exchange: Any) -> command_pb2.Run:
+    """Of plan 1, whose x is given."""
+    made = command_pb2.Loop(steps=steps, exchange=command_pb2.LoopExchange(**exchange), **(more or {}))
+    given = [command_pb2.InputBinding(input=0, data=X)]
+    return command_pb2.Run(plan=1, inputs=given, exchange_run=run, loop=made)
+
+
+def looping(address: str = "unix:///nowhere", incarnation: bytes = bytes(16)) -> plan_pb2.Partition:
+    """Two edges between two steps of a loop in each direction."""
+    source = {"secret": SECRET, "source": address, "incarnation": incarnation}
+    arrivals = [plan_pb2.LoopArrival(edge=edge(number), **source) for number in (3, 4)]
+    departures = [plan_pb2.LoopDeparture(edge=edge(number), secret=SECRET) for number in (5, 6)]
+    return plan_pb2.Partition(loop_arrivals=arrivals, loop_departures=departures)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        loop(signals=[2]),
+        loop(tells=[2**32 - 1]),
+        loop(told=2),
+        loop(awaits=[1, 1]),
+        loop(told=0, awaits=[0]),
+        loop(tells=[0], signals=[0]),
+        loop(gives=[command_pb2.LoopGive(departure=0, output=9)]),
+        loop(takes=[command_pb2.LoopTake(arrival=0, input=9)]),
+        loop(takes=[command_pb2.LoopTake(arrival=place, input=0) for place in (0, 1)]),
+        loop(more={"carries": [command_pb2.Carry()]}, takes=[command_pb2.LoopTake()]),
+        loop(more={"fed_inputs": [0], "fed_bytes": 1}),
+        loop(more={"fed_bytes": 1}),
+        loop(told_with=[0]),
+        loop(told=0, told_with=[9]),
+        loop(told=0, told_with=[0], takes=[command_pb2.LoopTake(arrival=1, input=0)]),
+        loop(tells_with=[command_pb2.LoopGive(departure=0, output=0)]),
+        loop(tells=[0], tells_with=[command_pb2.LoopGive(departure=0, output=9)]),
+        loop(tells=[0], tells_with=[command_pb2.LoopGive(departure=0, output=0)] * 100),
+        loop(fed=True, more={"fed_inputs": [9], "fed_bytes": 1}),
+        loop(run=2**63 - 1),
+        command_pb2.Run(plan=1, inputs=loop().inputs, exchange_run=1, loop=command_pb2.Loop(steps=2)),
+    ],
+)
+def test_a_loop_of_a_partition_that_exchanges_what_is_not_there_is_refused(
+    raw: RawSession, bad: command_pb2.Run
+) -> None:
+    compile_partition(raw, looping())
+    assert raw.failure(run=bad).reason == error_pb2.REASON_INVALID_ARGUMENT
+    assert not raw.answer(raw.send(run=loop())).HasField("error")
+
+
+def test_a_loop_that_is_never_told_whether_to_go_on_ends_when_it_is_cancelled(
+    raw: RawSession, daemon: DaemonUrls
+) -> None:
+    compile_partition(raw, looping(daemon.tcp, raw.incarnation), 1)
+    # A partition of the same daemon, which never runs.
+    silent = [plan_pb2.LoopDeparture(edge=edge(number), secret=SECRET) for number in (3, 4)]
+    compile_partition(raw, plan_pb2.Partition(loop_departures=silent), 2)
+    sequence = raw.send(run=loop(told=0))
+    raw.send(cancel=command_pb2.Cancel(sequence=sequence))
+    assert raw.answer(sequence).error.reason == error_pb2.REASON_CANCELLED
+    late = raw.send(run=loop(run=9, told=1, awaits=[0]), timeout_ms=300)
+    assert raw.answer(late).error.reason == error_pb2.REASON_DEADLINE_EXCEEDED
+    assert not raw.answer(raw.send(run=loop(run=20))).HasField("error")
+
+
+def test_only_loops_of_partitions_exchange_values(raw: RawSession) -> None:
+    raw.compile(CHAIN, 1)
+    bad = loop()
+    bad.exchange_run = 0
+    assert raw.failure(run=bad).reason == error_pb2.REASON_INVALID_ARGUMENT
 
 
 def test_a_run_whose_value_never_comes_ends_when_it_is_cancelled_or_its_time_is_over(raw: RawSession) -> None:

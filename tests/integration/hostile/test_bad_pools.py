@@ -123,7 +123,9 @@ def test_a_member_that_exchanges_nothing_is_used_through_the_head_which_says_so(
     features = tuple(one for one in FEATURES if one != EXCHANGE)
     real = old.host.open_session
     monkeypatch.setattr(
-        old.host, "open_session", lambda client, versions, _, *rest: real(client, versions, features, *rest)
+        old.host,
+        "open_session",
+        lambda client, versions, _, *rest, **more: real(client, versions, features, *rest, **more),
     )
     with pool_of(good, old) as (session, names):
         expected = session.compile(chain(4), devices=names[0]).run(x=X)["y"]

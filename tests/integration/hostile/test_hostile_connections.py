@@ -32,8 +32,7 @@ from heliograph_proto.codec.status import error_from_metadata
 from heliograph_proto.errors import DeadlineExceededError
 from heliograph_proto.sessions import Limits
 from heliograph_server.config.config import ServerConfig
-from heliograph_server.daemon import listening
-from heliograph_server.rpc import receiving
+from heliograph_server.rpc import listening, receiving
 
 CROWD = SUPPORT / "crowd.py"
 #: As many as the descriptors of two processes allow, with some for everything else.

@@ -79,7 +79,7 @@ def served(host: Host, messages: Iterable[peer_pb2.ExchangeRequest], takes: int 
     async def serving() -> SilentReader:
         with ThreadPoolExecutor(1) as movers:
             made = SilentReader(encoded(), takes)
-            call: Any = PeerService(HostSlot(host), movers).Exchange(None, made)
+            call: Any = PeerService(HostSlot(host), movers, movers).Exchange(None, made)
             task = asyncio.ensure_future(call)
             for _ in range(5000):
                 await asyncio.sleep(0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import re
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from heliograph.llm import LanguageModel, Result
 from heliograph.llm.constraints import constraint_of
 from heliograph.llm.language_model import Asked
 from heliograph.llm.serving import Bounds, Server
+from heliograph.llm.serving import engine as serving_engine
 from heliograph.llm.serving.answering import Answering
 
 SECONDS = 90.0
@@ -144,7 +147,43 @@ def test_log_probabilities_are_those_of_the_model_without_the_grammar(llm: Langu
     assert held.logprobs[0].logprob <= free.logprob
 
 
-def test_an_answer_beside_others_is_what_it_is_alone(url: str, path: Path) -> None:
+def test_tokens_that_are_forced_while_a_plan_compiles_are_taken_first(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan of a loop comes when the grammars of all its answers have their tokens."""
+    monkeypatch.setattr(serving_engine, "SLOW_STEP_SECONDS", math.inf)
+
+    async def run() -> None:
+        async with serving(url, path, 8) as server:
+            found = server.plans.decoding
+
+            async def late(*given: Any, **options: Any) -> Any:
+                plan = await found(*given, **options)
+                await asyncio.gather(*server._coming.values())
+                return plan
+
+            monkeypatch.setattr(server.plans, "decoding", late)
+            tokens = server.model.tokenizer.encode(PROMPT)
+            formed = [
+                {"schema": NAMED, "max_tokens": 70, "seed": seed, "temperature": 0.0} for seed in range(4)
+            ]
+            alone = [await read(await begun(server, tokens, options)) for options in formed]
+            # Loops of others end often, since each has a stop of its own.
+            others = [server.submit(tokens, max_tokens=3 * n + 1, seed=n) for n in range(1, 4)]
+            answers = [await begun(server, tokens, options) for options in formed]
+            together = await asyncio.gather(*map(read, answers), *map(read, others))
+            assert all(map(same, alone, together))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("slow_step_seconds", [0.0, math.inf])
+def test_an_answer_beside_others_is_what_it_is_alone(
+    url: str, path: Path, slow_step_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the others wait for its grammar."""
+    monkeypatch.setattr(serving_engine, "SLOW_STEP_SECONDS", slow_step_seconds)
+
     def options(number: int) -> dict[str, Any]:
         found: dict[str, Any] = {"seed": number, "max_tokens": 70, "temperature": 0.9}
         kinds: list[dict[str, Any]] = [{}, {"schema": NAMED}, {"regex": "[a-z]{3,9}"}, {"schema": NAMED}]
@@ -309,6 +348,33 @@ def test_a_hostile_schema_keeps_nobody_waiting(url: str, small: Path) -> None:
     asyncio.run(run())
 
 
+def test_an_answer_goes_on_while_the_grammar_of_another_takes_its_time(
+    url: str, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_engine, "SLOW_STEP_SECONDS", math.inf)
+    gate = threading.Event()
+
+    async def run() -> None:
+        async with serving(url, small, 2) as server:
+            tokens = server.model.tokenizer.encode(PROMPT)
+            held = await begun(server, tokens, {"schema": NAMED, "max_tokens": 60, "seed": 1})
+            bias = {server.model.tokenizer.eos: -math.inf}
+            free = server.submit(tokens, max_tokens=200, seed=1, logit_bias=bias)
+            deltas = aiter(free)
+            await anext(deltas)
+            server.following._masking.submit(gate.wait, SECONDS)
+            async for _ in deltas:
+                pass
+            assert len(free.result.tokens) == 200 and held.result.finish_reason is None
+            gate.set()
+            assert (await read(held)).parsed()
+
+    try:
+        asyncio.run(run())
+    finally:
+        gate.set()
+
+
 def test_a_reader_that_leaves_ends_the_process_of_its_grammar(url: str, small: Path) -> None:
     async def run() -> None:
         async with serving(url, small, 2) as server:
@@ -334,7 +400,9 @@ def test_answers_with_grammars_and_adapters_that_wait_again_for_pages_are_what_t
     kinds: list[dict[str, Any]] = [{"schema": forced}, {"top_k": 0}, {"schema": NAMED, "top_k": 0}, {}]
 
     async def begin(server: Server, number: int, tenant: str = "") -> Answering:
-        options = {"seed": number, "max_tokens": 60, "temperature": 0.9, **kinds[number % 4]}
+        options = {"seed": number, "max_tokens": 120, "temperature": 0.9, **kinds[number % 4]}
+        if number % 4 in (1, 3):
+            options["logit_bias"] = {server.model.tokenizer.eos: -math.inf}
         options["adapter"] = ("", "first", "first")[number % 3]
         tokens = server.model.tokenizer.encode(PROMPT + " now" * (number % 5))
         return await begun(server, tokens, {**options, "tenant": tenant})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from llm_models import CONTEXT, NumpyEncoder, write_encoder
 
 import heliograph as hg
@@ -27,6 +28,16 @@ def test_embeddings_are_those_of_the_reference(tmp_path: Path, name: str, poolin
         found = llm.embed(TEXTS)
         reference = NumpyEncoder(path)
         for row, text in zip(found, TEXTS, strict=True):
+            np.testing.assert_allclose(row, reference.embedding(llm.tokenizer.encode(text)), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "nomic-bert"])
+def test_matrices_in_nvfp4_have_scales(tmp_path: Path, name: str) -> None:
+    path = write_encoder(tmp_path / "m.gguf", name, stored=GGMLQuantizationType.NVFP4, scales=True)
+    with hg.connect("local:") as session:
+        llm = hg.llm.load(session, path)
+        reference = NumpyEncoder(path)
+        for row, text in zip(llm.embed(TEXTS[:4]), TEXTS, strict=False):
             np.testing.assert_allclose(row, reference.embedding(llm.tokenizer.encode(text)), atol=1e-5)
 
 

@@ -16,13 +16,19 @@ from llm_models import write_other
 
 import heliograph as hg
 from heliograph.llm import Result
+from heliograph.llm.graphs import carries
 from heliograph.llm.loading import CacheType
+from heliograph.llm.sampling import CANDIDATES, ENDS, Form, Settings
 from heliograph.llm.serving import Bounds, QueueFullError, Server
+from heliograph.llm.serving import plans as served_plans
 from heliograph.llm.serving import scheduler as scheduling
 from heliograph.llm.serving.answering import Answering
 from heliograph.llm.serving.http.endpoints import EventStream
 
 CONTEXT = 400
+#: A choice that depends on all of a row's state.
+FORM = Form(CANDIDATES)
+FORM_SETTINGS = Settings(temperature=0.9, repeat_penalty=1.3, seed=5)
 SECONDS = 60.0
 
 
@@ -166,7 +172,8 @@ def test_answers_that_wait_again_for_pages_go_on_with_the_same_bits(
     path = write_model(folder / "heads.gguf", "llama", "q8_0", context=CONTEXT, heads=2, kv_heads=1, row=32)
 
     async def body(server: Server) -> None:
-        asked = [(tokens, {**options, "max_tokens": 60}) for tokens, options in map(request, range(12))]
+        long = {"max_tokens": 120, "logit_bias": {server.model.tokenizer.eos: -np.inf}}
+        asked = [(tokens, {**options, **long}) for tokens, options in map(request, range(8))]
         answers = [server.submit(tokens, **options) for tokens, options in asked]
         together = await asyncio.gather(*map(read, answers))
         assert server.scheduler.puts_back and server.scheduler.pages.evictions
@@ -237,6 +244,82 @@ def test_requests_join_while_others_are_written(url: str, model: Path) -> None:
         async for _ in deltas:
             pass
         assert first.result.finish_reason
+
+    scenario(url, model, body, 4)
+
+
+def test_a_row_of_a_loop_waits_at_its_limit_and_goes_on_with_the_same_bits_when_it_is_fed(
+    url: str, model: Path
+) -> None:
+    rows, steps = 2, 40
+
+    async def body(server: Server) -> None:
+        plan = await server.plans.decoding(rows, server.scheduler.table_sizes[0], FORM, is_adapted=False)
+        pages = plan.inputs["table"].shape[1]
+        tables = np.arange(rows * pages, dtype=np.int32).reshape(rows, pages)
+        row = FORM_SETTINGS.inputs(server.model.config.vocabulary, [], FORM)
+        inputs: dict[str, Any] = {
+            **{name: np.concatenate([one] * rows) for name, one in row.items()},
+            "token": [300, 301],
+            "position": [0, 0],
+            "ends": np.full((rows, ENDS), -1, np.int32),
+            "table": tables,
+        }
+
+        async def loop(limits: list[int]) -> tuple[list[int], int]:
+            """Return the tokens of row 0, and the steps in which it waited before the last one."""
+            made = plan.loop(
+                {**inputs, "limit": limits},
+                steps=10**6,
+                carry=carries(FORM),
+                until="idle",
+                taps=["chosen"],
+                feed=["limit", "table"],
+                fetch=(),
+            )
+            tokens, waited = [], 0
+            async for tap in made.taps(SECONDS):
+                if tap.value[0, 0] >= 0:
+                    tokens.append(int(tap.value[0, 0]))
+                elif len(tokens) < steps:
+                    waited += 1
+                    if waited == 3:
+                        made.feed({"limit": [steps], "table": tables[:1]}, rows=[0])
+            await made.result()
+            return tokens, waited
+
+        whole, waited = await loop([steps, 0])
+        assert len(whole) == steps and not waited
+        parts, waited = await loop([7, 32 * pages])
+        assert parts == whole and waited >= 3
+
+    scenario(url, model, body, 4)
+
+
+def test_plans_are_bounded_and_those_that_were_not_used_for_the_longest_time_are_freed(
+    url: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_plans, "MOST_PLANS", 4)
+
+    async def body(server: Server) -> None:
+        def written(number: int) -> Awaitable[Result]:
+            tokens, options = request(number)
+            return read(server.submit(tokens[:20], **options))
+
+        whole = dict(server.plans.known)
+        assert len(whole) == 3
+        first = [await written(number) for number in (0, 1)]
+        seen = whole | dict(server.plans.known)
+        again = [await written(number) for number in (0, 1)]
+        assert all(map(same, first, again))
+        seen |= dict(server.plans.known)
+        assert len(server.plans.known) == 4 and len(seen) > 4 and next(iter(whole)) in server.plans.known
+        for key, plan in seen.items():
+            if key in server.plans.known:
+                await plan.explain()
+            else:
+                with pytest.raises(hg.UnknownHandleError):
+                    await plan.explain()
 
     scenario(url, model, body, 4)
 
@@ -387,10 +470,27 @@ def test_a_server_that_closes_ends_its_answers_with_an_error(url: str, model: Pa
     asyncio.run(run())
 
 
+def test_servers_one_after_the_other_find_the_memory_of_the_one_before(model: Path) -> None:
+    """Each has a cache of more than half of the memory."""
+
+    async def run() -> None:
+        with running_daemon("--device", "cpu:threads=1,memory=24MiB") as url:
+            async with hg.aio.connect(url) as session:
+                for draft in (None, "prompt", None):
+                    bounds = Bounds(2, cache_tokens=60_000)
+                    server = await Server.load(session, model, bounds=bounds, draft=draft)
+                    assert len((await read(server.submit(prompt(1), max_tokens=9))).tokens) == 9
+                    held = (await session.devices[0].memory()).free_bytes
+                    assert held < 12 * 2**20
+                    await server.close()
+
+    asyncio.run(run())
+
+
 def test_a_daemon_that_ends_ends_answers_with_an_error(model: Path) -> None:
     async def run() -> None:
         with running_daemon("--device", "cpu:threads=1,memory=1GiB") as url:
-            session = await hg.aio.connect(url)
+            session = await hg.aio.connect(url, reconnect=0.5)
             server = await Server.load(session, model, bounds=Bounds(2))
             answering = server.submit(prompt(1), max_tokens=300, seed=1)
             await anext(aiter(answering))

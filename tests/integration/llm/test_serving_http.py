@@ -326,7 +326,7 @@ def test_a_model_is_loaded_again_where_its_daemon_comes_back(model: Path) -> Non
     body = {"prompt": PROMPT, "max_tokens": 5, "seed": 3, "temperature": 1.0}
     with ExitStack() as first, running_daemon("--device", "cpu:threads=1,memory=1GiB") as second:
         urls.append(first.enter_context(running_daemon("--device", "cpu:threads=1,memory=1GiB")))
-        with served(lambda: urls[-1], model, Bounds(2)) as http:
+        with served(lambda: urls[-1], model, Bounds(2), reconnect=0.5) as http:
             before = http.post("/v1/completions", **body)["choices"]
             urls.append(second)
             first.close()

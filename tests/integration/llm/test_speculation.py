@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gguf_files import spm, write_model
+from gguf_files import SHAPES, spm, write_model
 from llm_followers import followers, mistaken, write_follower
 from llm_models import write_encoder, write_other
+from llm_servers import served as http_served
 from lora_files import write_adapter
 
 import heliograph as hg
 from heliograph.llm import Draft, LanguageModel, Result, Speculation
+from heliograph.llm.serving import Bounds, Server
 
 CONTEXT = 300
 PROMPT = "The daemon serves graphs to many clients."
@@ -109,7 +114,8 @@ def test_proposals_are_counted_and_accepted_up_to_the_first_wrong_one(
     right = followers(len(words.tokens))
     proposed = mistaken(right, share)
     big = write_follower(tmp_path / "big.gguf", words, right)
-    small = write_follower(tmp_path / "small.gguf", words, proposed, width=32, layers=1)
+    shape = replace(SHAPES["llama"], width=32, row=8, layers=1)
+    small = write_follower(tmp_path / "small.gguf", words, proposed, shape)
     llm = hg.llm.load(session, big, draft=Draft(small, 4))
     found = answer(llm, [500], temperature=0, max_tokens=100)
     text = [500]
@@ -269,3 +275,84 @@ def test_drafts_that_cannot_draft_are_refused(
     for count in (0, 16, 1.5, "3"):
         with pytest.raises(hg.InvalidArgumentError, match="the tokens of a draft are"):
             Draft(model, count)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def serving(url: str, model: Path, draft: Draft, **bounds: int) -> AsyncIterator[Server]:
+    async with hg.aio.connect(url) as session, asyncio.timeout(90):
+        server = await Server.load(session, model, bounds=Bounds(4, **bounds), draft=draft)
+        try:
+            yield server
+        finally:
+            await server.close()
+
+
+async def served(server: Server, prompt: list[int], **options: Any) -> Result:
+    answering = server.submit(prompt, **{"max_tokens": 24, "seed": 7, **options})
+    async for _ in answering:
+        pass
+    return answering.result
+
+
+@pytest.mark.parametrize(("file", "count"), [("small", 4), ("stranger", 3), ("small", 15), ("prompt", 2)])
+def test_answers_of_a_server_with_a_draft_are_those_without(
+    url: str, session: hg.Session, model: Path, stranger: Path, file: str, count: int
+) -> None:
+    alone = hg.llm.load(session, model)
+    asked = [(tokens(12 + 5 * n, n), {"seed": n, **options}) for n, options in enumerate(SETTINGS)]
+    expected = [answer(alone, prompt, **options) for prompt, options in asked]
+    draft = Draft({"small": model, "stranger": stranger}.get(file, file), count)
+
+    async def run() -> list[Speculation]:
+        async with serving(url, model, draft) as server:
+            found = [await served(server, prompt, **options) for prompt, options in asked]
+            assert all(map(same, found, expected))
+            together = await asyncio.gather(*(served(server, prompt, **more) for prompt, more in asked))
+            assert all(map(same, together, expected))
+            assert server.scheduler.pages.used == 0
+            return [speculation(one) for one in found]
+
+    counts = asyncio.run(run())
+    if file != "prompt":
+        assert all(one.proposed >= count for one in counts)
+    if file == "small":
+        assert all(one.accepted == one.proposed for one in counts)
+
+
+def test_usage_counts_the_tokens_that_a_draft_proposed(url: str, model: Path) -> None:
+    with http_served(url, model, Bounds(2), draft=Draft(model, 3)) as http:
+        found = http.post("/v1/completions", prompt=PROMPT, max_tokens=20, seed=1, top_p=1.0)
+        counts = found["usage"]["completion_tokens_details"]
+        assert counts["accepted_prediction_tokens"] >= 12 and not counts["rejected_prediction_tokens"]
+        form = {"type": "json_object"}
+        held = http.post(
+            "/v1/chat/completions",
+            messages=[{"role": "user", "content": "Hello!"}],
+            max_tokens=10,
+            response_format=form,
+        )
+        assert held["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+
+
+def test_a_draft_of_a_server_needs_no_page_that_is_not_there(url: str, model: Path) -> None:
+    """An answer goes on without proposals where the cache ends."""
+
+    async def run() -> None:
+        async with serving(url, model, Draft(model, 15), cache_tokens=64) as server:
+            bias = {server.model.tokenizer.eos: -np.inf}
+            found = await served(server, tokens(20), max_tokens=100, logit_bias=bias)
+            assert len(found.tokens) == 45 and found.finish_reason == "length"
+            assert speculation(found).proposed > 15
+
+    asyncio.run(run())
+
+
+def test_a_draft_of_a_server_must_have_its_words(url: str, model: Path, tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other.gguf", "qwen2")
+
+    async def run() -> None:
+        async with serving(url, model, Draft(other)):
+            raise AssertionError("it is served")
+
+    with pytest.raises(hg.InvalidModelError, match="cannot draft for"):
+        asyncio.run(run())

@@ -27,6 +27,7 @@ OLD: list[tuple[int, NodeProto, np.ndarray, Any]] = [
     (12, node("Hardmax", "x", "y", axis=1), X[:, 0], np.eye(4)[X[:, 0].argmax(1)]),
     (7, node("ReduceSum", "x", "y", axes=[1], keepdims=0), X, X.sum(1)),
     (12, node("ReduceMax", "x", "y", axes=[-1]), X, X.max(-1, keepdims=True)),
+    (12, node("ReduceMean", "x", "y", axes=[1]), X[:, :0], np.zeros((X.shape[0], 1, X.shape[2]))),
     (8, node("Squeeze", "x", "y", axes=[0]), IMAGE, X),
     (8, node("Unsqueeze", "x", "y", axes=[1]), X, X[:, None]),
     (9, node("Slice", "x", "y", starts=[1, 0], ends=[3, 2], axes=[1, 2]), X, X[:, 1:3, :2]),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from pool_daemons import SECONDS, Daemon, daemons, head_of, wait_for_devices
+from pool_daemons import SECONDS, Daemon, wait_for_devices
 
 import heliograph as hg
 import heliograph.admin
@@ -24,25 +24,6 @@ from heliograph_server.resources.membership import MembershipChange
 _NOT_SERVING = (MemberStatus(2, "serving", "grpc://127.0.0.1:1"), MemberStatus(3, "lost"))
 BOTH = ["m0/cpu0", "m1/cpu0"]
 X = np.ones(8, np.float32)
-
-
-@pytest.fixture(scope="module")
-def members() -> Iterator[list[Daemon]]:
-    with daemons(2) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def head(members: list[Daemon]) -> Iterator[Daemon]:
-    with head_of(*members) as made:
-        yield made
-
-
-@pytest.fixture
-def session(head: Daemon) -> Iterator[hg.Session]:
-    with hg.connect(head.url) as made:
-        wait_for_devices(made, "cpu0", *BOTH)
-        yield made
 
 
 @contextmanager

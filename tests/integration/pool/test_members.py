@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pool_daemons import SECONDS, Daemon, daemons, head_of, next_event, wait_for_devices
+from pool_daemons import SECONDS, Daemon, head_of, next_event, wait_for_devices
 
 import heliograph as hg
 from heliograph.core.watching import MOST_EVENTS
@@ -43,26 +42,6 @@ def long_graph(products: int = 400, size: int = 1024) -> hg.Graph:
         y = y @ x
     g.output("y", y[:1, :1])
     return g
-
-
-@pytest.fixture(scope="module")
-def members() -> Iterator[list[Daemon]]:
-    with daemons(2) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def head(members: list[Daemon]) -> Iterator[Daemon]:
-    with head_of(*members) as made:
-        yield made
-
-
-@pytest.fixture
-def session(head: Daemon) -> Iterator[hg.Session]:
-    """A session with the head, when everybody is there."""
-    with hg.connect(head.url) as made:
-        wait_for_devices(made, "cpu0", "m0/cpu0", "m1/cpu0")
-        yield made
 
 
 def test_a_head_lists_its_own_devices_first_and_then_its_members(session: hg.Session) -> None:

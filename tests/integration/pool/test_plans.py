@@ -107,6 +107,13 @@ def test_a_member_that_runs_all_of_a_plan_tells_times_too(head: hg.Session) -> N
     assert {node.number for one in steps for node in one.nodes} == set(range(6))
 
 
+def test_a_member_that_runs_all_of_a_plan_tells_where_its_results_lie(head: hg.Session) -> None:
+    (name, _) = names_of(head)
+    found = head.compile(chain(2), devices=name, fusion=False).explain()
+    assert [one.device for one in found.blocks] == [name] and found.splits[0].memory_steps == 6
+    assert {one.name.partition("/")[0] for one in found.stored} == {"n0", "n1"}
+
+
 def test_the_heads_own_device_takes_part(head_url: str) -> None:
     with hg.connect(head_url) as session:
         names = [one.name for one in session.devices]

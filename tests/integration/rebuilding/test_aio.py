@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
 from losing import (
+    ALL,
     PINS,
     SECONDS,
-    TRANSPORTS,
     Losable,
     inputs,
-    losable,
     reading,
     same,
     stages,
@@ -23,14 +22,7 @@ from losing import (
 
 import heliograph as hg
 
-ALL = ["fake0", "fake1", "fake2"]
 Scenario = Callable[[hg.aio.Session], Awaitable[None]]
-
-
-@pytest.fixture(params=TRANSPORTS)
-def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losable]:
-    with losable(request.param, monkeypatch) as made:
-        yield made
 
 
 def play(pool: Losable, scenario: Scenario) -> None:

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from losing import PINS, SECONDS, TRANSPORTS, Losable, inputs, losable, same, stages, summing, undisturbed
+from losing import (
+    ALL,
+    PINS,
+    SECONDS,
+    Losable,
+    inputs,
+    same,
+    stages,
+    summing,
+    undisturbed,
+)
 
 import heliograph as hg
 
-ALL = ["fake0", "fake1", "fake2"]
 GIVEN = inputs(4, (4, 64))
-
-
-@pytest.fixture(params=TRANSPORTS)
-def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losable]:
-    with losable(request.param, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def session(pool: Losable) -> Iterator[hg.Session]:
-    with hg.connect(pool.url) as made:
-        yield made
 
 
 @pytest.fixture

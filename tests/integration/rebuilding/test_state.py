@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from losing import SECONDS, TRANSPORTS, Array, Losable, inputs, losable, reading, same, summing, undisturbed
+from losing import (
+    ALL,
+    SECONDS,
+    Array,
+    Losable,
+    inputs,
+    reading,
+    same,
+    summing,
+    undisturbed,
+)
 
 import heliograph as hg
-
-ALL = ["fake0", "fake1", "fake2"]
-
-
-@pytest.fixture(params=TRANSPORTS)
-def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losable]:
-    with losable(request.param, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def session(pool: Losable) -> Iterator[hg.Session]:
-    with hg.connect(pool.url) as made:
-        yield made
 
 
 def reads(session: hg.Session) -> hg.Plan:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
+from asyncio_tests import run
 
 import heliograph as hg
 from heliograph_backends.fake import FakeDevice
@@ -17,24 +17,11 @@ from heliograph_backends.registry import Registry
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 BIG = np.random.default_rng(3).random((900, 1000)).astype(np.float32)
 
-Test = Callable[[hg.aio.Session], Awaitable[None]]
-
 
 def plus_one(shape: tuple[int, ...] = (4, 3)) -> hg.Graph:
     g = hg.Graph()
     g.output("y", g.input("x", shape, "f32") + 1.0)
     return g
-
-
-def run(url: str, test: Test) -> None:
-    """Runs a test on a loop of its own, with asyncio's debug mode; no task may be left."""
-
-    async def main() -> None:
-        async with hg.aio.connect(url) as session:
-            await test(session)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main(), debug=True)
 
 
 def test_the_same_names_awaited(url: str) -> None:
@@ -290,7 +277,7 @@ def test_cancelling_a_transfer_at_any_await_leaves_the_session_whole(url: str, s
         try:
             await session.synchronize(timeout=10)
         except hg.CancelledError:
-            pass  # a write that was cancelled, which nobody else was told
+            pass  # a write that was cancelled, which has no other reader
         assert session.statistics().in_flight_bytes == 0
 
     run(url, test)

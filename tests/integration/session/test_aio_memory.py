@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
+from asyncio_tests import run
 
 import heliograph as hg
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 W = np.linspace(-1, 1, 15, dtype=np.float32).reshape(3, 5)
 BIG = np.random.default_rng(3).random((900, 1000)).astype(np.float32)
-
-Test = Callable[[hg.aio.Session], Awaitable[None]]
-
-
-def run(url: str, test: Test) -> None:
-    async def main() -> None:
-        async with hg.aio.connect(url) as session:
-            await test(session)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main(), debug=True)
 
 
 def product() -> hg.Graph:

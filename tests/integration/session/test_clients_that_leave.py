@@ -46,9 +46,9 @@ def watch_uploads(peer: Peer) -> asyncio.Event:
     session = peer.host.session(peer.token)
     begin = session.begin_upload
 
-    def watched(target: int | bytes, size_bytes: int, offset_bytes: int = 0) -> IncomingUpload:
+    def watched(target: int | bytes, size_bytes: int, *rest: Any) -> IncomingUpload:
         begun.set()
-        return begin(target, size_bytes, offset_bytes)
+        return begin(target, size_bytes, *rest)
 
     session.begin_upload = watched  # type: ignore[method-assign]
     return begun

@@ -11,7 +11,7 @@ import pytest
 from forked_daemons import running_daemon
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf import quantize as gguf_quantize
-from gguf_files import write_model
+from gguf_files import save, write_model
 from safetensors.numpy import save_file
 
 import heliograph as hg
@@ -31,10 +31,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     writer.add_tensor("blk", rows, raw_dtype=GGMLQuantizationType.Q8_0)
     writer.add_block_count(3)
     writer.add_token_list(["a", "ü"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     with running_daemon("--models", str(folder), "--device", "cpu:threads=2,memory=1GiB") as url:
         yield url, folder
 

@@ -546,7 +546,7 @@ def test_a_connection_that_breaks_at_once_is_no_other_program() -> None:
 
 SLOW = """
 import heliograph as hg, numpy as np, sys
-session = hg.connect(sys.argv[1], silence_seconds=2.0)
+session = hg.connect(sys.argv[1], silence_seconds=2.0, reconnect=False)
 g = hg.Graph()
 y = g.input("x", (600, 600), "f32")
 for _ in range(2000):

@@ -504,14 +504,14 @@ def test_an_answer_goes_past_the_queue_only_where_that_is_empty() -> None:
     async def scenario() -> None:
         outbox = CompletionWriter(asyncio.get_running_loop())
         assert outbox.may_write()
-        outbox.begin_write(1)
+        outbox.begin_write(1, b"")
         assert not outbox.may_write()
         outbox.put(c.CompletionBatch(2, (c.Completion(2, data=b"x"),)))
         taking = asyncio.ensure_future(outbox.take())
         for _ in range(5):
             await asyncio.sleep(0)
         assert not taking.done()
-        outbox.end_write()
+        outbox.end_write(0)
         assert through_of(await taking) == (2, [2])
         assert not outbox.may_write()
 

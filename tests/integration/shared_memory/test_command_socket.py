@@ -18,7 +18,7 @@ from forked_daemons import running_daemon
 from raw_client import RawSession, check_leaves_no_descriptor, f32, raw_channel, still_serves
 
 import heliograph as hg
-from heliograph.transport import aio as aio_transport
+from heliograph.transport import aio_grpc as aio_transport
 from heliograph.transport.command_socket.on_loop import LoopSocket
 from heliograph_backends.host_memory.sealed import FILES, why_no_sealed
 from heliograph_proto.codec import decode_error

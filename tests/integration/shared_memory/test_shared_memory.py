@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from forked_daemons import running_daemon
 
 import heliograph as hg
 from heliograph.transport.shared_memory import SLOT_BYTES
-from heliograph_backends.host_memory.sealed import whole_pages, why_no_sealed
+from heliograph_backends.host_memory.sealed import why_no_sealed
 
 if TYPE_CHECKING:
     from daemon_urls import DaemonUrls
@@ -34,27 +33,11 @@ MIB = 2**20
 SECONDS = 60
 
 
-@pytest.fixture(params=["tcp", "unix"])
-def near(request: pytest.FixtureRequest, daemon: DaemonUrls) -> str:
-    """A server on this host, by either transport."""
-    return daemon.tcp if request.param == "tcp" else daemon.unix
-
-
-@pytest.fixture
-def session_of(near: str) -> Iterator[hg.Session]:
-    """A session that insists, after which the device's memory is as it was before."""
-    with hg.connect(near) as watcher:
-        before = watcher.devices[0].memory().free_bytes
-        with hg.connect(near, shared_memory=True) as made:
-            yield made
-        assert watcher.devices[0].memory().free_bytes == before
-
-
 def filled(size: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
-# Who gets it
+# Offers
 
 
 def test_a_client_on_the_servers_host_shares_memory_unless_told_otherwise(near: str) -> None:
@@ -119,12 +102,12 @@ def test_the_sockets_go_when_the_daemon_ends(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_shares_nothing(daemon: DaemonUrls) -> None:
     script = f"""
         import os, socket
         import heliograph as hg
-        # Modules are loaded with the first, which nobody else may do from this folder.
+        # Modules are loaded with the first, which no other user may do from this folder.
         hg.connect({daemon.tcp!r}).close()
         os.setuid(65534)
         with hg.connect({daemon.tcp!r}) as session:
@@ -137,12 +120,12 @@ def test_another_user_shares_nothing(daemon: DaemonUrls) -> None:
             raw.close()
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    theirs = {**os.environ, "HELIOGRAPH_TENANT": "somebody else's secret"}
+    theirs = {**os.environ, "HELIOGRAPH_TENANT": "another tenant's secret"}
     found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=theirs, check=False)
     assert found.stdout.splitlines() == ["the server runs as another user", "b''"], found.stderr
 
 
-# What goes through it
+# Transfers
 
 
 @pytest.mark.parametrize(
@@ -355,191 +338,6 @@ def test_uploads_that_break_off_keep_no_room_for_ever(near: str, aio: bool) -> N
     assert left == 8
 
 
-# Tensors that are mapped
-
-
-def test_a_mapped_tensor_is_read_and_written_by_both_without_a_copy(session_of: hg.Session) -> None:
-    tensor = session_of.empty((100, 50), "f32", buffer_type="shared")
-    array = tensor.map()
-    assert (array.shape, array.dtype, array.any()) == ((100, 50), np.float32, False)
-    array[:] = 3
-    assert tensor.get().tolist() == array.tolist()
-    tensor[10:20].set(np.full((10, 50), 4, np.float32))
-    session_of.synchronize()
-    assert array.sum() == 3 * 100 * 50 + 10 * 50
-    part = tensor[5:95:10, ::2].map()
-    assert part.strides == (2000, 8)
-    part[:] = 0
-    assert np.array_equal(tensor.get(), array) and not array[5:95:10, ::2].any()
-
-
-def test_a_mapped_tensor_is_shared_by_dlpack(session_of: hg.Session) -> None:
-    tensor = session_of.empty((2, 3), "i64", buffer_type="shared")
-    tensor.set(np.arange(6).reshape(2, 3))
-    array = np.from_dlpack(tensor[:, 1])
-    assert array.tolist() == [1, 4]
-    tensor.map()[1, 1] = 9
-    assert array.tolist() == [1, 9]
-    with pytest.raises(BufferError, match="cannot be mapped"):
-        np.from_dlpack(session_of.empty(3, "f32"))
-
-
-def test_mapping_waits_for_what_was_sent_before(session_of: hg.Session) -> None:
-    source = session_of.put(np.arange(3_000_000, dtype=np.int32))
-    for _ in range(3):
-        tensor = session_of.empty(3_000_000, "i32", buffer_type="shared")
-        source.copy_to(tensor)
-        assert tensor.map()[-1] == 2_999_999
-
-
-def test_runs_read_mapped_tensors_and_write_into_them(session_of: hg.Session) -> None:
-    g = hg.Graph()
-    x, rows = g.input("x", (20, 8), "f32"), g.input("rows", (5,), "i32")
-    g.output("y", hg.ops.get_rows(x, rows))
-    plan = session_of.compile(g)
-    places = {
-        name: session_of.empty(*what, buffer_type="shared")
-        for name, what in {"x": ((20, 8), "f32"), "rows": ((5,), "i32"), "y": ((5, 8), "f32")}.items()
-    }
-    arrays = {name: one.map() for name, one in places.items()}
-    arrays["x"][:] = np.arange(160, dtype=np.float32).reshape(20, 8)
-    for chosen in ([0, 19, 3, 3, 7], [1, 2, 3, 4, 5]):
-        arrays["rows"][:] = chosen
-        plan.run({"x": places["x"], "rows": places["rows"]}, out={"y": places["y"]})
-        assert np.array_equal(arrays["y"], arrays["x"][chosen])
-
-
-def test_indices_that_a_client_changes_during_runs_never_reach_outside(session_of: hg.Session) -> None:
-    g = hg.Graph()
-    x, rows = g.input("x", (4, 8), "f32"), g.input("rows", (4096,), "i32")
-    g.output("y", hg.ops.get_rows(x, rows).sum())
-    plan = session_of.compile(g)
-    places = session_of.empty(4096, "i32", buffer_type="shared")
-    array, over = places.map(), threading.Event()
-
-    def change() -> None:
-        while not over.is_set():
-            array[:] = 2**31 - 1
-            array[:] = 0
-
-    changing = threading.Thread(target=change)
-    changing.start()
-    try:
-        ones = np.ones((4, 8), np.float32)
-        for _ in range(300):
-            try:
-                assert plan.run({"x": ones, "rows": places})["y"] == 4096 * 8
-            except hg.OutOfRangeError:
-                pass
-            except hg.HeliographError as error:
-                assert "2147483647" in str(error), error
-    finally:
-        over.set()
-        changing.join()
-    assert session_of.put(ones).get().sum() == 32
-
-
-def test_a_mapped_tensor_is_no_weight_and_no_variable(session_of: hg.Session) -> None:
-    tensor = session_of.empty((4, 4), "f32", buffer_type="shared")
-    g = hg.Graph()
-    g.output("y", g.input("x", (4, 4), "f32") @ g.bound_weight("w", (4, 4), "f32"))
-    with pytest.raises(hg.UnsupportedError, match="cannot read"):
-        session_of.compile(g, weights={"w": tensor})
-    with pytest.raises(hg.UnsupportedError, match="does not compute in memory"):
-        session_of.compile(product(), buffer_types={"cpu0": "shared"})
-
-
-def product() -> hg.Graph:
-    g = hg.Graph()
-    g.output("y", g.input("x", (4, 4), "f32") @ g.weight("w", np.ones((4, 4), np.float32)))
-    return g
-
-
-def test_other_memory_cannot_be_mapped(session: hg.Session) -> None:
-    with pytest.raises(hg.UnsupportedError, match="cannot be mapped") as caught:
-        session.empty(10, "f32").map()
-    assert "shared" in caught.value.advice
-
-
-def test_in_one_process_tensors_can_be_mapped_too() -> None:
-    with hg.connect("local:") as session:
-        tensor = session.empty((3, 4), "i64", buffer_type="shared")
-        tensor.map()[:] = 7
-        assert tensor.get().tolist() == [[7] * 4] * 3
-
-
-def test_the_array_outlives_tensor_session_and_daemon() -> None:
-    script = """
-        import sys
-        import heliograph as hg
-        session = hg.connect(sys.argv[1])
-        array = session.empty(1_000_000, "f64", buffer_type="shared").map()
-        array[:] = 1
-        print("mapped", flush=True)
-        sys.stdin.read()
-        print(array.sum())
-    """
-    with ExitStack() as ending:
-        with running_daemon("--device", "cpu:reference=1,memory=64MiB") as url:
-            client = ending.enter_context(_client(script, url))
-            with hg.connect(url) as watcher:
-                # The tensor was collected at once, and gave the device its memory back.
-                assert watcher.devices[0].memory().free_bytes == 64 * MIB
-        # Now the daemon has ended, and the client has not.
-        out, _ = client.communicate("", timeout=SECONDS)
-    assert out == "1000000.0\n"
-
-
-@contextmanager
-def _client(script: str, url: str) -> Iterator[subprocess.Popen[str]]:
-    """A client in a process of its own, once it says that it has mapped its tensor."""
-    command = [sys.executable, "-c", textwrap.dedent(script), url]
-    client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert client.stdout is not None and client.stdout.readline() == "mapped\n"
-        yield client
-    finally:
-        client.kill()
-        client.communicate(timeout=SECONDS)
-
-
-def test_a_client_that_is_killed_leaves_no_memory_behind() -> None:
-    script = """
-        import sys
-        import heliograph as hg
-        session = hg.connect(sys.argv[1])
-        tensor = session.empty(30_000_000, "u8", buffer_type="shared")
-        array = tensor.map()
-        array[:] = 1
-        print("mapped", flush=True)
-        sys.stdin.read()
-    """
-    with running_daemon("--device", "cpu:reference=1,memory=64MiB") as url, hg.connect(url) as watcher:
-        (device,) = watcher.devices
-        with _client(script, url) as client:
-            assert device.memory().free_bytes == 64 * MIB - whole_pages(30_000_000)
-            client.kill()
-        # The kernel tells the daemon at once; what is asked behind that may still be a moment early.
-        for _ in range(2000):
-            if device.memory().free_bytes == 64 * MIB:
-                return
-        pytest.fail("the memory of a client that was killed is still taken")
-
-
-def test_tensors_and_strides_may_be_larger_than_four_gigabytes() -> None:
-    with running_daemon("--device", "cpu:threads=1,memory=6GiB") as url, hg.connect(url) as session:
-        # Of such memory only the pages are taken that somebody touches.
-        tensor = session.empty(5 * 2**30 + 64, "u8", buffer_type="shared")
-        array = tensor.map()
-        far = 5 * 2**30
-        tensor[far:].set(np.full(64, 9, np.uint8))
-        assert tensor[far + 63 :].get().tolist() == [9]
-        tensor.set_2d(np.full((2, 16), 7, np.uint8), 8, far)
-        assert tensor.get_2d(2, 16, 8, far).tolist() == [[7] * 16] * 2
-        assert array[[8, 23, 24, far + 8, far + 23, far + 24]].tolist() == [7, 7, 0, 7, 7, 9]
-        assert tensor[::far].get().tolist() == [0, 9]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_more_than_two_gigabytes_travel_at_once(shared: bool) -> None:
@@ -667,7 +465,7 @@ def test_a_file_that_could_be_cut_is_not_mapped(tmp_path: Path) -> None:
 
 
 def _shared_by(folder: Path, answer: bytes, descriptor: int | None) -> object:
-    """What a client makes of a server's answer to its request."""
+    """Return the memory that a client shares after a server's answer to its request."""
     from heliograph.transport.shared_memory import share
     from heliograph_proto.addresses import Address
     from heliograph_proto.sessions import Limits, SessionInfo, SharedMemoryOffer

@@ -1,4 +1,4 @@
-"""What memory that is shared takes of a server: descriptors, pages, and time of its event loop."""
+"""The costs of shared memory on a server: descriptors, pages, and time of its event loop."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def no_more_descriptors() -> Iterator[None]:
 def test_a_peer_that_nobody_knows_is_not_this_user() -> None:
     with socket.socket() as unknown:
         assert not is_of_this_user(unknown)
-    # Nor can one be looked at that is gone.
+    # One that is gone cannot be looked at either.
     assert not is_of_this_user(unknown)
     one, other = socket.socketpair()
     with one, other:
@@ -324,7 +324,7 @@ def test_a_call_that_breaks_off_while_it_is_hashed_keeps_nobody_waiting() -> Non
             assert (await near.sessions.Open(request, timeout=5)).session
         assert not gate.opened.is_set()
         gate.open()
-        # What came stays, for whoever goes on with it.
+        # Bytes that came stay, for the rest of the upload.
         await asyncio.gather(reading, return_exceptions=True)
 
     near(scenario)

@@ -1,15 +1,16 @@
-"""Taps over every transport: which nodes, in which order, pauses, early ends, and variants of plans."""
+"""Taps over every transport: nodes and their order, pauses, early ends, and variants of plans."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from asyncio_tests import run_with_plan
 
 import heliograph as hg
 from heliograph.core.methods import COMPILE
@@ -26,7 +27,8 @@ Array = np.ndarray[Any, Any]
 
 
 def layered() -> hg.Graph:
-    """x through layers of a product, a sum and an activation, which share kernels where nobody observes."""
+    """x through layers of a product, a sum and an activation, which share kernels without
+    taps."""
     g, random = hg.Graph(), np.random.default_rng(7)
     x = g.input("x", (4, 8), "f32")
     for number in range(LAYERS):
@@ -180,7 +182,7 @@ def test_outputs_go_where_they_go_without_taps(session: hg.Session, plan: hg.Pla
     assert isinstance(kept, hg.Tensor) and np.array_equal(kept.get(), expected)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -526,19 +528,6 @@ def test_ctrl_c_while_waiting_for_a_value_cancels_the_run(scripted: tuple[hg.Ses
 
 # asyncio
 
-Test = Callable[[hg.aio.Session, hg.aio.Plan], Awaitable[None]]
-
-
-def on_loop(url: str, test: Test) -> None:
-    """Runs a test on a loop of its own; no task may be left."""
-
-    async def main() -> None:
-        async with hg.aio.connect(url) as session:
-            await test(session, await session.compile(layered()))
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main(), debug=True)
-
 
 def test_the_same_names_with_asyncio(url: str) -> None:
     async def test(session: hg.aio.Session, plan: hg.aio.Plan) -> None:
@@ -553,7 +542,7 @@ def test_the_same_names_with_asyncio(url: str) -> None:
         with pytest.raises(hg.InvalidArgumentError, match="nothing of the run is observed"):
             plan.submit(x=X).taps()
 
-    on_loop(url, test)
+    run_with_plan(url, layered(), test)
 
 
 def test_a_run_for_new_taps_keeps_its_place_and_its_arrays_with_asyncio(url: str) -> None:
@@ -566,7 +555,7 @@ def test_a_run_for_new_taps_keeps_its_place_and_its_arrays_with_asyncio(url: str
         assert np.array_equal(await t.get(), expected)
         assert len([tap async for tap in run.taps(SECONDS)]) == len(names_of(layered()))
 
-    on_loop(url, test)
+    run_with_plan(url, layered(), test)
 
 
 def test_leaves_that_are_tensors_with_asyncio(url: str) -> None:
@@ -577,7 +566,7 @@ def test_leaves_that_are_tensors_with_asyncio(url: str) -> None:
         run = plan.submit(x=X, taps="*")
         assert np.array_equal((await run.result(SECONDS))["y"], X * 3)
 
-    on_loop(url, test)
+    run_with_plan(url, layered(), test)
 
 
 def test_ends_with_asyncio(url: str) -> None:
@@ -587,7 +576,7 @@ def test_ends_with_asyncio(url: str) -> None:
             assert run.cancel()
             break
         assert isinstance(await run.exception(SECONDS), hg.CancelledError)
-        # Whoever waits for the end, leaves the loop or drops the future lets it go on.
+        # Waiting for the end, leaving the loop or dropping the future lets it go on.
         assert await plan.submit(x=X, taps="*", pause=True).exception(SECONDS) is None
         run = plan.submit(x=X, taps="*", pause=True)
         async for _ in run.taps(SECONDS):
@@ -601,7 +590,7 @@ def test_ends_with_asyncio(url: str) -> None:
         gc.collect()
         await session.synchronize(SECONDS)
 
-    on_loop(url, test)
+    run_with_plan(url, layered(), test)
 
 
 def test_cancelling_the_task_that_waits_cancels_the_run_with_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,7 +607,7 @@ def test_cancelling_the_task_that_waits_cancels_the_run_with_asyncio(monkeypatch
         await asyncio.wait([task])
         assert task.cancelled() and isinstance(await run.exception(SECONDS), hg.CancelledError)
 
-    on_loop("local:", test)
+    run_with_plan("local:", layered(), test)
 
 
 @pytest.mark.parametrize("fractions", [{"cpu0": 1.0, "cpu1": 1.0}, {"cpu0": 1.0}])

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from asyncio_tests import run_with_plan
 from daemon_processes import started
 from fed_loops import ROWS, WIDTH, N, Replay, X, adding, check_random_feeds, endless, random_feed
 
 import heliograph as hg
 from heliograph.aio.run_future import RunFuture
-from heliograph_backends.fake import FakeDevice
-from heliograph_backends.registry import Registry, open_registry
 from heliograph_proto.commands import MAX_LOOP_STEPS
 
 SECONDS = 20.0
@@ -374,16 +372,6 @@ def test_values_larger_than_a_message_takes_are_fed_by_rows(session: hg.Session)
 # Several devices
 
 
-@pytest.fixture
-def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[hg.Session]:
-    """Two processors, and a device whose memory is its own."""
-    specifications = ("cpu:threads=1", "cpu:threads=1")
-    made = [*open_registry(specifications).devices, FakeDevice("far", 2**24, is_host=False)]
-    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: Registry.of(*made))
-    with hg.connect("local:") as session:
-        yield session
-
-
 @pytest.mark.parametrize("device", ["cpu0", "cpu1", "far"])
 def test_feeds_reach_plans_over_several_devices(several: hg.Session, device: str) -> None:
     plan = several.compile(adding(), ["cpu0", "cpu1", "far"], pins={"half/*": device})
@@ -391,17 +379,6 @@ def test_feeds_reach_plans_over_several_devices(several: hg.Session, device: str
 
 
 # asyncio
-
-
-def on_loop(url: str, test: Callable[[hg.aio.Session, hg.aio.Plan], Awaitable[None]]) -> None:
-    """Runs a test on an event loop of its own; no task may be left."""
-
-    async def main() -> None:
-        async with hg.aio.connect(url) as session:
-            await test(session, await session.compile(adding()))
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main(), debug=True)
 
 
 def test_feeds_with_asyncio(url: str) -> None:
@@ -424,7 +401,7 @@ def test_feeds_with_asyncio(url: str) -> None:
         late = loop.feed({"x": X})
         assert isinstance(await late.exception(SECONDS), hg.LoopEndedError) and late.done()
 
-    on_loop(url, test)
+    run_with_plan(url, adding(), test)
 
 
 def test_too_many_unsent_feeds_are_refused_with_asyncio(url: str) -> None:
@@ -438,7 +415,7 @@ def test_too_many_unsent_feeds_are_refused_with_asyncio(url: str) -> None:
         assert loop.stop()
         await loop
 
-    on_loop(url, test)
+    run_with_plan(url, adding(), test)
 
 
 def test_a_loop_may_be_fed_before_it_is_sent(url: str) -> None:
@@ -457,7 +434,7 @@ def test_a_loop_may_be_fed_before_it_is_sent(url: str) -> None:
         assert isinstance(await late.exception(SECONDS), hg.LoopEndedError)
         await other
 
-    on_loop(url, test)
+    run_with_plan(url, adding(), test)
 
 
 def test_feeds_of_a_loop_whose_session_ends_as_it_is_sent_fail(url: str) -> None:
@@ -474,4 +451,4 @@ def test_feeds_of_a_loop_whose_session_ends_as_it_is_sent_fail(url: str) -> None
         for one in fed:
             assert isinstance(await one.exception(SECONDS), hg.SessionClosedError)
 
-    on_loop(url, test)
+    run_with_plan(url, adding(), test)
