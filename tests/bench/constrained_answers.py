@@ -7,23 +7,19 @@ process.
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from figures import Figure, paired_medians
-from llm_shapes import words
+from llm_shapes import SHAPES, write
 
 import heliograph as hg
 from heliograph.llm.constraints import Constraint, constraint_of
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-
-from gguf_files import write_model
 
 TOKENS = 48
 ROUNDS = 6
@@ -48,19 +44,7 @@ SCHEMA = {
 def figures() -> Iterator[Figure]:
     """Milliseconds of a token."""
     with tempfile.TemporaryDirectory() as folder:
-        path = write_model(
-            Path(folder) / "model.gguf",
-            "llama",
-            "q4_0",
-            words(),
-            context=1024,
-            width=1024,
-            layers=4,
-            heads=16,
-            kv_heads=4,
-            row=64,
-            hidden=2816,
-        )
+        path = write(Path(folder) / "model.gguf", replace(SHAPES["small"], layers=4))
         with hg.connect("local:") as session:
             llm = hg.llm.load(session, path)
             yield from compared(llm)

@@ -10,22 +10,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from figures import Figure, paired_medians
-from llm_shapes import WORDS, words
+from llm_shapes import SHAPES, WORDS, words, write
 from peer_process import PEER_PYTHON, PEERS, PeerProcess
 
 import heliograph as hg
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
-from gguf_files import write_model
+from gguf_files import Shape
 from llm_followers import followers, mistaken, write_follower
 from lora_files import write_adapter
 
-LAYERS = 6
+SHAPE = replace(SHAPES["tinyllama"], layers=6)
+#: The shape of a draft.
+SMALL = Shape("llama", 256, 2, 4, 2, 64, 704, SHAPE.context)
 PROMPT, DECODED = 128, 24
 #: The most that ours may take of llama.cpp's time.
 BARS = {"prompt": 1.2, "decode": 1.2, "prompt-q8": 1.0, "decode-q8": 1.0}
@@ -43,19 +46,7 @@ ROUNDS = 6
 def figures() -> Iterator[Figure]:
     """Milliseconds of a prompt and of a token."""
     with tempfile.TemporaryDirectory() as folder:
-        path = write_model(
-            Path(folder) / "model.gguf",
-            "llama",
-            "q4_0",
-            words(),
-            context=1024,
-            width=2048,
-            layers=LAYERS,
-            heads=32,
-            kv_heads=4,
-            row=64,
-            hidden=5632,
-        )
+        path = write(Path(folder) / "model.gguf", SHAPE)
         with hg.connect("local:") as session:
             ours = Ours(hg.llm.load(session, path))
             likeliest, sampled = paired_medians(
@@ -103,29 +94,11 @@ def drafted(session: hg.Session, folder: Path) -> Iterator[Figure]:
     """A token with drafts that are right always, half of the time and never."""
     vocabulary = words()
     following = followers(WORDS)
-    big = write_follower(
-        folder / "big.gguf",
-        vocabulary,
-        following,
-        stored="q4_0",
-        width=2048,
-        layers=LAYERS,
-        heads=32,
-        kv_heads=4,
-        hidden=5632,
-        context=1024,
-    )
+    big = write_follower(folder / "big.gguf", vocabulary, following, SHAPE, stored="q4_0")
     alone = hg.llm.load(session, big)
     for wrong, bar in DRAFTED_BARS.items():
-        small = write_follower(
-            folder / "small.gguf",
-            vocabulary,
-            mistaken(following, wrong),
-            stored="q4_0",
-            width=256,
-            hidden=704,
-            context=1024,
-        )
+        proposed = mistaken(following, wrong)
+        small = write_follower(folder / "small.gguf", vocabulary, proposed, SMALL, stored="q4_0")
         with_draft = hg.llm.load(session, big, draft=small)
         result = with_draft.generate([500], max_tokens=DRAFTED, temperature=0).result()
         mine, theirs = paired_medians(partial(answered, with_draft), partial(answered, alone), ROUNDS, 1)

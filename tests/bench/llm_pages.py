@@ -18,13 +18,14 @@ from llm_serving import model
 from slots import decode
 
 import heliograph as hg
+from heliograph.llm.current_session import CurrentSession
+from heliograph.llm.files.weights import open_file
 from heliograph.llm.graphs import CARRIES
 from heliograph.llm.loading import Loading, engine_of
 from heliograph.llm.sampling import ENDS, Form
 from heliograph.llm.serving.graphs import PagedDecoder
 from heliograph.llm.serving.pages import PAGE, Pages, pages_of
 from heliograph.llm.serving.scheduler import table_sizes
-from heliograph.llm.weights import open_file
 
 CONTEXT, STEPS = 2048, 4
 #: The most that a step over pages may take of one over slots, in time of processors.
@@ -36,7 +37,7 @@ def figures() -> Iterator[Figure]:
     """Milliseconds of processors for a step, at the beginning of a context and at its end."""
     with tempfile.TemporaryDirectory() as folder, hg.connect("local:") as session:
         path = model(Path(folder) / "model.gguf", CONTEXT)
-        engine: Any = engine_of(session, open_file(path), Loading(CONTEXT))
+        engine: Any = engine_of(CurrentSession(session), open_file(path), Loading(CONTEXT))
         for rows in (1, 8, 32):
             for name, position in (("short", 100), ("long", CONTEXT - 2 * STEPS)):
                 slots = _steps(session, decode(engine.decoder, rows, Form(1)), rows, position, 0)
@@ -53,7 +54,7 @@ def tables(rows: int, pages: int) -> np.ndarray[Any, Any]:
     """Return the pages of answers that have full tables, half of them taken by their growth in
     turns."""
     pool = Pages(rows * pages)
-    made = [pool.open(str(row), range(pages * PAGE // 2)) for row in range(rows)]
+    made = [pool.open((str(row), ""), range(pages * PAGE // 2)) for row in range(rows)]
     for count in range(pages):
         for table in made:
             pool.grow(table, (count + 1) * PAGE)
@@ -72,6 +73,7 @@ def _steps(
     }
     if pages:
         inputs["table"] = tables(rows, pages)
+        inputs["limit"] = np.full(rows, pages * PAGE, np.int32)
 
     def measure(runs: int) -> list[float]:
         found = []

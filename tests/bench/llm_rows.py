@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from figures import Figure, paired_medians
@@ -23,11 +23,13 @@ from llm_shapes import chosen, write
 from peer_process import PEER_PYTHON, PEERS, PeerProcess
 
 import heliograph as hg
+from heliograph.llm.current_session import CurrentSession
+from heliograph.llm.files.weights import open_file
 from heliograph.llm.graphs import CARRIES
-from heliograph.llm.loading import engine_of
+from heliograph.llm.loading import Loading, engine_of
+from heliograph.llm.products import Activations
 from heliograph.llm.sampling import ENDS, Form
 from heliograph.llm.serving.graphs import PagedDecoder
-from heliograph.llm.weights import open_file
 
 ROWS, PROMPTS, MOST_ROWS = (1, 4, 8), (128, 512), 8
 #: The most that ours may take of llama.cpp's time.
@@ -44,18 +46,20 @@ def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="bench-rows-") as folder, hg.connect("local:") as session:
         path = write(Path(folder) / "model.gguf", chosen())
         with PeerProcess("peer_llama.py", path, threads, MOST_ROWS, python=PEER_PYTHON) as peer:
-            for activations in ("f32", "q8"):
+            for activations in get_args(Activations):
                 yield from beside(session, path, peer, activations)
 
 
-def beside(session: hg.Session, path: Path, peer: PeerProcess, activations: str) -> Iterator[Figure]:
+def beside(session: hg.Session, path: Path, peer: PeerProcess, activations: Activations) -> Iterator[Figure]:
     """Both in turns."""
-    engine: Any = engine_of(session, open_file(path), CONTEXT, "f16", {}, activations=activations)
+    engine: Any = engine_of(
+        CurrentSession(session), open_file(path), Loading(CONTEXT, activations=activations)
+    )
     for rows in ROWS:
         ours = steps(session, engine, rows)
         found = paired_medians(ours, partial(_theirs, peer, "rows", STEPS, rows), ROUNDS, 1)
         yield _figure(f"llm-rows/{rows}-{activations}", found, BARS[rows])
-    llm = hg.llm.load(session, path, activations=activations)  # type: ignore[call-overload]
+    llm = hg.llm.load(session, path, activations=activations)
     for count in PROMPTS:
         found = paired_medians(prompts(llm, count), partial(_theirs, peer, "prompt", count), ROUNDS, 1)
         yield _figure(f"llm-rows/prompt{count}-{activations}", found, BARS[count])
@@ -70,6 +74,7 @@ def steps(session: hg.Session, engine: Any, rows: int) -> Callable[[int], list[f
     inputs = {
         "token": np.arange(300, 300 + rows, dtype=np.int32),
         "position": np.full(rows, START, np.int32),
+        "limit": np.full(rows, START + STEPS, np.int32),
         "ends": np.full((rows, ENDS), -1, np.int32),
         "table": np.arange(rows, dtype=np.int32)[:, None],
     }

@@ -8,23 +8,19 @@ short and differ.
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from figures import Figure, paired_medians
-from llm_shapes import words
+from llm_shapes import SHAPES, write
 
 import heliograph as hg
 from heliograph.llm.serving import Bounds, Server
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-
-from gguf_files import write_model
 
 ANSWERS, TOKENS, PROMPT, SYSTEM, CONTEXT = 16, 64, 24, 384, 512
 #: The most that all answers together may take of their time one after the other.
@@ -50,19 +46,7 @@ def figures() -> Iterator[Figure]:
 
 def model(path: Path, context: int) -> Path:
     """Write the model."""
-    return write_model(
-        path,
-        "llama",
-        "q4_0",
-        words(),
-        context=context,
-        width=1024,
-        layers=4,
-        heads=16,
-        kv_heads=4,
-        row=64,
-        hidden=2816,
-    )
+    return write(path, replace(SHAPES["small"], layers=4, context=context))
 
 
 class Measured:

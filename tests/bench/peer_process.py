@@ -42,6 +42,10 @@ class PeerProcess:
         )
         self.ready = self._answer()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, *words: object) -> object:
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(map(str, words)) + "\n")

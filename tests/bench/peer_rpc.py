@@ -1,6 +1,6 @@
 """ggml's RPC backend as a peer: its own server and its own client, in C++, through ctypes.
 
-`server` offers the CPU and says its port. `client PORT` answers lines "upload|download BYTES RUNS",
+`server [THREADS]` offers the CPU and says its port. `client PORT` answers lines "upload|download BYTES RUNS",
 "graph BYTES RUNS" (a tensor is set, a graph of one op computed, its result got), "get BYTES RUNS" and
 "pipelined BYTES RUNS" (graphs sent one after the other, seconds of each on average). ggml's client does not
 wait for a tensor that it sends, so an upload here gets a few bytes of it afterwards: what is timed is until
@@ -70,7 +70,8 @@ class Library:
         raise AttributeError(f"{name} has no signature here")
 
 
-def serve() -> None:
+def serve(threads: int = 1) -> None:
+    """One thread is the fastest for few numbers: ggml's threads spin to meet."""
     end_with_parent()
     library = Library()
     with socket.socket() as free:
@@ -79,8 +80,7 @@ def serve() -> None:
     say(port)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # ggml's server prints
     devices = (c_void_p * 1)(library.ggml_backend_dev_by_type(CPU_DEVICE))
-    # One thread is the fastest for the few numbers that are computed here: ggml's threads spin to meet.
-    library.ggml_backend_rpc_start_server(f"127.0.0.1:{port}".encode(), None, 1, 1, devices)
+    library.ggml_backend_rpc_start_server(f"127.0.0.1:{port}".encode(), None, threads, 1, devices)
 
 
 def wait_for(port: int) -> None:
@@ -185,7 +185,7 @@ class Client:
 
 def main() -> None:
     if sys.argv[1] == "server":
-        serve()
+        serve(*map(int, sys.argv[2:]))
         return
     client = Client(int(sys.argv[2]))
     timed = Timed(client)

@@ -39,7 +39,7 @@ SIDE = 4096
 TYPES = (
     "q4_0", "q8_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
     "mxfp4", "nvfp4", "tq1_0", "tq2_0", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",
-    "f16", "bf16",
+    "q1_0", "q2_0", "f16", "bf16",
 )  # fmt: skip
 #: The most that a product may take of ggml's time, by the number of rows.
 BARS = {1: 1.2, 128: 1.2}

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from bounds import bound_of
 from history_picture import drawn
 
 Row: TypeAlias = Mapping[str, Any]
@@ -65,6 +66,8 @@ def page(found: Row) -> str:
     titles = ("figure", "ours", "peer", "unit", "ratio", "least to most", "bar", "", "against", "note")
     for name, group in groupby(others, key=lambda row: row["benchmark"]):
         parts += [f"## {name}\n", table(titles, map(cells, group))]
+    if known := list(bounds(others)):
+        parts += ["## Bounds of the short ones\n", table(("figures", "bound"), known)]
     if found["missing"]:
         parts += ["## Not measured\n", table(("benchmark", "reason"), found["missing"].items())]
     return "\n".join([*parts, PICTURE_TEXT])
@@ -76,6 +79,16 @@ def cells(row: Row) -> Sequence[str]:
     numbers = (short(row["ours"]), short(row["peer"]), row["unit"], f"{row['ratio']:.2f}", spread)
     verdict = (f"{row['bar']:.2f}", "ok" if row["ok"] else "short")
     return row["name"], *numbers, *verdict, row["against"], row["note"]
+
+
+def bounds(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    """Yield the short figures that have a known bound in common, and that."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if not row["ok"] and (says := bound_of(row["name"])):
+            names.setdefault(says, []).append(row["name"])
+    for says, found in names.items():
+        yield ", ".join(found), says
 
 
 def limit_cells(row: Row) -> Sequence[str]:

@@ -1,0 +1,172 @@
+"""The cost of the dashboard for a daemon: processor time with and without viewers, and small runs' tail.
+
+Processor time is that of the daemon's process, in turns with a viewer and without, so that what else it
+does is in both; a figure is the difference. Viewers are sockets of a process of their own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+from figures import Figure, seconds_of, shared
+from planes_latency import VALUE, one_op
+
+import heliograph as hg
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from dashboards import WebDaemon, events, first, load, web_daemon
+
+#: In percent of a core: idle with one viewer, at a thousand runs a second, and without a viewer.
+IDLE_BAR, BUSY_BAR, NOBODY_BAR = 1.0, 5.0, 0.2
+#: Many viewers: times the p99 of a small run without them, and in percent of a core.
+CROWD, CROWD_BAR, CROWD_SHARE_BAR = 100, 1.1, 1.5
+#: One look at the processor time, and the looks of each kind.
+LOOK_SECONDS, LOOKS = 5.0, 6
+#: How long the collection goes on when the last viewer has left, and a bit.
+LINGER_SECONDS = 6.0
+RUNS = 3000
+
+#: Reads so many streams of events until its stdin ends, and says how many bytes came.
+VIEWERS = """
+import selectors, socket, sys
+host, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+found = selectors.DefaultSelector()
+found.register(sys.stdin, selectors.EVENT_READ)
+for _ in range(count):
+    made = socket.create_connection((host, port))
+    made.sendall(f"GET /api/events HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n".encode())
+    found.register(made, selectors.EVENT_READ)
+print("looking", flush=True)
+read, over = 0, False
+while not over:
+    for key, _ in found.select():
+        if key.fileobj is sys.stdin:
+            over = True
+        else:
+            data = key.fileobj.recv(65536)
+            read += len(data)
+            if not data:
+                found.unregister(key.fileobj)
+print(read, flush=True)
+"""
+
+
+def figures() -> Iterator[Figure]:
+    """Percent of a core, and the p99 of small runs."""
+    yield from _processor()
+    yield _tail()
+
+
+def _processor() -> Iterator[Figure]:
+    with web_daemon("--log-level", "warning") as daemon:
+        seen, alone = _in_turns(daemon)
+        yield _share("idle", seen - alone, IDLE_BAR, f"one viewer, {seen:.2f} % in all")
+        seen, alone = _in_turns(daemon, CROWD)
+        yield _share("crowd", seen - alone, CROWD_SHARE_BAR, f"{CROWD} viewers, {seen:.2f} % in all")
+        with load(daemon.url, "paced=1000"):
+            seen, alone = _in_turns(daemon)
+            rate = _rate(daemon)
+        yield _share("busy", seen - alone, BUSY_BAR, f"{rate:,.0f} runs/s, {seen:.1f} % in all")
+        with plain_daemon() as other:
+            own, others = _shares((daemon, other))
+        yield _share("nobody", own - others, NOBODY_BAR, "beside a daemon without a dashboard")
+
+
+def _rate(daemon: WebDaemon) -> float:
+    """The runs a second, as a page is told them."""
+    with events(daemon) as found:
+        rates = [first(found, "state")["run_rates"]["ended"] for _ in range(6)]
+    return statistics.median(rates[1:])
+
+
+def _share(name: str, percent: float, bar: float, note: str) -> Figure:
+    # Noise may be below nothing.
+    return Figure(f"web/{name}", max(percent, 0.001), bar, 1.0, "% of a core", "the bar", note)
+
+
+@contextmanager
+def plain_daemon() -> Iterator[int]:
+    """The process of a daemon without a dashboard."""
+    from forked_daemons import newest_daemon, running_daemon
+
+    with running_daemon("--device", "cpu:threads=1,memory=256MiB", "--log-level", "warning"):
+        yield newest_daemon().pid
+
+
+@contextmanager
+def looking(daemon: WebDaemon, count: int) -> Iterator[None]:
+    """So many viewers."""
+    host, _, port = daemon.web.partition("://")[2].rpartition(":")
+    command = [sys.executable, "-c", VIEWERS, host, port, str(count)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline().strip() == "looking"
+        time.sleep(1.0)
+        yield
+    finally:
+        process.stdin.write("over\n")
+        process.stdin.close()
+        read = int(process.stdout.readline() or 0)
+        process.stdout.close()
+        process.wait(20)
+        assert read, "no viewer was told anything"
+
+
+def _in_turns(daemon: WebDaemon, viewers: int = 1) -> tuple[float, float]:
+    """The shares of a core with viewers, and without: medians."""
+    seen, alone = [], []
+    for _ in range(shared(LOOKS)):
+        with looking(daemon, viewers):
+            seen += _shares((daemon,))
+        time.sleep(LINGER_SECONDS)
+        alone += _shares((daemon,))
+    return statistics.median(seen), statistics.median(alone)
+
+
+def _shares(daemons: tuple[WebDaemon | int, ...]) -> list[float]:
+    """The processor time that each takes, in percent of a core."""
+    processes = [psutil.Process(one if isinstance(one, int) else one.process.pid) for one in daemons]
+    before = [sum(one.cpu_times()[:2]) for one in processes]
+    began = time.monotonic()
+    time.sleep(LOOK_SECONDS)
+    took = time.monotonic() - began
+    return [
+        100 * (sum(one.cpu_times()[:2]) - start) / took for one, start in zip(processes, before, strict=True)
+    ]
+
+
+def _tail() -> Figure:
+    """The p99 of a small run with a hundred viewers beside that without: medians of turns, since what
+    else the machine does moves a tail."""
+    crowded: list[float] = []
+    alone: list[float] = []
+    medians: list[float] = []
+
+    def tail() -> float:
+        seconds = seconds_of(lambda: plan.run(x=VALUE), RUNS, warmup=200)
+        medians.append(1e6 * statistics.median(seconds))
+        return 1e6 * float(np.quantile(seconds, 0.99))
+
+    with (
+        web_daemon("--log-level", "warning") as daemon,
+        hg.connect(daemon.url, shared_memory=False, direct=False) as session,
+    ):
+        plan = session.compile(one_op())
+        for _ in range(shared(LOOKS)):
+            with looking(daemon, CROWD):
+                crowded.append(tail())
+            time.sleep(LINGER_SECONDS)
+            alone.append(tail())
+    ours, theirs = statistics.median(crowded), statistics.median(alone)
+    note = f"p99; p50 {statistics.median(medians[::2]):.0f} and {statistics.median(medians[1::2]):.0f} us"
+    return Figure("web/hundred-viewers", ours, theirs, CROWD_BAR, "us", "without viewers", note)
