@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -76,10 +75,46 @@ def test_weights_over_devices_and_buffer_types(graph: str, capsys: pytest.Captur
     assert "columns 0 to 12 " in printed and "layer0/w  cpu1" in printed and "layer1/w" not in printed
 
 
-@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
 def test_a_picture_is_a_file(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain(graph, "--svg", str(tmp_path / "plan.svg"), *SPREAD) == 0
-    assert "<svg" in (tmp_path / "plan.svg").read_text() and "plan.svg: 2 splits" in capsys.readouterr().out
+    picture = tmp_path / "plan.svg"
+    assert explain(graph, "--svg", str(picture), *SPREAD) == 0
+    assert "plan.svg: 2 splits" in capsys.readouterr().out
+    assert "model.hgraph" in picture.read_text() and "layer0" in picture.read_text()
+    assert explain(graph, "--svg", str(picture), "--unfold", "0", *SPREAD) == 0
+    assert explain(graph, "--memory-svg", str(tmp_path / "memory.svg"), *SPREAD) == 0
+    drawn = (tmp_path / "memory.svg").read_text()
+    assert "between splits" in drawn and "layer0/product: 256 B" in drawn
+
+
+def test_a_page_is_a_file_that_a_browser_shows(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: not shown.append(url))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    page = tmp_path / "plan.html"
+    assert explain(graph, "--html", str(page), *SPREAD) == 0 and shown == []
+    assert page.read_text().startswith("<!doctype html>") and "plan.html: 2 splits" in capsys.readouterr().out
+    assert explain(graph, "--html", str(page), "--open", *SPREAD) == 0 and shown == [page.as_uri()]
+    assert explain(graph, "--open", *SPREAD) == 0
+    (made,) = tmp_path.glob("heliograph-*/plan.html")
+    assert shown[1] == made.as_uri() and made.parent.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr("webbrowser.open", lambda url: False)
+    assert explain(graph, "--html", str(page), "--open") == 0
+    assert "no browser was found" in capsys.readouterr().out
+
+
+def test_two_placements_are_compared(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(graph, *SPREAD, "--against", "cpu0") == 0
+    printed = capsys.readouterr().out
+    # The copy between the two devices is memory, too.
+    assert printed.startswith("2 nodes differ: 1 in device, 2 in memory") and "layer1/product" in printed
+    assert explain(graph, *SPREAD, "--against", "cpu0", "--json") == 0
+    row = json.loads(capsys.readouterr().out)["differences"][1]
+    assert (row["a"]["device"], row["b"]["device"]) == ("fake0", "cpu0")
+    page = tmp_path / "both.html"
+    assert explain(graph, *SPREAD, "--against", "cpu0", "--html", str(page)) == 0
+    assert page.read_text().count('class="view"') == 2
 
 
 @pytest.mark.parametrize(
@@ -99,6 +134,11 @@ def test_a_picture_is_a_file(graph: str, tmp_path: Path, capsys: pytest.CaptureF
         (("--split", "*=cpu0:1,cpu0:2"), "'cpu0' twice"),
         (("--split", "*=cpu0:-1"), "fraction -1.0"),
         (("--buffer-type", "cpu0=fast"), "no buffer type 'fast'"),
+        (("--open", "--json"), "--open shows a page"),
+        (("--against", "cpu1", "--dot"), "--against compares two plans"),
+        (("--against", "gpu7"), "no device is named 'gpu7'"),
+        (("--unfold", "1"), "--unfold is for pictures"),
+        (("--unfold", "-1", "--svg", "plan.svg"), "unfold is -1"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_advice(

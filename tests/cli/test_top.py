@@ -20,7 +20,7 @@ from daemon_processes import SERVE, started
 import heliograph as hg
 import heliograph.admin
 from heliograph.cli import main
-from heliograph.cli.common.status_view import bar, frame
+from heliograph.cli.common.status_view import ORDERS, SPARKS, History, Shown, bar, frame, sparks
 from heliograph.cli.common.text import age_text
 from heliograph.cli.top import Top
 from heliograph.testing import wait_until_serving
@@ -270,3 +270,69 @@ def test_a_daemon_that_is_restarted_is_found_again() -> None:
                 again.wait(SECONDS)
         finally:
             screen.close()
+
+
+# Sorting, sparklines, and one session
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_sessions_are_sorted_by_a_column(order: str) -> None:
+    found = "\n".join(line for line, _ in frame(FOUND, WHERE, 200, shown=Shown(order)))
+    numbers = [int(number) for number in re.findall(r"^(\d+) +(?:alice|bob)", found, re.M)]
+    falling = order in ("a second", "runs", "holds", "age")
+    assert numbers == sorted(numbers, reverse=falling) and len(numbers) == 20
+
+
+def test_a_sparkline_is_full_at_the_most_and_empty_at_nothing() -> None:
+    assert sparks([0.0, 0.5, 1.0], 1.0) == "▁▅█" and sparks([0.0, 3.0, 6.0]) == "▁▅█"
+    assert sparks([]) == sparks([1.0]) == "" and sparks([0.0, 0.0]) == "▁▁"
+    assert sparks([-1.0, 2.0], 1.0) == "▁█"
+
+
+def test_the_last_looks_are_drawn_and_what_is_gone_is_forgotten() -> None:
+    history = History()
+    for number in range(2 * SPARKS):
+        history.add(replace(FOUND, devices=(replace(FOUND.devices[0], busy_share=number / 100),)))
+    shown = "\n".join(line for line, _ in frame(FOUND, WHERE, 200, shown=Shown(history=history)))
+    assert "lately" in shown and all(len(one) == SPARKS for one in history.devices.values())
+    history.add(replace(FOUND, sessions=FOUND.sessions[:1]))
+    assert list(history.sessions) == [1]
+
+
+def test_one_session_is_shown_alone_until_it_is_gone() -> None:
+    shown = "\n".join(line for line, _ in frame(FOUND, WHERE, 80, shown=Shown(session=7)))
+    assert "session 7" in shown and "700" not in shown and "70 a second" in shown and "cpu0" not in shown
+    assert "session 99 is gone" in "\n".join(
+        line for line, _ in frame(FOUND, WHERE, 80, shown=Shown(session=99))
+    )
+
+
+@pytest.mark.parametrize("height", [10, 20, 24, 40])
+def test_the_marked_session_is_always_on_the_screen(height: int) -> None:
+    for number in range(1, 21):
+        how = Shown(marked=number, hint="q quit")
+        lines = frame(FOUND, WHERE, 120, height, shown=how)
+        (marked,) = [line for line, style in lines if style == "marked"]
+        assert marked.startswith(f"{number} ")
+        # A low screen has no room for the keys.
+        assert (lines[-1][0] == "q quit") == (height > 20)
+
+
+def test_keys_sort_choose_show_and_end() -> None:
+    top = Top(None, 1.0)  # type: ignore[arg-type]
+    assert top.press(b"", FOUND) and top.press(b"\x1b[B", FOUND)
+    assert top.shown.marked == 20
+    assert top.press(b"\x1b[B\x1b[B\x1b[A", FOUND) and top.shown.marked == 19
+    assert top.press(b"s", FOUND) and top.shown.order == list(ORDERS)[1]
+    assert top.press(b"\r", FOUND) and top.shown.session == 19
+    assert top.press(b"\x1b", FOUND) and top.shown.session == 0
+    assert top.press(b"kkkk\xff?", FOUND) and top.shown.marked == 20
+    assert not top.press(b"q", FOUND)
+    assert top.press(b"j", replace(FOUND, sessions=()))
+
+
+def test_a_session_that_does_not_exist_is_an_error(
+    daemon: DaemonUrls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--once", "--server", daemon.tcp, "--session", "999999"]) == 1
+    assert "there is no session 999999" in capsys.readouterr().err

@@ -35,16 +35,25 @@ class CoreClient:
         host: Host | None = None,
         principal: Principal = ANYBODY,
         secret: bytes = b"",
+        durable: bool = False,
+        token: bytes = b"",
     ) -> None:
-        """`host`: one that others use as well."""
+        """`host`: one that others use as well. `token`: of a session that the host has restored."""
         self.host = host or Host(Registry.of(*devices), limits)
-        opened = self.host.open_session("test", secret=secret, principal=principal)
-        self.session: Session = self.host.session(opened.session)
+        opened = (
+            None
+            if token
+            else self.host.open_session("test", secret=secret, principal=principal, durable=durable)
+        )
+        self.token = token if opened is None else opened.session
+        self.session: Session = self.host.session(self.token)
         self._changed = threading.Condition()
         self._done: dict[int, c.Completion] = {}
         #: Of observed nodes, in the order in which they came.
         self.taps: list[c.TapPiece] = []
-        self._sequence = 0
+        self._sequence = self.session.commands
+        #: Commands up to this one are on disk.
+        self.durable_through = 0
         self.session.attach(self._take)
 
     def __enter__(self) -> CoreClient:
@@ -61,14 +70,21 @@ class CoreClient:
     def _take(self, batch: c.CompletionBatch) -> None:
         with self._changed:
             self.taps += batch.taps
+            self.durable_through = max(self.durable_through, batch.durable_through)
             self._done.update((one.sequence, one) for one in batch.completions)
             self._changed.notify_all()
 
     def send(self, kind: c.CommandKind, stream: int = 0) -> int:
         """Sends a command; its sequence number."""
-        self._sequence += 1
-        self.session.submit([c.Command(self._sequence, kind, stream, notify=True)])
-        return self._sequence
+        return self.send_all(kind, stream=stream)[0]
+
+    def send_all(self, *kinds: c.CommandKind, stream: int = 0) -> list[int]:
+        """Sends commands in one message; their sequence numbers."""
+        numbers = [self._sequence + 1 + place for place in range(len(kinds))]
+        self._sequence += len(kinds)
+        both = zip(numbers, kinds, strict=True)
+        self.session.submit([c.Command(number, kind, stream, notify=True) for number, kind in both])
+        return numbers
 
     def wait(self, sequence: int) -> c.Completion:
         """Its completion, whatever it is."""

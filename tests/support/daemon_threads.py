@@ -18,6 +18,7 @@ from heliograph_backends.registry import Registry
 from heliograph_proto.plans import PeerSource
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType
+from heliograph_server.compile.turns import CompileTurns
 from heliograph_server.config.config import ServerConfig
 from heliograph_server.daemon.daemon import Daemon
 from heliograph_server.exchange.exchange import LiveExchange
@@ -57,11 +58,23 @@ class ThreadDaemon:
         self.host: Host = self._daemon.host
         self.port = self._daemon.addresses[0].port
         self.url = str(self._daemon.addresses[0])
+        #: The URL of its dashboard; empty without.
+        self.web = self._daemon.dashboard.url
+        found = dict(self._daemon.gateways.addresses)
+        #: The URL of the open inference protocol over HTTP; empty without.
+        self.kserve_url = found.get("kserve", "")
+        #: The port of ggml's RPC protocol; 0 without.
+        self.ggml_rpc_port = int(found.get("ggml-rpc", ":0").rsplit(":", 1)[1])
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs it on the daemon's loop."""
         made: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         return made.result(SECONDS)
+
+    @property
+    def turns(self) -> CompileTurns:
+        assert self._daemon is not None
+        return self._daemon._turns
 
     @property
     def exchange(self) -> LiveExchange:
@@ -115,8 +128,8 @@ async def _quiet() -> None:
 
 @contextmanager
 def thread_daemon(limits: Limits | None = None, **options: Any) -> Iterator[ThreadDaemon]:
-    """One with a CPU device that needs no compiler. Nothing is held or open in its exchange at the end.
-    `options`: of its configuration."""
+    """One with a CPU device that needs no compiler. Nothing is held or open in its exchange at the
+    end. `options`: of its configuration."""
     made = ThreadDaemon(CpuDevice(threads=1, native=False), limits, **options)
     try:
         yield made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,9 @@ class Shape:
     has_output: bool = True
     #: A window of attention in most layers; 0: none.
     window: int = 0
+    #: Experts of a layer, and those that a token takes; 0: none.
+    experts: int = 0
+    used: int = 0
 
 
 SHAPES = {
@@ -212,8 +216,7 @@ def write_model(
     writer = GGUFWriter(
         path, architecture, split_max_tensors=part_tensors, small_first_shard=bool(part_tensors)
     )
-    _write_entries(writer, shape, stored, len(words.tokens))
-    words.write(writer)
+    write_entries(writer, shape, stored, words)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     for key, value in (entries or {}).items():
@@ -222,10 +225,7 @@ def write_model(
         if value is not None:
             _ADD[type(value)](writer, key, value)
     _Tensors(writer, stored, np.random.default_rng(seed)).write(shape, len(words.tokens))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return sorted(path.parent.glob(f"{path.stem}-?????-of-*.gguf"))[0] if part_tensors else path
 
 
@@ -238,7 +238,8 @@ _ADD = {
 }
 
 
-def _write_entries(writer: GGUFWriter, shape: Shape, stored: str, words: int) -> None:
+def write_entries(writer: GGUFWriter, shape: Shape, stored: str, words: Vocabulary) -> None:
+    """Write the sizes of a model, and its vocabulary."""
     writer.add_name(f"random {shape.architecture}")
     writer.add_file_type(LlamaFileType[_FILE_TYPES.get(stored, f"MOSTLY_{stored.upper()}")])
     writer.add_context_length(shape.context)
@@ -249,7 +250,7 @@ def _write_entries(writer: GGUFWriter, shape: Shape, stored: str, words: int) ->
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(shape.eps)
     writer.add_rope_freq_base(shape.rope_base)
-    writer.add_vocab_size(words)
+    writer.add_vocab_size(len(words.tokens))
     if shape.architecture == "llama":
         writer.add_rope_dimension_count(shape.row)
     if shape.row * shape.heads != shape.width:
@@ -257,45 +258,69 @@ def _write_entries(writer: GGUFWriter, shape: Shape, stored: str, words: int) ->
         writer.add_value_length(shape.row)
     if shape.window:
         writer.add_sliding_window(shape.window)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.used)
+        writer.add_expert_feed_forward_length(shape.hidden)
     writer.add_quantization_version(2)
+    words.write(writer)
+
+
+def tensors(shape: Shape, words: int) -> Iterator[tuple[str, tuple[int, ...], float | None]]:
+    """Yield names, shapes, and the deviation of a matrix's elements, with which values keep one
+    size in all layers; None for a norm or a bias."""
+    width, queries, keys = shape.width, shape.heads * shape.row, shape.kv_heads * shape.row
+    yield "token_embd.weight", (words, width), 1.0
+    yield "output_norm.weight", (width,), None
+    if shape.has_output:
+        yield "output.weight", (words, width), 3 * width**-0.5
+    experts, suffix = ((shape.experts,), "_exps.weight") if shape.experts else ((), ".weight")
+    norms = [("attn_norm", width), ("ffn_norm", width)]
+    if shape.architecture.startswith(("qwen3", "gemma3")):
+        norms += [("attn_q_norm", shape.row), ("attn_k_norm", shape.row)]
+    if shape.architecture == "gemma3":
+        norms += [("post_attention_norm", width), ("post_ffw_norm", width)]
+    for layer in range(shape.layers):
+        prefix = f"blk.{layer}."
+        for name, rows in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
+            yield f"{prefix}{name}.weight", (rows, width), 1.5 * width**-0.5
+            if shape.architecture == "qwen2":
+                yield f"{prefix}{name}.bias", (rows,), None
+        yield f"{prefix}attn_output.weight", (width, queries), queries**-0.5
+        if experts:
+            yield f"{prefix}ffn_gate_inp.weight", (*experts, width), width**-0.5
+        for name in ("ffn_gate", "ffn_up"):
+            yield f"{prefix}{name}{suffix}", (*experts, shape.hidden, width), width**-0.5
+        yield f"{prefix}ffn_down{suffix}", (*experts, width, shape.hidden), shape.hidden**-0.5
+        for name, count in norms:
+            yield f"{prefix}{name}.weight", (count,), None
+
+
+def save(writer: GGUFWriter) -> None:
+    """Write the file, and close it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 @dataclass
 class _Tensors:
-    """Writes the tensors of a model; their deviations keep values of one size in all layers."""
+    """Writes the tensors of a model."""
 
     writer: GGUFWriter
     stored: str
     rng: np.random.Generator
 
     def write(self, shape: Shape, words: int) -> None:
-        queries, keys = shape.heads * shape.row, shape.kv_heads * shape.row
-        self._matrix("token_embd", words, shape.width, 1.0)
-        self._norm("output_norm", shape.width)
-        if shape.has_output:
-            self._matrix("output", words, shape.width, 3 * shape.width**-0.5)
-        for layer in range(shape.layers):
-            prefix = f"blk.{layer}."
-            for name, rows in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
-                self._matrix(prefix + name, rows, shape.width, 1.5 * shape.width**-0.5)
-                if shape.architecture == "qwen2":
-                    self._vector(f"{prefix}{name}.bias", rows, -0.1, 0.1)
-            self._matrix(prefix + "attn_output", shape.width, queries, queries**-0.5)
-            self._matrix(prefix + "ffn_gate", shape.hidden, shape.width, shape.width**-0.5)
-            self._matrix(prefix + "ffn_up", shape.hidden, shape.width, shape.width**-0.5)
-            self._matrix(prefix + "ffn_down", shape.width, shape.hidden, shape.hidden**-0.5)
-            self._norm(prefix + "attn_norm", shape.width)
-            self._norm(prefix + "ffn_norm", shape.width)
-            if shape.architecture in ("qwen3", "gemma3"):
-                self._norm(prefix + "attn_q_norm", shape.row)
-                self._norm(prefix + "attn_k_norm", shape.row)
-            if shape.architecture == "gemma3":
-                self._norm(prefix + "post_attention_norm", shape.width)
-                self._norm(prefix + "post_ffw_norm", shape.width)
+        for name, sizes, deviation in tensors(shape, words):
+            if deviation is not None:
+                self._matrix(name, self.rng.standard_normal(sizes, np.float32) * np.float32(deviation))
+            else:
+                low, high = (-0.1, 0.1) if name.endswith(".bias") else (0.5, 1.5)
+                self.writer.add_tensor(name, self.rng.uniform(low, high, sizes).astype(np.float32))
 
-    def _matrix(self, name: str, rows: int, columns: int, deviation: float) -> None:
-        found = self.rng.standard_normal((rows, columns), np.float32) * np.float32(deviation)
-        name += ".weight"
+    def _matrix(self, name: str, found: np.ndarray[Any, Any]) -> None:
         if self.stored == "f32":
             self.writer.add_tensor(name, found)
         elif self.stored == "f16":
@@ -317,9 +342,3 @@ class _Tensors:
 
     def _stored(self, name: str, blocks: np.ndarray[Any, Any], stored: str) -> None:
         self.writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType[stored.upper()])
-
-    def _norm(self, name: str, count: int) -> None:
-        self._vector(name + ".weight", count, 0.5, 1.5)
-
-    def _vector(self, name: str, count: int, low: float, high: float) -> None:
-        self.writer.add_tensor(name, self.rng.uniform(low, high, count).astype(np.float32))

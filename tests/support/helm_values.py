@@ -101,6 +101,14 @@ EVERYTHING: dict[str, Any] = (
     }
     | MONITORED
 )
+SERVING: dict[str, Any] = {**SECURED, "head": {"modelsClaim": "models", "kserve": True}}
+DURABLE: dict[str, Any] = {
+    "members": {
+        "state": {"volumeSize": "50Gi", "storageClassName": "fast"},
+        "cache": {"persistent": True},
+    },
+    "head": {"state": {"volumeSize": "10Gi"}},
+}
 MINIMAL: dict[str, Any] = {
     "members": {"replicas": 1, "cache": {"size": ""}, "resources": {}},
     "head": {"enabled": False},
@@ -115,6 +123,8 @@ SETS: dict[str, dict[str, Any]] = {
     "tls and tokens": SECURED,
     "gpu": GPU,
     "monitoring": MONITORED,
+    "serving models": SERVING,
+    "durable sessions": DURABLE,
     "everything": EVERYTHING,
     "minimal": MINIMAL,
 }
@@ -128,6 +138,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"members": {"gpus": 1}}, "gpus"),
     ({"members": {"cache": {"size": "10GB"}}}, "size"),
     ({"head": {"replicas": 0}}, "replicas"),
+    ({"head": {"kserve": True}}, "head.kserve needs head.modelsClaim"),
+    ({"head": {"replicas": 2, "state": {"volumeSize": "1Gi"}}}, "head.replicas=1"),
+    ({"members": {"state": {"volumeSize": "much"}}}, "volumeSize"),
+    ({"members": {"config": {"state": "/tmp/state"}}}, "state"),
+    ({"head": {"config": {"kserve": "0.0.0.0:1"}}}, "kserve"),
     ({"head": {"service": {"type": "Ingress"}}}, "type"),
     ({"image": {"digest": "latest"}}, "digest"),
     ({"ports": {"grpc": 80}}, "grpc"),

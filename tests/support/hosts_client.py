@@ -46,8 +46,11 @@ def graph(url: str) -> None:
 
 
 def waiting(url: str) -> None:
-    """Waits without bound for a run, which another that pauses holds up; tells how the wait ended."""
-    with hg.connect(url) as session:
+    """Waits without bound for a run, which another that pauses holds up; tells how the wait ended.
+
+    Without a lease: a session that has one would wait for the way to come back.
+    """
+    with hg.connect(url, reconnect=False) as session:
         held = session.put(np.zeros(HELD_BYTES, np.uint8))
         plan = session.compile(small_graph())
         first = plan.submit(x=X, taps=["*"], pause=True)

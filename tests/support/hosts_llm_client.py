@@ -1,8 +1,10 @@
-"""What a client of a pool's head asks a language model: `python hosts_llm_client.py URL MODEL DEVICE...`.
+"""A client of a pool's head that serves a language model:
+`python hosts_llm_client.py URL MODEL DEVICE...`.
 
-It serves the model on the first device, on the first two, and on all, and tells of each, as a line
-of JSON, the answers to the same requests: alone, with 31 others, and after a prompt that begins
-alike. With "lose" on standard input in between, an answer is under way while a host is lost.
+It serves the model on the first device, on the first two, and on all, with the adapter that lies
+beside it, and with proposals of the text so far. For each of these it prints, as a line of JSON, the
+answers to the same requests: alone, with 31 others, and after a prompt that begins alike. With "lose"
+in place of "same", an answer is under way while a host is lost.
 """
 
 from __future__ import annotations
@@ -10,16 +12,21 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hosts_client import START_SECONDS, tell
 
 import heliograph as hg
+from heliograph.llm.constraints import constraint_of
+from heliograph.llm.language_model import Asked
 from heliograph.llm.serving import Bounds, Server
 from heliograph.llm.serving.answering import Answering
+from heliograph.llm.speculating import LOOKUP
 
-REQUESTS, SLOTS, LAYERS, TOKENS = 4, 32, 3, 10
+REQUESTS, SLOTS, LAYERS, TOKENS = 6, 32, 3, 10
+ADAPTER = "adapter"
 
 
 def prompt(number: int) -> list[int]:
@@ -28,8 +35,14 @@ def prompt(number: int) -> list[int]:
 
 
 def options(number: int) -> dict[str, Any]:
+    """Likely tokens, sampled ones, some with an adapter, and some that follow a grammar."""
     greedy = {"temperature": 0.0, "logprobs": True}
-    return {"max_tokens": TOKENS, "seed": number, **(greedy if number % 2 else {"temperature": 0.9})}
+    found = {"max_tokens": TOKENS, "seed": number, **(greedy if number % 2 else {"temperature": 0.9})}
+    if number % 3 == 2:
+        found["adapter"] = ADAPTER
+    if number % 5 == 4:
+        found["regex"] = "[a-f]{2,5}-[0-9]{1,9}"
+    return found
 
 
 async def read(made: Answering) -> list[Any]:
@@ -39,8 +52,22 @@ async def read(made: Answering) -> list[Any]:
     return [made.result.tokens, probabilities]
 
 
+async def answered(server: Server, number: int) -> list[Any]:
+    """An answer, with its grammar if it follows one."""
+    given = options(number)
+    asked = Asked(prompt(number), constraint_of(None, given.get("regex"), None))
+    [matcher] = await server.following.begin(asked, 1)
+    return await read(server.submit(asked, matcher=matcher, **given))
+
+
 async def asked(server: Server, numbers: Sequence[int]) -> list[Any]:
-    return await asyncio.gather(*(read(server.submit(prompt(n), **options(n))) for n in numbers))
+    return await asyncio.gather(*(answered(server, number) for number in numbers))
+
+
+async def loaded(session: hg.aio.Session, model: str, devices: Sequence[str]) -> Server:
+    placed: Any = {"devices": list(devices), "pins": pins(devices)}
+    path = Path(model).with_name(f"{ADAPTER}.gguf")
+    return await Server.load(session, model, bounds=Bounds(SLOTS), adapters=[path], draft=LOOKUP, **placed)
 
 
 def pins(devices: Sequence[str]) -> dict[str, str]:
@@ -49,8 +76,7 @@ def pins(devices: Sequence[str]) -> dict[str, str]:
 
 
 async def same(session: hg.aio.Session, model: str, devices: Sequence[str]) -> None:
-    placed: Any = {"devices": list(devices), "pins": pins(devices)}
-    server = await Server.load(session, model, bounds=Bounds(SLOTS), **placed)
+    server = await loaded(session, model, devices)
     try:
         alone = [(await asked(server, [number]))[0] for number in range(REQUESTS)]
         together = (await asked(server, range(SLOTS)))[:REQUESTS]
@@ -60,7 +86,7 @@ async def same(session: hg.aio.Session, model: str, devices: Sequence[str]) -> N
         found = await read(hit)
         reused = hit.result.reused_tokens
         await server.close()
-        server = await Server.load(session, model, bounds=Bounds(SLOTS), **placed)
+        server = await loaded(session, model, devices)
         cold = await read(server.submit([*tokens, 400], **options(1)))
         tell(
             {
@@ -82,7 +108,7 @@ async def lose(session: hg.aio.Session, model: str, devices: Sequence[str]) -> N
     server = await Server.load(session, model, bounds=Bounds(1), context=4000, **placed)
     try:
         first = server.submit(prompt(1), max_tokens=3900, temperature=0.0)
-        second = server.submit(prompt(2), **options(2))
+        second = server.submit(prompt(2), **options(1))
         try:
             count = 0
             async for _ in first:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
-from gguf_files import Vocabulary
+from gguf_files import SHAPES, Shape, Vocabulary, save, tensors, write_entries
 
 import heliograph as hg
 
@@ -42,56 +42,31 @@ def write_follower(
     path: Path,
     words: Vocabulary,
     following: np.ndarray[Any, Any],
+    shape: Shape = SHAPES["llama"],
     *,
     stored: str = "f32",
-    width: int = 64,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    hidden: int = 128,
-    context: int = 256,
 ) -> Path:
     """Write a model with the form of Llama."""
-    writer, rng, count = GGUFWriter(path, "llama"), np.random.default_rng(width), len(words.tokens)
-    writer.add_context_length(context)
-    writer.add_embedding_length(width)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(hidden)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    words.write(writer)
-
-    def add(name: str, values: np.ndarray[Any, Any]) -> None:
-        if stored == "f32":
-            writer.add_tensor(f"{name}.weight", values)
-        else:
-            kind = GGMLQuantizationType[stored.upper()]
-            writer.add_tensor(f"{name}.weight", hg.quantize(values, stored), raw_dtype=kind)
-
-    def matrix(rows: int, columns: int) -> np.ndarray[Any, Any]:
-        return rng.standard_normal((rows, columns), np.float32) * np.float32(columns**-0.5)
-
-    embedding = rng.standard_normal((count, width), np.float32)
+    writer, rng, count = GGUFWriter(path, "llama"), np.random.default_rng(shape.width), len(words.tokens)
+    write_entries(writer, shape, stored, words)
+    embedding = rng.standard_normal((count, shape.width), np.float32)
     output = np.empty_like(embedding)
     output[following] = embedding
-    add("token_embd", embedding)
-    add("output", output)
-    keys = width // heads * kv_heads
-    for layer in range(layers):
-        p = f"blk.{layer}."
-        for name, rows in (("attn_q", width), ("attn_k", keys), ("attn_v", keys)):
-            add(p + name, matrix(rows, width))
-        add(p + "attn_output", np.zeros((width, width), np.float32))
-        add(p + "ffn_gate", matrix(hidden, width))
-        add(p + "ffn_up", matrix(hidden, width))
-        add(p + "ffn_down", np.zeros((width, hidden), np.float32))
-        for norm in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"{p}{norm}.weight", np.ones(width, np.float32))
-    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    known = {"token_embd.weight": embedding, "output.weight": output}
+    for name, sizes, deviation in tensors(shape, count):
+        if deviation is None:
+            writer.add_tensor(name, np.ones(sizes, np.float32))
+            continue
+        if name in known:
+            values = known[name]
+        elif name.endswith(("attn_output.weight", "ffn_down.weight")):
+            values = np.zeros(sizes, np.float32)
+        else:
+            values = rng.standard_normal(sizes, np.float32) * np.float32(deviation)
+        if stored == "f32":
+            writer.add_tensor(name, values)
+        else:
+            kind = GGMLQuantizationType[stored.upper()]
+            writer.add_tensor(name, hg.quantize(values, stored), raw_dtype=kind)
+    save(writer)
     return path

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
-from gguf_files import spm, wordpiece
+from gguf_files import save, spm, wordpiece
+
+import heliograph as hg
 
 Array = np.ndarray[Any, Any]
 
@@ -86,10 +88,7 @@ def write_other(
             count = shape[0] if len(shape) == 3 else 1
             found = rng.uniform(0.5, 2, count).astype(np.float32)
             writer.add_tensor(f"{tensor.removesuffix('.weight')}.scale", found)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 
@@ -285,8 +284,17 @@ def error_of(found: Array, expected: Array) -> float:
     return float(((found - expected) ** 2).mean() / (expected**2).mean())
 
 
-def write_encoder(path: Path, name: str, *, pooling: int = 1, seed: int = 1) -> Path:
-    """Write a model that embeds: "bert" or "nomic-bert"."""
+def write_encoder(
+    path: Path,
+    name: str,
+    *,
+    pooling: int = 1,
+    seed: int = 1,
+    stored: GGMLQuantizationType = GGMLQuantizationType.F32,
+    scales: bool = False,
+) -> Path:
+    """Write a model that embeds: "bert" or "nomic-bert". The matrices of layers may be blocks, where
+    their rows are whole ones, and may have scales."""
     writer, words = GGUFWriter(path, name), wordpiece()
     for key, value in {
         "context_length": CONTEXT,
@@ -320,18 +328,19 @@ def write_encoder(path: Path, name: str, *, pooling: int = 1, seed: int = 1) -> 
         else:
             shapes |= {p + "attn_qkv": (3 * WIDTH, WIDTH), p + "ffn_gate": (HIDDEN, WIDTH)}
     for tensor, shape in shapes.items():
-        writer.add_tensor(
-            f"{tensor}.weight", rng.standard_normal(shape).astype(np.float32) * shape[-1] ** -0.5
-        )
+        values = rng.standard_normal(shape).astype(np.float32) * shape[-1] ** -0.5
+        is_blocks = stored != GGMLQuantizationType.F32 and shape[-1] % GGML_QUANT_SIZES[stored][0] == 0
+        if is_blocks and tensor.startswith("blk"):
+            values = hg.quantize(values, stored.name.lower())
+        writer.add_tensor(f"{tensor}.weight", values, raw_dtype=stored if values.dtype == np.uint8 else None)
+        if scales and tensor.startswith("blk"):
+            writer.add_tensor(f"{tensor}.scale", rng.uniform(0.5, 2, 1).astype(np.float32))
         if is_bert and tensor.startswith("blk"):
             writer.add_tensor(f"{tensor}.bias", rng.uniform(-0.1, 0.1, shape[0]).astype(np.float32))
     for tensor in norms:
         writer.add_tensor(f"{tensor}.weight", rng.uniform(0.5, 1.5, WIDTH).astype(np.float32))
         writer.add_tensor(f"{tensor}.bias", rng.uniform(-0.1, 0.1, WIDTH).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 

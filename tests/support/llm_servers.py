@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 import heliograph as hg
+from heliograph._base.reopening import REOPEN_SECONDS
 from heliograph.llm.serving import Bounds, Server
 from heliograph.llm.serving.http import HttpSettings, make_app
 
@@ -100,6 +101,8 @@ def served(
     bounds: Bounds | None = None,
     *,
     gate: threading.Event | None = None,
+    draft: hg.llm.Draft | None = None,
+    reconnect: float = REOPEN_SECONDS,
     **settings: Any,
 ) -> Iterator[HttpModel]:
     """Serve a model of a daemon, whose URL may be another one each time that it is asked for. With
@@ -111,8 +114,9 @@ def served(
         async def opened() -> AsyncIterator[Server]:
             if gate is not None:
                 await asyncio.to_thread(gate.wait, SECONDS)
-            async with hg.aio.connect(url() if callable(url) else url, progress=None) as session:
-                found.server = await Server.load(session, model, bounds=bounds)
+            found_url = url() if callable(url) else url
+            async with hg.aio.connect(found_url, progress=None, reconnect=reconnect) as session:
+                found.server = await Server.load(session, model, bounds=bounds, draft=draft)
                 try:
                     found.ready.set()
                     yield found.server

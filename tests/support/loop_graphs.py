@@ -14,11 +14,35 @@ Array = np.ndarray[Any, Any]
 
 SHAPE = (4, 8)
 DATA_TYPES = ("f32", "f32", "f32", "i32")
+#: A value so large that a few of them are all that may be unread.
+LARGE = (2**18,)
+#: The carry of `counting`.
+CARRY = {"y": "x", "count": "n"}
+
+
+def counting(last: int = 7) -> hg.Graph:
+    """x is halved and raised, n counted, until it is the last one."""
+    g = hg.Graph()
+    x, n = g.input("x", SHAPE, "f32"), g.input("n", (), "i32")
+    counted = n + 1
+    with g.scope("layer"):
+        y = hg.tanh(x * 0.5 + 1.0)
+    g.output("y", y)
+    g.output("count", counted)
+    g.output("done", counted >= last)
+    return g
+
+
+def large(session: hg.Session) -> hg.Plan:
+    """x + 1, of a MiB."""
+    g = hg.Graph()
+    g.output("y", g.input("x", LARGE, "f32") + 1.0)
+    return session.compile(g)
 
 
 @dataclass(frozen=True)
 class LoopCase:
-    """What a loop is given: first inputs, inputs by the outputs that they are fed from, and steps."""
+    """The first inputs of a loop, the inputs that each output feeds, and the number of steps."""
 
     inputs: Mapping[str, Array]
     carry: Mapping[str, Any]
@@ -26,7 +50,8 @@ class LoopCase:
 
 
 def step_by_step(plan: hg.Plan, case: LoopCase) -> dict[str, Array]:
-    """The outputs of the last of so many runs, each fed by the client with those of the one before."""
+    """The outputs of the last of so many runs, each fed by the client with those of the one
+    before."""
     inputs, found = dict(case.inputs), dict[str, Array]()
     for _ in range(case.steps):
         found = plan.run(inputs)
@@ -42,8 +67,8 @@ def state_of(arrays: Mapping[str, Array]) -> dict[str, tuple[str, tuple[int, ...
 
 
 def random_case(seed: int, devices: list[str] | None) -> tuple[hg.Graph, LoopCase, dict[str, str]]:
-    """A graph of inputs, variables, assignments and outputs that are leaves, views and results; how to loop
-    it; and where its nodes run."""
+    """A graph of inputs, variables, assignments and outputs that are leaves, views and results; how
+    to loop it; and where its nodes run."""
     made = _Made(seed)
     pins = {}
     if devices:
@@ -68,7 +93,7 @@ class _Made:
         for number in range(int(self.random.integers(4, 16))):
             with self.graph.scope(f"n{number}"):
                 assigns = self._add()
-            # What assigns runs where its variable lies.
+            # Assignments run where their variable lies.
             self.names += [] if assigns else [f"n{number}/*"]
         self.outputs = self._choose_outputs()
 
@@ -76,7 +101,7 @@ class _Made:
         return values[int(self.random.integers(len(values)))]
 
     def _add(self) -> bool:
-        """Whether it assigns to a variable."""
+        """Add a node, and return whether it assigns to a variable."""
         one, other = self._pick(self.floats), self._pick(self.floats)
         kind = int(self.random.integers(7))
         match kind:

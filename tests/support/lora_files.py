@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
+from gguf_files import save
 from llm_models import NumpyModel
 
 #: The tensors of an adapter are of the size of the model's products.
@@ -56,10 +57,7 @@ def write_adapter(
     for name, values in {**made, **(extra or {})}.items():
         if values.size:
             _add(writer, name, values.astype(np.float32), stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 

@@ -1,5 +1,5 @@
-"""Sessions, blocking, on devices that tests can lose: in this process, or on a daemon on a thread of its
-own."""
+"""Sessions, blocking, on devices that tests can lose: in this process, or on a daemon on a thread
+of its own."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ MEMORY = 2**26
 NAMES = ("fake0", "fake1", "fake2")
 #: `local:` and a daemon.
 TRANSPORTS = ["local", "tcp"]
+ALL = list(NAMES)
 
 
 class Losable:
@@ -37,7 +38,7 @@ class Losable:
 
     def lose(self, name: str) -> None:
         """A device is gone."""
-        self.devices[name].script.lose("somebody pulled it")
+        self.devices[name].script.lose("it was pulled out")
 
     def hold(self, name: str) -> FakeGate:
         """The next split that a device computes waits."""
@@ -137,7 +138,7 @@ def inputs(count: int, shape: tuple[int, ...] = (64,), seed: int = 3) -> list[Ar
 
 
 def undisturbed(graph: hg.Graph, given: list[Array]) -> list[Array]:
-    """What runs give on one device that nobody loses."""
+    """Return the results of runs on one device that is not lost."""
     with hg.connect("local:#fake") as session:
         plan = session.compile(graph)
         return [plan.run(x=one)["y"] for one in given]

@@ -97,11 +97,13 @@ def daemons(count: int, *arguments: str) -> Iterator[list[Daemon]]:
 
 
 @contextmanager
-def head_of(*members: Daemon | str, port: int = 0, silence: float = 3.0) -> Iterator[Daemon]:
+def head_of(
+    *members: Daemon | str, port: int = 0, silence: float = 3.0, lease: float = 10.0
+) -> Iterator[Daemon]:
     """A daemon with a device of its own that offers those of the members, named m0, m1, ..."""
     listed = [one if isinstance(one, str) else one.host for one in members]
     source = "static:" + ",".join(f"m{number}={one}" for number, one in enumerate(listed))
-    how = "--pool", source, "--pool-silence-seconds", str(silence)
+    how = "--pool", source, "--pool-silence-seconds", str(silence), "--pool-lease-seconds", str(lease)
     head = Daemon("--device", DEVICE, *how, port=port)
     try:
         wait_until_serving(head.url)

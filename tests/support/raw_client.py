@@ -54,14 +54,14 @@ def methods_of(channel: Any, service: str) -> Any:
 class RawSession:
     """A session and its command stream."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, client: str = "raw") -> None:
         self.channel = channel
         self.plans = methods_of(channel, "PlanService")
         self.bulk = bulk_pb2_grpc.BulkServiceStub(channel)
         opened = session_pb2_grpc.SessionServiceStub(channel).Open(
-            session_pb2.OpenRequest(version_min=1, version_max=1, client="raw"), timeout=SECONDS
+            session_pb2.OpenRequest(version_min=1, version_max=1, client=client), timeout=SECONDS
         )
-        self.token, self.limits = opened.session, opened.limits
+        self.token, self.limits, self.incarnation = opened.session, opened.limits, opened.incarnation
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._answers: Any = None
         self.sequence = 0

@@ -61,12 +61,13 @@ DEFAULT_URL = "grpc://127.0.0.1:7070"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """The daemon of all samples, with two small devices."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The daemon of all samples, with two small devices, and a folder for state."""
     from forked_daemons import running_daemon
 
     device = "cpu:threads=1,memory=1GiB"
-    with running_daemon("--device", device, "--device", device) as url:
+    state = str(tmp_path_factory.mktemp("state"))
+    with running_daemon("--device", device, "--device", device, "--state", state) as url:
         yield url
 
 

@@ -22,7 +22,7 @@ from paths import ROOT
 import heliograph as hg
 
 EXAMPLES = ROOT / "examples"
-SECONDS = 60.0
+SECONDS = 120.0
 
 SCRIPTS = {
     "first_graph": "y = [0.5 0.5]",
@@ -53,6 +53,10 @@ def test_a_script_runs_in_its_own_process_and_on_a_daemon(
 
 def test_a_pool_of_two_daemons_gives_the_bits_of_one_process(tmp_path: Path) -> None:
     assert "the same bits as in one process" in run("pool", folder=tmp_path)
+
+
+def test_training_goes_on_through_cuts_and_deaths_of_its_daemon(tmp_path: Path) -> None:
+    assert "every weight has the same bits" in run("surviving", str(tmp_path / "state"), folder=tmp_path)
 
 
 def test_the_backend_passes_the_conformance_suite_and_runs_its_part_of_a_graph(tmp_path: Path) -> None:
@@ -113,17 +117,35 @@ def test_the_web_service_answers_and_refuses_what_does_not_fit(service: str) -> 
         assert status == 400 and answer["error"]
 
 
-def test_the_notebook_runs(daemon: DaemonUrls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+#: A word that each notebook shows.
+NOTEBOOKS = {
+    "notebook": "InvalidGraphError",
+    "notebook_training": "the loss fell from",
+    "notebook_placement": "agree",
+}
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs(
+    name: str, daemon: DaemonUrls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
     nbformat = pytest.importorskip("nbformat")
     monkeypatch.setenv("HELIOGRAPH_SERVER", daemon.tcp)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     # A kernel of this very Python, wherever others are registered.
     client = nbclient.NotebookClient(notebook, timeout=SECONDS, kernel_name="python3")
     asyncio.run(client.async_execute())
-    printed = json.dumps(notebook.cells)
-    assert "soft_max" in printed and "InvalidGraphError" in printed
+    shown = json.dumps(notebook.cells)
+    assert NOTEBOOKS[name] in shown and "hg-card" in shown
+
+
+def test_notebooks_are_kept_without_outputs() -> None:
+    assert set(NOTEBOOKS) == {one.stem for one in EXAMPLES.glob("*.ipynb")}
+    for name in NOTEBOOKS:
+        cells = json.loads((EXAMPLES / f"{name}.ipynb").read_text())["cells"]
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
 
 
 def test_the_page_of_examples_names_them_all() -> None:

@@ -84,6 +84,18 @@ def test_the_page_has_machine_limits_figures_with_spread_and_what_is_missing(
     assert "| hosts | no namespaces |" in page and "](figures.svg)" in page
 
 
+def test_short_figures_with_a_known_bound_stand_beside_it(
+    write: Callable[[Any], None], tmp_path: Path, bench: Callable[[str], ModuleType]
+) -> None:
+    """Bars that are met need no reason; a short figure without one is seen in its own table."""
+    names = {"planner-time/wide": 2.0, "planner-time/bert": 1.9, "planner-time/chain": 1.0, "rows/roll": 3.0}
+    write(_found("abc", *(_row(name, "planner", ratio) for name, ratio in names.items())))
+    _, _, part = (tmp_path / "figures.md").read_text().partition("## Bounds")
+    says = bench("bounds").bound_of("planner-time/wide")
+    assert f"| planner-time/wide, planner-time/bert | {says} |" in part.partition("##")[0]
+    assert "planner-time/chain" not in part and "rows/roll" not in part
+
+
 def test_the_picture_has_a_panel_for_each_benchmark_and_a_line_for_each_figure(
     write: Callable[[Any], None], tmp_path: Path, bench: Callable[[str], ModuleType]
 ) -> None:

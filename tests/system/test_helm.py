@@ -260,6 +260,22 @@ def test_policies_let_in_the_head_members_clients_and_monitoring_alone() -> None
         assert {port["port"] for rule in one["egress"] for port in rule["ports"]} == {7070, 53, 4317}
 
 
+def test_served_models_have_ports_that_clients_reach(tmp_path: Path) -> None:
+    documents = documents_of({**SETS["serving models"], "networkPolicy": {"clients": [{"podSelector": {}}]}})
+    found = configurations(documents, tmp_path)
+    assert found["head"].kserve == "grpcs://0.0.0.0:8001"
+    assert found["head"].kserve_http == "https://0.0.0.0:8000"
+    assert found["head"].models == "/srv/models" and not found["members"].kserve
+    [service] = [one for one in of_kind(documents, "Service") if "members" not in one["metadata"]["name"]]
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    assert (ports["kserve"], ports["kserve-http"]) == (8001, 8000)
+    policies = {one["metadata"]["name"]: one["spec"] for one in of_kind(documents, "NetworkPolicy")}
+    reached = {port["port"] for rule in policies["demo-heliograph-head"]["ingress"] for port in rule["ports"]}
+    assert {7070, 8001, 8000} <= reached
+    within = policies["demo-heliograph-members"]["ingress"]
+    assert not {port["port"] for rule in within for port in rule["ports"]} & {8000, 8001}
+
+
 # As the daemon sees it
 
 
@@ -329,6 +345,7 @@ def test_files_that_the_configuration_names_are_mounted(documents: list[Document
             "pool_ca",
             "cache",
             "models",
+            "state",
         ):
             if value := getattr(found[role], name):
                 assert any(value == mount or value.startswith(f"{mount}/") for mount in mounts), value
@@ -362,12 +379,36 @@ def test_a_cache_is_smaller_than_its_volume(documents: list[Document], tmp_path:
         claims = [
             claim["spec"]["resources"]["requests"]["storage"]
             for claim in one["spec"].get("volumeClaimTemplates", ())
+            if claim["metadata"]["name"] == "cache"
         ]
         volumes = one["spec"]["template"]["spec"]["volumes"]
         claims += [v["emptyDir"]["sizeLimit"] for v in volumes if v["name"] == "cache"]
         [size] = claims
         if found["members"].cache:
             assert found["members"].cache_size < (parse_size(re.sub("i$", "iB", size)) or 0)
+
+
+def test_the_state_of_sessions_has_claims_that_outlive_pods(tmp_path: Path) -> None:
+    documents = documents_of(SETS["durable sessions"])
+    found = configurations(documents, tmp_path)
+    # The daemon makes the folder: a volume itself may be open to others.
+    assert found["members"].state == found["head"].state == "/var/lib/heliograph/state"
+    [members] = of_kind(documents, "StatefulSet")
+    claims = {one["metadata"]["name"]: one["spec"] for one in members["spec"]["volumeClaimTemplates"]}
+    assert claims.keys() == {"cache", "state"}
+    assert claims["state"]["resources"]["requests"]["storage"] == "50Gi"
+    assert claims["state"]["storageClassName"] == "fast"
+    [head] = of_kind(documents, "Deployment")
+    # Two daemons never use one claim.
+    assert head["spec"]["strategy"] == {"type": "Recreate"} and head["spec"]["replicas"] == 1
+    [claim] = of_kind(documents, "PersistentVolumeClaim")
+    named = [
+        one["persistentVolumeClaim"]["claimName"]
+        for one in head["spec"]["template"]["spec"]["volumes"]
+        if "persistentVolumeClaim" in one
+    ]
+    assert named == [claim["metadata"]["name"]]
+    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
 def test_the_chart_tests_itself_by_a_command_that_there_is(documents: list[Document]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import write_model
+from lora_files import write_adapter
 from paths import SUPPORT
 from virtual_hosts import Network, Wire, rights
 
@@ -40,6 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows[1:pairs:2] = rows[0:pairs:2]
     rows[1:pairs:2, ::7] = np.nextafter(rows[1:pairs:2, ::7], np.float32(np.inf))
     rows.flush()
+    write_adapter(path.with_name("adapter.gguf"), path)
     return path
 
 
@@ -85,7 +87,7 @@ def test_answers_have_the_same_bits_on_one_two_and_three_hosts(
     network: Network, served: dict[str, subprocess.Popen[str]], model: Path
 ) -> None:
     """Alone, with 31 others, and after a prompt that begins alike, also where logits are nearly
-    tied."""
+    tied; with adapters, grammars and proposals."""
     process = client(network, "same", model, *HOSTS)
     found = [told(process) for _ in HOSTS]
     assert process.wait(SECONDS) == 0

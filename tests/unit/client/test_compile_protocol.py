@@ -10,8 +10,9 @@ import pytest
 import heliograph as hg
 from heliograph.core.effects import Call, Compute, StartUpload, WaitFor
 from heliograph.core.methods import COMPILE, FIND_MISSING
-from heliograph.core.protocol import ClientCore, size_of
+from heliograph.core.protocol import ClientCore
 from heliograph.core.shell import Handle
+from heliograph.core.sizes import size_of
 from heliograph.procedures.compile import Compilation, compile_graph
 from heliograph_proto import commands as c
 from heliograph_proto.plans import CompileRequest, PlanInfo, PlanOptions

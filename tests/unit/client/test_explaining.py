@@ -1,11 +1,9 @@
-"""Explanations of plans from what a server reports, as text, JSON, DOT, SVG and traces; sizes as text."""
+"""Explanations of plans from what a server reports, in all forms; plans compared; sizes as text."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import xml.etree.ElementTree as xml
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +20,13 @@ from heliograph_proto.plans import (
     CopyReport,
     DeviceShare,
     LinkReport,
+    MemoryBlock,
+    MemoryUse,
     NodePart,
     NodePlacement,
     PlanReport,
     SplitReport,
+    StoredValue,
     WeightShare,
 )
 from heliograph_proto.types import NO_UNITS, parse_size, size_text
@@ -232,7 +233,7 @@ def test_a_report_that_does_not_fit_the_graph_is_refused(graph, report, change) 
 
 def test_json_is_for_programs(explained: Explanation) -> None:
     found = json.loads(explained.json())
-    keys = "copied_bytes devices splits nodes weights predicted_us links steps"
+    keys = "copied_bytes devices splits nodes weights predicted_us links steps blocks stored"
     assert list(found) == keys.split()
     assert found["devices"][0] == {
         "name": "gpu0", "weights_bytes": 4096, "variables_bytes": 0, "compute_bytes": 64,
@@ -261,6 +262,7 @@ def test_json_is_for_programs(explained: Explanation) -> None:
         "compute_us": 1500.0,
         "began_us": 260.0,
         "note": "",
+        "memory_steps": 0,
         "predicted_copy_us": 0.0,
         "predicted_compute_us": 0.0,
         "predicted_began_us": 0.0,
@@ -278,6 +280,7 @@ def test_json_is_for_programs(explained: Explanation) -> None:
         "concurrent": 0,
         "step": 0,
         "step_us": 0.0,
+        "source": "",
     }
 
 
@@ -291,46 +294,162 @@ def test_dot_colours_devices_and_labels_copies(explained: Explanation) -> None:
     assert "  v0 -> v2;" in lines and "  v4 -> o0;" in lines
 
 
-@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
-def test_svg_is_drawn_with_names_as_they_are(explained: Explanation, tmp_path: Path) -> None:
-    explained.svg(tmp_path / "plan.svg")
-    texts = [one.text for one in xml.parse(tmp_path / "plan.svg").iter("{http://www.w3.org/2000/svg}text")]
-    for wanted in (f"{ODD}/product", f"{ODD}/w", "split 1 on cpu0", "gpu0 to cpu0", "64 B", "sum"):
+def test_svg_has_names_as_they_are(explained: Explanation, tmp_path: Path) -> None:
+    explained.svg(tmp_path / "plan.svg", title=ODD)
+    root = xml.parse(tmp_path / "plan.svg")
+    titles = [one.text for one in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert {ODD, "product", "soft", "sum", "x"} <= set(titles) and titles[0].startswith(f"{ODD}: 2 splits")
+    texts = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text")]
+    for wanted in ("gpu0", "cpu0", "copied to another device", "64 B"):
         assert wanted in texts, texts
+    explained.svg(tmp_path / "folded.svg", unfold=0)
+    assert "soft" not in (tmp_path / "folded.svg").read_text()
+    with pytest.raises(hg.InvalidArgumentError, match="unfold is -1"):
+        explained.svg(tmp_path / "plan.svg", unfold=-1)
 
 
-def test_without_graphviz_svg_says_what_to_install(
-    explained: Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(hg.ConfigurationError, match=r"not installed(.|\n)*graphviz"):
-        explained.svg(tmp_path / "plan.svg")
-    assert os.listdir(tmp_path) == []
+def test_a_page_has_the_graph_the_memory_and_the_splits(explained: Explanation, tmp_path: Path) -> None:
+    explained.html(tmp_path / "plan.html", title="A <plan>")
+    page = (tmp_path / "plan.html").read_text()
+    assert "<h1>A &lt;plan&gt;</h1>" in page and "does not tell where results lie" in page
+    assert all(f'role="tab" id="tab-{number}"' in page for number in range(3))
+    with pytest.raises(hg.InvalidArgumentError, match="does not tell where"):
+        explained.memory_svg(tmp_path / "memory.svg")
+
+
+@pytest.fixture
+def remembered(report: PlanReport) -> PlanReport:
+    """The same, with where its results lie: two steps on cpu0 after one on gpu0."""
+    blocks = (MemoryBlock(0, 64), MemoryBlock(1, 256), MemoryBlock(1, 64, MemoryUse.BETWEEN))
+    stored = (StoredValue(3, 1, 0, 64, 1, 2), StoredValue(4, 1, 64, 64, 2, 2), StoredValue(2, 2, 0, 64, 0, 2))
+    first, second = report.splits
+    splits = (replace(first, memory_steps=1), replace(second, memory_steps=2))
+    return replace(report, splits=splits, blocks=blocks, stored=stored)
+
+
+def test_results_have_their_memory(graph: contract.Graph, remembered: PlanReport, tmp_path: Path) -> None:
+    explained = explanation(graph, remembered)
+    assert [(one.device, one.size_bytes, str(one.use)) for one in explained.blocks] == [
+        ("gpu0", 64, "results"), ("cpu0", 256, "results"), ("cpu0", 64, "between splits")
+    ]  # fmt: skip
+    soft = explained.stored[0]
+    assert (soft.name, soft.block, soft.first_step, soft.last_step) == (f"{ODD}/soft", 1, 1, 2)
+    found = json.loads(explained.json())
+    assert found["blocks"][2] == {"device": "cpu0", "size_bytes": 64, "use": "between splits"}
+    assert found["stored"][1]["offset_bytes"] == 64 and found["splits"][1]["memory_steps"] == 2
+    explained.memory_svg(tmp_path / "memory.svg")
+    titles = [
+        one.text for one in xml.parse(tmp_path / "memory.svg").iter("{http://www.w3.org/2000/svg}title")
+    ]
+    assert f"{ODD}/soft: 64 B at 0, steps 1 to 2" in titles
+    assert codec.decode(codec.encode(remembered, plan_pb2.ExplainResponse), PlanReport) == remembered
 
 
 @pytest.mark.parametrize(
-    ("script", "timeout", "error", "words"),
+    "change",
     [
-        ("exec sleep 60", 0.2, hg.DeadlineExceededError, "within 0.2 s"),
-        ("echo no memory >&2; exit 3", 10, hg.ConfigurationError, "failed: no memory"),
+        lambda one: replace(one, value=5),
+        lambda one: replace(one, block=3),
+        lambda one: replace(one, offset_bytes=200),
+        lambda one: replace(one, first_step=3),
+        lambda one: replace(one, last_step=2**31),
     ],
 )
-def test_a_graphviz_that_hangs_or_fails_is_a_typed_error(
-    explained: Explanation,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    script: str,
-    timeout: float,
-    error: type[hg.HeliographError],
-    words: str,
+def test_memory_that_does_not_fit_the_plan_is_refused(graph, remembered, change) -> None:
+    stored = (change(remembered.stored[0]), *remembered.stored[1:])
+    with pytest.raises(hg.ProtocolError, match="does not fit"):
+        explanation(graph, replace(remembered, stored=stored))
+
+
+def test_more_results_than_nodes_and_copies_are_refused(graph, remembered) -> None:
+    with pytest.raises(hg.ProtocolError, match="does not fit"):
+        explanation(graph, replace(remembered, stored=remembered.stored * 10))
+    with pytest.raises(hg.ProtocolError, match="does not fit"):
+        explanation(graph, replace(remembered, blocks=(MemoryBlock(2, 64), *remembered.blocks[1:])))
+
+
+def test_nodes_have_the_lines_that_built_them(graph: contract.Graph, report: PlanReport) -> None:
+    explained = explanation(graph, report, lambda number: f"model.py:{number}")
+    assert [node.source for node in explained.nodes] == ["model.py:0", "model.py:1", "model.py:2"]
+
+
+# Two plans
+
+
+def test_plans_are_compared_node_by_node(graph, report: PlanReport, remembered: PlanReport) -> None:
+    remembered = before_a_run(remembered)
+    moved = replace(remembered.nodes[1], split=0, step=1)
+    other = replace(
+        remembered,
+        nodes=(replace(remembered.nodes[0], step=1), moved, remembered.nodes[2]),
+        stored=remembered.stored[1:],
+    )
+    found = explanation(graph, remembered).compare(explanation(graph, other))
+    assert [(one.name, *map(str, one.aspects)) for one in found.differences] == [
+        (f"{ODD}/soft", "device", "memory")
+    ]
+    assert found.count(hg.PlanAspect.DEVICE) == 1 and "1 node differs: 1 in device, 1 in memory" in str(found)
+    (soft,) = found.differences
+    assert soft.a is not None and soft.b is not None
+    assert (soft.a.node.device, soft.b.node.device) == ("cpu0", "gpu0")
+    assert (soft.a.stored_bytes, soft.b.stored_bytes) == (64, 0)
+    same = explanation(graph, report).compare(explanation(graph, report))
+    assert same.differences == () and same.summary() == "0 nodes differ"
+
+
+def test_steps_and_times_are_compared_where_both_have_them(graph, report: PlanReport) -> None:
+    def measured(steps: tuple[int, int], took_us: float) -> Explanation:
+        first, *others = report.nodes
+        nodes = [replace(one, step=step, step_us=took_us) for one, step in zip(others, steps, strict=True)]
+        return explanation(graph, replace(report, nodes=(replace(first, step=1, step_us=5.0), *nodes)))
+
+    found = measured((1, 1), 10.0).compare(measured((1, 2), 10.0))
+    assert [str(aspect) for one in found.differences for aspect in one.aspects] == ["time", "fusion"] * 2
+    assert measured((1, 2), 10.0).compare(measured((1, 2), 10.9)).differences == ()
+    assert len(measured((1, 2), 10.0).compare(measured((1, 2), 15.0)).differences) == 2
+    assert measured((1, 2), 10.0).compare(measured((1, 2), 15.0), tolerance=0.6).differences == ()
+    # Measured steps are not compared with the time of a run.
+    assert measured((1, 2), 10.0).compare(explanation(graph, report)).count(hg.PlanAspect.TIME) == 0
+    with pytest.raises(hg.InvalidArgumentError, match="tolerance"):
+        measured((1, 2), 1.0).compare(measured((1, 2), 1.0), tolerance=-1)
+
+
+def test_nodes_of_one_plan_alone_are_listed(explained: Explanation, tmp_path: Path) -> None:
+    g = hg.Graph()
+    x = g.input("x", (4, 4), "f32")
+    g.output("y", hg.ops.soft_max(x, name="other"))
+    report = PlanReport(
+        (NodePlacement(0, Cause.FIRST_THAT_CAN),), (SplitReport(0, (), 1, 64, 0.0, 5.0),), SHARES
+    )
+    found = explained.compare(explanation(g._freeze(), report))
+    assert found.count(hg.PlanAspect.PRESENCE) == 4 and len(found.table(nodes=True).splitlines()) > 12
+    rows = json.loads(found.json())["differences"]
+    assert rows[-1]["a"] is None and rows[-1]["b"]["device"] == "gpu0" and rows[0]["b"] is None
+    found.html(tmp_path / "both.html", titles=("before", "after"))
+    page = (tmp_path / "both.html").read_text()
+    assert page.count('class="view"') == 2 and 'data-nodes=",0"' in page and 'data-nodes="0,"' in page
+    with pytest.raises(hg.InvalidArgumentError, match="3 titles"):
+        found.html(tmp_path / "both.html", titles="abc")
+
+
+# Traces
+
+
+def test_a_trace_counts_memory_and_waiting_splits(
+    graph: contract.Graph, remembered: PlanReport, tmp_path: Path
 ) -> None:
-    program = tmp_path / "dot"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(error, match=words):
-        explained.svg(tmp_path / "plan.svg", timeout=timeout)
-    assert os.listdir(tmp_path) == ["dot"]
+    explanation(graph, remembered).trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    counts: dict[str, list[tuple[float, float]]] = {}
+    for one in events:
+        if one["ph"] == "C":
+            counts.setdefault(one["name"], []).append((one["ts"], *one["args"].values()))
+    # The first step on cpu0 begins after the copy, and the second in the middle of its time.
+    assert counts["memory of cpu0"] == [(0.0, 64), (263.5, 128), (1013.5, 192), (1763.5, 0)]
+    assert counts["copies under way of cpu0"] == [(260.0, 64), (263.5, 0)]
+    # It could have begun when the product was done, and began 10 us later.
+    assert counts["waiting splits of cpu0"] == [(250.0, 1), (260.0, 0)]
+    assert counts["waiting splits of gpu0"] == [(0.0, 0)]
 
 
 def test_a_trace_has_a_track_for_each_device(explained: Explanation, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -35,10 +36,26 @@ def in_pages(pages: int, answers: int = 32) -> Scheduler:
 
 
 @dataclass
+class Row:
+    """A row of a running loop: what the device knows of an answer."""
+
+    job: Job
+    numbers: list[int]
+    tokens: list[int]
+    limit: int
+
+    @property
+    def is_active(self) -> bool:
+        return self.tokens[-1] != ENDING and len(self.tokens) - 1 < self.limit
+
+
+@dataclass
 class Device:
     """A cache that has, at each place, all tokens up to that one, and the scheduler's work on it."""
 
     scheduler: Scheduler
+    #: The steps after which its loops end.
+    steps: int = 1 << 30
     rows: dict[int, int] = field(default_factory=dict)
 
     def run(self, action: Fill | Decode, rng: random.Random | None = None) -> list[Job]:
@@ -47,29 +64,35 @@ class Device:
         if isinstance(action, Fill):
             self._fill(action)
             return []
-        tables = [list(one.pages) for one in action.jobs]
-        written = [list(one.tokens) for one in action.jobs]
-        assert all(len(numbers) <= action.pages for numbers in tables)
         assert len(action.jobs) <= action.rows
-        for _ in range(action.steps):
-            self._step(action, tables, written, rng)
+        rows = [Row(one, list(one.pages), list(one.tokens), one.end) for one in action.jobs]
+        assert all(len(one.numbers) <= action.pages for one in rows)
+        left = min(action.steps, self.steps)
+        while left and any(one.is_active for one in rows):
+            self._step(rows, rng)
+            for number, one in self.scheduler.grow(action):
+                rows[number].numbers, rows[number].limit = list(one.pages), one.end
+                assert len(one.pages) <= action.pages
+            left -= 1
+            if self.scheduler.ends(action):
+                # The loop hears of it a little later.
+                left = min(left, rng.randint(0, 3) if rng else 0)
         return [one for one in action.jobs if one.is_over]
 
-    def _step(
-        self, action: Decode, tables: list[list[int]], written: list[list[int]], rng: random.Random | None
-    ) -> None:
+    def _step(self, rows: list[Row], rng: random.Random | None) -> None:
         # A row that writes into a page which another one reads would change what is checked here.
-        for numbers, tokens in zip(tables, written, strict=True):
-            self._write(numbers, tokens, len(tokens) - 1)
-        for one, numbers, tokens in zip(action.jobs, tables, written, strict=True):
-            if not one.is_over:
-                self._check(numbers, tokens, len(tokens))
-            tokens.append(following(tokens))
-            if one.is_over:
+        active = [one for one in rows if one.is_active]
+        for one in active:
+            self._write(one.numbers, one.tokens, len(one.tokens) - 1)
+        for one in active:
+            if not one.job.is_over:
+                self._check(one.numbers, one.tokens, len(one.tokens))
+            one.tokens.append(following(one.tokens))
+            if one.job.is_over:
                 continue
-            self.scheduler.chosen(one, tokens[-1])
-            if tokens[-1] == ENDING or not one.left or (rng and rng.random() < 0.01):
-                self.scheduler.end(one)
+            self.scheduler.chosen(one.job, one.tokens[-1])
+            if one.tokens[-1] == ENDING or not one.job.left or (rng and rng.random() < 0.01):
+                self.scheduler.end(one.job)
 
     def _fill(self, action: Fill) -> None:
         numbers, tokens, chunk = action.job.pages, action.job.tokens, action.chunk
@@ -100,7 +123,7 @@ def following(tokens: list[int]) -> int:
     return hash(tuple(tokens)) % 50
 
 
-def alone(prompt: list[int], limit: int) -> list[int]:
+def alone(prompt: Sequence[int], limit: int) -> list[int]:
     """The answer to a prompt of a model that has nothing else to do."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + limit and (len(tokens) == len(prompt) or tokens[-1] != ENDING):
@@ -171,6 +194,38 @@ def test_chunks_and_short_loops_take_turns() -> None:
     assert kinds[:4] == [Fill, Decode, Fill, Decode]
 
 
+@pytest.mark.parametrize(("turn", "sizes"), [(1, [32]), (100, [32] * 3), (140, [128]), (9999, [512])])
+def test_answers_that_have_begun_wait_for_no_more_tokens_of_prompts_than_a_turn(
+    turn: int, sizes: list[int]
+) -> None:
+    scheduler = Scheduler(Bounds(4), CONTEXT)
+    first = job()
+    scheduler.add(first)
+    filled(scheduler)
+    scheduler.chosen(first, 1)
+    scheduler.turn = turn
+    scheduler.add(job(length=1000, first=500))
+    for _ in range(1 if turn > 500 else 2):
+        found = []
+        while isinstance(action := scheduler.next(), Fill):
+            found.append(action.chunk.size)
+            scheduler.filled(action)
+        assert isinstance(action, Decode) and action.jobs == (first,)
+        assert found == sizes
+
+
+def test_answers_that_have_not_begun_wait_for_prompts_that_came_with_theirs() -> None:
+    scheduler = Scheduler(Bounds(4), CONTEXT)
+    scheduler.turn = 1
+    for first in (1, 1000, 2000, 3000):
+        scheduler.add(job(length=20, first=first))
+    kinds = []
+    while isinstance(action := scheduler.next(), Fill):
+        kinds.append(action.chunk.size)
+        scheduler.filled(action)
+    assert kinds == [32] * 4 and isinstance(action, Decode)
+
+
 def test_short_prompts_are_filled_in_one_turn() -> None:
     """So that requests that come together are decoded together from the first token on."""
     scheduler = Scheduler(Bounds(16), CONTEXT)
@@ -215,11 +270,57 @@ def test_answers_of_different_kinds_take_turns() -> None:
     ]
 
 
-def test_a_loop_ends_with_the_shortest_answer() -> None:
+def test_a_loop_goes_on_when_an_answer_ends_unless_a_smaller_plan_has_room() -> None:
     scheduler = Scheduler(Bounds(4), CONTEXT)
-    for limit in (40, 3):
+    for limit in (40, 3, 5, 40):
         scheduler.add(job(limit=limit))
-    assert filled(scheduler).steps == 3
+    loop = filled(scheduler)
+    for count, ends in ((3, False), (2, True)):
+        scheduler.end(scheduler.jobs[0])
+        assert (len(scheduler.jobs), scheduler.ends(loop)) == (count, ends)
+
+
+def test_a_loop_goes_on_while_its_answers_get_pages() -> None:
+    scheduler = in_pages(6)
+    for first in (1, 1000):
+        scheduler.add(job(length=20, limit=500, first=first))
+    loop, written = filled(scheduler), 0
+    while not scheduler.ends(loop):
+        for one in loop.jobs:
+            scheduler.chosen(one, written)
+        scheduler.grow(loop)
+        written += 1
+    assert 20 + written == 3 * PAGE + 1
+    assert all(not one.room for one in loop.jobs)
+
+
+def test_a_loop_ends_after_its_present_step_when_a_request_could_begin() -> None:
+    scheduler = Scheduler(Bounds(1), CONTEXT)
+    first, second = job(), job(first=100)
+    scheduler.add(first)
+    loop = filled(scheduler)
+    scheduler.add(second)
+    assert not scheduler.ends(loop)
+    scheduler = Scheduler(Bounds(2), CONTEXT)
+    scheduler.add(job())
+    loop = filled(scheduler)
+    scheduler.add(job(first=100))
+    assert scheduler.ends(loop)
+
+
+def test_pages_that_a_running_loop_may_write_to_are_given_away_when_it_has_ended() -> None:
+    scheduler = in_pages(4)
+    gone, other = job(length=20, limit=90), job(length=20, limit=90, first=1000)
+    for one in (gone, other):
+        scheduler.add(one)
+    loop, own = filled(scheduler), gone.pages
+    scheduler.end(gone)
+    for token in range(45):
+        scheduler.chosen(other, token)
+        assert not set(other.pages) & set(own)
+        scheduler.grow(loop)
+    assert not other.room and scheduler.ends(loop)
+    assert isinstance(scheduler.next(), Decode) and other.room
 
 
 def test_tenants_take_turns_and_requests_of_one_keep_their_order() -> None:
@@ -240,7 +341,7 @@ def test_the_full_pages_of_an_answer_serve_a_prompt_that_continues_it() -> None:
     scheduler = in_pages(100)
     first = job(length=60, limit=100)
     scheduler.add(first)
-    device = Device(scheduler)
+    device = Device(scheduler, 16)
     for _ in range(5):
         action = scheduler.next()
         assert action is not None
@@ -293,7 +394,7 @@ def test_two_answers_that_write_the_same_tokens_end_up_with_one_page() -> None:
     jobs = [job(length=20, limit=60, first=first) for _ in range(2)]
     for one in jobs:
         scheduler.add(one)
-    device = Device(scheduler)
+    device = Device(scheduler, 16)
     while len(jobs[0].tokens) < 66:
         action = scheduler.next()
         assert action is not None
@@ -406,12 +507,13 @@ def test_without_a_page_the_youngest_answer_waits_again_and_goes_on_later() -> N
     device = Device(scheduler)
     put_back = 0
     while (action := scheduler.next()) is not None:
-        device.run(action)
         check_pages(scheduler)
         if scheduler.puts_back > put_back:
             put_back = scheduler.puts_back
             assert scheduler.jobs == [old] and list(scheduler.all_jobs) == [old, young]
             assert len(young.tokens) > 60
+        device.run(action)
+        check_pages(scheduler)
     assert put_back and [old.tokens, young.tokens] == expected
     assert young.reused == 0, "what a second time finds is not the prompt's"
 

@@ -25,7 +25,7 @@ from heliograph.errors import (
     InvalidModelError,
     UnsupportedError,
 )
-from heliograph.llm.tokenizers import Tokenizer, read_tokenizer
+from heliograph.llm.tokenizers import Tokenizer, cuts, read_tokenizer
 from heliograph.llm.tokenizers.building import build
 from heliograph.llm.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from heliograph_proto.gguf import read_header
@@ -311,3 +311,26 @@ def test_a_vocabulary_with_any_contents_makes_a_tokenizer_or_a_typed_error(tmp_p
                 continue
             except Exception as error:
                 raise AssertionError(f"seed {SEED}, {known.kind}, round {number}: {error!r}") from error
+
+
+def test_no_cut_of_a_word_into_two_words_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "_GROUP", 100)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chosen = random.Random(seed)
+    letters = "ab▁é\U0001f600"
+    words = ["", *("".join(chosen.choices(letters, k=chosen.randrange(1, 9))) for _ in range(500))]
+    known = {word: number for number, word in enumerate(words)}
+    found = [
+        one
+        for one in cuts.likely_cuts(words, known)
+        if one[0][: one[1]] in known and one[0][one[1] :] in known
+    ]
+    every = [
+        (word, at)
+        for word in words
+        for at in range(1, len(word))
+        if word[:at] in known and word[at:] in known
+    ]
+    assert found == every and every
+    assert list(cuts.likely_cuts([], known)) == [] == list(cuts.likely_cuts(["", "ab"], {}))

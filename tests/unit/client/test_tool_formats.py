@@ -37,6 +37,7 @@ FORMS = {name: format_of(text, {"<|python_tag|>"}) for name, text in TEMPLATES.i
 WEATHER = ToolCall("get_weather", {"city": 'São "Paulo" </tool_call>', "days": [1, {"a": None}]})
 NOW = ToolCall("now", {})
 SAID = json.dumps(WEATHER.arguments, ensure_ascii=False)
+CITY = json.dumps(WEATHER.arguments["city"], ensure_ascii=False)
 
 
 def pieces(form: Format, parts: Iterable[str], **options: Any) -> list[Part]:
@@ -94,6 +95,12 @@ CALLS = [
         f'{{"name": "get_weather", "parameters": {SAID}}}; {{"name": "now", "parameters": {{}}}}',
         [WEATHER, NOW],
     ),
+    ("llama", f'<|python_tag|>get_weather.call(city={CITY}, days=[1, {{"a": null}}])', [WEATHER]),
+    (
+        "llama",
+        '<|python_tag|>now.call()\nthen<|python_tag|> now.call( zone = "a)b", at=1.5, is_utc=True )',
+        [NOW, Text("then"), ToolCall("now", {"zone": "a)b", "at": 1.5, "is_utc": True})],
+    ),
     ("json", f'\n{{"name": "get_weather", "arguments": {SAID}}}', [WEATHER]),
     (
         "json",
@@ -134,6 +141,13 @@ NONE = [
     ("phi", "<|tool_call|>[]<|/tool_call|>"),
     ("llama", '{"name": "Bob", "parameters": {}}'),
     ("llama", "<|python_tag|>print(5)"),
+    ("llama", "<|python_tag|>brave_search.call(query=5)"),
+    ("llama", "<|python_tag|>now.call(5)"),
+    ("llama", "<|python_tag|>now.call(a=5 b=6)"),
+    ("llama", "<|python_tag|>now.call(a=b)"),
+    ("llama", "<|python_tag|>now.call(a=1, a=2)"),
+    ("llama", '<|python_tag|>now.call(a="x'),
+    ("llama", f'<|python_tag|>now.call(a="{"x" * 9000}")'),
     ("json", '{"answer": 42}'),
     ("json", "```js\nnow()\n```"),
     ("json", '```json\n{"name": "now"} and\n```'),

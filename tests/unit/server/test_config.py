@@ -149,6 +149,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "tls_certificate": {"tls_key": "/another"},
     "tls_key": {"tls_certificate": "/another"},
     "tls_client_ca": {"listen": ("grpcs://127.0.0.1:0",), "tls_certificate": "/one", "tls_key": "/two"},
+    "kserve": {"models": "/models"},
+    "kserve_http": {"models": "/models"},
 }
 
 
@@ -184,9 +186,12 @@ def another_value(entry: SettingEntry) -> tuple[Any, str]:
     if entry.type in (int, float):
         return entry.type(7), "7"
     if entry.type is str:
-        text = entry.setting.words[-1] if entry.setting.words else "/a/file"
+        others = {"kserve": "unix:///a", "kserve_http": "127.0.0.1:0", "web": "127.0.0.1:0"}
+        text = entry.setting.words[-1] if entry.setting.words else others.get(entry.name, "/a/file")
         return text, text
-    text = {"listen": "unix:///a", "devices": "cpu:threads=2,memory=4GiB"}.get(entry.name, "one.two")
+    text = {"listen": "unix:///a", "web_llm": "http://a:1", "devices": "cpu:threads=2,memory=4GiB"}.get(
+        entry.name, "one.two"
+    )
     return [text], text
 
 

@@ -385,6 +385,24 @@ def test_an_offer_that_waits_for_room_is_aborted_and_goes_on_when_it_is_the_olde
     other.result(SECONDS)
 
 
+def test_steps_of_a_loop_keep_what_slower_daemons_have_not_requested(world: World) -> None:
+    """The bound is 4 MiB, and a value has 2.7: three steps of a loop, and then runs."""
+    out, into = world.ends(EDGES[0])
+    out.expect_runs(3)
+    for run in (1, 2, 3):
+        out.offer(0, run, world.tensor(LARGE, run), Abort())
+        out.end(run)
+    for run in (1, 2, 3):
+        target = world.tensor(LARGE)
+        into.expect(run, [target]).wait(0, Abort())
+        assert (target.array == run).all()
+    out.expect_runs(0)
+    for run in (4, 5, 6):
+        out.offer(0, run, world.tensor(LARGE), Abort())
+        out.end(run)
+    assert world.producer.budget.held_bytes == 2 * LARGE.nbytes
+
+
 # Values that are pushed
 
 

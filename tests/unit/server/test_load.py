@@ -21,6 +21,7 @@ from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
 from heliograph_proto.codec import decode_graph
+from heliograph_proto.codec.inline_runs import CommandReader
 from heliograph_proto.errors import (
     ComputeFailedError,
     HeliographError,
@@ -39,6 +40,7 @@ from heliograph_server.resources.handles import HandleStorage, TensorHandle, lay
 from heliograph_server.resources.timers import Deadlines, Timer
 from heliograph_server.rpc import command_service
 from heliograph_server.rpc.completion_writer import CompletionWriter
+from heliograph_server.rpc.leases.conversations import Stream
 from heliograph_server.rpc.message_limits import check_command
 from heliograph_server.runtime.host import Host, HostStatistics
 from heliograph_server.session.protocol.core import SessionCore
@@ -129,6 +131,7 @@ def test_poison_is_the_same_as_byte_by_byte(events: list[tuple[int, int, int]]) 
     ("message", "error"),
     [
         ({"free": {"handles": [1] * 10_001}}, LimitExceededError),
+        ({"skip": {"lost": [1] * 10_002}}, LimitExceededError),
         ({"run": {"inputs": [{}] * 11}}, LimitExceededError),
         ({"run": {"outputs": [{}] * 11}}, LimitExceededError),
         ({"allocate": {"type": {"shape": [1] * 9}}}, InvalidArgumentError),
@@ -195,11 +198,12 @@ def test_a_long_batch_leaves_the_loop_to_others_in_between() -> None:
         for number in range(1, 1001):
             batch.commands.add(sequence=number, synchronize=command_pb2.Synchronize())
         taken: list[c.Command] = []
-        session: Any = SimpleNamespace(limits=Limits(), submit=taken.extend)
+        session: Any = SimpleNamespace(limits=Limits(), submit=taken.extend, commands=0)
         unused: Any = None
         turn_size = command_service.TurnSize()
-        stream = command_service._Stream(session, outbox, unused, unused, turn_size)
-        assert await command_service._submit(stream, batch.commands, 0) == 1000
+        reader = command_service._Reader(Stream(session, outbox, unused, 0), unused, turn_size)
+        await reader._submit(batch.commands)
+        assert reader._last == 1000
         ticker.cancel()
         assert [one.sequence for one in taken] == list(range(1, 1001))
         return turns
@@ -212,6 +216,20 @@ def test_a_turn_is_short_also_when_its_commands_free_many_handles() -> None:
     other = command_pb2.Command(synchronize=command_pb2.Synchronize())
     turns = list(command_service._turns([free, free, *[other] * 100], command_service.TurnSize()))
     assert [len(turn) for turn in turns] == [1, 1, 64, 36]
+
+
+def test_a_turn_is_short_also_when_its_commands_lose_many_handles() -> None:
+    skip = command_pb2.Command(skip=command_pb2.Skip(lost=range(1, 1000)))
+    turns = list(command_service._turns([skip, skip], command_service.TurnSize()))
+    assert [len(turn) for turn in turns] == [1, 1]
+
+
+def test_a_turn_is_short_also_when_a_client_has_many_downloads() -> None:
+    data = command_pb2.CommandBatch(downloaded=range(100_000)).SerializeToString()
+    turns = command_service._turns(CommandReader().read(data), command_service.TurnSize())
+    told = [[one.downloaded for one in turn if isinstance(one, c.Acknowledged)] for turn in turns]
+    assert max(sum(map(len, turn)) for turn in told) < 1000
+    assert [number for turn in told for one in turn for number in one] == list(range(100_000))
 
 
 def test_streams_with_batches_share_one_turn() -> None:

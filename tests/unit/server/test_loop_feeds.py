@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,22 +27,11 @@ from heliograph_proto.errors import (
 from heliograph_proto.plans import Port
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import tensor_type
+from heliograph_server.resources.feed_order import FeedOrder, ToldFeeds
 from heliograph_server.session.protocol.loop_feeds import Mailbox
 
 ROOM = 10_000
 ONES = np.ones(4, np.float32)
-
-
-@pytest.fixture
-def fake() -> FakeDevice:
-    return FakeDevice(memory_bytes=2**20)
-
-
-@pytest.fixture
-def client(fake: FakeDevice) -> Iterator[CoreClient]:
-    with CoreClient(fake) as made:
-        made.compile(PLAN, doubling())
-        yield made
 
 
 def loop_of(steps: int, **loop: Any) -> c.RunCommand:
@@ -276,5 +264,74 @@ def test_rows_of_blocks_are_whole_blocks() -> None:
         with pytest.raises(InvalidInputError, match="no rows"):
             box.add(2, c.FeedLoop(9, ((place, bytes(4)),), (0,)))
     box.add(3, c.FeedLoop(9, ((1, bytes(34)), (2, bytes(4)), (3, b""))))
-    assert [number for number, _ in box.take()] == [1, 3]
+    assert [one.sequence for one in box.take()] == [1, 3]
     assert box.take() == box.close() == []
+
+
+# Partitions
+
+
+def numbered(number: int, apart_from: int = 0, *rows: int) -> c.FeedLoop:
+    """A feed of the only input, or without values."""
+    values = ((0, ONES[: len(rows)].tobytes()),) if rows else ()
+    return c.FeedLoop(9, values, rows, number, apart_from)
+
+
+def box_of_partition() -> Mailbox:
+    loop = c.Loop(9, fed_inputs=(0,), fed_bytes=10**6, exchange=c.LoopExchange(fed=True))
+    return Mailbox(loop, (Port("x", tensor_type("f32", (4,))),))
+
+
+@pytest.mark.parametrize(
+    "feed", [numbered(0), numbered(1), numbered(3), numbered(2, 2), numbered(2, 9)], ids=str
+)
+def test_feeds_of_a_partition_come_in_the_order_of_their_numbers(feed: c.FeedLoop) -> None:
+    box = box_of_partition()
+    box.add(1, numbered(1, 0, 3))
+    with pytest.raises(InvalidInputError, match="of a partition's loop follows 1"):
+        box.add(2, feed)
+    box.add(2, numbered(2, 1))
+    assert [one.number for one in box.take()] == [1]
+    assert [one.number for one in box.take()] == [2]
+
+
+def test_a_feed_with_a_number_belongs_to_a_partition() -> None:
+    box = Mailbox(c.Loop(9, fed_inputs=(0,), fed_bytes=ROOM), (Port("x", tensor_type("f32", (4,))),))
+    with pytest.raises(InvalidInputError, match="no partition's"):
+        box.add(1, numbered(1, 0, 3))
+
+
+def test_a_partition_takes_no_more_feeds_than_it_can_tell() -> None:
+    box = box_of_partition()
+    for number in range(1, 101):
+        box.add(number, numbered(number))
+    assert [len(box.take()) for _ in range(3)] == [64, 36, 0]
+
+
+def test_feeds_that_are_told_are_taken_and_no_others() -> None:
+    box = box_of_partition()
+    for number in range(1, 6):
+        box.add(number, numbered(number, number - 1, 0))
+    assert [one.number for one in box.take_through(3)] == [1, 2, 3]
+    assert not box.take_through(3)
+    assert [one.number for one in box.take_through(2**64 - 1)] == [4, 5]
+
+
+def test_each_feed_goes_apart_from_the_last_one_that_set_a_row_of_it() -> None:
+    order = FeedOrder()
+    given = [
+        ((0,), (1,)),
+        ((0,), (2, 3)),
+        ((0, 1), (3,)),
+        ((1,), ()),
+        ((1,), (7,)),
+        ((0,), ()),
+        ((0,), (5,)),
+        ((), ()),
+    ]
+    found = [
+        order.add(c.FeedLoop(9, tuple((place, b"") for place in places), rows)) for places, rows in given
+    ]
+    assert found == [0, 0, 2, 3, 4, 3, 6, 0]
+    told = ToldFeeds(70, 0b101)
+    assert [number for number in range(1, 71) if told.has_withdrawn(number)] == [68, 70]

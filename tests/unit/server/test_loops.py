@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,18 +40,6 @@ N = np.zeros(1, np.int32)
 COST = c.STREAMED_VALUE_BYTES
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture
-def fake() -> FakeDevice:
-    return FakeDevice(memory_bytes=2**20)
-
-
-@pytest.fixture
-def client(fake: FakeDevice) -> Iterator[CoreClient]:
-    with CoreClient(fake) as made:
-        made.compile(PLAN, doubling())
-        yield made
 
 
 def loop_of(

@@ -118,9 +118,9 @@ def test_random_partitions_have_the_results_of_the_unsplit_graph_in_any_order(ba
             raise AssertionError(f"seed {seed}: {error}") from error
         met["crossings"] += bool(partitions.crossings)
         met["inserted"] += any(one.inserted for one in partitions.pieces)
-    assert met["crossings"] > BATCH / 10 and met["inserted"] > BATCH / 20, (
-        f"too few have what is checked: {met}"
-    )
+        met["repeated"] += any(one.repeated for one in partitions.pieces)
+    least = min(met["inserted"], 2 * met["repeated"])
+    assert met["crossings"] > BATCH / 10 and least > BATCH / 20, f"too few have what is checked: {met}"
 
 
 def check_pieces(found: Schedule, partitions: Partitions) -> None:
@@ -129,14 +129,16 @@ def check_pieces(found: Schedule, partitions: Partitions) -> None:
         number
         for piece in partitions.pieces
         for place, number in enumerate(piece.nodes)
-        if place not in piece.inserted
+        if place not in piece.inserted | piece.repeated
     )
     assert numbers == list(range(len(found.assignments)))
     for piece in partitions.pieces:
         for place, number in enumerate(piece.nodes):
-            if place not in piece.inserted:
+            if place not in piece.inserted | piece.repeated:
                 assert piece.devices[place] == found.assignments[number].device
-        begins = {piece.nodes[place] for place in piece.begins}
+        # A split may begin with what its first node reads and another partition computes too.
+        own = [n for n in range(len(piece.nodes)) if n not in piece.repeated]
+        begins = {piece.nodes[next(n for n in own if n >= place)] for place in piece.begins}
         assert begins <= {one.nodes[0] for one in found.splits}
     names = [(one.source, one.node, one.target) for one in partitions.crossings]
     assert len(set(names)) == len(names), "a value goes to a partition twice"
@@ -165,6 +167,33 @@ def test_a_chain_over_two_hosts_is_two_partitions_whose_values_cross_each_time()
         (3, 0, 1),
     ]
     assert partitions.pieces[1].outputs == (0,) and partitions.pieces[0].outputs == ()
+
+
+def test_a_mask_is_computed_where_it_is_read_from_positions_that_cross() -> None:
+    """Its bytes do not cross, nor does what it alone is made of."""
+    places, few, many = tensor_type("i32", (4,)), tensor_type("f32", (4, 1)), tensor_type("f32", (4, 512))
+    leaves = Leaf(LeafKind.INPUT, "start", places), Leaf(LeafKind.WEIGHT, "steps", places)
+    seen = tensor_type("bool", (4, 512))
+    nodes = (
+        Node("mul", (0, 1), places),
+        Node("cast", (2,), tensor_type("f32", (4,)), {"dtype": "f32"}),
+        Node("reshape", (3,), few, {"shape": (4, 1)}),
+        Node("arange", (), tensor_type("f32", (512,))),
+        Node("sub", (4, 5), many),
+        Node("greater_equal", (6, 5), seen),
+        Node("where", (7, 6, 6), many),
+        Node("exp", (8,), many),
+        Node("exp", (8,), many),
+    )
+    graph = Graph(leaves, nodes, (Output("here", 9), Output("there", 10)))
+    found = scheduled(graph, [-1, 0], (0,) * 8 + (1,))
+    partitions = cut_partitions(graph, found, [0, 1])
+    assert [(one.value, one.target) for one in partitions.crossings] == [(2, 1)]
+    there = partitions.pieces[1]
+    assert [one.op for one in there.graph.nodes] == [one.op for one in nodes[1:7]] + ["exp"]
+    assert there.repeated == set(range(6)) and not partitions.pieces[0].repeated
+    without = cut_partitions(graph, found, [0, 1], repeats=False)
+    assert [(one.value, one.target) for one in without.crossings] == [(8, 1)]
 
 
 def test_devices_of_one_host_are_one_partition_without_edges() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from simulation.edges import SimulatedEdge
+from simulation.lease import SimulatedLease
 from simulation.session import SimulatedSession
 from simulation.turns import SimulatedTurns
 from simulation.world import Violation
@@ -21,7 +22,8 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [(SimulatedSession, 150), (SimulatedTurns, 200), (SimulatedEdge, 100)]
+    ("kind", "count"),
+    [(SimulatedSession, 150), (SimulatedTurns, 200), (SimulatedEdge, 100), (SimulatedLease, 40)],
 )
 def test_whatever_the_schedule_the_invariants_hold(kind: Any, count: int) -> None:
     first = secrets.randbits(40)

@@ -94,12 +94,15 @@ def test_a_leak_within_the_bound_of_a_long_soak_passes(noise: np.random.Generato
     assert judge(times, 1.5 * BOUND.per_hour * hours + noise.normal(size=300), BOUND).grows
 
 
-def test_what_fills_and_then_stays_does_not_grow(noise: np.random.Generator) -> None:
+def test_what_fills_and_then_stays_rarely_looks_like_growth(noise: np.random.Generator) -> None:
+    filled = 100.0 * (1 - np.exp(-TIMES / TIMES[-1] * 12))
+    found = 0
     for _ in range(300):
-        filled = 100.0 * (1 - np.exp(-TIMES / TIMES[-1] * 12))
-        assert not judge(TIMES, filled + noise.normal(size=SAMPLES), BOUND).grows
+        found += judge(TIMES, filled + noise.normal(size=SAMPLES), BOUND).grows
         step = np.where(noise.integers(2, SAMPLES // 2) > np.arange(SAMPLES), 0.0, 50.0)
-        assert not judge(TIMES, step + noise.normal(size=SAMPLES), BOUND).grows
+        found += judge(TIMES, step + noise.normal(size=SAMPLES), BOUND).grows
+    # The later half decides, so one in 3,000 fills is taken for growth. Without the slack, it is one in 20.
+    assert found <= 5
 
 
 def test_too_few_samples_are_no_verdict() -> None:

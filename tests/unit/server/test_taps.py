@@ -41,11 +41,6 @@ def chain(of: TensorType = F4) -> Graph:
 
 
 @pytest.fixture
-def fake() -> FakeDevice:
-    return FakeDevice(memory_bytes=2**20)
-
-
-@pytest.fixture
 def client(fake: FakeDevice) -> Iterator[CoreClient]:
     with CoreClient(fake) as made:
         yield made
