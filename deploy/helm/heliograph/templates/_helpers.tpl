@@ -94,6 +94,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if and (not .Values.insecure) (not .Values.tokens.enabled) (not (and .Values.tls.enabled .Values.tls.clientCertificates)) -}}
 {{- fail "any client that reaches the pods could use them: enable tokens, or tls with clientCertificates, or set insecure=true" -}}
 {{- end -}}
+{{- if and .Values.head.kserve (not .Values.head.modelsClaim) -}}
+{{- fail "head.kserve needs head.modelsClaim, the claim with the folder of models" -}}
+{{- end -}}
+{{- if and .Values.head.state.volumeSize (gt (int64 .Values.head.replicas) 1) -}}
+{{- fail "head.state is a claim that one head uses: set head.replicas=1" -}}
+{{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.enabled) -}}
 {{- fail "metrics.serviceMonitor.enabled needs metrics.enabled" -}}
 {{- end -}}
@@ -146,8 +152,15 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- with .values.cache.size -}}
 {{- $_ := merge $settings (dict "cache" "/var/cache/heliograph/weights" "cache_size" .) -}}
 {{- end -}}
+{{- if .values.state.volumeSize -}}
+{{- /* A folder in the volume, which the daemon makes for its user alone; others may write to the volume itself. */ -}}
+{{- $_ := set $settings "state" "/var/lib/heliograph/state" -}}
+{{- end -}}
 {{- if .values.modelsClaim -}}
 {{- $_ := set $settings "models" "/srv/models" -}}
+{{- end -}}
+{{- if .values.kserve -}}
+{{- $_ := merge $settings (dict "kserve" (printf "%s%s:%v" (ternary "grpcs://" "" $v.tls.enabled) $v.listenHost $v.ports.kserve) "kserve_http" (printf "%s%s:%v" (ternary "https://" "" $v.tls.enabled) $v.listenHost $v.ports.kserveHttp)) -}}
 {{- end -}}
 {{- if eq .role "head" -}}
 {{- $_ := merge $settings (dict "pool" (include "heliograph.pool" .root) "pool_silence_seconds" .values.poolSilenceSeconds) -}}

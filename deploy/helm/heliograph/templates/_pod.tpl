@@ -79,6 +79,12 @@ spec:
           containerPort: {{ int64 $v.ports.grpc }}
         - name: health
           containerPort: {{ int64 $v.ports.health }}
+        {{- if .values.kserve }}
+        - name: kserve
+          containerPort: {{ int64 $v.ports.kserve }}
+        - name: kserve-http
+          containerPort: {{ int64 $v.ports.kserveHttp }}
+        {{- end }}
         {{- if $v.metrics.enabled }}
         - name: metrics
           containerPort: {{ int64 $v.ports.metrics }}
@@ -115,6 +121,10 @@ spec:
           readOnly: true
         - name: cache
           mountPath: /var/cache/heliograph
+        {{- if .values.state.volumeSize }}
+        - name: state
+          mountPath: /var/lib/heliograph
+        {{- end }}
         - name: tmp
           mountPath: /tmp
         {{- if $v.tls.enabled }}
@@ -143,6 +153,11 @@ spec:
     - name: cache
       emptyDir:
         sizeLimit: {{ .values.cache.volumeSize }}
+    {{- end }}
+    {{- if and .values.state.volumeSize (eq .role "head") }}
+    - name: state
+      persistentVolumeClaim:
+        claimName: {{ include "heliograph.fullname" $root }}-head-state
     {{- end }}
     {{- if $v.tls.enabled }}
     - name: tls
@@ -180,6 +195,17 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
+{{- end -}}
+
+{{/* The specification of a claim. Takes volumeSize and storageClassName. */}}
+{{- define "heliograph.claim" -}}
+accessModes: [ReadWriteOnce]
+{{- with .storageClassName }}
+storageClassName: {{ . }}
+{{- end }}
+resources:
+  requests:
+    storage: {{ .volumeSize }}
 {{- end -}}
 
 {{/* Resources and requested GPUs, which are limits. Takes a role's values. */}}
