@@ -52,6 +52,7 @@ from heliograph.transport.log_lines import FOLLOW_LOG, follow_request, is_end, l
 from heliograph.transport.moving import aio_move, aio_move_when_asked
 from heliograph.transport.reconnecting import (
     DURABLE,
+    GOODBYE_PAUSES,
     GOODBYE_SECONDS,
     WHY_SECONDS,
     Tries,
@@ -89,6 +90,9 @@ T = TypeVar("T")
 
 #: The nodes of a graph that is encoded on the event loop, in about 2 ms.
 MOST_NODES = 500
+
+#: What a call raises: its status, or that its channel was closed.
+_CALL_ERRORS = (grpc.RpcError, grpc.aio.UsageError, ValueError)
 
 
 class AioRemoteLog:
@@ -368,8 +372,9 @@ class AioGrpcShell(AioShell):
             while await self._reconnect(await self._read()):
                 pass
         except Exception as defect:
-            # Without a reader, callers would wait for ever.
-            self._lose(reader_defect(defect))
+            # Without a reader, callers would wait for ever. A session that closes also ends channels.
+            if self.core.lost is None:
+                self._lose(reader_defect(defect))
         self._ring()
 
     async def _read(self) -> HeliographError:
@@ -641,21 +646,30 @@ class AioGrpcShell(AioShell):
         if not is_up:
             # It would connect again.
             self._reader.cancel()
-        close: Any = self._channel.unary_unary(handshake.CLOSE, None, None)
-        seconds = handshake.CLOSE_SECONDS if is_up else GOODBYE_SECONDS
         try:
             if was_open:
-                await close(handshake.close_request(self.info.session), timeout=seconds)
+                await self._say_goodbye(handshake.CLOSE_SECONDS if is_up else GOODBYE_SECONDS)
                 # The server ends the stream now. Cancelling the call instead would leave a task and
                 # a thread of grpc.aio behind if the loop ends soon after.
                 await asyncio.wait([self._reader], timeout=handshake.CLOSE_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            logger.debug("closing the session: %s", error.details())
-        except grpc.aio.UsageError as error:
+        except _CALL_ERRORS as error:
             logger.debug("closing the session: %s", error)
         finally:
             if not self._stream.done():
                 self._stream.cancel()
+
+    async def _say_goodbye(self, seconds: float) -> None:
+        """End the session at the server. Raises one of the errors of calls."""
+        request = handshake.close_request(self.info.session)
+        for pause in (*GOODBYE_PAUSES, None):
+            try:
+                close: Any = self._channel.unary_unary(handshake.CLOSE, None, None)
+                await close(request, timeout=seconds)
+                return
+            except _CALL_ERRORS as error:
+                if pause is None or not is_cut(error):
+                    raise
+                await asyncio.sleep(pause)
 
     async def close(self) -> None:
         if self._process != os.getpid():

@@ -60,6 +60,7 @@ from heliograph.transport.log_lines import FOLLOW_LOG, LogSource, RemoteLog, fol
 from heliograph.transport.moving import move, move_when_asked
 from heliograph.transport.reconnecting import (
     DURABLE,
+    GOODBYE_PAUSES,
     GOODBYE_SECONDS,
     HEAD_PAUSE_SECONDS,
     HEAD_WHY_SECONDS,
@@ -375,8 +376,12 @@ class GrpcShell(BlockingShell):
             while self._reconnect(self._read()):
                 pass
         except Exception as defect:
-            # Without a reader, callers would wait for ever.
-            self._lose(reader_defect(defect))
+            # Without a reader, callers would wait for ever. A session that closes also ends channels.
+            if self.core.lost is None:
+                self._lose(reader_defect(defect))
+        finally:
+            # A timer that is left would keep gRPC's objects for its time.
+            self._unwatch()
 
     def _read(self) -> HeliographError:
         """Read the present link until it ends, and return the reason."""
@@ -399,8 +404,8 @@ class GrpcShell(BlockingShell):
             logger.exception("a completion could not be understood")
             return InternalError(f"a completion could not be understood: {defect}")
         finally:
-            if is_cut and self._watchdog is not None:
-                self._watchdog.cancel()
+            if is_cut:
+                self._unwatch()
         return end
 
     def _watch(self, stream: Any, seconds: float) -> None:
@@ -408,6 +413,10 @@ class GrpcShell(BlockingShell):
         self._watchdog = threading.Timer(seconds, stream.cancel)
         self._watchdog.daemon = True
         self._watchdog.start()
+
+    def _unwatch(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
 
     def _reconnect(self, error: HeliographError) -> bool:
         """Connect again after a break. Returns False when the session has ended."""
@@ -471,8 +480,7 @@ class GrpcShell(BlockingShell):
         tell_break(error, self._reconnecting.seconds, self.when_disconnected)
 
     def _end_link(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._unwatch()
         self._bell.put(None)
         if self._socket is not None:
             # Callers that read it find it over.
@@ -615,8 +623,7 @@ class GrpcShell(BlockingShell):
     def _disconnect(self, was_open: bool) -> None:
         self._is_closing.set()
         self._ring()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._unwatch()
         if self._socket is not None:
             # Callers that read it find the session closed.
             self._socket.end()
@@ -651,10 +658,17 @@ class GrpcShell(BlockingShell):
 
     def _say_goodbye(self, session: bytes, seconds: float = handshake.CLOSE_SECONDS) -> None:
         request = handshake.close_request(session)
-        try:
-            call_unary(self._channel, handshake.CLOSE, (request,), seconds)
-        except grpc.RpcError as error:
-            logger.debug("closing the session: %s", error)
-            handshake.forget_traceback(error)
-        except ValueError as error:
-            logger.debug("closing the session: %s", error)
+        for pause in (*GOODBYE_PAUSES, None):
+            try:
+                call_unary(self._channel, handshake.CLOSE, (request,), seconds)
+                return
+            except grpc.RpcError as error:
+                logger.debug("closing the session: %s", error)
+                is_cut = is_cut_short(error)
+                handshake.forget_traceback(error)
+                if pause is None or not is_cut:
+                    return
+                time.sleep(pause)
+            except ValueError as error:
+                logger.debug("closing the session: %s", error)
+                return

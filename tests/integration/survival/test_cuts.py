@@ -40,6 +40,31 @@ def test_a_session_goes_on_after_a_cut(site: Site, reset: bool) -> None:
     assert site.sessions == 0
 
 
+@pytest.mark.parametrize("reset", [False, True], ids=["cut", "reset"])
+def test_a_session_that_ends_behind_a_cut_does_not_stay_for_its_lease(site: Site, reset: bool) -> None:
+    for _ in range(5):
+        with site.connect() as session:
+            doubling(session)
+            site.cut(reset=reset)
+        assert site.sessions == 0
+    with site.connect() as session:
+        doubling(session)
+
+
+def test_an_asyncio_session_that_ends_behind_a_cut_does_not_stay_for_its_lease(site: Site) -> None:
+    async def scenario() -> None:
+        for number in range(10):
+            async with hg.aio.connect(site.url, progress=None) as session:
+                await session.compile(doubled())
+                site.cut(reset=number % 2 == 0)
+            assert site.sessions == 0
+        # Calls that were cut end on a loop that goes on for a moment.
+        async with hg.aio.connect(site.url, progress=None) as session:
+            await session.compile(doubled())
+
+    asyncio.run(scenario())
+
+
 def test_each_run_is_done_once_however_often_the_connection_is_cut(site: Site) -> None:
     with site.connect() as session:
         plan = session.compile(counting())
