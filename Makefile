@@ -21,8 +21,8 @@ OUT        ?= dist/gpu
 
 # Processes that `make test` runs tests in; 0: one, as a debugger wants it.
 WORKERS    ?= 3
-# What needs more than one host, an engine, Ray or ggml has a target of its own.
-APART      := not hosts and not ray and not deploy and not peers and not wheel and not web
+# What needs more than one host, an engine, Ray or ggml, or takes minutes, has a target of its own.
+APART      := not hosts and not ray and not deploy and not peers and not wheel and not web and not long
 
 # So that no test's time has it: the CPU's kernels, and CUDA's for the emulation. Both are kept.
 COMPILE = $(BIN)/heliograph warmup && \
@@ -31,7 +31,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool demo-survive test test-fast test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages plan-pictures proto bench bench-quick figures test-clients test-web
+.PHONY: help docs demo demo-pool demo-survive test test-fast test-long test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages plan-pictures proto bench bench-quick figures test-clients test-web
 .PHONY: peers constraints clean wheel test-wheel
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make demo-survive  training that goes on through cut connections and kill -9 of its daemon"
 	@echo "make test          lint, types and tests"
 	@echo "make test-fast     the tests that start no daemon, in about a minute"
+	@echo "make test-long     the CPU's kernels for other processors, CUDA's as machine code, all conformance: minutes of compiling"
 	@echo "make test-onnx     the cases of onnx.backend.test on the CPU, and a table of what came of them"
 	@echo "make test-torch    PyTorch's modules and each op of Core ATen beside eager torch, which is installed apart"
 	@echo "make wheel         a wheel in dist/, with compiled CPU kernels for x86-64-v3, x86-64-v4 and aarch64"
@@ -106,6 +107,11 @@ unit: $(VENV)/.dev $(VENV)/.model
 test-fast: $(VENV)/.dev
 	$(COMPILE)
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "$(APART) and not slow" tests/unit/proto tests/unit/client tests/unit/server
+
+# Some minutes, for who has changed kernels, their compiling or the definition.
+test-long: $(VENV)/.dev
+	$(COMPILE)
+	$(BIN)/pytest -q -rs -n 2 --dist worksteal -m long tests/unit tests/conformance
 
 # About a minute. It fails where a case is wrong, and where fewer pass than are recorded.
 test-onnx: $(VENV)/.dev

@@ -15,7 +15,7 @@ MEMORY = 2**28
 TestCpu = conformance_tests(lambda: CpuDevice(threads=2, memory_bytes=MEMORY), quick=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_definition_passes_all_of_it_with_another_seed() -> None:
     with nothing_left(CpuDevice(threads=1, memory_bytes=MEMORY, native=False)) as device:

@@ -162,7 +162,7 @@ def launches_of(made: Maker) -> list[Launch]:
     return [one for one in work if isinstance(one, Launch)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(bool(nvrtc_library.why_not()), reason=nvrtc_library.why_not() or "-")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])

@@ -75,7 +75,7 @@ definition = cuda_fixtures.definition
 rng = cuda_fixtures.rng
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(bool(nvrtc_library.why_not()), reason=nvrtc_library.why_not() or "-")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
