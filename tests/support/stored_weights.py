@@ -16,6 +16,16 @@ from heliograph_proto.quantization import blocks as bfloat16
 from heliograph_proto.quantization.blocks import quantize
 
 KINDS = tuple(Stored)
+#: Finding the nearest points of their grids takes seconds, and the blocks may be any.
+GRIDS = (
+    Stored.IQ1_S,
+    Stored.IQ1_M,
+    Stored.IQ2_XXS,
+    Stored.IQ2_XS,
+    Stored.IQ2_S,
+    Stored.IQ3_XXS,
+    Stored.IQ3_S,
+)
 #: Where the f16 scales of a block are; any byte is a scale of mxfp4 and nvfp4.
 SCALES = {
     Stored.Q4_0: (0, 2),
@@ -33,9 +43,7 @@ SCALES = {
     Stored.MXFP4: (0, 0),
     Stored.TQ1_0: (52, 54),
     Stored.TQ2_0: (64, 66),
-    **dict.fromkeys(
-        (Stored.IQ1_S, Stored.IQ2_XXS, Stored.IQ2_XS, Stored.IQ2_S, Stored.IQ3_XXS, Stored.IQ3_S), (0, 2)
-    ),
+    **dict.fromkeys(GRIDS, (0, 2)),
     Stored.IQ1_M: (0, 0),
     Stored.NVFP4: (0, 0),
     Stored.Q8_1: (0, 4),
@@ -78,6 +86,8 @@ def stored(kind: Stored, shape: tuple[int, ...], random: np.random.Generator) ->
         return np.asarray(bfloat16.to_bits(values))
     if kind is Stored.F16:
         return values.astype(np.float16)
+    if kind in GRIDS:
+        return blocks(kind, shape, random)
     return quantize(values, kind.name.lower())
 
 
