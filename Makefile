@@ -40,7 +40,7 @@ help:
 	@echo "make demo-survive  training that goes on through cut connections and kill -9 of its daemon"
 	@echo "make test          lint, types and tests"
 	@echo "make test-fast     the tests that start no daemon, in about a minute"
-	@echo "make test-long     the CPU's kernels for other processors, CUDA's as machine code, all conformance: minutes of compiling"
+	@echo "make test-long     CUDA's kernels as machine code, and all of the definition's conformance: minutes"
 	@echo "make test-onnx     the cases of onnx.backend.test on the CPU, and a table of what came of them"
 	@echo "make test-torch    PyTorch's modules and each op of Core ATen beside eager torch, which is installed apart"
 	@echo "make wheel         a wheel in dist/, with compiled CPU kernels for x86-64-v3, x86-64-v4 and aarch64"
@@ -108,7 +108,7 @@ test-fast: $(VENV)/.dev
 	$(COMPILE)
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "$(APART) and not slow" tests/unit/proto tests/unit/client tests/unit/server
 
-# Some minutes, for who has changed kernels, their compiling or the definition.
+# Some minutes, for who has changed CUDA's kernels or the definition.
 test-long: $(VENV)/.dev
 	$(COMPILE)
 	$(BIN)/pytest -q -rs -n 2 --dist worksteal -m long tests/unit tests/conformance

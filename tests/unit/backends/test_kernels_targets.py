@@ -43,7 +43,7 @@ def digests(**environment: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize(
     ("processor", "features"), [("skylake-avx512", AVX512), ("haswell", AVX2), ("nehalem", BASELINE)]
