@@ -165,7 +165,9 @@ class _Timed:
         self._done = threading.Semaphore(0)
         self._sequence = 0
         self._given: list[InlineResult] = []
-        self._session.attach(lambda batch: self._done.release(len(batch.completions)), at_once=at_once)
+        self._session.attach(
+            lambda batch: self._done.release(len(batch.completions)), at_once=lambda: at_once
+        )
         self._session.compile(CompileRequest(1, _one_op(16)))
         self._session.compile(CompileRequest(2, _one_op(2**14)))
 

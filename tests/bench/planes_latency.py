@@ -28,6 +28,8 @@ ROUNDS, RUNS = 7, 300
 BAR_ECHO = 1.2
 #: Times a run by gRPC, of one over a command socket.
 BAR_GRPC = 0.5
+#: Times a run over a command socket, of one within the process.
+BAR_NEAR = 0.5
 IN_FLIGHT = 500
 LIMIT_US = 15.0
 PIPELINED_RUNS = 5_000
@@ -93,7 +95,8 @@ async def _aio_seconds(plan: hg.aio.Plan, runs: int, warmup: int = 50) -> list[f
 
 
 def near() -> Iterator[Figure]:
-    """Microseconds from a run's call to its outputs over a command socket, beside peers."""
+    """Microseconds from a run's call to its outputs over a command socket, beside peers; and within the
+    process, beside that."""
     with ExitStack() as stack:
         url = stack.enter_context(running_daemon("--log-level", "warning"))
         session = stack.enter_context(hg.connect(url))
@@ -110,6 +113,10 @@ def near() -> Iterator[Figure]:
         for name, peer, bar, against in peers:
             ours, theirs = paired_medians(measured, peer, ROUNDS, RUNS)
             yield Figure(f"planes-near/{name}", ours * 1e6, theirs * 1e6, bar, "us", against)
+        within = _seconds_of_runs(stack.enter_context(hg.connect("local:")))
+        ours, theirs = paired_medians(within, measured, ROUNDS, RUNS)
+        against = "the same over a command socket"
+        yield Figure("planes-near/local", ours * 1e6, theirs * 1e6, BAR_NEAR, "us", against)
 
 
 def _seconds_of_runs(session: hg.Session) -> Callable[[int], list[float]]:

@@ -64,6 +64,16 @@ def _interrupt() -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
 
+class _Came:
+    """Handles Ctrl-C by remembering that it came."""
+
+    def __init__(self) -> None:
+        self.is_true = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        self.is_true = True
+
+
 def undisturbed(step: Callable[[], T]) -> T:
     """Return the result of a step that must not be left half done: Ctrl-C is raised after it.
 
@@ -71,13 +81,13 @@ def undisturbed(step: Callable[[], T]) -> T:
     """
     if not is_interruptible():
         return step()
-    came: list[int] = []
-    set_handler(SIGINT, lambda number, _: came.append(number))
+    came = _Came()
+    set_handler(SIGINT, came)
     try:
         return step()
     finally:
         set_handler(SIGINT, default_int_handler)
-        if came:
+        if came.is_true:
             raise KeyboardInterrupt
 
 
@@ -99,7 +109,7 @@ def runs_handlers() -> bool:
     for number in _SIGNALS:
         found = getsignal(number)
         # Numbers stand for the system's own behaviour, None for a handler that is not Python's.
-        if found is not default_int_handler and callable(found):
+        if found is not default_int_handler and callable(found) and not isinstance(found, _Came):
             return True
     return False
 

@@ -1,7 +1,8 @@
 """`local:`: the server's core in this process, without gRPC or another process.
 
-Commands go straight from the caller's thread into the core's session; completions come back on the
-threads of the devices. A small thread of each session sends the frees of destructors.
+Commands go straight from the caller's thread into the core's session, which does short runs there.
+Other completions come back on the threads of the devices. A small thread of each session sends the
+frees of destructors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from heliograph.core import methods as m
 from heliograph.core.effects import Call, ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Outcome, Pending, Transfer
-from heliograph.core.interrupts import undisturbed
+from heliograph.core.interrupts import runs_handlers, undisturbed
 from heliograph.graph.files.mapped_files import readable
 from heliograph.session import Session as ClientSession
 from heliograph.transport import handshake
@@ -354,15 +355,15 @@ class LocalShell(BlockingShell):
         credentials: Credentials = NO_CREDENTIALS,
         transport: LocalTransport | None = None,
     ) -> None:
-        """`transport`: an open session, whose short runs are done in the thread that sends them. No
-        Ctrl-C may reach that."""
+        """`transport`: an open session."""
         self._transport = transport or LocalTransport.open(address, timeout, credentials)
         super().__init__(address, self._transport.info)
-        self.core.speaks_bytes = transport is not None
+        self.core.speaks_bytes = True
         self._sending = threading.Lock()
         self._dirty = False
         self._bell: SimpleQueue[None] = SimpleQueue()
-        self._transport.session.attach(self.apply, self._ended, at_once=transport is not None)
+        # Nothing interrupts a thread that sends, but handlers of the program's own.
+        self._transport.session.attach(self.apply, self._ended, at_once=lambda: not runs_handlers())
         self._sweeper = threading.Thread(target=self._sweep, name="heliograph-sweeper", daemon=True)
         self._sweeper.start()
 

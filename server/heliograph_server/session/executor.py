@@ -147,7 +147,7 @@ class Executor:
         self._on_batch: Callable[[CompletionBatch], None] | None = None
         self._on_end: Callable[[HeliographError], None] | None = None
         self._on_quiet: Callable[[], None] | None = None
-        self._at_once = False
+        self._at_once: Callable[[], bool] = lambda: False
         #: Keeps commands while the session is held still.
         self.stillness = Stillness(self)
         #: Calls to make without the lock, and whether a thread is making them.
@@ -205,13 +205,13 @@ class Executor:
         on_batch: Callable[[CompletionBatch], None],
         on_end: Callable[[HeliographError], None] | None = None,
         *,
-        at_once: bool = False,
+        at_once: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin the command stream.
 
         The callbacks are called from any thread, one at a time, and must not block or raise.
-        `on_end` receives the error that closed the session, after the last batch. With `at_once`,
-        `submit` performs short runs itself; no KeyboardInterrupt may reach its thread.
+        `on_end` receives the error that closed the session, after the last batch. `submit` performs
+        short runs itself where `at_once` says that nothing interrupts its thread.
 
         Raises HandleExistsError for a second stream, or the error that closed the session.
         """
@@ -507,7 +507,7 @@ class Executor:
         """Prepare a run. True if it runs at once or stepwise, without a place in its queue."""
         loaded: LoadedPlan = task.plan.plan
         self._observers.add(work.state.sequence, task, work.device_lock)
-        if self._at_once and work.queue.queued == 1:
+        if work.queue.queued == 1 and self._at_once():
             if is_short(work, task) and work.device_lock.at_once(work.run_at_once):
                 self.work_done(work, None)
                 return True
@@ -557,9 +557,9 @@ class Executor:
 
         Return True if it was performed.
         """
-        if not self._at_once or self.stillness.keeps is not None or (fit := self.core.fit(run)) is None:
+        if self.stillness.keeps is not None or (fit := self.core.fit(run)) is None:
             return False
-        if not self._holding.has_room(QuotaKind.RUNS):
+        if not (self._holding.has_room(QuotaKind.RUNS) and self._at_once()):
             return False
         loaded: LoadedPlan = fit.plan.plan
         if (short := loaded.short_run()) is None:

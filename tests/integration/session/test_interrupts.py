@@ -19,10 +19,14 @@ import heliograph as hg
 INTERRUPTS, SECONDS = 30, 60.0
 
 
+def urls_of(daemon: DaemonUrls) -> dict[str, str]:
+    return {"local": "local:", "tcp": daemon.tcp, "unix": daemon.unix}
+
+
 @pytest.mark.parametrize("transport", ["local", "tcp", "unix"])
 def test_every_interrupt_reaches_the_program(daemon: DaemonUrls, transport: str) -> None:
     seed = random.randrange(2**32)
-    url = {"local": "local:", "tcp": daemon.tcp, "unix": daemon.unix}[transport]
+    url = urls_of(daemon)[transport]
     command = [sys.executable, str(SUPPORT / "interrupted_client.py"), url, str(seed), str(INTERRUPTS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     print(f"seed {seed}\n{done.stderr}")
@@ -44,13 +48,13 @@ def test_a_closed_session_leaves_no_channel_to_the_collector(daemon: DaemonUrls)
         gc.enable()
 
 
-@pytest.mark.parametrize("transport", ["tcp", "unix"])
+@pytest.mark.parametrize("transport", ["local", "tcp", "unix"])
 def test_a_signal_handler_may_use_the_session_that_its_thread_waits_for(
     daemon: DaemonUrls, transport: str
 ) -> None:
     answers: list[float] = []
     x = np.eye(256, dtype=np.float32)
-    with hg.connect({"tcp": daemon.tcp, "unix": daemon.unix}[transport]) as session:
+    with hg.connect(urls_of(daemon)[transport]) as session:
         slow, quick = hg.Graph(), hg.Graph()
         y = given = slow.input("x", x.shape, "f32")
         for _ in range(300):

@@ -157,7 +157,7 @@ def attached(client: CoreClient) -> tuple[Session, list[c.CompletionBatch]]:
     """A session that does short runs where they arrive."""
     session = client.host.session(client.host.open_session("test").session)
     batches: list[c.CompletionBatch] = []
-    session.attach(batches.append, at_once=True)
+    session.attach(batches.append, at_once=lambda: True)
     session.compile(CompileRequest(PLAN, NEGATION))
     return session, batches
 

@@ -343,7 +343,7 @@ class Attached:
         self.changed = threading.Condition()
         self.done: dict[int, c.Completion | InlineResult] = {}
         self.given: list[InlineResult] = []
-        self.session.attach(self.take, at_once=True)
+        self.session.attach(self.take, at_once=lambda: True)
         self.session.compile(CompileRequest(100, NEG))
 
     def take(self, batch: c.CompletionBatch) -> None:

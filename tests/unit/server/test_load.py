@@ -297,7 +297,7 @@ class Attached:
         self.changed = threading.Condition()
         self.done: dict[int, c.Completion] = {}
         self.threads: dict[int, threading.Thread] = {}
-        self.session.attach(self.take, at_once=at_once)
+        self.session.attach(self.take, at_once=lambda: at_once)
         self.session.compile(CompileRequest(100, NEG))
 
     def take(self, batch: c.CompletionBatch) -> None:

@@ -78,7 +78,7 @@ class Conversation:
         self.session, self._end, self._forget = session, end, forget
         self._loop = asyncio.get_running_loop()
         self.outbox = CompletionWriter(self._loop, session.limits, log)
-        session.attach(self.outbox.put, self.outbox.end, at_once=True)
+        session.attach(self.outbox.put, self.outbox.end, at_once=lambda: True)
         self._began = time.monotonic()
         self._stream: Stream | None = None
         self._lease: asyncio.TimerHandle | None = None
