@@ -91,7 +91,7 @@ T = TypeVar("T")
 #: The nodes of a graph that is encoded on the event loop, in about 2 ms.
 MOST_NODES = 500
 
-#: What a call raises: its status, or that its channel was closed.
+#: The errors of calls: a status, or those of a channel that was closed.
 _CALL_ERRORS = (grpc.RpcError, grpc.aio.UsageError, ValueError)
 
 
