@@ -77,18 +77,18 @@ class _Came:
 def undisturbed(step: Callable[[], T]) -> T:
     """Return the result of a step that must not be left half done: Ctrl-C is raised after it.
 
-    The step must be short. Applies to Python's own handler, which runs in the main thread.
+    The step must be short. Handlers, Python's own or another one, run in the main thread.
     """
-    if not is_interruptible():
+    if get_ident() != _MAIN or not callable(handler := getsignal(SIGINT)) or isinstance(handler, _Came):
         return step()
     came = _Came()
     set_handler(SIGINT, came)
     try:
         return step()
     finally:
-        set_handler(SIGINT, default_int_handler)
+        set_handler(SIGINT, handler)
         if came.is_true:
-            raise KeyboardInterrupt
+            handler(SIGINT, sys._getframe())
 
 
 def is_interruptible() -> bool:

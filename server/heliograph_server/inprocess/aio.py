@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from heliograph.aio import Session
 from heliograph.core.effects import Call, ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Transfer
+from heliograph.core.interrupts import runs_handlers, undisturbed
 from heliograph.transport.aio import AioShell, AsyncLogSource
 from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph.transport.log_lines import Follower
@@ -36,8 +37,11 @@ class AioLocalShell(AioShell):
         # The core may outlive this shell, and must not keep it alive.
         me = weakref.ref(self)
         transport.session.attach(
-            lambda batch: _post(me, "apply", batch), lambda error: _post(me, "_lose", error)
+            lambda batch: _post(me, "apply", batch),
+            lambda error: _post(me, "_lose", error),
+            at_once=lambda: not runs_handlers(),
         )
+        self.core.speaks_bytes = True
 
     @classmethod
     async def open(
@@ -54,7 +58,14 @@ class AioLocalShell(AioShell):
             self._scheduled = True
             self._loop.call_soon(self._send)
 
+    def flush(self) -> None:
+        """Send at once, since a caller waits: a short run is done then."""
+        self._send()
+
     def _send(self) -> None:
+        undisturbed(self._send_all)
+
+    def _send_all(self) -> None:
         self._scheduled = False
         while commands := self.core.take(self.info.limits.message_bytes):
             try:
