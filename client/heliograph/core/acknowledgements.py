@@ -12,7 +12,7 @@ from heliograph_proto import commands as c
 
 #: The server hears of received messages after so many of them, or so many bytes, if no general
 #: command leaves before. It keeps them until then.
-_TELL_MESSAGES, _TELL_BYTES = 64, 2**18
+_TELL_MESSAGES, _TELL_BYTES = 512, 2**18
 
 
 class Acknowledgements:
