@@ -87,13 +87,13 @@ def test_received_messages_are_counted_and_told_with_commands(core: ClientCore) 
     assert core.take_acknowledgement(taken) is None
 
 
-def test_messages_without_a_command_to_go_with_are_told_after_64(core: ClientCore) -> None:
-    for _ in range(63):
+def test_messages_without_a_command_to_go_with_are_told_after_512(core: ClientCore) -> None:
+    for _ in range(511):
         core.apply(c.CompletionBatch(0))
     assert core.take_acknowledgement([]) is None and not core.has_output
     core.apply(c.CompletionBatch(0))
     assert core.has_output
-    assert core.take_acknowledgement([]) == c.Acknowledged(64)
+    assert core.take_acknowledgement([]) == c.Acknowledged(512)
     assert not core.has_output
 
 
