@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -116,11 +117,13 @@ def no_threads_are_left() -> Iterator[None]:
 
 def _ends(thread: threading.Thread) -> bool:
     """True if a thread ends by itself within 10 s, perhaps when garbage that keeps it is collected."""
-    for _ in range(20):
-        thread.join(0.5)
+    end, pause = time.monotonic() + 10.0, 0.02
+    while time.monotonic() < end:
+        thread.join(pause)
         if not thread.is_alive():
             return True
         gc.collect()
+        pause = min(2 * pause, 0.5)
     return False
 
 

@@ -346,8 +346,7 @@ class GrpcShell(BlockingShell):
     def _attached(self, answer: Attached) -> None:
         self.core.attached(answer)
         self._reconnecting.attached()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._unwatch()
         if answer.incarnation:
             self.info = replace(self.info, incarnation=answer.incarnation)
         if self.core.repetition.is_of_restart:
@@ -409,7 +408,8 @@ class GrpcShell(BlockingShell):
         return end
 
     def _watch(self, stream: Any, seconds: float) -> None:
-        """Cancel a stream after a time, unless the watchdog is cancelled before."""
+        """Cancel a stream after a time, unless another watch begins, or the watchdog is cancelled."""
+        self._unwatch()
         self._watchdog = threading.Timer(seconds, stream.cancel)
         self._watchdog.daemon = True
         self._watchdog.start()
