@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -191,6 +192,7 @@ class Daemon:
         #: The credentials presented to other daemons; read at the start.
         self._shown: Shown = nothing_shown
         self._peers: LoopPeers | None = None
+        self._peer_service: PeerService | None = None
         #: Tasks that give memory back from time to time.
         self._keepers: list[asyncio.Task[None]] = []
         self.host: Host | None = None
@@ -286,6 +288,8 @@ class Daemon:
         facts = lambda: self._facts  # noqa: E731
         compile_seconds = lambda: self._config.compile_seconds  # noqa: E731
         hidden = () if self._config.compression else packing.features()
+        peers = PeerService(self._slot, movers, takers, lambda address: self._shown(address))
+        self._peer_service = peers
         for service in (
             SessionService(
                 self._slot, askers, closers, leavers, self._memory.offer, self._direct.offer, hidden
@@ -295,7 +299,7 @@ class Daemon:
             BulkService(self._slot, hashers, relays),
             ModelService(self._slot, readers),
             CommandService(self._slot, closers, decoders, self._sockets),
-            PeerService(self._slot, movers, takers, lambda address: self._shown(address)),
+            peers,
             AdminService(
                 self._slot,
                 self.draining,
@@ -349,6 +353,7 @@ class Daemon:
         if self._peers is not None:
             await self._peers.closed()
         if self._server is not None:
+            await self._end_peers()
             await self._server.stop(STOP_SECONDS)
         if self.host is not None:
             await asyncio.to_thread(self.host.close)
@@ -360,6 +365,14 @@ class Daemon:
         for pool in self._pools:
             await asyncio.to_thread(pool.shutdown)
         await self.health.stop()
+
+    async def _end_peers(self) -> None:
+        """End the streams of other daemons, which would keep the server for STOP_SECONDS."""
+        if self._peer_service is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._peer_service.hang_up()
 
 
 async def _drop_unmatched(host: Host) -> None:

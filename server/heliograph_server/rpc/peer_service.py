@@ -41,6 +41,7 @@ from heliograph_server.resources.failures import typed
 from heliograph_server.rpc.leases.take_service import TakeService
 from heliograph_server.rpc.receiving import first_of
 from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
+from heliograph_server.runtime.host import shut_down
 from heliograph_server.runtime.host_slot import HostSlot
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,9 @@ class PeerService:
         #: Bytes of received values, of all streams, whose tensors are not known yet.
         self._brought = LoopBudget(0)
         self._probes = LoopBudget(MOST_PROBES)
+        #: The streams of small values, and the tasks that read them.
+        self._open: dict[Conversation, asyncio.Task[Any] | None] = {}
+        self._is_over = False
 
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
@@ -102,13 +106,34 @@ class PeerService:
         exchange = self._exchange(request.incarnation)
         self._brought.limit = exchange.budget.limit_bytes
         conversation = Conversation(exchange, context, self._movers, self._brought)
+        self._open[conversation] = asyncio.current_task()
         try:
             await conversation.take(request)
             while (more := await _next(context)) is not None:
                 await conversation.take(_decoded(more))
+        except asyncio.CancelledError:
+            if not self._is_over:
+                raise
+            # A handler that ends as cancelled would leave its call open.
+            raise shut_down() from None
         finally:
+            del self._open[conversation]
             conversation.close()
             await conversation.written()
+
+    async def hang_up(self) -> None:
+        """End the streams of small values once they have said what they have to say.
+
+        The daemons at their other ends keep them for as long as this one lives.
+        """
+        self._is_over = True
+
+        async def end(conversation: Conversation, task: asyncio.Task[Any] | None) -> None:
+            await conversation.said()
+            if task is not None:
+                task.cancel()
+
+        await asyncio.gather(*(end(*one) for one in self._open.items()))
 
     @gives_bytes
     async def Pull(self, request: peer_pb2.PullRequest, context: Context) -> None:
@@ -439,6 +464,13 @@ class Conversation:
         for number in tuple(self._held):
             self._let_go(number)
         self._give_up()
+
+    async def said(self) -> None:
+        """Wait until all answers so far are written, for a bounded time."""
+        # Answers of other threads come with the loop's next turn.
+        await asyncio.sleep(0)
+        self._flush()
+        await self.written()
 
     async def written(self) -> None:
         """Wait until the write under way has ended, for a bounded time.
