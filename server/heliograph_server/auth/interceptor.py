@@ -40,7 +40,7 @@ _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
             "QueryPlacement",
             "ListLinks",
         ),
-        "PlanService": ("Compile", "Estimate", "PlaceContents", "Explain", "Reserve"),
+        "PlanService": ("Compile", "Estimate", "PlaceContents", "Explain", "Reserve", "ListPlans"),
         "BulkService": (
             "Upload",
             "UploadShared",

@@ -245,6 +245,7 @@ class LoopRun:
         first = self.done
         has_mailbox = self._mailbox is not None
         with self._copy.turn(abort) as turn:
+            self._copy.times.waited_us += (time.perf_counter() - begun) * 1e6
             while self.done == first or not (self._loop.taps or self._links or self._is_complete()):
                 if abort.is_set:
                     raise CancelledError("the loop was cancelled")
@@ -259,7 +260,8 @@ class LoopRun:
                 ended = time.perf_counter()
                 if ended - begun > TURN_SECONDS:
                     break
-        self._loaded.note(self._task.slot, (ended - begun) * 1e6 / (self.done - first))
+        steps = self.done - first
+        self._loaded.note(self._task.slot, (ended - begun) * 1e6 / steps, steps)
 
     def _with_feeds(self, observer: LoopObserver, inputs: Inputs) -> Inputs:
         """The inputs of the present step, after the feeds that it takes.

@@ -186,7 +186,12 @@ class SessionCore:
     @property
     def runs_in_flight(self) -> int:
         """The number of unretired commands that are runs of plans."""
-        return sum(isinstance(one.task, RunTask) for one in self._commands.values())
+        return len(self.runs)
+
+    @property
+    def runs(self) -> list[CommandState]:
+        """The unretired commands that are runs of plans."""
+        return [one for one in self._commands.values() if isinstance(one.task, RunTask)]
 
     @property
     def completed_through(self) -> int:
