@@ -20,7 +20,8 @@ from daemon_processes import SERVE, started
 import heliograph as hg
 import heliograph.admin
 from heliograph.cli import main
-from heliograph.cli.common.status_view import ORDERS, SPARKS, History, Shown, bar, frame, sparks
+from heliograph.cli.common.columns import SPARKS, bar, sparks
+from heliograph.cli.common.status_view import ORDERS, History, Shown, frame
 from heliograph.cli.common.text import age_text
 from heliograph.cli.top import Top
 from heliograph.testing import wait_until_serving
