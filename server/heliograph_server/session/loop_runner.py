@@ -149,6 +149,7 @@ class LoopRun:
             self._send_taps(observer, abort)
         while not self._is_complete():
             turn() if room is None else room.for_work(turn)
+            observer.count(self.done)
             self._unsent = len(self._loop.taps)
             self._send_taps(observer, abort)
             if not self._is_complete():
@@ -188,6 +189,7 @@ class LoopRun:
             while follows:
                 links.begin(self.done, most)
                 turn()
+                observer.count(self.done)
                 is_last = self.done == most
                 follows = not (is_last or (links.decides and self._is_complete()))
                 if not is_last:

@@ -137,6 +137,8 @@ class _NotebookBar:
     def __init__(self, what: str, total: int, unit: Unit, clock: Callable[[], float]) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.done, self.values = 0, ""
+        #: The part that was done before the bar was there, which the rate leaves out.
+        self.first: int | None = None
         self._clock = clock
         self.began = self.drawn = clock()
         self.handle: Any = None
@@ -155,7 +157,7 @@ class _NotebookBar:
             return f"{self.what}: {total} in {self.seconds:.1f} s{self._beside}"
         if ended:
             return f"{self.what}: ended after {done} of {total}{self._beside}"
-        rate = self.done / self.seconds if self.seconds > 0 else 0.0
+        rate = (self.done - (self.first or 0)) / self.seconds if self.seconds > 0 else 0.0
         left = f", {(self.total - self.done) / rate:.0f} s left" if rate else ""
         return f"{self.what}: {done} of {total}, {self._amount(round(rate))}/s{left}{self._beside}"
 
@@ -190,6 +192,8 @@ class _Notebook:
 
     def update(self, bar: _NotebookBar, done: int, values: str) -> None:
         bar.done, bar.values = done, values
+        if bar.first is None:
+            bar.first = done
         now = self._clock()
         if now - bar.drawn >= NOTEBOOK_SECONDS:
             bar.drawn = now

@@ -76,7 +76,7 @@ def _status(session: int, number: int, found: tuple[LoadedPlan, Sequence[Command
         sum(one.times.waited_us for one in plan.copies),
         len(runs) - len(running),
         len(running),
-        loop.progress.done if loop is not None and loop.progress is not None else 0,
+        max(loop.progress.done, loop.progress.told) if loop is not None and loop.progress else 0,
         loop.command.loop.steps if loop is not None and loop.command.loop is not None else 0,
         0 if plan.is_lost else sum(plan.kept_bytes().values()),
         "" if lost is None else lost.message,

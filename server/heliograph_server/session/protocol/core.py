@@ -200,14 +200,14 @@ class SessionCore:
 
     def take_completions(self) -> c.CompletionBatch | None:
         """Return what was completed since the last call; None if nothing was."""
-        found = self._completions or self._tap_pieces
+        found = self._completions or self._tap_pieces or self.taps.steps
         if not found and self._completed_through == self._reported_through:
             return None
         listed, self._completions = tuple(self._completions), []
         taps = tuple(self._tap_pieces)
         self._tap_pieces.clear()
         self._reported_through = self._completed_through
-        return c.CompletionBatch(self._completed_through, listed, taps)
+        return c.CompletionBatch(self._completed_through, listed, taps, steps=self.taps.take_steps())
 
     @property
     def reported_through(self) -> int:
@@ -225,6 +225,7 @@ class SessionCore:
         return (
             not self._completions
             and not self._tap_pieces
+            and not self.taps.steps
             and self._completed_through == self._reported_through
         )
 
