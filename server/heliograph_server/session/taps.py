@@ -85,8 +85,8 @@ class LoopObserver(Observer):
     returns False, the value is sent again after `proceed`. It may raise. `take_feeds` receives the
     step, and what another partition told of its feeds; it returns the feeds that the step takes,
     and what to tell others. `host` has the loop's feeds handed on to its hosts. `tell` receives the
-    number of complete steps now and then; None: the client does not want it. At `edges` the loop may
-    be held between two steps.
+    number of complete steps now and then; None: the client does not want it. At `edges` the loop
+    may be held between two steps.
     """
 
     def __init__(
