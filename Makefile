@@ -31,7 +31,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool demo-survive test test-fast test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages plan-pictures proto bench bench-quick figures test-clients test-web
+.PHONY: help docs demo demo-pool demo-survive test test-fast test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages plan-pictures dashboard-picture proto bench bench-quick figures test-clients test-web
 .PHONY: peers constraints clean wheel test-wheel
 
 help:
@@ -71,6 +71,7 @@ help:
 	@echo "make proto         generate the protobuf code again"
 	@echo "make generate      generate the client's blocking API from its asyncio API again"
 	@echo "make plan-pictures write the pictures of plans on the pages again"
+	@echo "make dashboard-picture  the picture of the dashboard for Grafana again, in two minutes; needs prometheus"
 	@echo "make op-pages      write the pages of the ops again, docs/api/ops"
 	@echo "make constraints   pin the newest versions that pyproject.toml allows"
 	@echo "make clean         remove what the others made"
@@ -246,6 +247,10 @@ op-pages: $(VENV)/.dev
 
 plan-pictures: $(VENV)/.dev
 	$(BIN)/python docs/plan_pictures.py
+
+dashboard-picture: $(VENV)/.dev
+	@if ! command -v prometheus > /dev/null; then echo "skipped: no prometheus command: install prometheus"; \
+	else $(BIN)/python docs/dashboard_picture.py; fi
 
 generate: $(VENV)/.dev
 	$(BIN)/python client/generate.py
