@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +20,10 @@ from dashboards import (
     rows_of,
     state_of,
     unfinished_upload,
-    until,
     web_daemon,
     web_pool,
 )
+from waiting import until
 from web_load import MARKUP
 
 import heliograph as hg
@@ -189,7 +190,10 @@ def test_a_plan_is_drawn_in_a_frame_of_its_own(
     assert inner.evaluate("window.origin") == "null"
     # A tick of the panel draws nothing again, which would fold what was opened.
     inner.evaluate("window.mark = 1")
-    time.sleep(3)
+    for _ in range(2):
+        # A tick asks for the plan; the second one comes when the first has drawn what is new.
+        with page.expect_response(re.compile(r"/api/plans/\d+/\d+$")):
+            pass
     assert inner.evaluate("window.mark") == 1
     # It has the page's colours.
     ground = "getComputedStyle(document.body).backgroundColor"

@@ -26,11 +26,11 @@ from dashboards import (
     rows_of,
     state_of,
     unfinished_upload,
-    until,
     web_daemon,
 )
 from gguf_files import write_model
 from paths import ROOT
+from waiting import until
 
 import heliograph as hg
 from heliograph import admin
