@@ -216,7 +216,7 @@ class CompletionWriter:
             return
         self._answering = False
         # Waking the task that writes costs as much as the rest of a small run's Python.
-        if self._pieces or self._must_acknowledge or self.is_ending:
+        if self._pieces or self._steps or self._must_acknowledge or self.is_ending:
             self._woken.set()
 
     def keep_all(self) -> tuple[int, tuple[bytes, ...]]:
