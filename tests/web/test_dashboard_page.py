@@ -169,6 +169,10 @@ def test_a_plan_is_drawn_in_a_frame_of_its_own(
     go_to(page, "plans")
     page.locator("#plans tbody tr", has_text="m0/cpu0").filter(has_text="m1/cpu0").first.click()
     page.wait_for_selector("#plans .plan-picture .hint:has-text('Drawn at')")
+    # Two looks give a rate.
+    wait_for(
+        page, "() => /runs a second of .* \\(p50\\)/.test(document.querySelector('.lately')?.textContent)"
+    )
     frame = page.frame_locator("#plans .plan-picture iframe")
     scope = frame.locator("[data-box][aria-label^=n0]")
     assert scope.get_attribute("aria-expanded") == "true"
