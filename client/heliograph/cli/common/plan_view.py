@@ -97,7 +97,7 @@ def _plan_row(looks: Sequence[Look]) -> Row:
         time_text(quantile_us(times, 0.99)),
         time_text(_wait_us(looks)),
         size_text(one.kept_bytes),
-        _state(one),
+        _state(one, rates),
         sparks(rates),
     ]
 
@@ -130,7 +130,7 @@ def _facts(looks: Sequence[Look]) -> list[tuple[str, str]]:
     quantiles = f"p50 {time_text(quantile_us(times, 0.5))}, p99 {time_text(quantile_us(times, 0.99))}"
     predicted = f", predicted {time_text(one.predicted_us)}" if one.predicted_us else ""
     return [
-        ("state", _state(one)),
+        ("state", _state(one, rates)),
         ("devices", plain(", ".join(one.devices))),
         ("graph", f"{one.nodes:,} nodes in {one.splits:,} split{'s'[: one.splits != 1]}"),
         ("runs", f"{one.runs:,}, {rate:,.0f} a second  {sparks(rates)}".rstrip()),
@@ -141,13 +141,17 @@ def _facts(looks: Sequence[Look]) -> list[tuple[str, str]]:
     ]
 
 
-def _state(one: PlanStatus) -> str:
+def _state(one: PlanStatus, rates: Sequence[float]) -> str:
+    """Return the present state; a plan that had runs since the look before is between two of
+    them."""
     if one.lost:
         return f"lost: {plain(one.lost)}"
     waiting = f", {one.waiting:,} wait" if one.waiting else ""
     if one.loop_steps:
         return f"loop at step {one.loop_step:,} of {one.loop_steps:,}{waiting}"
-    return f"{one.running:,} running{waiting}" if one.running or one.waiting else "idle"
+    if one.running or one.waiting:
+        return f"{one.running:,} running{waiting}"
+    return "between runs" if rates and rates[-1] else "idle"
 
 
 def _memory(one: PlanStatus) -> str:
