@@ -31,8 +31,8 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool demo-survive test test-fast test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages plan-pictures dashboard-picture proto bench bench-quick figures test-clients test-web
-.PHONY: peers constraints clean wheel test-wheel
+.PHONY: help docs demo demo-pool demo-survive test test-fast test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages plan-pictures proto bench bench-quick figures test-clients test-web
+.PHONY: peers constraints clean wheel test-wheel dashboard-picture
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
