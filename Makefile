@@ -32,7 +32,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help docs demo demo-pool demo-survive test test-fast test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages plan-pictures proto bench bench-quick figures test-clients test-web
-.PHONY: peers constraints clean wheel test-wheel dashboard-picture
+.PHONY: peers constraints clean wheel test-wheel
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
@@ -248,6 +248,7 @@ op-pages: $(VENV)/.dev
 plan-pictures: $(VENV)/.dev
 	$(BIN)/python docs/plan_pictures.py
 
+.PHONY: dashboard-picture
 dashboard-picture: $(VENV)/.dev
 	@if ! command -v prometheus > /dev/null; then echo "skipped: no prometheus command: install prometheus"; \
 	else $(BIN)/python docs/dashboard_picture.py; fi
