@@ -18,7 +18,8 @@ import heliograph.admin
 from heliograph.cli import main
 from heliograph.cli.common.plan_view import PlanLooks, plan_rows, plan_view
 from heliograph.cli.common.status_view import Shown, frame
-from heliograph.cli.top import Top
+from heliograph.cli.top import Top, Watcher
+from heliograph_proto.addresses import Credentials, parse_address
 from heliograph_proto.plans import (
     CopyReport,
     DeviceShare,
@@ -157,6 +158,34 @@ def test_keys_choose_a_plan_of_a_session_and_lead_back() -> None:
     assert top.heed(((7, 0), PlanList("", b"", 0.0)), found) is found and (7, 12) in top.shown.looks.plans
     assert top.press(b"\x1b", found) and top.shown.asks == (7, 0)
     assert top.press(b"\x1b", found) and top.shown.asks is None
+
+
+class NoPlans(heliograph.admin.Admin):
+    """A daemon whose plans nobody tells."""
+
+    def __init__(self, error: hg.HeliographError) -> None:
+        super().__init__(parse_address("grpc://127.0.0.1:1"), 1.0, Credentials())
+        self._error = error
+
+    def watch(self, interval: float = 1.0) -> Iterator[Snapshot]:
+        yield Snapshot("heliograph")
+
+    def plans(self, session: int = 0, plan: int = 0) -> PlanList:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error", [hg.ProtocolError("it is older"), hg.DeadlineExceededError("a host is slow")]
+)
+def test_plans_that_cannot_be_told_are_a_note_beside_the_rest(error: hg.HeliographError) -> None:
+    how = Shown(session=7, plan=12)
+    top = Top(None, 1.0, how)  # type: ignore[arg-type]
+    with Watcher(NoPlans(error), 0.1, how) as watcher:
+        snapshot = top.heed(watcher.found.get(timeout=30), Snapshot(""))
+        snapshot = top.heed(watcher.found.get(timeout=30), snapshot)
+    assert snapshot.server == "heliograph" and error.message in top.note
+    top.heed(((7, 12), PlanList("heliograph", b"one", 1.0, (PLAN,))), snapshot)
+    assert not top.note
 
 
 # With a daemon

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from enum import Enum
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from heliograph import admin
 from heliograph.admin import Admin
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 T = TypeVar("T")
+#: A snapshot, the reason why there is none, or plans with what was asked for.
+Found: TypeAlias = Snapshot | HeliographError | tuple[Key, PlanList | HeliographError]
 
 #: The pause before a lost daemon is tried again.
 RETRY_SECONDS = 1.0
@@ -51,6 +53,7 @@ KEY_SECONDS = 0.1
 #: The width of plain text without a terminal.
 PLAIN_WIDTH = 160
 _NO_ANSWER = "the daemon does not answer"
+_NO_PLANS = "the daemon does not tell of plans"
 STYLES = {
     "title": "bold",
     "header": "bold cyan",
@@ -177,7 +180,7 @@ class Watcher:
         #: The plans to look at.
         self.asks, self._is_own = shown.asks, shown.is_own
         #: Snapshots, errors when there is none, and the plans that were asked for.
-        self.found: SimpleQueue[Snapshot | HeliographError | tuple[Key, PlanList]] = SimpleQueue()
+        self.found: SimpleQueue[Found] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="heliograph-top", daemon=True)
 
     def __enter__(self) -> Watcher:
@@ -222,9 +225,17 @@ class Watcher:
         try:
             found = self._daemon.plans(*asks)
         except (SessionClosedError, UnknownHandleError):
-            found = None
-        self.found.put((asks, found or PlanList("", b"", 0.0)))
-        return found
+            self.found.put((asks, PlanList("", b"", 0.0)))
+        except HeliographError as error:
+            is_older = isinstance(error, ProtocolError)
+            if not is_older and isinstance(error, ConnectionError | CancelledError | UnauthenticatedError):
+                raise
+            # Or a host of the plan has failed: the rest is seen nevertheless.
+            self.found.put((asks, error))
+        else:
+            self.found.put((asks, found))
+            return found
+        return None
 
 
 class Top:
@@ -293,7 +304,7 @@ class Top:
             session, plan = shown.marked_plan
             self.shown = replace(shown, session=session, plan=plan)
 
-    def heed(self, found: Snapshot | HeliographError | tuple[Key, PlanList], last: Snapshot) -> Snapshot:
+    def heed(self, found: Found, last: Snapshot) -> Snapshot:
         """Return the snapshot to show: the new one, or the last one with a note on the error, or
         with plans.
 
@@ -303,7 +314,7 @@ class Top:
             asked, plans = found
             # An answer to what was asked before a key was pressed tells nothing of what is shown.
             if asked == self.shown.asks:
-                self.shown.looks.add(asked, plans)
+                self._heed_plans(asked, plans)
             return last
         if isinstance(found, HeliographError):
             hopeless = isinstance(found, UnauthenticatedError | ProtocolError)
@@ -319,6 +330,14 @@ class Top:
         elif self._note.startswith(_NO_ANSWER):
             self._note = ""
         return found
+
+    def _heed_plans(self, asked: Key, found: PlanList | HeliographError) -> None:
+        if isinstance(found, HeliographError):
+            self._note = f"{_NO_PLANS}: {found.message}"
+            return
+        self.shown.looks.add(asked, found)
+        if self._note.startswith(_NO_PLANS):
+            self._note = ""
 
     @property
     def note(self) -> str:
