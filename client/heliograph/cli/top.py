@@ -230,7 +230,7 @@ class Watcher:
             is_older = isinstance(error, ProtocolError)
             if not is_older and isinstance(error, ConnectionError | CancelledError | UnauthenticatedError):
                 raise
-            # Or a host of the plan has failed: the rest is seen nevertheless.
+            # A host of the plan has failed, or the daemon is older: the rest is seen nevertheless.
             self.found.put((asks, error))
         else:
             self.found.put((asks, found))
