@@ -39,6 +39,9 @@ class SeenBars:
         self.all.append(SeenBar(what, total, unit))
         return self.all[-1]
 
+    def measure(self, bar: SeenBar, total: int, unit: Any) -> None:
+        bar.total, bar.unit = total, unit
+
     def update(self, bar: SeenBar, done: int, values: str) -> None:
         bar.done.append(done)
         self.on_update()

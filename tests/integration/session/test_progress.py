@@ -174,6 +174,18 @@ def test_the_rate_in_a_notebook_leaves_out_the_steps_before_the_bar() -> None:
     assert bar.handle.text == "a loop: 600 of 1,000, 10/s, 40 s left"
 
 
+def test_a_bar_in_a_notebook_becomes_one_of_steps_in_its_place() -> None:
+    now = 100.0
+    display = _Notebook(lambda: now)
+    bar = _NotebookBar("a loop", 0, "bytes", lambda: now)
+    bar.handle = _Handle()
+    assert bar.told(ended=False) == "a loop …"
+    now += 5.0
+    display.measure(bar, 20, "steps")
+    display.update(bar, 4, "")
+    assert bar.handle.text == "a loop: 4 of 20, 0/s"
+
+
 class _Handle:
     """The output of a cell."""
 

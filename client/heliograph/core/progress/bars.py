@@ -59,6 +59,12 @@ class ProgressBars:
             self._count += 1
             return self._display.add(what, total, unit)
 
+    def measure(self, bar: Any, total: int, unit: Unit) -> None:
+        """Give a bar whose total was unknown its total."""
+        with self._lock:
+            if self._display is not None:
+                self._display.measure(bar, total, unit)
+
     def update(self, bar: Any, done: int, values: str = "") -> None:
         """Set the progress of a bar."""
         with self._lock:
@@ -183,10 +189,8 @@ class Waiting:
             if self._bar is None or self._bars is None:
                 return
             if was_unknown:
-                self._bars.remove(self._bar)
-                self._add(self._bars)
-            else:
-                self._bars.update(self._bar, done)
+                self._bars.measure(self._bar, self._total, "steps")
+            self._bars.update(self._bar, done)
 
     def end(self) -> None:
         """End the work. Idempotent."""
