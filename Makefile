@@ -72,6 +72,7 @@ help:
 	@echo "make proto         generate the protobuf code again"
 	@echo "make generate      generate the client's blocking API from its asyncio API again"
 	@echo "make plan-pictures write the pictures of plans on the pages again"
+	@echo "make dashboard-picture  the picture of the dashboard for Grafana again, in two minutes; needs prometheus"
 	@echo "make op-pages      write the pages of the ops again, docs/api/ops"
 	@echo "make constraints   pin the newest versions that pyproject.toml allows"
 	@echo "make clean         remove what the others made"
@@ -252,6 +253,11 @@ op-pages: $(VENV)/.dev
 
 plan-pictures: $(VENV)/.dev
 	$(BIN)/python docs/plan_pictures.py
+
+.PHONY: dashboard-picture
+dashboard-picture: $(VENV)/.dev
+	@if ! command -v prometheus > /dev/null; then echo "skipped: no prometheus command: install prometheus"; \
+	else $(BIN)/python docs/dashboard_picture.py; fi
 
 generate: $(VENV)/.dev
 	$(BIN)/python client/generate.py

@@ -7,7 +7,7 @@
             print(session.number, session.client, session.device_bytes)
 
 On a daemon with tokens these operations need the right "admin"; without it they raise
-PermissionDeniedError.
+PermissionDeniedError. `Admin.plans` alone needs the right "use", and shows a tenant its own.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from heliograph_proto.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
+from heliograph_proto.plans import PlanList, PlanStatus
 from heliograph_proto.process_facts import process_started
 from heliograph_proto.sessions import (
     DeviceStatus,
@@ -47,7 +48,7 @@ from heliograph_proto.sessions import (
     Snapshot,
     TenantUsage,
 )
-from heliograph_proto.v1 import admin_pb2
+from heliograph_proto.v1 import admin_pb2, plan_pb2
 
 __all__ = [
     "Admin",
@@ -56,6 +57,8 @@ __all__ = [
     "DeviceStatus",
     "DrainState",
     "DrainStatus",
+    "PlanList",
+    "PlanStatus",
     "Quota",
     "SessionOutcome",
     "SessionStatus",
@@ -65,6 +68,7 @@ __all__ = [
 ]
 
 _SERVICE = "/heliograph.v1.AdminService/"
+_PLANS = "/heliograph.v1.PlanService/"
 #: The client soon finds a daemon again that was restarted.
 OPTIONS = (*handshake.CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 2000))
 #: The time that a drain may take beyond its deadline, for ending sessions and stopping the daemon.
@@ -240,6 +244,21 @@ class Admin:
             return found
         raise UnavailableError(f"{self.address} ended the answer before it began")
 
+    def plans(self, session: int = 0, plan: int = 0) -> PlanList:
+        """Return the plans that have a handle, at most 1,000, with the totals of their runs.
+
+        A token with the right "use" shows the plans of its tenant.
+
+        Args:
+            session: The number of a session; 0: those of all sessions, the newest first.
+            plan: With a session: one of its plans, with the times of its splits in the last run.
+
+        Raises SessionClosedError, UnknownHandleError, DeviceLostError.
+        """
+        request = plan_pb2.ListPlansRequest(session_number=session, plan=plan)
+        answer = self._ask("ListPlans", request, "list plans", _PLANS)
+        return decode(plan_pb2.ListPlansResponse.FromString(answer), PlanList)
+
     def watch(self, interval: float = 1.0) -> Iterator[Snapshot]:
         """Iterate over the daemon's state, at once and then every `interval` seconds (0.1 to 3600).
 
@@ -265,8 +284,8 @@ class Admin:
         if refused is not None:
             raise refused
 
-    def _ask(self, method: str, request: Any, doing: str) -> bytes:
-        call: Any = self._channel.unary_unary(_SERVICE + method)
+    def _ask(self, method: str, request: Any, doing: str, service: str = _SERVICE) -> bytes:
+        call: Any = self._channel.unary_unary(service + method)
         refused: HeliographError
         try:
             answer: bytes = call(request.SerializeToString(), timeout=self._timeout)

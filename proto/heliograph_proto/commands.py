@@ -261,6 +261,8 @@ class Loop:
     fed_bytes: int = 0
     #: Set for a partition.
     exchange: LoopExchange | None = None
+    #: True if the client is told of complete steps now and then.
+    counts_steps: bool = False
 
     @property
     def is_fed(self) -> bool:
@@ -487,6 +489,8 @@ class CompletionBatch:
     durable_through: int = 0
     #: The daemon to which the server wishes the session to move; empty: it may stay.
     move_to: str = ""
+    #: The complete steps of loops that go on, by their sequence numbers.
+    steps: tuple[tuple[int, int], ...] = ()
 
 
 def loop_ended() -> LoopEndedError:

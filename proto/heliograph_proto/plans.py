@@ -234,6 +234,56 @@ class PlanReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RunTime:
+    """Runs that took about as long."""
+
+    took_us: float
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStatus:
+    """The status of a plan at one moment. Totals are since it was compiled."""
+
+    session_number: int
+    plan: int
+    devices: tuple[str, ...] = ()
+    nodes: int = 0
+    splits: int = 0
+    #: Runs so far; each step of a loop is one.
+    runs: int = 0
+    #: How many of them took how long, in ascending order.
+    times: tuple[RunTime, ...] = ()
+    took_us: float = 0.0
+    predicted_us: float = 0.0
+    #: The time that runs waited in the queue of their device, and for their turn there.
+    waited_us: float = 0.0
+    waiting: int = 0
+    running: int = 0
+    #: Of a loop under way: complete steps, and the most that it may have; 0: there is none.
+    loop_step: int = 0
+    loop_steps: int = 0
+    #: Device memory between runs, without weights and variables.
+    kept_bytes: int = 0
+    #: The reason why it cannot run; empty otherwise.
+    lost: str = ""
+    #: If asked for: where it runs and the times of the last run, without nodes.
+    report: PlanReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanList:
+    """The plans of a daemon, or some of them, at one moment."""
+
+    server: str
+    incarnation: bytes
+    uptime_seconds: float
+    plans: tuple[PlanStatus, ...] = ()
+    #: The number of plans that are left out.
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceEstimate:
     """The bytes that a graph would take of one device."""
 

@@ -20,7 +20,8 @@ from daemon_processes import SERVE, started
 import heliograph as hg
 import heliograph.admin
 from heliograph.cli import main
-from heliograph.cli.common.status_view import ORDERS, SPARKS, History, Shown, bar, frame, sparks
+from heliograph.cli.common.columns import SPARKS, bar, sparks
+from heliograph.cli.common.status_view import ORDERS, History, Shown, frame
 from heliograph.cli.common.text import age_text
 from heliograph.cli.top import Top
 from heliograph.testing import wait_until_serving
@@ -201,9 +202,10 @@ def test_nobody_there_is_an_error_with_advice(capsys: pytest.CaptureFixture[str]
 class Screen:
     """What `heliograph top` writes into a terminal of its own."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
         command = [sys.executable, "-m", "heliograph.cli", "top", "--interval", "0.2", "--server", url]
+        command += arguments
         environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
         self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
         os.close(theirs)
@@ -247,6 +249,29 @@ def test_in_a_terminal_it_is_live_until_it_is_ended(daemon: DaemonUrls, keys: by
         assert screen.process.wait(SECONDS) == (0 if keys else 130)
     finally:
         screen.close()
+
+
+def test_in_a_terminal_a_plan_is_chosen_by_keys(daemon: DaemonUrls) -> None:
+    pytest.importorskip("rich")
+    with hg.connect(daemon.tcp) as session:
+        g = hg.Graph()
+        g.output("y", g.input("x", (4,), "f32") + 1.0)
+        plan = session.compile(g)
+        screen = Screen(daemon.tcp, "--sort", "age")
+        try:
+            # The youngest session is the last one.
+            assert screen.shows("heliograph-python")
+            screen.press(b"j" * 100 + b"\r")
+            assert screen.shows("one plan") and screen.shows("idle")
+            screen.press(b"j\r")
+            assert screen.shows("slowest parts") and screen.shows("split 0 on cpu0")
+            screen.press(b"\x1b")
+            assert screen.shows("one plan")
+            screen.press(b"q")
+            assert screen.shows(LEFT) and screen.process.wait(SECONDS) == 0
+        finally:
+            screen.close()
+        assert plan.steps > 0
 
 
 def test_a_daemon_that_is_restarted_is_found_again() -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 from forked_daemons import serve
 from pool_daemons import DEVICE, daemons
 from raw_client import RawSession, raw_channel
+from waiting import until
 
 from heliograph.testing import wait_until_serving
 from heliograph_proto.digests import digest_of
@@ -236,17 +237,6 @@ def state_of(daemon: WebDaemon, token: str = "") -> Any:
 def rows_of(state: Any) -> list[dict[str, Any]]:
     """The sessions of a state, by the names of columns."""
     return [dict(zip(state["session_columns"], one, strict=True)) for one in state["sessions"]]
-
-
-def until(holds: Callable[[], Any], what: str, seconds: float = SECONDS) -> None:
-    """Wait until something holds."""
-    end = time.monotonic() + seconds
-    while True:
-        with suppress(OSError):
-            if holds():
-                return
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)
 
 
 def names_in(rows: Sequence[dict[str, Any]], name: str) -> set[Any]:

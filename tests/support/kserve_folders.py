@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ import tritonclient.grpc as by_grpc
 import tritonclient.http as by_http
 from forked_daemons import serve
 from onnx_models import perceptron
+from waiting import until
 
 import heliograph as hg
 
@@ -68,14 +67,6 @@ def summing() -> hg.Graph:
     total = g.variable("total", (2,), "f32")
     g.output("y", hg.assign(total, total + g.input("x", (2,), "f32")))
     return g
-
-
-def until(is_true: Callable[[], bool], what: str) -> None:
-    """Wait until something is true, in bounded time."""
-    end, pause = time.monotonic() + SECONDS, threading.Event()
-    while not is_true():
-        assert time.monotonic() < end, f"{what}: not within {SECONDS:g} s"
-        pause.wait(0.01)
 
 
 @dataclass(frozen=True, slots=True)

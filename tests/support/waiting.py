@@ -10,9 +10,17 @@ from typing import Any
 SECONDS = 30.0
 
 
-def until(condition: Callable[[], Any], seconds: float = SECONDS) -> None:
-    """Wait until a condition holds, in bounded time."""
+def until(condition: Callable[[], Any], what: str = "it came true", seconds: float = SECONDS) -> None:
+    """Wait until a condition holds, in bounded time. An OSError, as of a server that is not there yet, counts
+    as not yet."""
     end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true in time"
+    while True:
+        failure: OSError | None = None
+        try:
+            if condition():
+                return
+        except OSError as error:
+            failure = error
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds:g} s: {what}") from failure
         time.sleep(0.01)

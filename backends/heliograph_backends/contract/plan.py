@@ -123,6 +123,10 @@ class HostedLoop(ABC):
     def when_ended(self, call: Callable[[], None]) -> None:
         """Call `call` once when it has ended, from any thread; at once if it has."""
 
+    def when_counted(self, call: Callable[[int], None]) -> None:
+        """Call `call` now and then with the number of complete steps, from any thread. Default:
+        never."""
+
     @abstractmethod
     def feed(self, feed: FeedLoop, done: Callable[[int | HeliographError], None]) -> Callable[[], None]:
         """Send new values of inputs. `done` is called once, from any thread, with the step that

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from heliograph.graph.arguments import checked_timeout
@@ -82,9 +83,11 @@ class Pending(Outcome):
         "kind",
         "notify",
         "observed",
+        "on_steps",
         "sequence",
         "slot",
         "source_of",
+        "steps",
         "stream",
         "substitute",
         "timeout_ms",
@@ -108,6 +111,9 @@ class Pending(Outcome):
         self.slot: int | None = None
         #: The values of a run that is observed.
         self.feed: Feed | None = None
+        #: For a loop: the complete steps that the server has told of, and what hears of them.
+        self.steps = 0
+        self.on_steps: Callable[[int], object] | None = None
         #: For a run: the source line that built a node of its plan, by the node's number.
         self.source_of: Callable[[int], str] | None = None
         #: A description for errors; None if it cannot be cancelled by itself.
@@ -118,6 +124,16 @@ class Pending(Outcome):
     def __repr__(self) -> str:
         state = "done" if self.done else "sent" if self.sequence else "queued"
         return f"<Pending {self.sequence} {type(self.kind).__name__} {state}>"
+
+    def count(self, steps: int) -> Outcome | None:
+        """Take in the number of a loop's complete steps. Return what is to be fired for it."""
+        self.steps = steps
+        if self.on_steps is None:
+            return None
+        told = Outcome()
+        told.settle()
+        told._callbacks.append(partial(self.on_steps, steps))
+        return told
 
     def outputs(self) -> dict[int, Any]:
         """Return the bytes of a run's fetched outputs by their numbers."""

@@ -409,6 +409,10 @@ class ClientCore(SharingCore):
                 self._wake_reader(run.feed)
                 if run.feed.flows or run.feed.goes_on:
                     self.proceed(run)
+        for sequence, steps in batch.steps:
+            run = self._in_flight.get(sequence)
+            if run is not None and (told := run.count(steps)) is not None:
+                self._settled.append(told)
         for completion in batch.completions:
             pending = self._in_flight.pop(completion.sequence, None)
             if pending is None:

@@ -82,7 +82,7 @@ class Explanation:
     predicted_us: float = 0.0
     #: The links between hosts that its copies take, as they were known then.
     links: tuple[LinkReport, ...] = ()
-    #: The memory that a run computes in, and the values there; empty for plans over several hosts.
+    #: The memory that a run computes in, and the values there; empty if the server does not tell.
     blocks: tuple[ExplainedBlock, ...] = ()
     stored: tuple[ExplainedValue, ...] = ()
 
@@ -214,8 +214,8 @@ class Explanation:
     def memory_svg(self, path: PathArgument, *, title: str = TITLE) -> None:
         """Write the memory of a run over its steps as an SVG picture.
 
-        Raises InvalidArgumentError if the server does not tell where results lie, as for plans over
-        several hosts, and if the file cannot be written.
+        Of a plan over several hosts each device has its part. Raises InvalidArgumentError if the
+        server does not tell where results lie, and if the file cannot be written.
         """
         from heliograph.explain.pictures.memory import memory_svg
         from heliograph.explain.picturing import memory_of
@@ -223,7 +223,7 @@ class Explanation:
         if not self._tells_memory:
             raise InvalidArgumentError(
                 "the server does not tell where the plan's results lie in memory",
-                advice="plans over several hosts have no picture of it",
+                advice="its hosts may be of an older version",
             )
         _write(path, memory_svg(memory_of(self, title)).encode())
 

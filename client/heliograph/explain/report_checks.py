@@ -63,14 +63,16 @@ def _memory_fits(graph: Graph, report: PlanReport) -> bool:
     values = len(graph.leaves) + len(graph.nodes)
     sizes = [one.size_bytes for one in report.blocks]
     # A result lies in one place, and in one more for each copy; parts of products have their own.
+    # Each host of a plan has those that it reads of others, and may compute some again.
+    hosts = max(1, len(report.devices))
     copies = sum(len(one.copies) for one in report.splits)
     # Divided weights make several nodes of one.
     steps = sum(one.memory_steps for one in report.splits)
-    most = 4 * (len(graph.nodes) + len(report.parts)) + len(report.splits)
+    most = hosts * (4 * (len(graph.nodes) + len(report.parts)) + len(report.splits))
     return (
         steps <= most
         and all(one.device < len(report.devices) and one.size_bytes <= _MOST_BYTES for one in report.blocks)
-        and len(report.stored) <= 2 * (len(graph.nodes) + copies + len(report.parts))
+        and len(report.stored) <= 2 * hosts * (values + copies + len(report.parts))
         and all(
             one.value < values
             and one.block < len(sizes)

@@ -36,6 +36,11 @@ class MemberLoop(RunFuture):
         found = self._shell.drive(next_value(self._shell.core, self._run), None, self._what)
         return None if found is None else (found[1], -1 - found[0], byte_view(found[2]))
 
+    def when_counted(self, call: Callable[[int], None]) -> None:
+        """Call `call` with the steps that the member tells of, from the thread that reads its
+        completions."""
+        self._pending.on_steps = call
+
     @property
     def error(self) -> HeliographError | None:
         """The error with which it ended."""

@@ -412,11 +412,14 @@ def _send_run(
     inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
     # The server keeps this room until the loop has ended.
     inline_bytes += submission.loop.fed_bytes if submission.loop is not None else 0
+    loop = submission.loop
+    if loop is not None and core.bars is not None and core.bars.is_seen():
+        loop = replace(loop, counts_steps=True)
     run = c.RunCommand(
         plan.handle,
         bindings,
         outputs,
-        loop=submission.loop,
+        loop=loop,
         exchange_run=submission.exchange_run,
         trace_parent=trace_parent,
     )
@@ -496,7 +499,7 @@ def collect(core: ClientCore, run: SentRun, cancel: bool) -> Procedure[dict[str,
             yield WaitFor(run.collecting)
             continue
         run.collecting = turn = Outcome()
-        waiting = Waiting(run.described, core.bars) if run.is_loop else None
+        waiting = _waiting(core, run)
         try:
             run.results = yield from _collect(core, run)
         except BaseException as error:
@@ -505,10 +508,27 @@ def collect(core: ClientCore, run: SentRun, cancel: bool) -> Procedure[dict[str,
             raise
         finally:
             if waiting is not None:
+                if run.pending.on_steps == waiting.count:
+                    run.pending.on_steps = None
                 waiting.end()
             run.collecting = None
             core.settle(turn)
     return run.results
+
+
+def _waiting(core: ClientCore, run: SentRun) -> Waiting | None:
+    """Return the bar of a loop, which shows its steps once the server tells of them; None for a
+    run, or without bars."""
+    kind = run.pending.kind
+    is_seen = core.bars is not None and core.bars.is_seen()
+    if not is_seen or not isinstance(kind, c.RunCommand) or kind.loop is None:
+        return None
+    waiting = Waiting(run.described, core.bars, total=kind.loop.steps)
+    if run.pending.steps:
+        waiting.count(run.pending.steps)
+    # The head of a pool hears of its members' loops itself.
+    run.pending.on_steps = run.pending.on_steps or waiting.count
+    return waiting
 
 
 def _collect(core: ClientCore, run: SentRun) -> Procedure[dict[str, np.ndarray[Any, Any]]]:

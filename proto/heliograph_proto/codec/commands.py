@@ -104,6 +104,7 @@ def _encode_loop(message: command_pb2.Loop, loop: c.Loop) -> None:
     message.taps.extend(loop.taps)
     message.fed_inputs.extend(loop.fed_inputs)
     message.fed_bytes = loop.fed_bytes
+    message.counts_steps = loop.counts_steps
     if loop.until is not None:
         message.until = loop.until
     if loop.exchange is not None:
@@ -332,6 +333,7 @@ def _decode_loop(loop: command_pb2.Loop) -> c.Loop:
         fed_inputs=tuple(loop.fed_inputs),
         fed_bytes=loop.fed_bytes,
         exchange=_decode_loop_exchange(loop.exchange) if loop.HasField("exchange") else None,
+        counts_steps=loop.counts_steps,
     )
 
 
@@ -393,6 +395,7 @@ def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
         attached=None if batch.attached is None else encode(batch.attached, command_pb2.Attached),
         durable_through=batch.durable_through,
         move_to=batch.move_to,
+        steps=[command_pb2.LoopSteps(sequence=one, steps=steps) for one, steps in batch.steps],
     )
 
 
@@ -416,6 +419,7 @@ def decode_completions(message: command_pb2.CompletionBatch) -> c.CompletionBatc
         attached=decode(message.attached, c.Attached) if message.HasField("attached") else None,
         durable_through=message.durable_through,
         move_to=message.move_to,
+        steps=tuple((one.sequence, one.steps) for one in message.steps),
     )
 
 

@@ -108,6 +108,9 @@ class HostedLoops(HostedLoop):
     def when_ended(self, call: Callable[[], None]) -> None:
         self._loops[self._parts.decides].when_ended(call)
 
+    def when_counted(self, call: Callable[[int], None]) -> None:
+        self._loops[self._parts.decides].when_counted(call)
+
     def feed(self, feed: FeedLoop, done: Callable[[int | HeliographError], None]) -> Callable[[], None]:
         apart_from, values = self._feeds.add(feed), dict(feed.values)
         numbered = replace(feed, number=self._feeds.last, apart_from=apart_from)

@@ -44,6 +44,7 @@ from heliograph_server.plans.taps import tapped_bytes
 from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, compute
 from heliograph_server.resources.measurements import Recorder
 from heliograph_server.resources.memories import host_memory
+from heliograph_server.resources.plan_times import PlanTimes
 from heliograph_server.scheduler.tensor_split import Divided
 
 #: The plan keeps memory for an output that is fetched but not kept, up to this size.
@@ -57,10 +58,15 @@ class ShortRun:
     """A plan so short that it runs where its command arrives. It always uses the same small
     tensors, so nothing is bound, allocated or freed."""
 
-    __slots__ = ("_compute", "_inputs", "_outputs", "device_names", "output_bytes", "slow_runs")
+    __slots__ = ("_compute", "_inputs", "_outputs", "_times", "device_names", "output_bytes", "slow_runs")
 
     def __init__(
-        self, device: str, compute: Callable[[], None], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+        self,
+        device: str,
+        compute: Callable[[], None],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        times: PlanTimes,
     ) -> None:
         #: The plan's device names, which are slower to get from the plan.
         self.device_names = (device,)
@@ -68,6 +74,7 @@ class ShortRun:
         self._inputs = [bytes_in_place(one) for one in inputs]
         self._outputs = [bytes_in_place(one) for one in outputs]
         self.output_bytes = tuple(one.nbytes for one in self._outputs)
+        self._times = times
         #: The number of slow runs in excess of fast ones.
         self.slow_runs = 0
 
@@ -80,6 +87,7 @@ class ShortRun:
 
     def note(self, took_us: float) -> None:
         """Record the time of a run."""
+        self._times.note(took_us)
         if took_us > SHORT_US:
             self.slow_runs += 1
         elif self.slow_runs:
@@ -92,6 +100,7 @@ class PlanCopy:
     def __init__(self, plan: Plan, device: Device, device_lock: DeviceLock | None = None) -> None:
         self.plan = plan
         self.device = device
+        self.times = PlanTimes()
         #: For a plan on this device alone; a plan on several devices has the locks of its splits.
         self._device_lock = device_lock or DeviceLock()
         self._assigns = any(node.op == "assign" for node in plan.graph.nodes)
@@ -235,7 +244,7 @@ class PlanCopy:
             return None
         if found is None or found[1] >= SHORT_US:
             return None
-        return ShortRun(self.device.name, found[0], inputs, outputs)
+        return ShortRun(self.device.name, found[0], inputs, outputs, self.times)
 
     def _scratch_tensor(self, key: object, type: TensorType, memory: BufferType | None = None) -> Tensor:
         if key not in self._scratch:
@@ -400,9 +409,10 @@ class LoadedPlan:
             tuple(nodes), (split,), (share,), predicted_us=self.predicted_us, blocks=blocks, stored=stored
         )
 
-    def note(self, turn: int, took_us: float) -> None:
-        """Record the time of a run on a copy, or of a step of a loop. The influence of a slow run
-        halves each time."""
+    def note(self, turn: int, took_us: float, runs: int = 1) -> None:
+        """Record the time of a run on a copy, or of each of some steps of a loop. The influence of
+        a slow run halves each time."""
+        self.copies[turn].times.note(took_us, runs)
         self.plan, self.took_us = self.copies[turn].plan, took_us
         if self._recorder is not None:
             self._record(self._recorder, took_us)

@@ -236,4 +236,6 @@ class _Cut:
             taps=taps,
             fed_inputs=tuple(own for _, own in self._fed(place)),
             exchange=exchange,
+            # One count is enough.
+            counts_steps=place == decides,
         )

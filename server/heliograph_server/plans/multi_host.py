@@ -50,6 +50,7 @@ from heliograph_proto.plans import CopyReport, PlanReport, Route, SplitReport
 from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.plans.hosted_loop import HostedLoops
 from heliograph_server.plans.loop_parts import LoopParts, parts_of
+from heliograph_server.plans.memory_report import memory_of_hosts
 from heliograph_server.plans.multi_device import LocalMultiPlan, MultiDevicePlan, NodeTurn, Observe
 from heliograph_server.plans.partitions import Exchanging, partitioned
 from heliograph_server.plans.wiring import (
@@ -488,11 +489,16 @@ class DistributedPlan(MultiDevicePlan):
         routes = {(one.value, one.target): route for one, route in crossings}
         places = {one.site: place for place, one in enumerate(layout.partitions.pieces)}
         site_of = [places.get(number, -1) for number in sites_of(self.devices)[1]]
+        memory = memory_of_hosts(len(self.graph.leaves), layout.partitions, reports, self.schedule.split_of)
         splits = [
-            _split(one.device, tuple(_copies(one.copies, site_of, routes)), parts.get(n, []))
+            replace(
+                _split(one.device, tuple(_copies(one.copies, site_of, routes)), parts.get(n, [])),
+                memory_steps=memory.steps.get(n, 0),
+            )
             for n, one in enumerate(self.schedule.splits)
         ]
-        return self._report(splits, turns, {})
+        found = self._report(splits, turns, memory.between([one.name for one in self.devices]))
+        return replace(found, blocks=memory.blocks, stored=memory.stored)
 
     def measure(self, *, on: bool) -> None:
         layout = self._pooled.now

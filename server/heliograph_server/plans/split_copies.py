@@ -97,6 +97,9 @@ def _rows(tensor: Tensor, first: int, behind: int) -> Tensor:
 
 _SIZE = attrgetter("size_bytes")
 
+#: The last split of a value that stays: behind that of every plan.
+ALWAYS = 2**31
+
 
 class StoredBetween(NamedTuple):
     """A value in a block between splits, from its first to its last split."""
@@ -165,12 +168,22 @@ class SplitMemoryMap:
 
     def place_arrivals(self, places: Sequence[Place]) -> dict[Place, Tensor]:
         """Allocate tensors that share no bytes, since they may be written at any time. Raises as
-        `place`."""
+        `place`.
+
+        Reports have those of a device as one block.
+        """
         found: dict[Place, Tensor] = {}
+        told: dict[int, list[StoredBetween]] = {}
         for value, device in places:
             type, memory = self._graph.type_of(value), self._memories[device]
             self._buffers.append(memory.allocate(memory.alloc_size(type), Usage.COMPUTE))
             found[value, device] = Tensor(type, self._buffers[-1])
+            those = told.setdefault(device, [])
+            offset = those[-1].offset_bytes + those[-1].size_bytes if those else 0
+            those.append(StoredBetween(value, offset, self._buffers[-1].size_bytes, 0, ALWAYS))
+        for device, those in told.items():
+            size = those[-1].offset_bytes + those[-1].size_bytes
+            self.stored.setdefault(device, []).append((size, those))
         return found
 
     def _chunks(self, memory: BufferType, sizes: Sequence[int]) -> list[Buffer]:

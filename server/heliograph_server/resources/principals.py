@@ -43,6 +43,11 @@ class Principal:
         """True if it has a right."""
         return right in self.rights
 
+    def may_see(self, tenant: str) -> bool:
+        """True if it may see what the sessions of a tenant do: its own, or with `Right.ADMIN`
+        all."""
+        return tenant == self.tenant or self.may(Right.ADMIN)
+
 
 def no_exchange(what: str) -> PermissionDeniedError:
     """The error for a caller without `Right.POOL`, which could make this daemon connect to any

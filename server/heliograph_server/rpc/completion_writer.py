@@ -65,6 +65,8 @@ class CompletionWriter:
         self._late_commands = max(1, min(LATE_COMMANDS, most // 4))
         self._thread = threading.get_ident()
         self._pieces: deque[tuple[CompletionBatch, int]] = deque()
+        #: The last counts of loops' steps, of which the client misses those in between.
+        self._steps: dict[int, int] = {}
         # Two counters with one writer each need no lock.
         self._put_bytes = 0
         self._taken_bytes = 0
@@ -103,6 +105,9 @@ class CompletionWriter:
         """Queue a batch. Calls must not overlap. After `close` it is dropped."""
         if self.is_closed:
             return
+        if batch.steps:
+            self._steps.update(batch.steps)
+            self._wake_soon()
         tells = batch.changes or batch.durable_through or batch.move_to
         if batch.completions or batch.taps or tells:
             for piece in _split(batch):
@@ -132,6 +137,7 @@ class CompletionWriter:
         """
         self.is_closed = True
         self._pieces.clear()
+        self._steps.clear()
         self._first.clear()
         self._room.set()
 
@@ -210,7 +216,7 @@ class CompletionWriter:
             return
         self._answering = False
         # Waking the task that writes costs as much as the rest of a small run's Python.
-        if self._pieces or self._must_acknowledge or self.is_ending:
+        if self._pieces or self._steps or self._must_acknowledge or self.is_ending:
             self._woken.set()
 
     def keep_all(self) -> tuple[int, tuple[bytes, ...]]:
@@ -270,7 +276,9 @@ class CompletionWriter:
 
     @property
     def _has_next(self) -> bool:
-        return bool(self._pieces or self._must_acknowledge) and not (self._is_full or self.is_held)
+        return bool(self._pieces or self._steps or self._must_acknowledge) and not (
+            self._is_full or self.is_held
+        )
 
     @property
     def _must_acknowledge(self) -> bool:
@@ -304,6 +312,10 @@ class CompletionWriter:
         if not self._pieces:
             self._written_through = max(self._written_through, acknowledged)
         self._taken_bytes += size
+        steps = []
+        while self._steps:
+            # Any thread adds to it.
+            steps.append(self._steps.popitem())
         if self.unwritten_bytes <= HIGH_WATER_BYTES:
             self._room.set()
         return encode_results(
@@ -314,6 +326,7 @@ class CompletionWriter:
                 tuple(changes),
                 durable_through=durable_through,
                 move_to=move_to,
+                steps=tuple(steps),
             )
         )
 
@@ -341,4 +354,4 @@ def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:
         if size >= MESSAGE_BYTES:
             yield CompletionBatch(0, tuple(listed)), size
             listed, size = [], COMPLETION_BYTES
-    yield replace(batch, completions=tuple(listed), taps=(), changes=()), size
+    yield replace(batch, completions=tuple(listed), taps=(), changes=(), steps=()), size

@@ -14,10 +14,11 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from heliograph_proto import codec
-from heliograph_proto.errors import DeadlineExceededError
-from heliograph_proto.plans import CompileRequest, ContentOffer, PlanEstimate, PlanInfo
+from heliograph_proto.errors import DeadlineExceededError, SessionClosedError
+from heliograph_proto.plans import CompileRequest, ContentOffer, PlanEstimate, PlanInfo, PlanList
 from heliograph_proto.v1 import plan_pb2
 from heliograph_server.compile.turns import CompileTurns
+from heliograph_server.resources.principals import Principal, current_principal
 from heliograph_server.rpc.leases.repeated_calls import RepeatedCalls
 from heliograph_server.rpc.message_limits import (
     check_bindings,
@@ -27,10 +28,15 @@ from heliograph_server.rpc.message_limits import (
 )
 from heliograph_server.rpc.requests import Context, Requests
 from heliograph_server.rpc.session_service import traced
+from heliograph_server.runtime.host import SERVER, Host
 from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.session.parts.plan_status import plan_status, plan_statuses
 from heliograph_server.session.session import Session
 
 T = TypeVar("T")
+
+#: The most plans in a list.
+MOST_PLANS = 1_000
 
 
 class PlanService:
@@ -171,6 +177,26 @@ class PlanService:
     async def Explain(self, request: plan_pb2.ExplainRequest, context: Context) -> plan_pb2.ExplainResponse:
         session = self._slot.session(request.session)
         return await asyncio.wrap_future(self._listeners.submit(_explain, session, request))
+
+    async def ListPlans(
+        self, request: plan_pb2.ListPlansRequest, context: Context
+    ) -> plan_pb2.ListPlansResponse:
+        asked = self._slot.host, current_principal(), request.session_number, request.plan
+        found = await asyncio.wrap_future(self._listeners.submit(_list_plans, *asked))
+        return codec.encode(found, plan_pb2.ListPlansResponse)
+
+
+def _list_plans(host: Host, caller: Principal, number: int, plan: int) -> PlanList:
+    seen = [one for one in host.sessions if caller.may_see(one.principal.tenant)]
+    if number:
+        seen = [one for one in seen if one.number == number]
+        if not seen:
+            raise SessionClosedError(f"there is no session {number}", advice="it may have ended")
+    told = SERVER, host.incarnation, host.uptime_seconds
+    if number and plan:
+        return PlanList(*told, (plan_status(seen[0], plan),))
+    found = [one for session in reversed(seen) for one in plan_statuses(session)]
+    return PlanList(*told, tuple(found[:MOST_PLANS]), max(0, len(found) - MOST_PLANS))
 
 
 def _explain(session: Session, request: plan_pb2.ExplainRequest) -> plan_pb2.ExplainResponse:

@@ -8,8 +8,11 @@ Between two steps nothing comes here, so a step costs no round trip.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from heliograph_backends.contract import Abort, HostedLoop, Tensor
 from heliograph_proto.errors import HeliographError
@@ -28,6 +31,11 @@ class HostedLoopRun:
         assert task.progress is not None
         self._hosted, self._outputs = hosted, outputs
         self._progress: Progress = task.progress
+        loaded: LoadedPlan = task.plan.plan
+        self._times = loaded.copies[task.slot].times
+        self._noting = threading.Lock()
+        #: When the steps that are complete were last counted.
+        self._counted_at = time.perf_counter()
 
     def __repr__(self) -> str:
         return f"<HostedLoopRun {self._hosted!r}>"
@@ -51,15 +59,29 @@ class HostedLoopRun:
                     stack.enter_context(abort.watch_request(hosted.stop))
                 stack.enter_context(abort.watch(hosted.cancel))
                 stack.enter_context(observer.hosting(hosted))
+                hosted.when_counted(partial(self._count, observer))
                 if self._progress.stops:
                     hosted.stop()
                 self._relay(observer, abort)
         finally:
             hosted.close()
             self._progress.done = hosted.steps or self._progress.done
+            self._note(self._progress.done)
         if hosted.stops_together:
             abort.end_writes()
             abort.check()
+
+    def _count(self, observer: LoopObserver, steps: int) -> None:
+        """Note the steps that the hosts have told of. Any thread."""
+        self._note(steps)
+        observer.count(steps)
+
+    def _note(self, steps: int) -> None:
+        with self._noting:
+            more, now = steps - self._progress.told, time.perf_counter()
+            if more > 0:
+                self._times.note((now - self._counted_at) * 1e6 / more, more)
+                self._progress.told, self._counted_at = steps, now
 
     def _relay(self, observer: LoopObserver, abort: Abort) -> None:
         while (found := self._hosted.next()) is not None:

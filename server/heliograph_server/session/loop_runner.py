@@ -149,6 +149,7 @@ class LoopRun:
             self._send_taps(observer, abort)
         while not self._is_complete():
             turn() if room is None else room.for_work(turn)
+            observer.count(self.done)
             self._unsent = len(self._loop.taps)
             self._send_taps(observer, abort)
             if not self._is_complete():
@@ -188,6 +189,7 @@ class LoopRun:
             while follows:
                 links.begin(self.done, most)
                 turn()
+                observer.count(self.done)
                 is_last = self.done == most
                 follows = not (is_last or (links.decides and self._is_complete()))
                 if not is_last:
@@ -245,6 +247,7 @@ class LoopRun:
         first = self.done
         has_mailbox = self._mailbox is not None
         with self._copy.turn(abort) as turn:
+            self._copy.times.waited_us += (time.perf_counter() - begun) * 1e6
             while self.done == first or not (self._loop.taps or self._links or self._is_complete()):
                 if abort.is_set:
                     raise CancelledError("the loop was cancelled")
@@ -259,7 +262,8 @@ class LoopRun:
                 ended = time.perf_counter()
                 if ended - begun > TURN_SECONDS:
                     break
-        self._loaded.note(self._task.slot, (ended - begun) * 1e6 / (self.done - first))
+        steps = self.done - first
+        self._loaded.note(self._task.slot, (ended - begun) * 1e6 / steps, steps)
 
     def _with_feeds(self, observer: LoopObserver, inputs: Inputs) -> Inputs:
         """The inputs of the present step, after the feeds that it takes.

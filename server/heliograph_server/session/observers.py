@@ -60,6 +60,7 @@ class RunObservers:
                 partial(self._stream, sequence),
                 partial(self._take_feeds, sequence),
                 partial(self._host, sequence),
+                partial(self._count, sequence) if task.command.loop.counts_steps else None,
                 device_lock,
                 self._edges,
                 sequence,
@@ -88,6 +89,12 @@ class RunObservers:
             was_sent = self._core.taps.stream(sequence, step, node, output, data)
         self._deliver()
         return was_sent
+
+    def _count(self, sequence: int, steps: int) -> None:
+        """Tell the client of a loop's complete steps."""
+        with self._lock:
+            self._core.taps.counted(sequence, steps)
+        self._deliver()
 
     def _take_feeds(
         self, sequence: int, step: int, told: ToldFeeds | None

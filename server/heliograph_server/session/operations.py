@@ -307,7 +307,9 @@ class Operations:
             outputs = self._outputs(copy, task)
 
             def compute() -> None:
+                asked = time.perf_counter()
                 with copy.turn(abort) as turn:
+                    copy.times.waited_us += (time.perf_counter() - asked) * 1e6
                     copy.compute(inputs, outputs, abort, observe, task.command.exchange_run, turn)
 
             self._book.had_inputs(sequence)

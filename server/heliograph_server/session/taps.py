@@ -6,6 +6,7 @@ Runs on device threads. Any thread resumes a run.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
@@ -15,6 +16,9 @@ from heliograph_proto.errors import CancelledError
 from heliograph_server.resources.device_queue import DeviceLock
 from heliograph_server.resources.feed_order import ToldFeeds
 from heliograph_server.session.parts.edges import EdgeLoop, Edges
+
+#: The least time between two counts of a loop's steps.
+COUNT_SECONDS = 0.25
 
 
 class Observer:
@@ -80,7 +84,8 @@ class LoopObserver(Observer):
     `stream` receives the step, a node's number or else an output's index, and the bytes. If it
     returns False, the value is sent again after `proceed`. It may raise. `take_feeds` receives the
     step, and what another partition told of its feeds; it returns the feeds that the step takes,
-    and what to tell others. `host` has the loop's feeds handed on to its hosts. At `edges` the loop
+    and what to tell others. `host` has the loop's feeds handed on to its hosts. `tell` receives the
+    number of complete steps now and then; None: the client does not want it. At `edges` the loop
     may be held between two steps.
     """
 
@@ -89,6 +94,7 @@ class LoopObserver(Observer):
         stream: Callable[[int, int, int | None, memoryview], bool],
         take_feeds: Callable[[int, ToldFeeds | None], tuple[Sequence[FeedLoop], ToldFeeds]],
         host: Callable[[], None],
+        tell: Callable[[int], None] | None,
         device_lock: DeviceLock,
         edges: Edges,
         sequence: int,
@@ -97,6 +103,7 @@ class LoopObserver(Observer):
         self._stream = stream
         self.take_feeds = take_feeds
         self._host = host
+        self._tell, self._told_at = tell, time.monotonic()
         #: The current step.
         self.step = 0
         self._edges, self._sequence = edges, sequence
@@ -110,6 +117,12 @@ class LoopObserver(Observer):
         after an abort."""
         with abort.watch_request(self.wake):
             return self._wait(lambda: is_over() or abort.is_set, abort, seconds)
+
+    def count(self, steps: int) -> None:
+        """Note complete steps. The client is told of them now and then, without waiting for it."""
+        if self._tell is not None and (now := time.monotonic()) - self._told_at >= COUNT_SECONDS:
+            self._told_at = now
+            self._tell(steps)
 
     def at_edge(self, abort: Abort) -> None:
         """Wait between two steps if that is wanted. On the loop's thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class CommandWork:
     """One command on its queue. Its methods report to the executor."""
 
-    __slots__ = ("abort", "executor", "is_queued", "device_lock", "queue", "result", "state")
+    __slots__ = ("abort", "came", "executor", "is_queued", "device_lock", "queue", "result", "state")
 
     def __init__(
         self, executor: Executor, state: CommandState, queue: DeviceQueue, device_lock: DeviceLock
@@ -34,10 +35,16 @@ class CommandWork:
         #: True while the device lock counts it as a queued run.
         self.is_queued = False
         self.result = Completion(state.sequence)
+        #: When it entered its queue.
+        self.came = time.perf_counter()
 
     def run(self) -> None:
         """Perform the work on the queue's thread."""
         if self.executor.begin_work(self):
+            task = self.state.task
+            if isinstance(task, RunTask):
+                loaded: LoadedPlan = task.plan.plan
+                loaded.copies[task.slot].times.waited_us += (time.perf_counter() - self.came) * 1e6
             # Work that waits for its client occupies none of the device's workers.
             with nullcontext() if self.state.waits_for_client else self.device_lock:
                 self.executor.do_work(self)

@@ -14,8 +14,9 @@ import pytest
 import tritonclient.grpc as by_grpc
 from access_daemons import Tokens
 from certificates import Authority
-from kserve_folders import add_graph, add_perceptron, doubling, given, given_http, served, until
+from kserve_folders import add_graph, add_perceptron, doubling, given, given_http, served
 from tritonclient.utils import InferenceServerException
+from waiting import until
 
 import heliograph as hg
 from heliograph import admin

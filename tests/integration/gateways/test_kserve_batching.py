@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as by_grpc
 import tritonclient.grpc.aio as by_grpc_aio
-from kserve_folders import ServedModels, add_model, add_perceptron, given, given_http, served, until
+from kserve_folders import ServedModels, add_model, add_perceptron, given, given_http, served
 from onnx import ModelProto
 from onnx_models import model, node, tensor
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
+from waiting import until
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(17)

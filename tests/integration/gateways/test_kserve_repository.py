@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from kserve_folders import add_graph, add_model, add_perceptron, doubling, given, served, states, until
+from kserve_folders import add_graph, add_model, add_perceptron, doubling, given, served, states
 from onnx.reference import ReferenceEvaluator
 from onnx_models import model, node, perceptron, tensor
 from tritonclient.utils import InferenceServerException
+from waiting import until
 
 from heliograph import admin
 

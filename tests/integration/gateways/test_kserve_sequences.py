@@ -8,18 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kserve_folders import (
-    ServedModels,
-    add_graph,
-    add_perceptron,
-    given,
-    given_http,
-    served,
-    states,
-    summing,
-    until,
-)
+from kserve_folders import ServedModels, add_graph, add_perceptron, given, given_http, served, states, summing
 from tritonclient.utils import InferenceServerException
+from waiting import until
 
 from heliograph import admin
 

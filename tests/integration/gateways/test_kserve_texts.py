@@ -18,9 +18,10 @@ import tritonclient.grpc as by_grpc
 import tritonclient.grpc.aio as by_grpc_aio
 import tritonclient.http as by_http
 from gguf_files import write_model
-from kserve_folders import ServedModels, doubling, served, states, until
+from kserve_folders import ServedModels, doubling, served, states
 from llm_models import write_encoder
 from tritonclient.utils import InferenceServerException
+from waiting import until
 
 import heliograph as hg
 

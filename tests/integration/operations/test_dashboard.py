@@ -26,11 +26,11 @@ from dashboards import (
     rows_of,
     state_of,
     unfinished_upload,
-    until,
     web_daemon,
 )
 from gguf_files import write_model
 from paths import ROOT
+from waiting import until
 
 import heliograph as hg
 from heliograph import admin
@@ -170,6 +170,8 @@ def test_a_session_its_runs_and_its_plan_are_told(daemon: WebDaemon) -> None:
         assert listed["inputs"] == ["x"] and listed["outputs"] == ["y"] and listed["devices"] == ["cpu0"]
         detail = ask(daemon, f"/api/plans/{listed['session']}/{listed['plan']}").json
         assert [one["device"] for one in detail["splits"]] == ["cpu0"] and detail["splits"][0]["nodes"] >= 1
+        assert detail["runs"] == sum(runs for _, runs in detail["times"]) > 0
+        assert (detail["waiting"], detail["running"], detail["loop"]) == (0, 0, [0, 0])
         kept.free()
         assert ask(daemon, "/api/plans/999/1").status == 404
         assert ask(daemon, f"/api/plans/{listed['session']}/999").status in (400, 404)

@@ -16,7 +16,8 @@ import pytest
 from access_daemons import Tokens
 from core_client import CoreClient
 from daemon_threads import ThreadDaemon, thread_daemon
-from dashboards import WebDaemon, ask, bearer, rows_of, state_of, until, web_daemon
+from dashboards import WebDaemon, ask, bearer, rows_of, state_of, web_daemon
+from waiting import until
 
 import heliograph as hg
 from heliograph_backends.cpu.backend import CpuDevice

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import several_devices_fixtures
+from forked_daemons import running_daemon
 
 import heliograph as hg
 
@@ -84,6 +86,49 @@ def test_parts_of_divided_weights_have_their_memory(session: hg.Session) -> None
     assert found.stored and max(one.last_step for one in found.stored) < sum(
         split.memory_steps for split in found.splits
     )
+
+
+@pytest.mark.parametrize("is_daemon", [True, False], ids=["head", "own process"])
+def test_each_device_of_each_member_has_its_memory(tmp_path: Path, *, is_daemon: bool) -> None:
+    devices = ("--device", "cpu:threads=1", "--device", "fake:host=0,memory=1MiB")
+    with running_daemon(*devices) as left, running_daemon(*devices) as right:
+        remote = [word for url in (left, right) for word in ("--device", f"remote:url={url}")]
+        with running_daemon("--device", "cpu:threads=1", *remote) as head:
+            check_members(head if is_daemon else [left, right], tmp_path)
+
+
+def check_members(where: str | list[str], folder: Path) -> None:
+    """A plan over two members with two devices each tells the memory of all four."""
+    with hg.connect(where) as session:
+        names = [one.name for one in session.devices if "/" in one.name]
+        assert len(names) == 4
+        pins = {f"layer{number}/*": name for number, name in enumerate(names)}
+        plan = session.compile(layered(4), names, pins=pins, fusion=False)
+        plan.run(x=X)
+        found = plan.explain()
+        check(found)
+        assert {found.blocks[one.block].device for one in found.stored} == set(names)
+        lies = {(found.blocks[one.block].device, one.name): one for one in found.stored}
+        steps = []
+        for number, name in enumerate(names):
+            product = lies[name, f"layer{number}/product"]
+            steps.append(product.first_step)
+            assert product.size_bytes == X.nbytes
+            if number:
+                # The value from the device before, be it of another host or of the same one.
+                before = lies[name, f"layer{number - 1}/sine"]
+                assert before.first_step <= product.first_step
+        assert steps == sorted(set(steps))
+        # Each split has steps of its own, and each device the bytes of its blocks.
+        assert [split.memory_steps for split in found.splits] == [2, 2, 2, 2]
+        for one in found.devices:
+            blocks = sum(block.size_bytes for block in found.blocks if block.device == one.name)
+            assert blocks == one.compute_bytes
+        found.memory_svg(folder / "memory.svg")
+        svg = (folder / "memory.svg").read_text()
+        assert all(f"{name}, between splits" in svg or f"{name}, results" in svg for name in names)
+        found.html(folder / "plan.html")
+        assert "does not tell" not in (folder / "plan.html").read_text()
 
 
 def test_a_plan_without_intermediate_results_has_an_empty_picture(

@@ -13,6 +13,7 @@ from rich.console import Console
 
 import heliograph as hg
 from heliograph.core.progress.bars import Meter, ProgressBars, Waiting, checked_progress
+from heliograph.core.progress.displays import _Notebook, _NotebookBar
 from heliograph.tracking import Track
 
 TOTAL = 100 * 2**20
@@ -138,6 +139,60 @@ def test_short_work_without_a_count_shows_nothing(screen: Screen) -> None:
     assert waiting._timer is not None
     waiting._timer.join(30)
     assert screen.text.getvalue() == ""
+
+
+def test_work_that_is_counted_later_gets_a_bar_of_steps(screen: Screen) -> None:
+    waiting = Waiting("a loop of up to 40 steps", screen.bars, seconds=0.0, total=40)
+    assert waiting._timer is not None
+    waiting._timer.join(30)
+    for done in (7, 31):
+        waiting.count(done)
+    waiting.end()
+    waiting.count(40)
+    shown = screen.text.getvalue()
+    assert "31/40" in shown and "40/40" not in shown
+    assert screen.bars._display is None
+
+
+def test_work_that_was_counted_before_its_bar_begins_with_that(screen: Screen) -> None:
+    waiting = Waiting("a loop of up to 40 steps", screen.bars, seconds=3600.0, total=40)
+    waiting.count(12)
+    assert screen.text.getvalue() == ""
+    waiting._show()
+    waiting.end()
+    assert "12/40" in screen.text.getvalue()
+
+
+def test_the_rate_in_a_notebook_leaves_out_the_steps_before_the_bar() -> None:
+    now = 100.0
+    bar = _NotebookBar("a loop", 1000, "steps", lambda: now)
+    display = _Notebook(lambda: now)
+    bar.handle = _Handle()
+    display.update(bar, 500, "")
+    now += 10.0
+    display.update(bar, 600, "")
+    assert bar.handle.text == "a loop: 600 of 1,000, 10/s, 40 s left"
+
+
+def test_a_bar_in_a_notebook_becomes_one_of_steps_in_its_place() -> None:
+    now = 100.0
+    display = _Notebook(lambda: now)
+    bar = _NotebookBar("a loop", 0, "bytes", lambda: now)
+    bar.handle = _Handle()
+    assert bar.told(ended=False) == "a loop …"
+    now += 5.0
+    display.measure(bar, 20, "steps")
+    display.update(bar, 4, "")
+    assert bar.handle.text == "a loop: 4 of 20, 0/s"
+
+
+class _Handle:
+    """The output of a cell."""
+
+    text = ""
+
+    def update(self, bundle: dict[str, str], raw: bool) -> None:
+        self.text = bundle["text/plain"]
 
 
 def test_items_are_counted_and_values_are_beside_the_bar(screen: Screen) -> None:

@@ -5,33 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
+from heliograph.cli.common.columns import SPARKS, Column, Line, Row, bar, cut, sparks, table
+from heliograph.cli.common.plan_view import PlanLooks, plan_rows, plan_view
 from heliograph.cli.common.text import age_text, plain
-from heliograph.explain.tables import align
 from heliograph_proto.devices import MemberInfo, MemberState
 from heliograph_proto.sessions import DeviceStatus, DrainState, SessionStatus, Snapshot, TenantUsage
 from heliograph_proto.types import size_text
 
-Style: TypeAlias = Literal["title", "header", "warning", "quiet", "marked", ""]
-#: A line and its style.
-Line: TypeAlias = tuple[str, Style]
-Row: TypeAlias = Sequence[str]
-
-#: The cells of a bar, and of a sparkline.
-BAR = 10
-SPARKS = 12
-GAP = 2
 #: The least lines for sessions, however low the screen.
 LEAST_SESSIONS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column. On a narrow screen, columns of the highest rank are dropped first; 0 stays."""
-
-    title: str
-    rank: int = 0
 
 
 DEVICES = (
@@ -111,9 +94,21 @@ class Shown:
     session: int = 0
     #: The number of the session that is marked; 0: none.
     marked: int = 0
+    #: The handle of the one plan of that session that is shown; 0: none.
+    plan: int = 0
+    #: The session and handle of the plan that is marked.
+    marked_plan: tuple[int, int] = (0, 0)
+    #: True if the daemon tells of the plans of the caller's tenant alone.
+    is_own: bool = False
     history: History = field(default_factory=History)
+    looks: PlanLooks = field(default_factory=PlanLooks)
     #: A line at the end, such as the keys.
     hint: str = ""
+
+    @property
+    def asks(self) -> tuple[int, int] | None:
+        """The session and the plan whose plans are needed, 0 for all; None: no plans are needed."""
+        return (self.session, self.plan) if self.session or self.is_own else None
 
 
 def frame(
@@ -130,23 +125,30 @@ def frame(
     if any.
     """
     how = shown or Shown()
-    head: list[Line] = [(title(found, where), "title")]
+    head: list[Line] = [(_own_title(found, where) if how.is_own else title(found, where), "title")]
     if note:
         head.append((plain(note), "warning"))
-    one = bool(how.session)
-    lines = [*head, *session_view(found, how)] if one else _overview(found, head, width, height, how)
+    room = None if height is None else height - len(head) - 2 * bool(how.hint)
+    if how.plan:
+        lines = [*head, *plan_view(how.looks, how.session, how.plan, width, room)]
+    elif how.session or how.is_own:
+        about = session_view(found, how) if how.session and not how.is_own else []
+        least = None if room is None else max(LEAST_SESSIONS, room - len(about) - 2)
+        lines = [*head, *about, *plan_rows(how.looks, how.marked_plan, width, least)]
+    else:
+        lines = _overview(found, head, width, height, how)
     if how.hint and (height is None or len(lines) + 2 <= height):
         lines = [*lines, ("", ""), (how.hint, "quiet")]
-    return tuple((_cut(text, width), style) for text, style in lines)
+    return tuple((cut(text, width), style) for text, style in lines)
 
 
 def _overview(found: Snapshot, head: list[Line], width: int, height: int | None, how: Shown) -> list[Line]:
     """Devices, sessions, tenants and members."""
     warnings: list[Line] = [(text, "warning") for text in _warnings(found)]
     lately = how.history.devices
-    devices = _table(DEVICES, (_device_row(one, lately.get(one.name, ())) for one in found.devices), width)
-    rest = _table(TENANTS, map(_tenant_row, _named(found.tenants)), width)
-    rest += _table(MEMBERS, map(_member_row, found.members), width)
+    devices = table(DEVICES, (_device_row(one, lately.get(one.name, ())) for one in found.devices), width)
+    rest = table(TENANTS, map(_tenant_row, _named(found.tenants)), width)
+    rest += table(MEMBERS, map(_member_row, found.members), width)
     used = len(head) + len(warnings) + len(devices) + len(rest) + 3 + 2 * bool(how.hint)
     room = None if height is None else max(LEAST_SESSIONS, height - used)
     return [*head, *warnings, *devices, *_sessions(found.sessions, width, room, how), *rest]
@@ -192,6 +194,12 @@ def title(found: Snapshot, where: str) -> str:
     return " · ".join(parts)
 
 
+def _own_title(found: Snapshot, where: str) -> str:
+    """A line about the daemon for a caller that sees its own plans alone."""
+    up = age_text(found.uptime_seconds)
+    return f"{plain(found.server)} at {plain(where)} · up {up} · the plans of your tenant"
+
+
 def _drain_text(found: Snapshot) -> str:
     drain = found.drain
     if drain.state is not DrainState.DRAINING:
@@ -221,43 +229,10 @@ def _sessions(sessions: Sequence[SessionStatus], width: int, room: int | None, h
     part = found[first : first + count]
     lately = how.history.sessions
     rows = (session_row(one, lately.get(one.number, ())) for one in part)
-    lines = _table(SESSIONS, rows, width, marked=place - first if how.marked else None)
+    lines = table(SESSIONS, rows, width, marked=place - first if how.marked else None)
     if hidden := len(found) - len(part):
         lines.append((f"and {hidden:,} more", ""))
     return lines
-
-
-# Tables
-
-
-def _table(
-    columns: Sequence[Column], rows: Iterator[Row], width: int, marked: int | None = None
-) -> list[Line]:
-    """An empty line, a header and the rows, of which one may be marked; nothing without rows."""
-    cells = [[column.title for column in columns], *(list(map(plain, row)) for row in rows)]
-    if len(cells) == 1:
-        return []
-    kept = _fitting(columns, cells, width)
-    header, *lines = align([[row[place] for place in kept] for row in cells])
-    styled: list[Line] = [(line, "marked" if place == marked else "") for place, line in enumerate(lines)]
-    return [("", ""), (header, "header"), *styled]
-
-
-def _fitting(columns: Sequence[Column], cells: Sequence[Row], width: int) -> list[int]:
-    """The indices of the columns that are shown."""
-    # Empty columns are dropped.
-    kept = [place for place in range(len(columns)) if any(row[place] for row in cells[1:])]
-    sizes = [max(len(row[place]) for row in cells) for place in range(len(columns))]
-    while sum(sizes[place] + GAP for place in kept) - GAP > width:
-        least = max(kept, key=lambda place: (columns[place].rank, place))
-        if columns[least].rank == 0:
-            break
-        kept.remove(least)
-    return kept
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 def session_rows(sessions: Sequence[SessionStatus]) -> list[Row]:
@@ -331,29 +306,3 @@ def _member_row(one: MemberInfo) -> Row:
     state = one.state.name.lower()
     why = "" if one.state is MemberState.READY else one.why
     return [one.name, state, one.address, ", ".join(one.devices), why]
-
-
-# Texts
-
-
-def bar(share: float) -> str:
-    """A share from 0 to 1 as a bar."""
-    full = round(min(1.0, max(0.0, share)) * BAR)
-    return "█" * full + "░" * (BAR - full)
-
-
-#: Parts of a cell, from its eighth to all of it.
-_SPARKS = "▁▂▃▄▅▆▇█"
-
-
-def sparks(values: Sequence[float], most: float = 0.0) -> str:
-    """Numbers of 0 and more as columns in their order, a cell each; fewer than two are nothing.
-
-    A column is full at `most`, or at the largest of them.
-    """
-    if len(values) < 2:
-        return ""
-    full = max(most, *values)
-    steps = len(_SPARKS) - 1
-    shares = (max(0.0, one) / full if full > 0 else 0.0 for one in values)
-    return "".join(_SPARKS[min(steps, round(share * steps))] for share in shares)

@@ -59,6 +59,12 @@ class ProgressBars:
             self._count += 1
             return self._display.add(what, total, unit)
 
+    def measure(self, bar: Any, total: int, unit: Unit) -> None:
+        """Give a bar whose total was unknown its total."""
+        with self._lock:
+            if self._display is not None:
+                self._display.measure(bar, total, unit)
+
     def update(self, bar: Any, done: int, values: str = "") -> None:
         """Set the progress of a bar."""
         with self._lock:
@@ -142,11 +148,18 @@ class Meter:
 
 
 class Waiting:
-    """A bar for work that tells nothing before its end. It appears after a second, and is ended
-    once."""
+    """A bar for work that may tell nothing before its end. It appears after a second, and is ended
+    once.
 
-    def __init__(self, what: str, bars: ProgressBars | None, seconds: float = SHOWN_SECONDS) -> None:
-        self._what, self._bars = what, bars
+    With `count` it becomes a bar of `total` steps.
+    """
+
+    def __init__(
+        self, what: str, bars: ProgressBars | None, seconds: float = SHOWN_SECONDS, total: int = 0
+    ) -> None:
+        self._what, self._bars, self._total = what, bars, total
+        #: The steps that are done; None: nothing was told of them.
+        self._done: int | None = None
         self._lock = threading.Lock()
         self._bar: Any = None
         self._has_ended = bars is None or not bars.is_seen()
@@ -159,7 +172,25 @@ class Waiting:
     def _show(self) -> None:
         with self._lock:
             if not self._has_ended and self._bars is not None:
-                self._bar = self._bars.add(self._what, 0)
+                self._add(self._bars)
+
+    def _add(self, bars: ProgressBars) -> None:
+        if self._done is None:
+            self._bar = bars.add(self._what, 0)
+            return
+        self._bar = bars.add(self._what, self._total, "steps")
+        if self._bar is not None:
+            bars.update(self._bar, self._done)
+
+    def count(self, done: int) -> None:
+        """Show that so many steps are done. Any thread."""
+        with self._lock:
+            was_unknown, self._done = self._done is None, done
+            if self._bar is None or self._bars is None:
+                return
+            if was_unknown:
+                self._bars.measure(self._bar, self._total, "steps")
+            self._bars.update(self._bar, done)
 
     def end(self) -> None:
         """End the work. Idempotent."""

@@ -29,6 +29,9 @@ class Display(Protocol):
     def add(self, what: str, total: int, unit: Unit) -> Any:
         """Add a bar; a total of 0 means that it is unknown. Returns its key."""
 
+    def measure(self, bar: Any, total: int, unit: Unit) -> None:
+        """Give a bar whose total was unknown its total."""
+
     def update(self, bar: Any, done: int, values: str) -> None:
         """Set the progress of a bar, and the values beside it."""
 
@@ -64,6 +67,9 @@ class _Terminal:
 
     def add(self, what: str, total: int, unit: Unit) -> Any:
         return self._bars.add_task(what, total=total or None, unit=unit, values="")
+
+    def measure(self, bar: Any, total: int, unit: Unit) -> None:
+        self._bars.update(bar, total=total, unit=unit)
 
     def update(self, bar: Any, done: int, values: str) -> None:
         self._bars.update(bar, completed=done, values=values)
@@ -137,6 +143,8 @@ class _NotebookBar:
     def __init__(self, what: str, total: int, unit: Unit, clock: Callable[[], float]) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.done, self.values = 0, ""
+        #: The first count and its time: the rate leaves out what was done before the bar was there.
+        self.first: tuple[int, float] | None = None
         self._clock = clock
         self.began = self.drawn = clock()
         self.handle: Any = None
@@ -155,7 +163,9 @@ class _NotebookBar:
             return f"{self.what}: {total} in {self.seconds:.1f} s{self._beside}"
         if ended:
             return f"{self.what}: ended after {done} of {total}{self._beside}"
-        rate = self.done / self.seconds if self.seconds > 0 else 0.0
+        first, at = self.first or (0, self.began)
+        seconds = self._clock() - at
+        rate = (self.done - first) / seconds if seconds > 0 else 0.0
         left = f", {(self.total - self.done) / rate:.0f} s left" if rate else ""
         return f"{self.what}: {done} of {total}, {self._amount(round(rate))}/s{left}{self._beside}"
 
@@ -188,8 +198,13 @@ class _Notebook:
         bar.handle = display(bar.bundle(), raw=True, display_id=True)  # type: ignore[no-untyped-call]
         return bar
 
+    def measure(self, bar: _NotebookBar, total: int, unit: Unit) -> None:
+        bar.total, bar.unit = total, unit
+
     def update(self, bar: _NotebookBar, done: int, values: str) -> None:
         bar.done, bar.values = done, values
+        if bar.first is None:
+            bar.first = done, self._clock()
         now = self._clock()
         if now - bar.drawn >= NOTEBOOK_SECONDS:
             bar.drawn = now

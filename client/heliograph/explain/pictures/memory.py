@@ -21,6 +21,8 @@ from heliograph_proto.types import size_text
 WIDTH, HEIGHT, LEAST_HEIGHT, SIDE = 860.0, 260.0, 70.0, 210.0
 #: The most rectangles and blocks; the largest are drawn.
 MOST_VALUES, MOST_BLOCKS = 4000, 8
+#: The most devices whose largest block is drawn, however small it is.
+MOST_DEVICES = 32
 #: The most splits whose beginnings are drawn.
 MOST_BEGINS = 40
 #: The least share of the largest block that another one has, to be drawn.
@@ -61,7 +63,11 @@ def memory_svg(picture: MemoryPicture, *, alone: bool = True) -> str:
     blocks = sorted(range(len(picture.blocks)), key=lambda n: -picture.blocks[n].size_bytes)
     largest = picture.blocks[blocks[0]].size_bytes if blocks else 0
     drawn = [n for n in blocks if 0 < picture.blocks[n].size_bytes >= largest * LEAST_SHARE]
-    shown = sorted(drawn[:MOST_BLOCKS])
+    # Each device has a lane, and the lanes of a device are together.
+    order = {one: place for place, one in enumerate(dict.fromkeys(it.device for it in picture.blocks))}
+    lanes = {picture.blocks[n].device: n for n in reversed(blocks) if picture.blocks[n].size_bytes}
+    chosen = {*drawn[:MOST_BLOCKS], *list(lanes.values())[-MOST_DEVICES:]}
+    shown = sorted(chosen, key=lambda n: (order[picture.blocks[n].device], n))
     colours = _colours(picture)
     top = 44.0 if alone else 4.0
     parts: list[str] = list(_legend(colours, top))

@@ -68,6 +68,9 @@ class RemoteLoop(HostedLoop):
     def when_ended(self, call: Callable[[], None]) -> None:
         self._run.add_done_callback(lambda _: call())
 
+    def when_counted(self, call: Callable[[int], None]) -> None:
+        self._run.when_counted(call)
+
     def feed(self, feed: FeedLoop, done: Callable[[int | HeliographError], None]) -> Callable[[], None]:
         def told(result: int | HeliographError) -> None:
             done(result)

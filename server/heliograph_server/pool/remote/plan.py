@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import heliograph as hg
@@ -117,7 +118,8 @@ class RemotePlan(Plan):
         with self.device.member.edge():
             bound = BoundRun(self.device, inputs, outputs, MOST_BYTES)
             try:
-                return RemoteLoop(self.device, self._member, self.graph, loop, bound)
+                counted = replace(loop, counts_steps=True)
+                return RemoteLoop(self.device, self._member, self.graph, counted, bound)
             except LimitExceededError:
                 # Other loops stream so much that the member has no room for this one's values.
                 return None

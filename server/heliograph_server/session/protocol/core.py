@@ -186,7 +186,12 @@ class SessionCore:
     @property
     def runs_in_flight(self) -> int:
         """The number of unretired commands that are runs of plans."""
-        return sum(isinstance(one.task, RunTask) for one in self._commands.values())
+        return len(self.runs)
+
+    @property
+    def runs(self) -> list[CommandState]:
+        """The unretired commands that are runs of plans."""
+        return [one for one in self._commands.values() if isinstance(one.task, RunTask)]
 
     @property
     def completed_through(self) -> int:
@@ -195,14 +200,14 @@ class SessionCore:
 
     def take_completions(self) -> c.CompletionBatch | None:
         """Return what was completed since the last call; None if nothing was."""
-        found = self._completions or self._tap_pieces
+        found = self._completions or self._tap_pieces or self.taps.steps
         if not found and self._completed_through == self._reported_through:
             return None
         listed, self._completions = tuple(self._completions), []
         taps = tuple(self._tap_pieces)
         self._tap_pieces.clear()
         self._reported_through = self._completed_through
-        return c.CompletionBatch(self._completed_through, listed, taps)
+        return c.CompletionBatch(self._completed_through, listed, taps, steps=self.taps.take_steps())
 
     @property
     def reported_through(self) -> int:
@@ -220,6 +225,7 @@ class SessionCore:
         return (
             not self._completions
             and not self._tap_pieces
+            and not self.taps.steps
             and self._completed_through == self._reported_through
         )
 

@@ -149,6 +149,8 @@ class Progress:
 
     #: Completed steps.
     done: int = 0
+    #: For a loop at other hosts: the steps that they told of meanwhile. More may be complete.
+    told: int = 0
     #: True if the loop is to end after the present step.
     stops: bool = False
     #: The feeds that wait; None for a loop that takes none.

@@ -42,6 +42,8 @@ class TapState:
         self._piece_bytes = piece_bytes
         #: True once the command stream has ended.
         self._is_over = False
+        #: The complete steps of loops to tell of, by sequence number.
+        self.steps: dict[int, int] = {}
 
     def tapped(self, sequence: int, node: int, data: memoryview) -> bool:
         """Send the value of an observed node. True if the run must wait for its client."""
@@ -52,6 +54,16 @@ class TapState:
         self._pieces.extend(pieces_of(sequence, node, data, self._piece_bytes))
         run.is_paused = isinstance(run.task, RunTask) and run.task.command.pause and not self._is_over
         return run.is_paused
+
+    def counted(self, sequence: int, steps: int) -> None:
+        """Tell of a loop's complete steps. Only the last count is sent."""
+        if sequence in self._commands:
+            self.steps[sequence] = steps
+
+    def take_steps(self) -> tuple[tuple[int, int], ...]:
+        """Return the counts since the last call."""
+        found, self.steps = self.steps, {}
+        return tuple(found.items())
 
     def stream(self, sequence: int, step: int, node: int, output: int | None, data: memoryview) -> bool:
         """Send a value of a loop. False if the loop must wait to proceed, and try again.

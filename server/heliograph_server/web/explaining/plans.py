@@ -5,6 +5,7 @@ Called on a thread: a plan on other hosts is asked there for its times.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.plans import PlanReport, SplitReport
 from heliograph_server.plans.loaded_plan import LoadedPlan
 from heliograph_server.plans.multi_device import MultiDevicePlan
+from heliograph_server.session.parts.plan_status import plan_status
 from heliograph_server.session.session import Session
 from heliograph_server.web.facts import View
 
@@ -56,6 +58,7 @@ def _row(session: Session, number: int, plan: LoadedPlan) -> dict[str, Any]:
 def plan_of(session: Session, number: int) -> dict[str, Any]:
     """One plan with its splits. Raises UnknownHandleError, and the errors of its devices."""
     report = session.explain(number)
+    status = plan_status(session, number, explain=False)
     plan = session.plans_now().get(number)
     graph = plan.client_graph if plan is not None else None
     nodes = _nodes_by_split(report, graph)
@@ -63,7 +66,15 @@ def plan_of(session: Session, number: int) -> dict[str, Any]:
         "session": session.number,
         "plan": str(number),
         "predicted": round(report.predicted_us, 1),
-        "took": round(plan.took_us, 1) if plan is not None else 0,
+        "took": round(status.took_us, 1),
+        # Totals, by which the page has those of the last looks.
+        "at": time.monotonic(),
+        "runs": status.runs,
+        "times": [[round(one.took_us, 1), one.runs] for one in status.times],
+        "waited": round(status.waited_us),
+        "waiting": status.waiting,
+        "running": status.running,
+        "loop": [status.loop_step, status.loop_steps],
         "devices": [
             {
                 "name": one.name,

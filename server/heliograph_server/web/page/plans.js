@@ -8,6 +8,8 @@ import { Picture } from "./picture.js";
 import { Table } from "./table.js";
 
 const SECONDS = 2;
+/** The looks at a plan whose runs its rates and times are of. */
+const LOOKS = 12;
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Plans {
@@ -96,7 +98,9 @@ export class Plans {
       this.detail.hidden = false;
       return;
     }
-    const text = JSON.stringify(found);
+    if (this.looks?.[0]?.plan !== plan || this.looks[0].session !== session) this.looks = [];
+    this.looks = [...this.looks, found].slice(-LOOKS);
+    const text = JSON.stringify({ ...found, at: 0 });
     if (text === this.told) return;
     this.told = text;
     this.#tell(found);
@@ -123,6 +127,7 @@ export class Plans {
     this.detail.replaceChildren(
       el("h3", {}, `Plan ${plan.plan} of session ${plan.session}`),
       el("p", { class: "about" }, `${count(plan.nodes)} nodes in ${count(plan.split_count)} splits; the last run took ${micros(plan.took)}${plan.predicted ? `, predicted ${micros(plan.predicted)}` : ""}`),
+      el("p", { class: "about lately" }, lately(this.looks)),
       memory, this.#gantt(plan, devices),
       el("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Splits of the plan" },
         el("table", {}, el("caption", { class: "sr" }, "Splits in the order of their runs"), el("thead", {}, el("tr", {}, ...heads.map((one) => el("th", { scope: "col" }, one)))), el("tbody", {}, ...rows))),
@@ -161,6 +166,24 @@ export class Plans {
     const labels = el("ul", { class: "gantt-labels" }, ...devices.map((one) => el("li", {}, one)));
     return el("figure", { class: "gantt" }, el("figcaption", {}, `${isMeasured ? "The last run" : "A run, as predicted"}: ${micros(end)}`), el("div", { class: "gantt-body" }, labels, svg));
   }
+}
+
+/** The runs of a plan between the oldest and the newest look, or all of them if there were none. */
+function lately(looks) {
+  const [old, now] = [looks[0], looks[looks.length - 1]];
+  const before = new Map(now.runs > old.runs ? old.times : []);
+  const times = now.times.map(([took, runs]) => [took, runs - (before.get(took) ?? 0)]);
+  const runs = times.reduce((sum, one) => sum + one[1], 0);
+  const quantile = (part) => {
+    let left = part * runs;
+    return times.find(([, count]) => (left -= count) <= 0)?.[0] ?? 0;
+  };
+  const rate = now.at > old.at ? (now.runs - old.runs) / (now.at - old.at) : 0;
+  const [step, steps] = now.loop;
+  const state = steps ? `loop at step ${count(step)} of ${count(steps)}` : now.running ? `${count(now.running)} running` : "idle";
+  const waited = (now.waited - (now.runs > old.runs ? old.waited : 0)) / Math.max(1, runs);
+  const facts = runs ? `; ${rate.toFixed(rate < 10 ? 1 : 0)} runs a second of ${micros(quantile(0.5))} (p50) and ${micros(quantile(0.99))} (p99), each after ${micros(waited)} in its queue` : "";
+  return `Now ${state}${now.waiting ? `, ${count(now.waiting)} wait` : ""}; ${count(now.runs)} runs so far${facts}`;
 }
 
 function short(names) {
