@@ -230,7 +230,7 @@ def test_short_steps_share_a_turn_unless_their_values_are_sent(
 
 def test_no_loop_runs_on_the_thread_that_brings_it(fake: FakeDevice) -> None:
     with CoreClient(fake) as client:
-        client.session._executor._at_once = True
+        client.session._executor._at_once = lambda: True
         client.compile(PLAN, doubling())
         loaded = client.session._core.handles.get(PLAN, PlanHandle).plan
         loaded.expected_us = 0.0
