@@ -9,19 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from heliograph_backends.contract import host_bytes
-from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import HeliographError, MissingContentError, SnapshotFailedError
 from heliograph_proto.sessions import SessionSnapshot
 from heliograph_server.resources.handles import HandleStorage
 from heliograph_server.session.parts.edges import LoopState
 from heliograph_server.session.parts.inside import SessionInside
 from heliograph_server.session.session import Session
+from heliograph_server.state.files import aligned_bytes, touch
 from heliograph_server.state.image import Image, ImageLoop, ImageOutput, ImageOwner, ImageWeight
 from heliograph_server.state.listing import Listing
 from heliograph_server.state.requests import Request, encode_request
@@ -31,10 +29,6 @@ logger = logging.getLogger(__name__)
 
 #: The size of the pieces of a storage: what one changed byte costs at most.
 PIECE_BYTES = 4 * 2**20
-#: The threads that hash a piece.
-HASH_THREADS = 2
-#: The size of one read of a weight.
-WEIGHT_BYTES = 2**20
 
 
 @dataclass(slots=True)
@@ -81,12 +75,13 @@ class Capture:
         disk; the image before it stays.
         """
         began = time.monotonic()
-        before = self._store.statistics.written_bytes
         inside = self._session.inside
+        spaces = self._spaces(inside)
         with held_still(inside, wait_seconds):
             stilled = time.monotonic()
             taken = self._picture(inside)
-            self._copy(taken)
+            self._copy(taken, spaces)
+        del spaces
         still_seconds = time.monotonic() - stilled
         with self._store.pinned() as pins:
             image = self._write(taken, pins, inside)
@@ -94,9 +89,23 @@ class Capture:
         self._remember(taken, image)
         size_bytes = sum(one.size_bytes for one in image.storages)
         size_bytes += sum(one.size_bytes for one in image.weights)
-        written = self._store.statistics.written_bytes - before
-        seconds = time.monotonic() - began
+        seconds, written = time.monotonic() - began, pins.written_bytes
         return SessionSnapshot(image.last_sequence, size_bytes, written, seconds, still_seconds, digest)
+
+    def _spaces(self, inside: SessionInside) -> dict[HandleStorage, memoryview]:
+        """Make the memory for copies of what has changed so far, while runs go on: fresh memory takes
+        longer than the copy."""
+        with inside.lock:
+            changed = [one for one in inside.core.resources.storages if self._may_differ(one)]
+            spaces = {one: _space_for(one) for one in changed if one.buffer is not None}
+        for space in spaces.values():
+            touch(space)
+        return spaces
+
+    def _may_differ(self, storage: HandleStorage) -> bool:
+        """True if a storage may have other bytes than in the last image."""
+        known = self._known.get(storage)
+        return known is None or known.version != storage.version or storage.is_mapped
 
     # Still
 
@@ -122,36 +131,29 @@ class Capture:
         written = frozenset() if run is None else run.writes
         return _Taken(image, listing, [one.version for one in listing.storages], written, states)
 
-    def _copy(self, taken: _Taken) -> None:
+    def _copy(self, taken: _Taken, spaces: dict[HandleStorage, memoryview]) -> None:
         """Copy the storages that may have changed since the last image."""
         for place, storage in enumerate(taken.listing.storages):
-            known = self._known.get(storage)
-            is_same = known is not None and known.version == storage.version and not storage.is_mapped
-            # The version is that of the loop's beginning.
-            is_same = is_same and storage not in taken.written
-            if storage.buffer is None or is_same:
+            # The version is that of a loop's beginning.
+            if storage.buffer is None or not (self._may_differ(storage) or storage in taken.written):
                 continue
+            copy = spaces.pop(storage, None) or _space_for(storage)
             try:
-                # Not zeroed, which would take as long as the copy.
-                copy = host_bytes(np.empty(storage.buffer.size_bytes, np.uint8))
                 storage.buffer.get(0, copy)
             except HeliographError as error:
                 taken.image = _without(taken.image, place, error)
-            except MemoryError:
-                raise SnapshotFailedError(
-                    f"no memory for a copy of {storage.size_bytes:,} bytes that changed",
-                    advice="take snapshots more often, or give the daemon more memory",
-                ) from None
             else:
                 taken.copies[place] = copy
 
     # While runs go on
 
     def _write(self, taken: _Taken, pins: Pins, inside: SessionInside) -> Image:
+        # Threads write them, and each copy is freed once its pieces are written.
+        written = {place: _add(taken.copies.pop(place), pins) for place in list(taken.copies)}
         storages = list(taken.image.storages)
         for place, storage in enumerate(taken.listing.storages):
-            if (copy := taken.copies.get(place)) is not None:
-                pieces = self._write_pieces(copy, pins)
+            if (adding := written.get(place)) is not None:
+                pieces = _digests(adding)
             elif (known := self._known.get(storage)) is not None and storages[place].error is None:
                 pieces = known.pieces
                 if not pins.keep(pieces):
@@ -169,19 +171,10 @@ class Capture:
 
     def _write_loop(self, sequence: int, state: LoopState, pins: Pins) -> ImageLoop:
         outputs = tuple(
-            ImageOutput(place, self._write_pieces(memoryview(data), pins))
+            ImageOutput(place, _digests(_add(memoryview(data), pins)))
             for place, data in state.outputs.items()
         )
         return ImageLoop(sequence, state.steps, outputs, state.unsent)
-
-    def _write_pieces(self, copy: memoryview, pins: Pins) -> tuple[bytes, ...]:
-        digests = []
-        for start in range(0, copy.nbytes, PIECE_BYTES):
-            piece = copy[start : start + PIECE_BYTES]
-            digest = digest_of(piece, HASH_THREADS)
-            self._store.add(digest, piece.nbytes, (piece,), pins, is_checked=True)
-            digests.append(digest)
-        return tuple(digests)
 
     def _write_weights(
         self, weights: Iterable[ImageWeight], pins: Pins, inside: SessionInside
@@ -192,7 +185,7 @@ class Capture:
                 continue
             try:
                 with inside.contents.reading(weight.digest) as pieces:
-                    self._store.add(weight.digest, weight.size_bytes, pieces, pins)
+                    pins.add_checked(weight.digest, weight.size_bytes, pieces)
             except MissingContentError:
                 continue  # no plan uses it, and its memory was reclaimed meanwhile
             yield weight
@@ -246,6 +239,24 @@ def held_still(inside: SessionInside, seconds: float) -> Iterator[None]:
             stillness.go_on()
     finally:
         inside.compiler.busy.release()
+
+
+def _space_for(storage: HandleStorage) -> memoryview:
+    try:
+        return aligned_bytes(storage.buffer.size_bytes)
+    except MemoryError:
+        raise SnapshotFailedError(
+            f"no memory for a copy of {storage.size_bytes:,} bytes that changed",
+            advice="take snapshots more often, or give the daemon more memory",
+        ) from None
+
+
+def _add(data: memoryview, pins: Pins) -> list[Future[bytes]]:
+    return [pins.add(data[start : start + PIECE_BYTES]) for start in range(0, data.nbytes, PIECE_BYTES)]
+
+
+def _digests(adding: Iterable[Future[bytes]]) -> tuple[bytes, ...]:
+    return tuple(one.result() for one in adding)
 
 
 def _busy(why: str) -> SnapshotFailedError:

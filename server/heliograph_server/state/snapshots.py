@@ -90,6 +90,8 @@ class _Durable:
     #: The last error, so that it is logged once.
     why: str = ""
     has_left: bool = False
+    #: True while images are left that newer ones have replaced.
+    is_untidy: bool = False
 
 
 class Snapshots:
@@ -106,6 +108,8 @@ class Snapshots:
         self._changed = threading.Condition()
         self._durable: dict[Session, _Durable] = {}
         self._closed = False
+        #: True if the thread has something to do before its next look.
+        self._is_woken = False
         #: True once the daemon ends; and the secrets' digests of the sessions that stay on disk.
         self._keeps = False
         self._kept: set[bytes] = set()
@@ -213,6 +217,7 @@ class Snapshots:
         if found.has_left:
             raise SessionClosedError("the session has ended", advice="open another")
         written_bytes, commands = found.session.traffic.written_bytes, found.session.commands
+        self._tidy(found)
         try:
             made = found.capture.take(wait_seconds)
         except BaseException:
@@ -229,14 +234,33 @@ class Snapshots:
             self.counts.seconds += made.seconds
             self.counts.still_seconds += made.still_seconds
         found.session.tell_durable(made.sequence)
+        with self._changed:
+            # The thread does it: removing takes long, and the client waits for the snapshot alone.
+            found.is_untidy = self._is_woken = True
+            self._changed.notify_all()
         return made
+
+    def _tidy(self, found: _Durable) -> None:
+        """Remove what the last snapshot replaced. Under `taking`."""
+        if found.is_untidy and not found.has_left:
+            found.is_untidy = False
+            self.store.tidy(found.secret_digest)
 
     def _run(self) -> None:
         while not self._closed:
+            with self._changed:
+                self._is_woken = False
+                untidy = [one for one in self._durable.values() if one.is_untidy]
+            for found in untidy:
+                if found.taking.acquire(blocking=False):
+                    try:
+                        self._tidy(found)
+                    finally:
+                        found.taking.release()
             for found in self._due():
                 self._take_due(found)
             with self._changed:
-                self._changed.wait_for(lambda: self._closed, LOOK_SECONDS)
+                self._changed.wait_for(lambda: self._closed or self._is_woken, LOOK_SECONDS)
 
     def _due(self) -> list[_Durable]:
         now = time.monotonic()
