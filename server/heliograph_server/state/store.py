@@ -288,12 +288,14 @@ class StateStore:
                 images.append(image)
             elif problems:
                 broken.append(Broken(folder.name, problems[0]))
-            for problem in problems:
-                logger.warning("%s", problem)
         if not broken:
             # The contents that a broken image names are unknown: an operator may still want it.
             self._sweep()
         return images, broken
+
+    def newest(self, secret_digest: bytes) -> tuple[Image | None, list[SnapshotFailedError]]:
+        """Read the newest good image of one session; with the problems of newer ones."""
+        return self._load(self.folder / "sessions" / secret_digest.hex())
 
     def _load(self, folder: Path) -> tuple[Image | None, list[SnapshotFailedError]]:
         found, problems = None, []
@@ -309,6 +311,8 @@ class StateStore:
                     break
         with self._lock:
             self._images[folder.name] = kept
+        for problem in problems:
+            logger.warning("%s", problem)
         return found, problems
 
     def _read_image(self, name: str, number: int) -> Image:
