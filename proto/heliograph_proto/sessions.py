@@ -110,6 +110,14 @@ class DirectOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Offers:
+    """What belongs to the connections between one client and one daemon."""
+
+    shared_memory: SharedMemoryOffer | None = None
+    direct: DirectOffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """The result of the handshake."""
 
