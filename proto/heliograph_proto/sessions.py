@@ -111,7 +111,7 @@ class DirectOffer:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What belongs to the connections between one client and one daemon."""
+    """A daemon's offers of ways for commands and bytes beside gRPC, to one client."""
 
     shared_memory: SharedMemoryOffer | None = None
     direct: DirectOffer | None = None

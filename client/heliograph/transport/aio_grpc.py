@@ -92,7 +92,7 @@ T = TypeVar("T")
 #: The nodes of a graph that is encoded on the event loop, in about 2 ms.
 MOST_NODES = 500
 
-#: What a call raises: its status, or that its channel was closed.
+#: The errors of a call: its status, or that its channel was closed.
 _CALL_ERRORS = (grpc.RpcError, grpc.aio.UsageError, ValueError)
 
 

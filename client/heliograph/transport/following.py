@@ -144,8 +144,8 @@ def renewed(
     argument: SharedMemoryArgument,
     end: float,
 ) -> tuple[SessionInfo, SharedSpace | str]:
-    """Return what a client knows of its session with the offers that a daemon answered with, and the
-    memory that both share, or why there is none. Blocks until a moment.
+    """Return what a client knows of its session with the offers that a daemon answered with, and
+    the memory that both share, or why there is none. Blocks until a moment.
 
     Memory that was required at the first daemon is only wished for here. Raises the errors of
     `handshake.with_offers`.

@@ -54,7 +54,7 @@ MOST_TRIES = 8
 TRY_SECONDS, LONGEST_TRY_SECONDS = 0.05, 1.0
 #: The time for the goodbye of a session without a connection.
 GOODBYE_SECONDS = 0.5
-#: The pauses between its tries. A connection may have broken before anybody noticed.
+#: The pauses between its tries. A connection may have broken unnoticed.
 GOODBYE_PAUSES = (0.0, 0.02, 0.1)
 #: How often a transfer that waits for a connection looks whether it was cancelled.
 LOOK_SECONDS = 0.1

@@ -93,8 +93,8 @@ class Capture:
         return SessionSnapshot(image.last_sequence, size_bytes, written, seconds, still_seconds, digest)
 
     def _spaces(self, inside: SessionInside) -> dict[HandleStorage, memoryview]:
-        """Make the memory for copies of what has changed so far, while runs go on: fresh memory takes
-        longer than the copy."""
+        """Make the memory for copies of what has changed so far, while runs go on: fresh memory
+        takes longer than the copy."""
         with inside.lock:
             changed = [one for one in inside.core.resources.storages if self._may_differ(one)]
             spaces = {one: _space_for(one) for one in changed if one.buffer is not None}

@@ -8,9 +8,9 @@
     FOLDER/parts/...                 files being written
 
 A file is written as a part, flushed, and renamed; then its folder is flushed. So a file is whole or
-not there, whenever the daemon is killed. Readers check digests all the same. Threads hash, write and
-flush the contents of an image side by side (`files.py`); they get their names together, before the
-image is written. A content is removed only when no image names it.
+not there, whenever the daemon is killed. Readers check digests all the same. Threads hash, write
+and flush the contents of an image side by side (`files.py`); they get their names together, before
+the image is written. A content is removed only when no image names it.
 
 Any thread.
 """
