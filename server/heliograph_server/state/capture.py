@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from heliograph_proto.errors import HeliographError, MissingContentError, SnapshotFailedError
 from heliograph_proto.sessions import SessionSnapshot
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 #: The size of the pieces of a storage: what one changed byte costs at most.
 PIECE_BYTES = 4 * 2**20
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -62,6 +66,8 @@ class Capture:
         self._secret_digest = secret_digest
         self._owner = owner
         self._known: dict[HandleStorage, _Known] = {}
+        #: True after an attempt that commands under way did not let begin.
+        self._was_busy = False
         #: Requests of plans and reservations, with the digests of their encodings, by handle.
         self._requests: dict[int, tuple[Request, bytes]] = {}
 
@@ -76,9 +82,11 @@ class Capture:
         """
         began = time.monotonic()
         inside = self._session.inside
-        spaces = self._spaces(inside)
+        # An attempt that is made again and again does not cost that each time.
+        spaces = {} if self._was_busy else self._spaces(inside)
+        self._was_busy = True
         with held_still(inside, wait_seconds):
-            stilled = time.monotonic()
+            self._was_busy, stilled = False, time.monotonic()
             taken = self._picture(inside)
             self._copy(taken, spaces)
         del spaces
@@ -153,7 +161,7 @@ class Capture:
         storages = list(taken.image.storages)
         for place, storage in enumerate(taken.listing.storages):
             if (adding := written.get(place)) is not None:
-                pieces = _digests(adding)
+                pieces = _all(adding)
             elif (known := self._known.get(storage)) is not None and storages[place].error is None:
                 pieces = known.pieces
                 if not pins.keep(pieces):
@@ -166,42 +174,29 @@ class Capture:
             storages[place] = replace(storages[place], pieces=pieces)
         loops = tuple(self._write_loop(*one, pins) for one in taken.loops.items())
         image = replace(taken.image, storages=tuple(storages), loops=loops)
-        weights = tuple(self._write_weights(image.weights, pins, inside))
+        writing = [pins.threads.submit(_write_weight, one, pins, inside) for one in image.weights]
+        weights = tuple(one for one, is_here in zip(image.weights, _all(writing), strict=True) if is_here)
         return self._with_requests(replace(image, weights=weights), taken.listing, pins)
 
     def _write_loop(self, sequence: int, state: LoopState, pins: Pins) -> ImageLoop:
         outputs = tuple(
-            ImageOutput(place, _digests(_add(memoryview(data), pins)))
-            for place, data in state.outputs.items()
+            ImageOutput(place, _all(_add(memoryview(data), pins))) for place, data in state.outputs.items()
         )
         return ImageLoop(sequence, state.steps, outputs, state.unsent)
 
-    def _write_weights(
-        self, weights: Iterable[ImageWeight], pins: Pins, inside: SessionInside
-    ) -> Iterator[ImageWeight]:
-        for weight in weights:
-            if weight.is_in_model or pins.keep((weight.digest,)):
-                yield weight
-                continue
-            try:
-                with inside.contents.reading(weight.digest) as pieces:
-                    pins.add_checked(weight.digest, weight.size_bytes, pieces)
-            except MissingContentError:
-                continue  # no plan uses it, and its memory was reclaimed meanwhile
-            yield weight
-
     def _with_requests(self, image: Image, listing: Listing, pins: Pins) -> Image:
         before, self._requests = self._requests, {}
+        adding: dict[int, Future[bytes]] = {}
+        for handle, request in listing.requests.items():
+            known = before.get(handle)
+            if known is not None and known[0] is request and pins.keep((known[1],)):
+                self._requests[handle] = known
+            else:
+                adding[handle] = pins.add(memoryview(encode_request(request)))
+        self._requests |= {handle: (listing.requests[handle], one.result()) for handle, one in adding.items()}
 
         def digest(handle: int) -> bytes:
-            request = listing.requests.get(handle)
-            if request is None:
-                return b""
-            known = before.get(handle)
-            if known is None or known[0] is not request or not pins.keep((known[1],)):
-                known = request, pins.add_whole(encode_request(request))
-            self._requests[handle] = known
-            return known[1]
+            return self._requests[handle][1] if handle in self._requests else b""
 
         return replace(
             image,
@@ -255,8 +250,20 @@ def _add(data: memoryview, pins: Pins) -> list[Future[bytes]]:
     return [pins.add(data[start : start + PIECE_BYTES]) for start in range(0, data.nbytes, PIECE_BYTES)]
 
 
-def _digests(adding: Iterable[Future[bytes]]) -> tuple[bytes, ...]:
-    return tuple(one.result() for one in adding)
+def _write_weight(weight: ImageWeight, pins: Pins, inside: SessionInside) -> bool:
+    """Write a weight, unless it is here. False if no plan uses it, and its memory was reclaimed."""
+    if weight.is_in_model or pins.keep((weight.digest,)):
+        return True
+    try:
+        with inside.contents.reading(weight.digest) as pieces:
+            pins.add_checked(weight.digest, weight.size_bytes, pieces)
+    except MissingContentError:
+        return False
+    return True
+
+
+def _all(begun: Iterable[Future[T]]) -> tuple[T, ...]:
+    return tuple(one.result() for one in begun)
 
 
 def _busy(why: str) -> SnapshotFailedError:
