@@ -78,16 +78,37 @@ def _write_all(file: int, piece: memoryview) -> None:
                 raise
 
 
-def read_blocks(path: Path) -> Iterator[Callable[[], memoryview]]:
-    """Return functions that read a file, a block each, for any threads. They raise OSError, as this
-    does."""
+class Spaces:
+    """Memory of reads, which is used again: fresh memory is slow. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._free: list[memoryview] = []
+
+    def take(self, size_bytes: int) -> memoryview:
+        """Return space for so many bytes, and the rest of their last block."""
+        if size_bytes <= READ_BYTES // 2:
+            return aligned_bytes(-(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+        try:
+            return self._free.pop()
+        except IndexError:
+            return aligned_bytes(READ_BYTES)
+
+    def give(self, space: memoryview) -> None:
+        """Take space back, whose bytes are not needed any more."""
+        if space.nbytes == READ_BYTES:
+            self._free.append(space)
+
+
+def read_blocks(path: Path) -> Iterator[Callable[[Spaces], tuple[memoryview, memoryview]]]:
+    """Return functions that read a file, a block each, for any threads: the bytes, and the space
+    that they are in. They raise OSError, as this does."""
     size_bytes = os.lstat(path).st_size
     for offset in range(0, max(1, size_bytes), READ_BYTES):
         yield partial(_read_block, path, offset, min(READ_BYTES, size_bytes - offset))
 
 
-def _read_block(path: Path, offset: int, size_bytes: int) -> memoryview:
-    space = aligned_bytes(-(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+def _read_block(path: Path, offset: int, size_bytes: int, spaces: Spaces) -> tuple[memoryview, memoryview]:
+    space = spaces.take(size_bytes)
     file = os.open(path, _READ)
     try:
         if size_bytes >= LEAST_DIRECT_BYTES:
@@ -103,7 +124,7 @@ def _read_block(path: Path, offset: int, size_bytes: int) -> memoryview:
             if not count:
                 break
             read += count
-        return space[: min(read, size_bytes)]
+        return space[: min(read, size_bytes)], space
     finally:
         os.close(file)
 

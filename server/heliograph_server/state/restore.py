@@ -157,7 +157,7 @@ class Restore:
     def _outputs(self, loop: ImageLoop) -> dict[int, bytes]:
         """Return the outputs of a loop's last step."""
         read = self._store.read_all
-        return {one.output: b"".join(read(one.pieces)) for one in loop.outputs}
+        return {one.output: b"".join(map(bytes, read(one.pieces))) for one in loop.outputs}
 
     # Handles
 

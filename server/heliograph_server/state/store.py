@@ -35,7 +35,7 @@ from pathlib import Path
 
 from heliograph_proto.digests import DIGEST_BYTES, digest_of, hasher
 from heliograph_proto.errors import ConfigurationError, SnapshotFailedError
-from heliograph_server.state.files import THREADS, ahead, flush, read_blocks, write_new
+from heliograph_server.state.files import THREADS, Spaces, ahead, flush, read_blocks, write_new
 from heliograph_server.state.image import MOST_BYTES, Image, decode_image, encode_image
 
 logger = logging.getLogger(__name__)
@@ -210,33 +210,38 @@ class StateStore:
             done.result()
 
     def read(self, digest: bytes) -> Iterator[memoryview]:
-        """Read a content in pieces. Raises SnapshotFailedError for one that is gone or damaged, the
-        latter after its last piece."""
+        """Read a content in pieces, each valid until the next one.
+
+        Raises SnapshotFailedError for one that is gone or damaged, the latter after its last
+        piece."""
         return self.read_all((digest,))
 
     def read_all(self, digests: Sequence[bytes]) -> Iterator[memoryview]:
         """As `read`, for contents one after the other. Threads read ahead."""
-        blocks, taken = list(self._blocks(digests)), hasher()
-        for digest, piece, is_last in ahead(blocks) if len(blocks) > 1 else (one() for one in blocks):
-            taken.update(piece)
-            if piece.nbytes:
-                yield piece
-            if is_last:
-                if taken.digest() != digest:
-                    raise _damaged(digest, "has other bytes than were written")
+        spaces, taken = Spaces(), hasher()
+        blocks = list(self._blocks(digests, spaces))
+        for block in ahead(blocks) if len(blocks) > 1 else (one() for one in blocks):
+            if not block.is_checked:
+                taken.update(block.piece)
+            if block.piece.nbytes:
+                yield block.piece
+            spaces.give(block.space)
+            if block.is_last and not block.is_checked:
+                _check(block.digest, taken.digest())
                 taken = hasher()
 
-    def _blocks(self, digests: Iterable[bytes]) -> Iterator[Callable[[], tuple[bytes, memoryview, bool]]]:
-        """Return functions that read contents: a digest, a piece, and whether it is the last one."""
+    def _blocks(self, digests: Iterable[bytes], spaces: Spaces) -> Iterator[Callable[[], _Block]]:
+        """Return functions that read contents."""
         for digest in digests:
             with _reading(digest):
                 blocks = list(read_blocks(self._content(digest)))
-            for number, block in enumerate(blocks, 1):
-                yield partial(_read, digest, block, number == len(blocks))
+            for number, read in enumerate(blocks, 1):
+                is_last = number == len(blocks)
+                yield partial(_read, digest, partial(read, spaces), is_last, is_last and number == 1)
 
     def whole(self, digest: bytes) -> bytes:
         """Read a small content. Raises SnapshotFailedError."""
-        return b"".join(self.read(digest))
+        return b"".join(map(bytes, self.read(digest)))
 
     def size_of(self, digest: bytes) -> int:
         """The bytes of a content; 0 if it is not here."""
@@ -523,9 +528,33 @@ def _check_private(path: Path) -> None:
         )
 
 
-def _read(digest: bytes, block: Callable[[], memoryview], is_last: bool) -> tuple[bytes, memoryview, bool]:
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A part of a content that was read."""
+
+    digest: bytes
+    piece: memoryview
+    #: The memory that it is in.
+    space: memoryview
+    is_last: bool
+    #: True if it is the whole content, and has its digest.
+    is_checked: bool
+
+
+def _read(
+    digest: bytes, read: Callable[[], tuple[memoryview, memoryview]], is_last: bool, is_whole: bool
+) -> _Block:
     with _reading(digest):
-        return digest, block(), is_last
+        piece, space = read()
+    if is_whole:
+        # On a thread that reads ahead.
+        _check(digest, digest_of(piece))
+    return _Block(digest, piece, space, is_last, is_whole)
+
+
+def _check(digest: bytes, found: bytes) -> None:
+    if found != digest:
+        raise _damaged(digest, "has other bytes than were written")
 
 
 @contextmanager
