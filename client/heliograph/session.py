@@ -187,7 +187,8 @@ class Session(SessionBase):
         Handles, plans and results stay valid. Commands that are sent meanwhile wait, and run there.
         The daemons copy what the other one lacks between them. It needs the same tenants, tokens
         and names of devices, leases, and for a durable session a state folder; this daemon needs
-        the right "pool" there. Afterwards no memory is shared, and commands go by gRPC.
+        the right "pool" there. Command sockets, direct connections and shared memory are set up
+        again, if that daemon offers them.
 
         `url`: the other daemon, for this client and for the daemon that has the session now.
         `wait_seconds`: the time for commands under way to end; None: 30 s.

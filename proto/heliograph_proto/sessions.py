@@ -110,6 +110,14 @@ class DirectOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Offers:
+    """A daemon's offers of ways for commands and bytes beside gRPC, to one client."""
+
+    shared_memory: SharedMemoryOffer | None = None
+    direct: DirectOffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """The result of the handshake."""
 

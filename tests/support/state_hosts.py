@@ -59,7 +59,8 @@ def state_host(folder: Path, *devices: Device, seconds: float = 0, runs: int = 0
 def abandon(host: Host) -> None:
     """Let go of the folder as a killed daemon does: nothing more is written or removed."""
     assert host.snapshots is not None
-    host.snapshots.__dict__["_keeps"] = True
+    for found in host.snapshots.__dict__["_durable"].values():
+        found.is_kept = True
     host.snapshots.keep_all = lambda wait_seconds=0.0: None  # type: ignore[method-assign]
 
 

@@ -47,6 +47,7 @@ from heliograph.transport.following import (
     followed,
     info_there,
     named_destination,
+    renewed,
 )
 from heliograph.transport.log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
 from heliograph.transport.moving import aio_move, aio_move_when_asked
@@ -156,6 +157,8 @@ class AioGrpcShell(AioShell):
         self._channel, self.credentials = channel, credentials
         self.channel_options = channel_options
         self._shared_memory = shared_memory
+        #: True once another daemon has the session, until it has made its offers.
+        self._is_elsewhere = False
         self.core.has_lease = info.lease_ms > 0
         self.core.journal = journal_of(info)
         #: The task that makes plans again on a daemon that was restarted.
@@ -445,6 +448,7 @@ class AioGrpcShell(AioShell):
         self.info = info_there(self.info, error)
         self.speed = await moved(partial(Link, self.address, self.info, self.speed.compression))
         self.core.leave_shared(MOVED)
+        self._is_elsewhere = True
 
     async def move(self, url: str, wait_seconds: float | None, deadline: Deadline) -> SessionMove:
         there = named_destination(url, self.address, self.credentials)
@@ -475,19 +479,26 @@ class AioGrpcShell(AioShell):
         self.link += 1
         self._end_link()
         await before.close()
+        if self._is_elsewhere or self.info.durable:
+            await self._renew_offers(end)
         await self._bulk.renew()
-        connection = await moved(
-            partial(
-                open_command_socket,
-                self.address,
-                self.info,
-                self._shared_memory,
-                self.tcp_silence_seconds,
-                seconds_for(end),
-            )
-        )
+        how = self._shared_memory, self.tcp_silence_seconds, seconds_for(end)
+        connection = await moved(partial(open_command_socket, self.address, self.info, *how))
         self._start_link(connection, self.core.attach(self.info.incarnation))
         self._watch(self._stream, max(0.05, end - time.monotonic()))
+
+    async def _renew_offers(self, end: float) -> None:
+        """Ask a daemon that may be another one for its offers, as a handshake does."""
+        call: Any = self._channel.unary_unary(handshake.OFFERS, None, None)
+        request, seconds = handshake.offers_request(self.info.session), max(0.0, end - time.monotonic())
+        try:
+            answer: Any = await call(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            answer = error
+        work = partial(renewed, self.address, self.info, answer, self._shared_memory, end)
+        self.info, shared = await moved(work)
+        self.core.set_shared(shared)
+        self._is_elsewhere = False
 
     async def await_up(self, deadline: Deadline) -> None:
         """Wait while the session has no connection.

@@ -55,6 +55,7 @@ from heliograph.transport.following import (
     followed,
     info_there,
     named_destination,
+    renewed,
 )
 from heliograph.transport.log_lines import FOLLOW_LOG, LogSource, RemoteLog, follow_request
 from heliograph.transport.moving import move, move_when_asked
@@ -142,6 +143,8 @@ class GrpcShell(BlockingShell):
 
     is_remote = True
     _socket: BlockingSocket | None = None
+    #: True once another daemon has the session, until it has made its offers.
+    _is_elsewhere = False
 
     def __init__(
         self,
@@ -448,6 +451,7 @@ class GrpcShell(BlockingShell):
             self.address, self.credentials = there.address, there.credentials
             self.info = info_there(self.info, moved)
             self.core.leave_shared(MOVED)
+            self._is_elsewhere = True
 
     def move(self, url: str, wait_seconds: float | None, deadline: Deadline) -> SessionMove:
         there = named_destination(url, self.address, self.credentials)
@@ -503,12 +507,26 @@ class GrpcShell(BlockingShell):
         if is_over:
             undisturbed(channel.close)
             raise SessionClosedError("the session was closed")
+        if self._is_elsewhere or self.info.durable:
+            self._renew_offers(end)
         self._bulk.renew()
         connection = open_command_socket(
             self.address, self.info, self._shared_memory, self.tcp_silence_seconds, seconds_for(end)
         )
         self._start_link(connection, attach)
         self._watch(self._stream, max(0.05, end - time.monotonic()))
+
+    def _renew_offers(self, end: float) -> None:
+        """Ask a daemon that may be another one for its offers, as a handshake does."""
+        request, seconds = handshake.offers_request(self.info.session), max(0.0, end - time.monotonic())
+        try:
+            answer: Any = call_unary(self._channel, handshake.OFFERS, (request,), seconds)
+        except grpc.RpcError as error:
+            answer = error
+        info, shared = renewed(self.address, self.info, answer, self._shared_memory, end)
+        with self._lock:
+            self.info, self._is_elsewhere = info, False
+            self.core.set_shared(shared)
 
     def await_up(self, deadline: Deadline, is_over: Callable[[], bool] = lambda: False) -> None:
         """Wait while the session has no connection, or until `is_over`.

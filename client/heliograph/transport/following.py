@@ -21,7 +21,8 @@ from heliograph.transport.channels import (
     fetch_pinned,
     open_channel,
 )
-from heliograph_proto import COMMAND_SOCKET, DIRECT, SHARED_MEMORY
+from heliograph.transport.reconnecting import DURABLE
+from heliograph.transport.shared_memory import SharedMemoryArgument, SharedSpace, seconds_for, share
 from heliograph_proto.addresses import Address, Credentials, parse_address
 from heliograph_proto.digests import moved_secret
 from heliograph_proto.errors import (
@@ -41,9 +42,7 @@ LOOK_SECONDS = 10.0
 #: ones wait, and the pause before the next attempt.
 ASKED_SECONDS, ASKED_PAUSE_SECONDS = 10.0, 2.0
 _LIST_DEVICES = "/heliograph.v1.DeviceService/ListDevices"
-#: The features that a session has of its first daemon only.
-_NEAR = (COMMAND_SOCKET, DIRECT, SHARED_MEMORY)
-#: The reason why a session shares no memory there.
+#: The reason why a session shares no memory until the other daemon has offered its own.
 MOVED = "the session came from another daemon"
 
 
@@ -133,10 +132,28 @@ def _refused(url: str, why: str) -> PermissionDeniedError:
 
 
 def info_there(info: SessionInfo, moved: MovedError) -> SessionInfo:
-    """Return what a client knows of its session at the other daemon."""
-    features = tuple(one for one in info.features if one not in _NEAR)
+    """Return what a client knows of its session at the other daemon, which makes its own offers."""
     secret = moved_secret(info.session, moved.proof)
-    return replace(info, session=secret, features=features, direct=None, shared_memory=None)
+    return replace(info, session=secret, direct=None, shared_memory=None)
+
+
+def renewed(
+    address: Address,
+    info: SessionInfo,
+    answer: bytes | grpc.RpcError,
+    argument: SharedMemoryArgument,
+    end: float,
+) -> tuple[SessionInfo, SharedSpace | str]:
+    """Return what a client knows of its session with the offers that a daemon answered with, and
+    the memory that both share, or why there is none. Blocks until a moment.
+
+    Memory that was required at the first daemon is only wished for here. Raises the errors of
+    `handshake.with_offers`.
+    """
+    info = handshake.with_offers(info, answer, address)
+    if info.durable:
+        return info, DURABLE
+    return info, share(address, info, argument and "auto", seconds_for(end))
 
 
 def stays() -> UnsupportedError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -31,12 +31,13 @@ from heliograph_proto.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from heliograph_proto.sessions import SessionInfo
+from heliograph_proto.sessions import Offers, SessionInfo
 from heliograph_proto.v1 import session_pb2
 
 EXECUTE = "/heliograph.v1.CommandService/Execute"
 OPEN = "/heliograph.v1.SessionService/Open"
 CLOSE = "/heliograph.v1.SessionService/Close"
+OFFERS = "/heliograph.v1.SessionService/GetOffers"
 UPLOAD = "/heliograph.v1.BulkService/Upload"
 UPLOAD_SHARED = "/heliograph.v1.BulkService/UploadShared"
 DOWNLOAD = "/heliograph.v1.BulkService/Download"
@@ -134,6 +135,29 @@ def decode_open(answer: bytes, address: Address) -> SessionInfo:
     if min(limits.in_flight_bytes, limits.chunk_bytes, limits.message_bytes, limits.graph_bytes) < 1:
         raise NotHeliographError(f"{address} sent limits of 0")
     return info
+
+
+def offers_request(session: bytes) -> bytes:
+    """Return the request for the offers of the daemon that has a session now."""
+    return session_pb2.GetOffersRequest(session=session).SerializeToString()
+
+
+def with_offers(info: SessionInfo, answer: bytes | grpc.RpcError, address: Address) -> SessionInfo:
+    """Return what a client knows of its session, with a daemon's offers.
+
+    An older daemon makes none. Raises the error with which it refused, or the break of the
+    connection.
+    """
+    if isinstance(answer, grpc.RpcError):
+        code: Any = getattr(answer, "code", lambda: None)()
+        if code is not grpc.StatusCode.UNIMPLEMENTED or is_typed(answer):
+            raise stream_error(answer, address, has_lease=True)
+        return info
+    try:
+        found = decode(session_pb2.GetOffersResponse.FromString(answer), Offers)
+    except Exception as error:
+        raise broken(address, f"it sent offers that cannot be read: {error}") from None
+    return replace(info, shared_memory=found.shared_memory, direct=found.direct)
 
 
 def close_request(session: bytes) -> bytes:

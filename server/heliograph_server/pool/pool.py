@@ -122,7 +122,7 @@ class Pool:
         #: True until what members kept for the head before was taken up.
         self._takes_up = False
         self._connect = connect
-        self._incarnation = b""
+        self._incarnation: Callable[[], bytes] = bytes
         self._changed: Changed = lambda change: None
         self._links: HostMeasurements | None = None
         self._survey: LinkSurvey | None = None
@@ -240,7 +240,9 @@ class Pool:
 
     # Starting and closing
 
-    def start(self, incarnation: bytes, changed: Changed, links: HostMeasurements | None = None) -> None:
+    def start(
+        self, incarnation: Callable[[], bytes], changed: Changed, links: HostMeasurements | None = None
+    ) -> None:
         """Begin to look for members, for a head with this incarnation.
 
         `changed` may be called from any thread, but for one member only by one at a time. `links`
@@ -319,7 +321,7 @@ class Pool:
         member.begin()
         with self._lock:
             others = {one.name: one.daemons for one in self._slots if one is not slot}
-            check_lives(member.session.info, self._incarnation, others)
+            check_lives(member.session.info, self._incarnation(), others)
             slot.member = member
             self._lock.notify_all()
         known = partial(self._known, slot)
@@ -351,7 +353,7 @@ class Pool:
 
         Raises ConfigurationError if that head now has this one among its members.
         """
-        check_daemons(change.daemons, self._incarnation)
+        check_daemons(change.daemons, self._incarnation())
         check_change(change, [one.member_name for one in member.devices])
         with self._lock:
             was_draining = member.is_draining

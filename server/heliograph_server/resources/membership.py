@@ -72,9 +72,9 @@ class Membership(Protocol):
     def daemons(self) -> Sequence[bytes]:
         """The incarnations of all daemons behind these devices, also through other heads."""
 
-    def start(self, incarnation: bytes, changed: Changed, links: HostMeasurements) -> None:
-        """Begin to look for members, for a head with this incarnation, and to measure the links
-        between them."""
+    def start(self, incarnation: Callable[[], bytes], changed: Changed, links: HostMeasurements) -> None:
+        """Begin to look for members, for a head with this incarnation at any time, and to measure
+        the links between them."""
 
     def why_missing(self, device: str) -> HeliographError | None:
         """The reason why a member does not offer a device of this name. None if no member has

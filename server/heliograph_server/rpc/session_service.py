@@ -15,7 +15,7 @@ from grpc import aio
 
 from heliograph_proto import DIRECT, SHARED_MEMORY, codec
 from heliograph_proto.errors import SessionClosedError
-from heliograph_proto.sessions import DirectOffer, SharedMemoryOffer, WantedBytes
+from heliograph_proto.sessions import DirectOffer, Offers, SharedMemoryOffer, WantedBytes
 from heliograph_proto.trace_context import handing_on, trace_in
 from heliograph_proto.v1 import session_pb2
 from heliograph_server.resources.principals import current_principal
@@ -83,10 +83,11 @@ class SessionService:
         # Before any call that names the session, so that the log has its lines in order.
         session = self._slot.session(info.session)
         logger.info("%s began, from %s", session, unquote(context.peer()), extra=session.log_fields)
+        offers = self._offers(session, context.peer())
         if SHARED_MEMORY in info.features:
-            info = replace(info, shared_memory=self._offer(context.peer()))
+            info = replace(info, shared_memory=offers.shared_memory)
         if DIRECT in info.features:
-            info = replace(info, direct=self._offer_direct(session, context.peer()))
+            info = replace(info, direct=offers.direct)
         return codec.encode(info, session_pb2.OpenResponse)
 
     async def Close(self, request: session_pb2.CloseRequest, context: Context) -> session_pb2.CloseResponse:
@@ -97,6 +98,15 @@ class SessionService:
             return session_pb2.CloseResponse()
         await end_session(session, self._closers)
         return session_pb2.CloseResponse()
+
+    def _offers(self, session: Session, peer: str) -> Offers:
+        return Offers(self._offer(peer), self._offer_direct(session, peer))
+
+    async def GetOffers(
+        self, request: session_pb2.GetOffersRequest, context: Context
+    ) -> session_pb2.GetOffersResponse:
+        session = self._slot.session(request.session)
+        return codec.encode(self._offers(session, context.peer()), session_pb2.GetOffersResponse)
 
     async def Snapshot(
         self, request: session_pb2.SnapshotRequest, context: Context

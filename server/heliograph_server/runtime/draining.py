@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,8 @@ class Draining:
         self._interrupted = 0
         self._until = 0.0
         self._waiting: asyncio.Task[None] | None = None
+        #: Ends the sessions of a daemon that stays.
+        self._closing: asyncio.Task[None] | None = None
         #: Set when an operator's drain is over, and the daemon should stop.
         self.over = asyncio.Event()
         #: Set when the daemon stops, and its observers should disconnect.
@@ -112,19 +115,33 @@ class Draining:
         return self.status
 
     async def undo(self) -> DrainStatus:
-        """Accept new sessions again. Raises DrainingError when the daemon is stopping."""
+        """Accept new sessions again, and restore the durable ones that the drain has ended. Raises
+        DrainingError when the daemon is stopping."""
         host = self._slot.host
         self._check_not_stopping()
         if self._state is not DrainState.SERVING:
             # Before the first await: a drain that another operator begins meanwhile must stay in
             # force.
+            closing, self._closing = self._closing, None
+            if closing is not None:
+                # Clients that come back find their sessions restored, as after a restart.
+                host.incarnation = secrets.token_bytes(len(host.incarnation))
             host.undo_drain()
             host.moves.send_to("")
             self._state, self._interrupted = DrainState.SERVING, 0
             logger.info("the drain was undone: new sessions are accepted")
             await self._cancel()
             await self._tell_health()
+            if closing is not None:
+                await self._restore(closing)
         return self.status
+
+    async def _restore(self, closing: asyncio.Task[None]) -> None:
+        """Restore the durable sessions that a drain has ended, once all have."""
+        await asyncio.shield(closing)
+        host = self._slot.host
+        if host.snapshots is not None:
+            await asyncio.to_thread(host.snapshots.restore_kept, host.images.reopen)
 
     async def stopping(self) -> None:
         """Drain after a signal, which cannot be undone. Also before the devices are ready.
@@ -155,7 +172,9 @@ class Draining:
             self._state = DrainState.STOPPING
             self.over.set()
             return
-        await asyncio.to_thread(host.close_sessions, DRAINED, ends=False)
+        # An undo does not stop it.
+        self._closing = asyncio.ensure_future(asyncio.to_thread(host.close_sessions, DRAINED, ends=False))
+        await asyncio.shield(self._closing)
         self._state, self._waiting = DrainState.DRAINED, None
         logger.info("drained; staying until the drain is undone")
 

@@ -141,7 +141,7 @@ class Host:
         self._questions: dict[str, Staging] = {}
         #: Measurements of devices and of the links between their sites.
         self.measurements = HostMeasurements()
-        #: Identifies this run of the server.
+        #: Identifies this run of the server, or its time after a drain that ended all sessions.
         self.incarnation = secrets.token_bytes(16)
         #: Values from and to other daemons.
         self.exchange = LiveExchange(self.limits)
@@ -183,7 +183,7 @@ class Host:
             registry, self._changed, self._all_sessions, self._devices_changed, self._room.make
         )
         if pool is not None:
-            pool.start(self.incarnation, self._devices_changed, self.measurements)
+            pool.start(lambda: self.incarnation, self._devices_changed, self.measurements)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "draining" if self._draining else "open"
@@ -514,7 +514,7 @@ class Host:
             raise moved
         if found is None and self.snapshots is not None and self.snapshots.has_kept(digest_of_secret(token)):
             raise UnavailableError(
-                "the daemon is ending, and the session goes on with the next one",
+                "the daemon is drained; the session stays on disk, and goes on with the next one",
                 advice="attach again in a moment",
             )
         if found is None or (principal is not None and found.principal.tenant != principal.tenant):

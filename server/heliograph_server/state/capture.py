@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-import numpy as np
-
-from heliograph_backends.contract import host_bytes
-from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import HeliographError, MissingContentError, SnapshotFailedError
 from heliograph_proto.sessions import SessionSnapshot
 from heliograph_server.resources.handles import HandleStorage
 from heliograph_server.session.parts.edges import LoopState
 from heliograph_server.session.parts.inside import SessionInside
 from heliograph_server.session.session import Session
+from heliograph_server.state.files import aligned_bytes, touch
 from heliograph_server.state.image import Image, ImageLoop, ImageOutput, ImageOwner, ImageWeight
 from heliograph_server.state.listing import Listing
 from heliograph_server.state.requests import Request, encode_request
@@ -31,10 +30,9 @@ logger = logging.getLogger(__name__)
 
 #: The size of the pieces of a storage: what one changed byte costs at most.
 PIECE_BYTES = 4 * 2**20
-#: The threads that hash a piece.
-HASH_THREADS = 2
-#: The size of one read of a weight.
-WEIGHT_BYTES = 2**20
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -68,6 +66,8 @@ class Capture:
         self._secret_digest = secret_digest
         self._owner = owner
         self._known: dict[HandleStorage, _Known] = {}
+        #: True after an attempt that commands under way did not let begin.
+        self._was_busy = False
         #: Requests of plans and reservations, with the digests of their encodings, by handle.
         self._requests: dict[int, tuple[Request, bytes]] = {}
 
@@ -81,12 +81,15 @@ class Capture:
         disk; the image before it stays.
         """
         began = time.monotonic()
-        before = self._store.statistics.written_bytes
         inside = self._session.inside
+        # An attempt that is made again and again does not cost that each time.
+        spaces = {} if self._was_busy else self._spaces(inside)
+        self._was_busy = True
         with held_still(inside, wait_seconds):
-            stilled = time.monotonic()
+            self._was_busy, stilled = False, time.monotonic()
             taken = self._picture(inside)
-            self._copy(taken)
+            self._copy(taken, spaces)
+        del spaces
         still_seconds = time.monotonic() - stilled
         with self._store.pinned() as pins:
             image = self._write(taken, pins, inside)
@@ -94,9 +97,23 @@ class Capture:
         self._remember(taken, image)
         size_bytes = sum(one.size_bytes for one in image.storages)
         size_bytes += sum(one.size_bytes for one in image.weights)
-        written = self._store.statistics.written_bytes - before
-        seconds = time.monotonic() - began
+        seconds, written = time.monotonic() - began, pins.written_bytes
         return SessionSnapshot(image.last_sequence, size_bytes, written, seconds, still_seconds, digest)
+
+    def _spaces(self, inside: SessionInside) -> dict[HandleStorage, memoryview]:
+        """Make the memory for copies of what has changed so far, while runs go on: fresh memory
+        takes longer than the copy."""
+        with inside.lock:
+            changed = [one for one in inside.core.resources.storages if self._may_differ(one)]
+            spaces = {one: _space_for(one) for one in changed if one.buffer is not None}
+        for space in spaces.values():
+            touch(space)
+        return spaces
+
+    def _may_differ(self, storage: HandleStorage) -> bool:
+        """True if a storage may have other bytes than in the last image."""
+        known = self._known.get(storage)
+        return known is None or known.version != storage.version or storage.is_mapped
 
     # Still
 
@@ -122,36 +139,29 @@ class Capture:
         written = frozenset() if run is None else run.writes
         return _Taken(image, listing, [one.version for one in listing.storages], written, states)
 
-    def _copy(self, taken: _Taken) -> None:
+    def _copy(self, taken: _Taken, spaces: dict[HandleStorage, memoryview]) -> None:
         """Copy the storages that may have changed since the last image."""
         for place, storage in enumerate(taken.listing.storages):
-            known = self._known.get(storage)
-            is_same = known is not None and known.version == storage.version and not storage.is_mapped
-            # The version is that of the loop's beginning.
-            is_same = is_same and storage not in taken.written
-            if storage.buffer is None or is_same:
+            # The version is that of a loop's beginning.
+            if storage.buffer is None or not (self._may_differ(storage) or storage in taken.written):
                 continue
+            copy = spaces.pop(storage, None) or _space_for(storage)
             try:
-                # Not zeroed, which would take as long as the copy.
-                copy = host_bytes(np.empty(storage.buffer.size_bytes, np.uint8))
                 storage.buffer.get(0, copy)
             except HeliographError as error:
                 taken.image = _without(taken.image, place, error)
-            except MemoryError:
-                raise SnapshotFailedError(
-                    f"no memory for a copy of {storage.size_bytes:,} bytes that changed",
-                    advice="take snapshots more often, or give the daemon more memory",
-                ) from None
             else:
                 taken.copies[place] = copy
 
     # While runs go on
 
     def _write(self, taken: _Taken, pins: Pins, inside: SessionInside) -> Image:
+        # Threads write them, and each copy is freed once its pieces are written.
+        written = {place: _add(taken.copies.pop(place), pins) for place in list(taken.copies)}
         storages = list(taken.image.storages)
         for place, storage in enumerate(taken.listing.storages):
-            if (copy := taken.copies.get(place)) is not None:
-                pieces = self._write_pieces(copy, pins)
+            if (adding := written.get(place)) is not None:
+                pieces = _all(adding)
             elif (known := self._known.get(storage)) is not None and storages[place].error is None:
                 pieces = known.pieces
                 if not pins.keep(pieces):
@@ -164,51 +174,29 @@ class Capture:
             storages[place] = replace(storages[place], pieces=pieces)
         loops = tuple(self._write_loop(*one, pins) for one in taken.loops.items())
         image = replace(taken.image, storages=tuple(storages), loops=loops)
-        weights = tuple(self._write_weights(image.weights, pins, inside))
+        writing = [pins.threads.submit(_write_weight, one, pins, inside) for one in image.weights]
+        weights = tuple(one for one, is_here in zip(image.weights, _all(writing), strict=True) if is_here)
         return self._with_requests(replace(image, weights=weights), taken.listing, pins)
 
     def _write_loop(self, sequence: int, state: LoopState, pins: Pins) -> ImageLoop:
         outputs = tuple(
-            ImageOutput(place, self._write_pieces(memoryview(data), pins))
-            for place, data in state.outputs.items()
+            ImageOutput(place, _all(_add(memoryview(data), pins))) for place, data in state.outputs.items()
         )
         return ImageLoop(sequence, state.steps, outputs, state.unsent)
 
-    def _write_pieces(self, copy: memoryview, pins: Pins) -> tuple[bytes, ...]:
-        digests = []
-        for start in range(0, copy.nbytes, PIECE_BYTES):
-            piece = copy[start : start + PIECE_BYTES]
-            digest = digest_of(piece, HASH_THREADS)
-            self._store.add(digest, piece.nbytes, (piece,), pins, is_checked=True)
-            digests.append(digest)
-        return tuple(digests)
-
-    def _write_weights(
-        self, weights: Iterable[ImageWeight], pins: Pins, inside: SessionInside
-    ) -> Iterator[ImageWeight]:
-        for weight in weights:
-            if weight.is_in_model or pins.keep((weight.digest,)):
-                yield weight
-                continue
-            try:
-                with inside.contents.reading(weight.digest) as pieces:
-                    self._store.add(weight.digest, weight.size_bytes, pieces, pins)
-            except MissingContentError:
-                continue  # no plan uses it, and its memory was reclaimed meanwhile
-            yield weight
-
     def _with_requests(self, image: Image, listing: Listing, pins: Pins) -> Image:
         before, self._requests = self._requests, {}
+        adding: dict[int, Future[bytes]] = {}
+        for handle, request in listing.requests.items():
+            known = before.get(handle)
+            if known is not None and known[0] is request and pins.keep((known[1],)):
+                self._requests[handle] = known
+            else:
+                adding[handle] = pins.add(memoryview(encode_request(request)))
+        self._requests |= {handle: (listing.requests[handle], one.result()) for handle, one in adding.items()}
 
         def digest(handle: int) -> bytes:
-            request = listing.requests.get(handle)
-            if request is None:
-                return b""
-            known = before.get(handle)
-            if known is None or known[0] is not request or not pins.keep((known[1],)):
-                known = request, pins.add_whole(encode_request(request))
-            self._requests[handle] = known
-            return known[1]
+            return self._requests[handle][1] if handle in self._requests else b""
 
         return replace(
             image,
@@ -246,6 +234,36 @@ def held_still(inside: SessionInside, seconds: float) -> Iterator[None]:
             stillness.go_on()
     finally:
         inside.compiler.busy.release()
+
+
+def _space_for(storage: HandleStorage) -> memoryview:
+    try:
+        return aligned_bytes(storage.buffer.size_bytes)
+    except MemoryError:
+        raise SnapshotFailedError(
+            f"no memory for a copy of {storage.size_bytes:,} bytes that changed",
+            advice="take snapshots more often, or give the daemon more memory",
+        ) from None
+
+
+def _add(data: memoryview, pins: Pins) -> list[Future[bytes]]:
+    return [pins.add(data[start : start + PIECE_BYTES]) for start in range(0, data.nbytes, PIECE_BYTES)]
+
+
+def _write_weight(weight: ImageWeight, pins: Pins, inside: SessionInside) -> bool:
+    """Write a weight, unless it is here. False if no plan uses it, and its memory was reclaimed."""
+    if weight.is_in_model or pins.keep((weight.digest,)):
+        return True
+    try:
+        with inside.contents.reading(weight.digest) as pieces:
+            pins.add_checked(weight.digest, weight.size_bytes, pieces)
+    except MissingContentError:
+        return False
+    return True
+
+
+def _all(begun: Iterable[Future[T]]) -> tuple[T, ...]:
+    return tuple(one.result() for one in begun)
 
 
 def _busy(why: str) -> SnapshotFailedError:

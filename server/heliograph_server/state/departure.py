@@ -17,12 +17,14 @@ from heliograph_proto.errors import HeliographError, SnapshotFailedError, Unsupp
 from heliograph_proto.plans import CompileRequest
 from heliograph_server.resources.handles import HandleStorage
 from heliograph_server.session.session import Session
-from heliograph_server.state.capture import HASH_THREADS, PIECE_BYTES
+from heliograph_server.state.capture import PIECE_BYTES
 from heliograph_server.state.image import Image, ImageOwner, ImageStorage, ImageWeight
 from heliograph_server.state.listing import Listing
 from heliograph_server.state.requests import encode_request
 from heliograph_server.state.store import now_us
 
+#: The threads that hash a piece.
+HASH_THREADS = 2
 #: Reads a content in pieces, each valid until the next one.
 Read = Callable[[], Iterator[memoryview]]
 

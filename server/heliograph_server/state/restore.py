@@ -7,7 +7,7 @@ that says so; the rest lives.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -66,6 +66,9 @@ class ContentSource(Protocol):
 
     def read(self, digest: bytes) -> Iterator[memoryview]:
         """Read a content in pieces, each valid until the next one. Raises SnapshotFailedError."""
+
+    def read_all(self, digests: Sequence[bytes]) -> Iterator[memoryview]:
+        """As `read`, for contents one after the other."""
 
     def whole(self, digest: bytes) -> bytes:
         """Read a small content. Raises SnapshotFailedError."""
@@ -145,20 +148,16 @@ class Restore:
 
     def _fill(self, storage: HandleStorage, found: ImageStorage) -> None:
         offset = 0
-        for digest in found.pieces:
-            for piece in self._store.read(digest):
-                if offset + piece.nbytes > storage.buffer.size_bytes:
-                    raise SnapshotFailedError("an image has more bytes of a tensor than it has room for")
-                storage.buffer.set(offset, piece)
-                offset += piece.nbytes
+        for piece in self._store.read_all(found.pieces):
+            if offset + piece.nbytes > storage.buffer.size_bytes:
+                raise SnapshotFailedError("an image has more bytes of a tensor than it has room for")
+            storage.buffer.set(offset, piece)
+            offset += piece.nbytes
 
     def _outputs(self, loop: ImageLoop) -> dict[int, bytes]:
         """Return the outputs of a loop's last step."""
-        read = self._store.read
-        return {
-            one.output: b"".join(bytes(piece) for digest in one.pieces for piece in read(digest))
-            for one in loop.outputs
-        }
+        read = self._store.read_all
+        return {one.output: b"".join(map(bytes, read(one.pieces))) for one in loop.outputs}
 
     # Handles
 

@@ -17,7 +17,13 @@ from functools import partial
 
 from heliograph_backends.contract import Device
 from heliograph_proto.digests import digest_of
-from heliograph_proto.errors import HeliographError, SessionClosedError, UnsupportedError
+from heliograph_proto.errors import (
+    DrainingError,
+    HeliographError,
+    SessionClosedError,
+    SnapshotFailedError,
+    UnsupportedError,
+)
 from heliograph_proto.sessions import SessionSnapshot
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.membership import Membership
@@ -90,6 +96,10 @@ class _Durable:
     #: The last error, so that it is logged once.
     why: str = ""
     has_left: bool = False
+    #: True once the daemon ends, or is drained: the session then stays on disk.
+    is_kept: bool = False
+    #: True while images are left that newer ones have replaced.
+    is_untidy: bool = False
 
 
 class Snapshots:
@@ -106,8 +116,9 @@ class Snapshots:
         self._changed = threading.Condition()
         self._durable: dict[Session, _Durable] = {}
         self._closed = False
-        #: True once the daemon ends; and the secrets' digests of the sessions that stay on disk.
-        self._keeps = False
+        #: True if the thread has something to do before its next look.
+        self._is_woken = False
+        #: The secrets' digests of the sessions that have ended here, and stay on disk.
         self._kept: set[bytes] = set()
         self._thread: threading.Thread | None = None
 
@@ -169,11 +180,11 @@ class Snapshots:
     def leave(self, session: Session) -> None:
         """A session has ended: what is on disk of it is removed, unless the daemon ends too."""
         with self._changed:
-            found, keeps = self._durable.pop(session, None), self._keeps
+            found = self._durable.pop(session, None)
         if found is None:
             return
         found.has_left = True
-        if not keeps:
+        if not found.is_kept:
             with found.taking:
                 self.store.forget(found.secret_digest)
 
@@ -213,6 +224,7 @@ class Snapshots:
         if found.has_left:
             raise SessionClosedError("the session has ended", advice="open another")
         written_bytes, commands = found.session.traffic.written_bytes, found.session.commands
+        self._tidy(found)
         try:
             made = found.capture.take(wait_seconds)
         except BaseException:
@@ -229,14 +241,33 @@ class Snapshots:
             self.counts.seconds += made.seconds
             self.counts.still_seconds += made.still_seconds
         found.session.tell_durable(made.sequence)
+        with self._changed:
+            # The thread does it: removing takes long, and the client waits for the snapshot alone.
+            found.is_untidy = self._is_woken = True
+            self._changed.notify_all()
         return made
+
+    def _tidy(self, found: _Durable) -> None:
+        """Remove what the last snapshot replaced. Under `taking`."""
+        if found.is_untidy and not found.has_left:
+            found.is_untidy = False
+            self.store.tidy(found.secret_digest)
 
     def _run(self) -> None:
         while not self._closed:
+            with self._changed:
+                self._is_woken = False
+                untidy = [one for one in self._durable.values() if one.is_untidy]
+            for found in untidy:
+                if found.taking.acquire(blocking=False):
+                    try:
+                        self._tidy(found)
+                    finally:
+                        found.taking.release()
             for found in self._due():
                 self._take_due(found)
             with self._changed:
-                self._changed.wait_for(lambda: self._closed, LOOK_SECONDS)
+                self._changed.wait_for(lambda: self._closed or self._is_woken, LOOK_SECONDS)
 
     def _due(self) -> list[_Durable]:
         now = time.monotonic()
@@ -269,12 +300,14 @@ class Snapshots:
     # The end
 
     def keep_all(self, pool: Membership | None = None, wait_seconds: float = DUE_SECONDS) -> None:
-        """Take the last snapshots before the daemon ends, after which sessions stay on disk.
+        """Take the last snapshots of the sessions, before they end and stay on disk: for the next
+        daemon, or for `restore_kept`.
 
         The members of its pool then keep their memory, which the next head takes up."""
         with self._changed:
-            self._keeps = True
             left = list(self._durable.values())
+            for found in left:
+                found.is_kept = True
             self._kept.update(one.secret_digest for one in left)
         for found in left:
             with found.taking:
@@ -286,8 +319,37 @@ class Snapshots:
             pool.let_go()
 
     def has_kept(self, secret_digest: bytes) -> bool:
-        """True if a session that has ended here stays on disk for the next daemon."""
+        """True if a session that has ended here stays on disk."""
         return secret_digest in self._kept
+
+    def restore_kept(self, reopen: Reopen) -> None:
+        """Restore the sessions that have ended and stay on disk, since the daemon goes on. Blocks."""
+        for digest in tuple(self._kept):
+            image, problems = self.store.newest(digest)
+            if image is None:
+                self.tell_broken(digest.hex(), problems[0] if problems else _not_there())
+            elif not self.reopen(image, reopen):
+                return
+            self._kept.discard(digest)
+
+    def reopen(self, image: Image, reopen: Reopen) -> bool:
+        """Restore a session, or report that it is broken. False if the daemon drains."""
+        began = time.monotonic()
+        try:
+            session = reopen(image)
+        except DrainingError:
+            return False
+        except Exception as error:
+            self.tell_broken(image.secret_digest.hex(), error)
+            return True
+        took = time.monotonic() - began
+        logger.info("%s was restored after command %d in %.2f s", session, image.last_sequence, took)
+        return True
+
+    def tell_broken(self, name: str, error: Exception) -> None:
+        """Report a session that cannot be restored, by its name."""
+        self.counts.broken += 1
+        logger.error("session %s cannot be restored: %s", name[:16], error)
 
     def close(self) -> None:
         """End the thread, and let another daemon use the store. Idempotent."""
@@ -313,6 +375,10 @@ def not_durable() -> UnsupportedError:
     )
 
 
+def _not_there() -> SnapshotFailedError:
+    return SnapshotFailedError("it is not in the state folder", advice="connect again")
+
+
 #: Restores an image, and returns the session.
 Reopen = Callable[[Image], Session]
 
@@ -333,19 +399,9 @@ def recover(snapshots: Snapshots, pool: Membership | None, own: Sequence[Device]
     other. `own`: the devices of this host; its pool has others."""
     images, broken = snapshots.store.load()
     for one in broken:
-        snapshots.counts.broken += 1
-        logger.error("session %s cannot be restored: %s", one.name[:16], one.error)
+        snapshots.tell_broken(one.name, one.error)
     if pool is not None:
         _take_up(snapshots, pool, own, images)
     for image in images:
-        name = image.secret_digest.hex()[:16]
-        began = time.monotonic()
-        try:
-            session = reopen(image)
-        except Exception as error:
-            snapshots.counts.broken += 1
-            logger.error("session %s cannot be restored: %s", name, error)
-            continue
-        took = time.monotonic() - began
-        logger.info("%s was restored after command %d in %.2f s", session, image.last_sequence, took)
+        snapshots.reopen(image, reopen)
     snapshots.kept.free()

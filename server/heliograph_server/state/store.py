@@ -8,9 +8,9 @@
     FOLDER/parts/...                 files being written
 
 A file is written as a part, flushed, and renamed; then its folder is flushed. So a file is whole or
-not there, whenever the daemon is killed. Readers check digests all the same. The contents of an
-image are flushed together, before the image is written, while the disk has long begun with the
-first. A content is removed only when no image names it.
+not there, whenever the daemon is killed. Readers check digests all the same. Threads hash, write
+and flush the contents of an image side by side (`files.py`); they get their names together, before
+the image is written. A content is removed only when no image names it.
 
 Any thread.
 """
@@ -26,22 +26,20 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from heliograph_proto.digests import DIGEST_BYTES, digest_of, hasher
 from heliograph_proto.errors import ConfigurationError, SnapshotFailedError
+from heliograph_server.state.files import THREADS, Spaces, ahead, flush, read_blocks, write_new
 from heliograph_server.state.image import MOST_BYTES, Image, decode_image, encode_image
 
 logger = logging.getLogger(__name__)
 
-#: The size of one read or write, which is hashed while it is in a core's cache.
-PIECE_BYTES = 2**20
-#: The threads that flush files.
-FLUSH_THREADS = 4
 #: The images of a session that are kept.
 KEPT_IMAGES = 2
 #: The largest file of links that is read.
@@ -123,7 +121,9 @@ class StateStore:
             _check_private(path)
         for part in (self.folder / "parts").iterdir():
             part.unlink(missing_ok=True)
-        self._new_part().unlink()
+        probe = self._new_part()
+        write_new(probe, ())
+        probe.unlink()
 
     def close(self) -> None:
         """Let another daemon use the folder. Idempotent."""
@@ -156,13 +156,15 @@ class StateStore:
     @contextmanager
     def pinned(self) -> Iterator[Pins]:
         """A context in which contents that are added stay, until an image names them."""
-        pins = Pins(self)
-        try:
-            yield pins
-        finally:
-            for part in pins.parts.values():
-                part.unlink(missing_ok=True)
-            self._unpin(pins)
+        with ThreadPoolExecutor(THREADS, "heliograph-state") as threads:
+            pins = Pins(self, threads)
+            try:
+                yield pins
+            finally:
+                threads.shutdown(cancel_futures=True)
+                for part in pins.parts.values():
+                    part.unlink(missing_ok=True)
+                self._unpin(pins)
 
     def _unpin(self, pins: Pins) -> None:
         with self._lock:
@@ -176,32 +178,26 @@ class StateStore:
             self._pinned[digest] += 1
             return self.holds(digest)
 
-    def add(
-        self,
-        digest: bytes,
-        size_bytes: int,
-        pieces: Iterable[memoryview],
-        pins: Pins,
-        *,
-        is_checked: bool = False,
-    ) -> None:
-        """Write a content, unless it is here. `is_checked`: the bytes are known to have the digest.
+    def add(self, digest: bytes, size_bytes: int, pieces: Iterable[memoryview], pins: Pins) -> None:
+        """Write a content, unless it is here. The bytes are known to have the digest.
 
         Raises SnapshotFailedError for a full or broken disk, and the errors of reading `pieces`.
         """
-        if self.pin(digest, pins) or digest in pins.parts:
-            self.statistics.reused_bytes += size_bytes
-            return
+        is_here, part = self.pin(digest, pins), self._new_part()
+        with self._lock:
+            is_here = is_here or pins.parts.setdefault(digest, part) is not part
+            if is_here:
+                self.statistics.reused_bytes += size_bytes
+                return
         with self._failing_with(f"writing {size_bytes:,} bytes"):
-            pins.parts[digest] = self._write_part(pieces, b"" if is_checked else digest)
-        self.statistics.written_bytes += size_bytes
+            write_new(part, pieces)
+        with self._lock:
+            self.statistics.written_bytes += size_bytes
+            pins.written_bytes += size_bytes
 
     def _place(self, pins: Pins) -> None:
-        """Flush the new contents of an image, and give them their names."""
+        """Give the new contents of an image, which are flushed, their names."""
         folders = set()
-        with ThreadPoolExecutor(FLUSH_THREADS, "heliograph-flush") as threads:
-            for done in [threads.submit(_flush, part) for part in pins.parts.values()]:
-                done.result()
         for digest, part in list(pins.parts.items()):
             path = self._content(digest)
             if not path.parent.exists():
@@ -210,30 +206,42 @@ class StateStore:
             os.replace(part, path)
             del pins.parts[digest]
             folders.add(path.parent)
-        for folder in folders:
-            _flush(folder)
+        for done in [pins.threads.submit(flush, folder) for folder in folders]:
+            done.result()
 
     def read(self, digest: bytes) -> Iterator[memoryview]:
         """Read a content in pieces, each valid until the next one.
 
         Raises SnapshotFailedError for one that is gone or damaged, the latter after its last
         piece."""
-        taken, space = hasher(), memoryview(bytearray(PIECE_BYTES))
-        try:
-            file = os.open(self._content(digest), os.O_RDONLY | _NO_FOLLOW)
-            with open(file, "rb", buffering=0) as source:
-                while count := source.readinto(space):
-                    taken.update(space[:count])
-                    yield space[:count]
-        except OSError as error:
-            why = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-            raise _damaged(digest, why) from None
-        if taken.digest() != digest:
-            raise _damaged(digest, "has other bytes than were written")
+        return self.read_all((digest,))
+
+    def read_all(self, digests: Sequence[bytes]) -> Iterator[memoryview]:
+        """As `read`, for contents one after the other. Threads read ahead."""
+        spaces, taken = Spaces(), hasher()
+        blocks = list(self._blocks(digests, spaces))
+        for block in ahead(blocks) if len(blocks) > 1 else (one() for one in blocks):
+            if not block.is_checked:
+                taken.update(block.piece)
+            if block.piece.nbytes:
+                yield block.piece
+            spaces.give(block.space)
+            if block.is_last and not block.is_checked:
+                _check(block.digest, taken.digest())
+                taken = hasher()
+
+    def _blocks(self, digests: Iterable[bytes], spaces: Spaces) -> Iterator[Callable[[], _Block]]:
+        """Return functions that read contents."""
+        for digest in digests:
+            with _reading(digest):
+                blocks = list(read_blocks(self._content(digest)))
+            for number, read in enumerate(blocks, 1):
+                is_last = number == len(blocks)
+                yield partial(_read, digest, partial(read, spaces), is_last, is_last and number == 1)
 
     def whole(self, digest: bytes) -> bytes:
         """Read a small content. Raises SnapshotFailedError."""
-        return b"".join(self.read(digest))
+        return b"".join(map(bytes, self.read(digest)))
 
     def size_of(self, digest: bytes) -> int:
         """The bytes of a content; 0 if it is not here."""
@@ -245,8 +253,9 @@ class StateStore:
     # Images
 
     def commit(self, image: Image, pins: Pins) -> bytes:
-        """Write an image, whose contents are here and pinned, and remove what no image needs any
-        more. Return its digest. Raises SnapshotFailedError; the images before it stay."""
+        """Write an image, whose contents are here and pinned. Return its digest.
+
+        Raises SnapshotFailedError. The images before it stay until `tidy`."""
         self._check_held()
         with self._failing_with("writing contents"):
             self._place(pins)
@@ -262,8 +271,11 @@ class StateStore:
         with self._lock:
             self._images.setdefault(name, []).append((number, image.contents()))
             self.statistics.images += 1
-        self._drop_images(name, KEPT_IMAGES)
         return digest_of(data)
+
+    def tidy(self, secret_digest: bytes) -> None:
+        """Remove the images of a session but the last ones, and what no image needs any more."""
+        self._drop_images(secret_digest.hex(), KEPT_IMAGES)
 
     def forget(self, secret_digest: bytes) -> None:
         """Remove the images of a session that has ended, and what only they name."""
@@ -281,12 +293,14 @@ class StateStore:
                 images.append(image)
             elif problems:
                 broken.append(Broken(folder.name, problems[0]))
-            for problem in problems:
-                logger.warning("%s", problem)
         if not broken:
             # The contents that a broken image names are unknown: an operator may still want it.
             self._sweep()
         return images, broken
+
+    def newest(self, secret_digest: bytes) -> tuple[Image | None, list[SnapshotFailedError]]:
+        """Read the newest good image of one session; with the problems of newer ones."""
+        return self._load(self.folder / "sessions" / secret_digest.hex())
 
     def _load(self, folder: Path) -> tuple[Image | None, list[SnapshotFailedError]]:
         found, problems = None, []
@@ -302,6 +316,8 @@ class StateStore:
                     break
         with self._lock:
             self._images[folder.name] = kept
+        for problem in problems:
+            logger.warning("%s", problem)
         return found, problems
 
     def _read_image(self, name: str, number: int) -> Image:
@@ -407,42 +423,21 @@ class StateStore:
         return self.folder / "sessions" / name / f"{number}.image"
 
     def _new_part(self) -> Path:
-        path = self.folder / "parts" / secrets.token_hex(12)
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _NO_FOLLOW, 0o600))
-        return path
+        return self.folder / "parts" / secrets.token_hex(12)
 
     def _write(self, path: Path, data: bytes) -> None:
         """Write a file whole or not at all."""
-        part = self._write_part((memoryview(data),))
-        try:
-            _flush(part)
-            if not path.parent.exists():
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                _flush(path.parent.parent)
-            os.replace(part, path)
-            _flush(path.parent)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-
-    def _write_part(self, pieces: Iterable[memoryview], digest: bytes = b"") -> Path:
-        """Write a part, which is to be flushed and renamed; with a digest, one with these bytes."""
         part = self._new_part()
         try:
-            taken = hasher() if digest else None
-            with open(part, "r+b", buffering=0) as file:
-                for piece in pieces:
-                    if taken is not None:
-                        taken.update(piece)
-                    _write_all(file.fileno(), piece)
-                # The disk begins now, and the flush finds little left.
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            if taken is not None and taken.digest() != digest:
-                raise SnapshotFailedError("bytes changed while they were written", advice="try again")
+            write_new(part, (memoryview(data),))
+            if not path.parent.exists():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                flush(path.parent.parent)
+            os.replace(part, path)
+            flush(path.parent)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        return part
 
     @contextmanager
     def _failing_with(self, what: str) -> Iterator[None]:
@@ -464,17 +459,39 @@ class StateStore:
 class Pins:
     """Contents that stay while an image is made."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: StateStore, threads: ThreadPoolExecutor) -> None:
         self._store = store
+        #: Those that write new contents.
+        self.threads = threads
         self.digests: Counter[bytes] = Counter()
-        #: New contents that are written and not flushed.
+        #: New contents, which have no name.
         self.parts: dict[bytes, Path] = {}
+        self.written_bytes = 0
 
-    def add_whole(self, data: bytes) -> bytes:
-        """Write small bytes, and return their digest. Raises SnapshotFailedError."""
+    def add(self, data: memoryview) -> Future[bytes]:
+        """Write bytes, which stay as they are, on a thread. Its result is their digest.
+
+        It raises SnapshotFailedError."""
+        return self.threads.submit(self.add_whole, data)
+
+    def add_whole(self, data: memoryview | bytes) -> bytes:
+        """Write bytes, and return their digest. Raises SnapshotFailedError."""
         digest = digest_of(data)
-        self._store.add(digest, len(data), (memoryview(data),), self, is_checked=True)
+        self._store.add(digest, len(data), (memoryview(data),), self)
         return digest
+
+    def add_checked(self, digest: bytes, size_bytes: int, pieces: Iterable[memoryview]) -> None:
+        """Write a content that is to have a digest. Raises SnapshotFailedError if it has another."""
+        taken = hasher()
+
+        def checked() -> Iterator[memoryview]:
+            for piece in pieces:
+                taken.update(piece)
+                yield piece
+            if taken.digest() != digest:
+                raise SnapshotFailedError("bytes changed while they were written", advice="try again")
+
+        self._store.add(digest, size_bytes, checked(), self)
 
     def keep(self, digests: Sequence[bytes]) -> bool:
         """Keep contents. False if one of them is not here."""
@@ -511,6 +528,44 @@ def _check_private(path: Path) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A part of a content that was read."""
+
+    digest: bytes
+    piece: memoryview
+    #: The memory that it is in.
+    space: memoryview
+    is_last: bool
+    #: True if it is the whole content, and has its digest.
+    is_checked: bool
+
+
+def _read(
+    digest: bytes, read: Callable[[], tuple[memoryview, memoryview]], is_last: bool, is_whole: bool
+) -> _Block:
+    with _reading(digest):
+        piece, space = read()
+    if is_whole:
+        # On a thread that reads ahead.
+        _check(digest, digest_of(piece))
+    return _Block(digest, piece, space, is_last, is_whole)
+
+
+def _check(digest: bytes, found: bytes) -> None:
+    if found != digest:
+        raise _damaged(digest, "has other bytes than were written")
+
+
+@contextmanager
+def _reading(digest: bytes) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise _damaged(digest, why) from None
+
+
 def _damaged(digest: bytes, why: str) -> SnapshotFailedError:
     return SnapshotFailedError(
         f"content {digest.hex()[:16]} of the state folder {why}",
@@ -531,21 +586,7 @@ def _remove_folder(path: Path) -> None:
     for inner in path.iterdir():
         inner.unlink(missing_ok=True)
     path.rmdir()
-    _flush(path.parent)
-
-
-def _write_all(file: int, piece: memoryview) -> None:
-    while piece.nbytes:
-        piece = piece[os.write(file, piece) :]
-
-
-def _flush(path: Path) -> None:
-    """Flush a file, or a folder, so that a rename in it is durable."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    flush(path.parent)
 
 
 def now_us() -> int:

@@ -11,9 +11,13 @@ import pytest
 from forked_daemons import running_daemon
 from killed_programs import SIZE, compared, doubling, summing
 from surviving_daemons import SurvivingDaemon
+from waiting import until
 
 import heliograph as hg
+import heliograph.admin
+from heliograph.admin import DrainState
 
+SECONDS = 60.0
 X = np.arange(4, dtype=np.float32) + 1
 
 
@@ -61,6 +65,28 @@ def test_an_upgrade_loses_nothing_and_a_session_that_was_closed_leaves_nothing(
         daemon.start()
         assert plan.run(x=X)["y"].tolist() == (2 * X).tolist()
     assert not list((daemon.folder / "sessions").iterdir())
+
+
+def kept(daemon: SurvivingDaemon) -> int:
+    """The sessions in the daemon's folder."""
+    return len(list((daemon.folder / "sessions").iterdir()))
+
+
+def test_an_undone_drain_brings_durable_sessions_back_and_later_ones_leave_nothing(
+    daemon: SurvivingDaemon,
+) -> None:
+    with daemon.connect() as session, heliograph.admin.connect(daemon.url) as admin:
+        plan = session.compile(adder())
+        plan.run(x=X)
+        admin.drain(stay=True)
+        assert admin.wait_drained(SECONDS).state is DrainState.DRAINED
+        assert admin.sessions() == () and kept(daemon) == 1
+        admin.undo_drain()
+        assert plan.run(x=X, timeout=SECONDS)["y"].tolist() == (2 * X).tolist()
+        with daemon.connect():
+            assert kept(daemon) == 2
+        until(lambda: kept(daemon) == 1)
+    until(lambda: kept(daemon) == 0)
 
 
 @pytest.fixture

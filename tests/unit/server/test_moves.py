@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,9 @@ class Contents:
 
     def __init__(self, read: Callable[[bytes], Iterator[memoryview]]) -> None:
         self.read = read
+
+    def read_all(self, digests: Sequence[bytes]) -> Iterator[memoryview]:
+        return chain.from_iterable(map(self.read, digests))
 
     def whole(self, digest: bytes) -> bytes:
         return b"".join(map(bytes, self.read(digest)))

@@ -82,6 +82,7 @@ def put(store: StateStore, made: Image, *contents: bytes) -> None:
         for data in contents:
             pins.add_whole(data)
         store.commit(made, pins)
+    store.tidy(made.secret_digest)
 
 
 @pytest.fixture

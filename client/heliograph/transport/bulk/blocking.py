@@ -379,7 +379,7 @@ class BlockingBulk:
         """End all calls, since the session's connection broke, and go on over other connections."""
         shell, before = self._shell, self._channel
         self._channel = open_channel(shell.address, shell.channel_options, shell.credentials)
-        if self._info.session != shell.info.session:
+        if (self._info.session, self._info.direct) != (shell.info.session, shell.info.direct):
             self._follow()
         before.close()
         self._direct.renew()

@@ -91,9 +91,11 @@ class DirectPort:
         self._askers.listen(listener)
 
     def offer(self, session: Session, peer: str) -> DirectOffer | None:
-        """Return the offer for a session that a gRPC peer has opened; None if there is none."""
+        """Return the offer for a session of a gRPC peer; None if there is none. One before is void."""
         if not self._port or not peer.startswith(("ipv4:", "ipv6:")):
             return None
+        for earlier in [one for one, (owner, _) in tuple(self._offered.items()) if owner is session]:
+            self._withdraw(earlier)
         ticket, proof = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES)
         self._offered[ticket] = session, proof
         session.when_closing[self] = lambda _: self._withdraw(ticket)
