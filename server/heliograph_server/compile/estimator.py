@@ -17,6 +17,7 @@ from heliograph_proto.plans import (
 from heliograph_server.compile.placement import Placement, Placer, device_options
 from heliograph_server.compile.plan_cache import KnownGraph
 from heliograph_server.compile.plan_memory import alone, checked, shares
+from heliograph_server.compile.renaming import renamed
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.reservation import MemoryReservation, Need, needs_of
 from heliograph_server.resources.checks import check_pipeline
@@ -79,6 +80,7 @@ class Estimator:
         Its weights need not be uploaded, and it is placed as a whole, not as a partition.
         """
         check_pipeline(options.pipeline)
+        options = renamed(options, self._devices.names.now)
         weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
         known = KnownGraph(validate(graph, self._limits, bound=weights))
         with self._lock:

@@ -232,6 +232,13 @@ class PlanState:
         self._resources.check_queues(len(slots.queues) if slots.holders == 0 else 0)
         plan.check_there()
         self.handles.add(number, plan)
+        self.add_unnumbered(plan)
+
+    def add_unnumbered(self, plan: PlanHandle) -> None:
+        """Add a plan that is in no table, for `exchange`. Raises the error that closed the
+        session."""
+        self._check_open()
+        slots = plan.slots
         self.plans[plan] = None
         if slots.holders == 0:
             for queue in slots.queues:
@@ -239,6 +246,13 @@ class PlanState:
                 queue.error = None
                 self._resources.open_queue(queue)
         slots.holders += 1
+
+    def exchange(self, plan: PlanHandle, other: PlanHandle) -> None:
+        """Let two plans of one graph change places: each has the other's devices afterwards."""
+        for name in ("device", "plan", "slots", "read", "assigned", "bound", "weights", "request"):
+            mine, theirs = getattr(plan, name), getattr(other, name)
+            setattr(plan, name, theirs)
+            setattr(other, name, mine)
 
     def take_plan(self, number: int) -> PlanHandle:
         """Remove a plan from the handle table, before it is freed. Raises UnknownHandleError."""

@@ -1,0 +1,255 @@
+"""Takes what a session holds on devices that leave to others, in place, between two commands.
+
+Handles, names and bytes stay, so the session's client need not know. Bytes go from device to
+device; plans are compiled again from the requests that made them. Either everything of the session
+goes to a device, or nothing does.
+
+    still ── memory there, bytes copied ── plans compiled there ──▸ changed over, the old freed
+               └── any error: freed there, as it was here ◂──┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from heliograph_backends.contract import Buffer, Device, Tensor, access
+from heliograph_proto.errors import HeliographError, OutOfMemoryError, UnsupportedError
+from heliograph_proto.plans import PlanOptions
+from heliograph_proto.types import TensorType, dtype
+from heliograph_server.compile.renaming import Place, choices, renamed
+from heliograph_server.resources.failures import typed
+from heliograph_server.resources.handles import (
+    HandleStorage,
+    PlanHandle,
+    ReservationHandle,
+    StreamHandle,
+    TensorHandle,
+)
+from heliograph_server.resources.memories import find_buffer_type
+from heliograph_server.session.operations import init_tensor
+from heliograph_server.session.parts.leaving import check_between_commands
+from heliograph_server.session.session import Session
+from heliograph_server.state.capture import held_still
+
+_BYTE = dtype("u8")
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What went to other devices."""
+
+    #: The device that took the place of each one.
+    places: Mapping[str, str]
+    size_bytes: int
+    plans: int
+    #: The time for which the session began no command.
+    still_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a session holds on devices that leave."""
+
+    storages: tuple[HandleStorage, ...]
+    plans: tuple[PlanHandle, ...]
+    streams: tuple[StreamHandle, ...]
+    #: True if it has reserved memory there.
+    is_reserved: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.storages or self.plans or self.streams or self.is_reserved)
+
+
+def holds(session: Session, leaving: Collection[str]) -> bool:
+    """True if a session has something on one of the devices."""
+    with session.inside.lock:
+        return bool(_held(session, leaving))
+
+
+def hand_over(session: Session, leaving: Sequence[Device], wait_seconds: float) -> HandedOver | None:
+    """Take what a session holds on devices that leave to other devices of it. Blocks.
+
+    Return None if it holds nothing there. Raises SnapshotFailedError if its commands do not end
+    within `wait_seconds`, UnsupportedError for what cannot go, OutOfMemoryError without room, and
+    the errors of compiling and copying; then everything is where it was.
+    """
+    names = {one.name for one in leaving}
+    if not holds(session, names):
+        return None
+    with held_still(session.inside, wait_seconds):
+        began = time.monotonic()
+        check_between_commands(session)
+        with session.inside.lock:
+            if session.closed is not None:
+                return None
+            held = _held(session, names)
+        if not held:
+            return None
+        _check(held)
+        places = _first_that_can(session, held, leaving)
+        size_bytes = sum(one.size_bytes for one in held.storages)
+        return HandedOver(places, size_bytes, len(held.plans), time.monotonic() - began)
+
+
+def _held(session: Session, leaving: Collection[str]) -> _Held:
+    core = session.inside.core
+    reservations = core.handles.of_kind(ReservationHandle).values()
+    return _Held(
+        tuple(one for one in core.resources.storages if one.device in leaving),
+        tuple(
+            one
+            for one in core.plans.plans
+            if one.plan is not None and not set(leaving).isdisjoint(one.plan.device_names)
+        ),
+        tuple(one for one in core.handles.of_kind(StreamHandle).values() if one.queue.device in leaving),
+        any(not set(leaving).isdisjoint(one.reservation.shares) for one in reservations),
+    )
+
+
+def _check(held: _Held) -> None:
+    """Raise UnsupportedError for what cannot go."""
+    if held.is_reserved or any(one.reservation is not None for one in held.plans):
+        raise UnsupportedError("it has reserved memory there", advice="reset the reservation")
+    for storage in held.storages:
+        if storage.is_mapped or storage.memory is not None:
+            raise UnsupportedError("its client has mapped a tensor there", advice="free mapped tensors")
+    for plan in held.plans:
+        if plan.request is None or plan.request.options.partition is not None:
+            raise UnsupportedError(
+                "it has a plan there that exchanges values with other daemons", advice="free that plan"
+            )
+
+
+def _first_that_can(session: Session, held: _Held, leaving: Sequence[Device]) -> Mapping[str, str]:
+    """Take everything to the best devices that can take it. Return the place of each old one."""
+    names = {one.name for one in leaving}
+    others = [one for one in session.devices if one.name not in names and one.lost is None]
+    plans = [one.plan.device_names for one in held.plans]
+    needed = sum(one.size_bytes for one in held.storages)
+    refusal: HeliographError | None = None
+    for places in choices([_place(one) for one in leaving], [_place(one) for one in others], plans, needed):
+        try:
+            _Change(session, held, places).run()
+        except Exception as error:
+            # The device that leaves may have been lost meanwhile; then no other one helps.
+            refusal = typed(error, "taking values from a device that leaves")
+            if any(one.lost is not None for one in leaving):
+                break
+        else:
+            return places
+    raise refusal or OutOfMemoryError(
+        f"no other device of this kind has {needed:,} bytes free", advice="free memory, or add a member"
+    )
+
+
+def _place(device: Device) -> Place:
+    if device.is_draining:
+        return Place(device.name, device.type, _backend(device), 0, is_avoided=True)
+    memory = device.memory()
+    free_bytes = memory.free_bytes if memory.total_bytes else 2**63
+    return Place(device.name, device.type, _backend(device), free_bytes)
+
+
+def _backend(device: Device) -> str:
+    """The backend that computes, also of a device of another daemon."""
+    return device.features().get("member backend", device.backend)
+
+
+class _Change:
+    """The change of one session to other devices, which happens as a whole or not at all."""
+
+    def __init__(self, session: Session, held: _Held, places: Mapping[str, str]) -> None:
+        self._session, self._inside = session, session.inside
+        self._held, self._places = held, places
+        self._old: list[tuple[HandleStorage, Buffer, str]] = []
+        self._made: list[tuple[PlanHandle, PlanHandle]] = []
+
+    def run(self) -> None:
+        """Raises the errors of copying and compiling; then nothing has changed."""
+        with ExitStack() as undo:
+            undo.callback(self._undo)
+            for storage in self._held.storages:
+                self._take_storage(storage)
+            self._init_tensors()
+            for plan in self._held.plans:
+                options = renamed(self._with_devices(plan), self._places)
+                self._made.append((plan, self._inside.compiler.again(plan, options)))
+            undo.pop_all()
+        self._commit()
+
+    def _take_storage(self, storage: HandleStorage) -> None:
+        """Give a storage memory on its new device, with its bytes."""
+        old: Buffer | None = storage.buffer
+        if old is None:
+            return
+        place = self._places[storage.device]
+        memory = find_buffer_type(self._inside.devices.device(place), storage.buffer_type)
+        size_bytes = old.size_bytes
+        new = self._inside.room.for_work(lambda: memory.allocate(size_bytes, storage.usage))
+        try:
+            whole = TensorType(_BYTE, (size_bytes,))
+            access.copy(Tensor(whole, old), Tensor(whole, new))
+        except BaseException:
+            new.free()
+            raise
+        with self._inside.lock:
+            self._old.append((storage, old, storage.device))
+            storage.buffer, storage.device = new, place
+
+    def _init_tensors(self) -> None:
+        """Tell the new devices of the tensors that the old ones knew."""
+        with self._inside.lock:
+            tensors = list(self._known_tensors())
+        for tensor in tensors:
+            init_tensor(tensor)
+
+    def _known_tensors(self) -> Iterator[TensorHandle]:
+        core = self._inside.core
+        moved = {storage for storage, _, _ in self._old}
+        variables = {variable for _, variable in core.plans.variables.values()}
+        bound = (one for plan in core.plans.plans for one in plan.bound.tensors.values())
+        for one in dict.fromkeys((*core.handles.of_kind(TensorHandle).values(), *variables, *bound)):
+            if one.storage in moved and (one.is_placed or one in variables):
+                yield one
+
+    def _with_devices(self, plan: PlanHandle) -> PlanOptions:
+        """The options of a plan, which name its devices."""
+        assert plan.request is not None
+        options = plan.request.options
+        first = self._inside.devices.device("").name
+        return replace(options, devices=options.devices or (first,))
+
+    def _commit(self) -> None:
+        streams = []
+        with self._inside.lock:
+            core = self._inside.core
+            if core.closed is None:
+                self._inside.devices.names.replace(self._places)
+            for plan, made in self._made:
+                core.plans.exchange(plan, made)
+            for stream in self._held.streams:
+                queue = stream.queue
+                place = self._inside.devices.device(self._places[queue.device])
+                streams.append(queue.stream)
+                queue.device, queue.stream = place.name, place.stream()
+        # What was made has the old devices now.
+        self._release([made for _, made in self._made])
+        for _, old, _ in self._old:
+            old.free()
+        for one in streams:
+            one.close()
+
+    def _undo(self) -> None:
+        self._release([made for _, made in self._made])
+        with self._inside.lock:
+            new = [storage.buffer for storage, _, _ in self._old]
+            for storage, old, device in self._old:
+                storage.buffer, storage.device = old, device
+        for one in new:
+            one.free()
+
+    def _release(self, plans: Sequence[PlanHandle]) -> None:
+        self._inside.executor.event(lambda: self._inside.core.plans.release(plans))
