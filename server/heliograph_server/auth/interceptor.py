@@ -32,7 +32,7 @@ _REFLECTION = "ServerReflection/ServerReflectionInfo"
 
 _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
     Right.USE: {
-        "SessionService": ("Open", "Close", "GetStatistics", "FollowLog", "Snapshot", "Move"),
+        "SessionService": ("Open", "Close", "GetStatistics", "FollowLog", "Snapshot", "Move", "TellHandover"),
         "DeviceService": (
             "ListDevices",
             "GetMemory",

@@ -14,7 +14,6 @@ from waiting import until
 
 import heliograph as hg
 import heliograph.admin
-from heliograph_proto.devices import MemberState
 
 SECONDS = 30.0
 SIZE = 16
@@ -51,6 +50,7 @@ class Pool:
     """Members under names of their own, and the address of their pool."""
 
     def __init__(self, factory: MemberFactory, transport: str, devices: list[str]) -> None:
+        self.devices = devices
         self.members = [factory.start("--device", one) for one in devices]
         hosts = [f"{one.host}:{one.port}" for one in self.members]
         self.names = [f"{host}/cpu0" for host in hosts]
@@ -72,6 +72,12 @@ class Pool:
     def drain(self, place: int, seconds: float = SECONDS) -> heliograph.admin.DrainStatus:
         with heliograph.admin.connect(self.members[place].url) as admin:
             return admin.drain(seconds)
+
+    def restart(self, factory: MemberFactory, place: int) -> None:
+        """Another life of a member that has ended, under its old name."""
+        made = factory.start("--device", self.devices[place], port=self.members[place].port)
+        self._all.append(made)
+        self.members[place] = made
 
     def is_gone(self, session: hg.Session, place: int) -> bool:
         return bool(session.device(self.names[place]).lost)
@@ -115,3 +121,115 @@ def test_a_training_goes_on_with_the_same_bits_when_its_member_drains(
         until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
         found += [plan.run(x=one)["y"] for one in GIVEN[7:]]
     assert same(found, calm)
+
+
+def test_asyncio_goes_on_with_the_same_bits(pool: Pool, calm: list[np.ndarray]) -> None:
+    async def go() -> list[np.ndarray]:
+        with pool.connect():
+            pass
+        async with hg.aio.connect(pool.address, timeout=SECONDS) as session:
+            plan = await session.compile(training(), pool.names[:2], pins={"stage1/*": pool.names[1]})
+            found = [(await plan.run(x=one))["y"] for one in GIVEN[:3]]
+            runs = [plan.submit(x=one) for one in GIVEN[3:7]]
+            await asyncio.to_thread(pool.drain, 1)
+            found += [(await one)["y"] for one in runs]
+            await asyncio.to_thread(until, lambda: session.device(pool.names[1]).lost, SECONDS)
+            return found + [(await plan.run(x=one))["y"] for one in GIVEN[7:]]
+
+    assert same(asyncio.run(go()), calm)
+
+
+def test_two_members_drain_one_after_the_other(pool: Pool, calm: list[np.ndarray]) -> None:
+    with pool.connect() as session:
+        plan = session.compile(training(), pool.names[0])
+        found = []
+        for place in (0, 1):
+            found += [plan.run(x=one)["y"] for one in GIVEN[4 * place : 4 * place + 4]]
+            pool.drain(place)
+            until(lambda place=place: pool.is_gone(session, place), seconds=SECONDS)
+        found += [plan.run(x=one)["y"] for one in GIVEN[8:]]
+        assert pool.names[2] in str(plan.explain())
+    assert same(found, calm)
+
+
+def test_tensors_views_weights_and_streams_go_along(pool: Pool) -> None:
+    x = np.arange(64, dtype=np.float32)
+    g = hg.Graph()
+    g.output("y", g.input("x", (64,), "f32") * g.weight("w", x))
+    with pool.connect() as session:
+        there = pool.names[0]
+        tensor, weight = session.empty(64, "f32", there), session.empty(64, "f32", there)
+        tensor.set(x)
+        view, stream = tensor[8:16], session.stream(there)
+        tensor.copy_to(weight, stream=stream)
+        session.synchronize()
+        plan = session.compile(g, there, weights={"w": weight})
+        pool.drain(0)
+        until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+        assert np.array_equal(tensor.get(), x) and np.array_equal(view.get(), x[8:16])
+        tensor.set(2 * x)
+        assert np.array_equal(view.get(), 2 * x[8:16])
+        assert np.array_equal(plan.run(x=x)["y"], x * x)
+        # Names of the device that went stand for the one that has its place.
+        late = session.empty(64, "f32", there)
+        tensor.copy_to(late, stream=stream)
+        assert np.array_equal(late.get(), 2 * x)
+        assert session.compile(training(1), there).run(x=GIVEN[0])["y"].shape == (SIZE, SIZE)
+
+
+def test_a_name_means_its_own_device_again_once_that_is_back(
+    pool: Pool, factory: MemberFactory, calm: list[np.ndarray]
+) -> None:
+    with pool.connect() as session:
+        plan = session.compile(training(), pool.names[0])
+        found = [plan.run(x=one)["y"] for one in GIVEN[:6]]
+        pool.drain(0)
+        until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+        pool.restart(factory, 0)
+        until(lambda: not pool.is_gone(session, 0), seconds=SECONDS)
+        found += [plan.run(x=one)["y"] for one in GIVEN[6:]]
+        other = hg.Graph()
+        other.output("y", other.input("x", (4,), "f32") * 2.0)
+        assert pool.names[0] in str(session.compile(other, pool.names[0]).explain())
+    assert same(found, calm)
+
+
+def test_without_room_the_member_waits_and_says_which_session_stays(
+    factory: MemberFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = Pool(factory, "head", ["cpu:threads=1,memory=64MiB", "cpu:threads=1,memory=4MiB"])
+    try:
+        with pool.connect() as session:
+            tensor = session.empty(2**22, "f32", pool.names[0])
+            tensor.set(np.ones(2**22, np.float32))
+            with heliograph.admin.connect(pool.members[0].url) as admin:
+                admin.drain(3600)
+                until(lambda: admin.snapshot().drain.staying)
+                (stays,) = admin.snapshot().drain.staying
+                assert "bytes free" in stays.why and "heliograph" in stays.client
+                assert (tensor.get() == 1).all()
+                del tensor
+                until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+    finally:
+        pool.end()
+
+
+def test_a_loop_that_does_not_end_keeps_its_member_until_the_drain_is_over(factory: MemberFactory) -> None:
+    pool = Pool(factory, "head", ["cpu:threads=1,memory=64MiB"] * 2)
+    g = hg.Graph()
+    x = g.input("x", (), "f32")
+    g.output("x", x + 1.0)
+    try:
+        with pool.connect() as session:
+            plan = session.compile(g, pool.names[0])
+            loop = plan.loop(steps=10**9, carry={"x": "x"}, x=np.float32(0))
+            with heliograph.admin.connect(pool.members[0].url) as admin:
+                admin.drain(3600)
+                until(lambda: admin.snapshot().drain.staying)
+                assert "loop" in admin.snapshot().drain.staying[0].why
+                loop.stop()
+                loop.result(SECONDS)
+                until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+            assert plan.run(x=np.float32(1))["x"] == 2
+    finally:
+        pool.end()
