@@ -30,7 +30,7 @@ from heliograph_server.resources.handles import (
 )
 from heliograph_server.resources.memories import find_buffer_type
 from heliograph_server.session.operations import init_tensor
-from heliograph_server.session.parts.leaving import check_between_commands
+from heliograph_server.session.parts.leaving import check_between_commands, loop_stays
 from heliograph_server.session.session import Session
 from heliograph_server.state.capture import held_still
 
@@ -79,6 +79,11 @@ def hand_over(session: Session, leaving: Sequence[Device], wait_seconds: float) 
     names = {one.name for one in leaving}
     if not holds(session, names):
         return None
+    with session.inside.lock:
+        has_loop = session.inside.core.has_loop
+    if has_loop:
+        # It would wait at its next edge for commands after it, in vain.
+        raise loop_stays()
     with held_still(session.inside, wait_seconds):
         began = time.monotonic()
         check_between_commands(session)

@@ -181,6 +181,11 @@ class SessionCore:
         something; else 0."""
         return lone_loop(self._commands, self._lasting)
 
+    @property
+    def has_loop(self) -> bool:
+        """True if a loop is under way, or waits."""
+        return any(isinstance(one.task, RunTask) and one.task.progress for one in self._commands.values())
+
     def run_under_way(self, sequence: int) -> RunUnderWay:
         """Return what an unretired run makes and writes."""
         return under_way(self._commands[sequence])
