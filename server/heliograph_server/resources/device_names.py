@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 
 class DeviceNames:
-    """What the names that a client uses stand for. Thread-safe: each change replaces the whole.
+    """The devices that a client's names stand for. Thread-safe: each change replaces the whole.
 
     A client knows its tensors and plans under the names of their first devices. Such a name stands
     for the device with the values, until a device of that name appears.

@@ -137,9 +137,9 @@ class _Taking:
             found = hand_over(session, self._leaving, STILL_SECONDS)
         if found is not None:
             self._log(session, found)
-            if snapshots is not None and snapshots.covers(session):
-                # The image before names devices that are about to go.
-                snapshots.take(session)
+        if found is not None and snapshots is not None and snapshots.covers(session):
+            # The image before names devices that are about to go.
+            snapshots.take(session)
         return ""
 
     def _log(self, session: Session, found: HandedOver) -> None:

@@ -28,7 +28,7 @@ MOST_CHARACTERS = 500
 
 
 class Heads:
-    """What the heads among a host's clients have told. Thread-safe."""
+    """The heads among a host's clients, and what they have told. Thread-safe."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

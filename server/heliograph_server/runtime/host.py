@@ -174,13 +174,11 @@ class Host:
         self._changed = threading.Condition()
         self._sessions: dict[bytes, Session] = {}
         self._reapers: dict[bytes, Timer] = {}
-        #: The sessions that are restored from images, and those that go to other daemons.
-        self.images, self.moves, self.heads = SessionImages(self), Moves(self), Heads(self)
-        #: Takes values from members that drain.
-        self.handing = Handing(self)
+        #: Sessions of images, those that go elsewhere, and values between heads and members that drain.
+        self.images, self.moves = SessionImages(self), Moves(self)
+        self.heads, self.handing = Heads(self), Handing(self)
         self._numbers = itertools.count(1)
-        self._draining = self._closed = False
-        self._activity = SessionActivity()
+        self._draining, self._closed, self._activity = False, False, SessionActivity()
         #: Lost devices of this host that sessions know of. They stay listed, with the reason.
         self._known_lost: set[Device] = set()
         #: Totals of sessions that have ended.

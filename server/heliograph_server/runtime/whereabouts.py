@@ -1,4 +1,4 @@
-"""Where sessions are that go from daemon to daemon, and who may claim them. Pure.
+"""The places of sessions that go from daemon to daemon, and who may claim them. Pure.
 
 here ── begin ──▸ on its way ── give_up ──▸ elsewhere, for its lease
                       └── end ──▸ here

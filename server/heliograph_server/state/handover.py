@@ -39,7 +39,7 @@ _BYTE = dtype("u8")
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """What went to other devices."""
+    """A session's values that went to other devices."""
 
     #: The device that took the place of each one.
     places: Mapping[str, str]
@@ -51,7 +51,7 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a session holds on devices that leave."""
+    """The values that a session holds on devices that leave."""
 
     storages: tuple[HandleStorage, ...]
     plans: tuple[PlanHandle, ...]
@@ -151,11 +151,15 @@ def _first_that_can(session: Session, held: _Held, leaving: Sequence[Device]) ->
 
 
 def _place(device: Device) -> Place:
+    found = Place(device.name, device.type, _backend(device), 0, is_avoided=True)
     if device.is_draining:
-        return Place(device.name, device.type, _backend(device), 0, is_avoided=True)
-    memory = device.memory()
-    free_bytes = memory.free_bytes if memory.total_bytes else 2**63
-    return Place(device.name, device.type, _backend(device), free_bytes)
+        return found
+    try:
+        memory = device.memory()
+    except HeliographError:
+        # It does not answer now.
+        return found
+    return replace(found, free_bytes=memory.free_bytes if memory.total_bytes else 2**63, is_avoided=False)
 
 
 def _backend(device: Device) -> str:
@@ -240,7 +244,7 @@ class _Change:
                 place = self._inside.devices.device(self._places[queue.device])
                 streams.append(queue.stream)
                 queue.device, queue.stream = place.name, place.stream()
-        # What was made has the old devices now.
+        # Those that were made have the old devices now.
         self._release([made for _, made in self._made])
         for _, old, _ in self._old:
             old.free()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from waiting import until
 
 import heliograph as hg
 import heliograph.admin
+from heliograph.cli import main
 
 SECONDS = 30.0
 SIZE = 16
@@ -49,7 +52,7 @@ def calm() -> list[np.ndarray]:
 class Pool:
     """Members under names of their own, and the address of their pool."""
 
-    def __init__(self, factory: MemberFactory, transport: str, devices: list[str]) -> None:
+    def __init__(self, factory: MemberFactory, transport: str, devices: list[str], *more: str) -> None:
         self.devices = devices
         self.members = [factory.start("--device", one) for one in devices]
         hosts = [f"{one.host}:{one.port}" for one in self.members]
@@ -59,7 +62,8 @@ class Pool:
         self.address: str | list[str] = [one.url for one in self.members]
         if transport == "head":
             own = "cpu:threads=1,memory=1MiB"
-            self.head = factory.start("--device", own, "--pool", f"static:{','.join(hosts)}")
+            self._head = ["--device", own, "--pool", f"static:{','.join(hosts)}", *more]
+            self.head = factory.start(*self._head)
             self.address, self.own = self.head.url, ["cpu0"]
         self._all = [*self.members, *([self.head] if self.head else [])]
 
@@ -78,6 +82,13 @@ class Pool:
         made = factory.start("--device", self.devices[place], port=self.members[place].port)
         self._all.append(made)
         self.members[place] = made
+
+    def restart_head(self, factory: MemberFactory) -> None:
+        """Kill the head, and start it again."""
+        assert self.head is not None
+        self.head.kill()
+        self.head = factory.start(*self._head, port=self.head.port)
+        self._all.append(self.head)
 
     def is_gone(self, session: hg.Session, place: int) -> bool:
         return bool(session.device(self.names[place]).lost)
@@ -208,8 +219,14 @@ def test_without_room_the_member_waits_and_says_which_session_stays(
                 (stays,) = admin.snapshot().drain.staying
                 assert "bytes free" in stays.why and "heliograph" in stays.client
                 assert (tensor.get() == 1).all()
-                del tensor
-                until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+                waiting = ["drain", "--server", pool.members[0].url, "--seconds", "3600", "--wait"]
+                with ThreadPoolExecutor(1) as thread:
+                    ended = thread.submit(main, waiting)
+                    until(lambda: admin.snapshot().drain.staying)
+                    until(lambda: "keeps values here" in capsys.readouterr().out)
+                    tensor.free()
+                    until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+                    assert ended.result(SECONDS) == 0
     finally:
         pool.end()
 
@@ -233,3 +250,43 @@ def test_a_loop_that_does_not_end_keeps_its_member_until_the_drain_is_over(facto
             assert plan.run(x=np.float32(1))["x"] == 2
     finally:
         pool.end()
+
+
+def test_a_plan_that_is_rebuilt_after_losses_goes_on_through_drains_too(
+    pool: Pool, calm: list[np.ndarray]
+) -> None:
+    with pool.connect() as session:
+        pins = {f"stage{number}/*": name for number, name in enumerate(pool.names[:2])}
+        plan = session.compile(training(), pool.names, pins=pins, on_loss="rebuild")
+        found = [plan.run(x=one)["y"] for one in GIVEN[:3]]
+        plan.checkpoint()
+        found += [plan.run(x=one)["y"] for one in GIVEN[3:5]]
+        pool.drain(0)
+        until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+        found += [plan.run(x=one)["y"] for one in GIVEN[5:8]]
+        assert not plan.rebuilds, "nothing was lost"
+        pool.members[1].kill()
+        found += [plan.run(x=one, timeout=SECONDS)["y"] for one in GIVEN[8:]]
+    assert same(found, calm)
+
+
+def test_a_head_that_is_killed_after_a_member_drained_goes_on_with_the_same_bits(
+    factory: MemberFactory, calm: list[np.ndarray], tmp_path: Path
+) -> None:
+    pool = Pool(factory, "head", ["cpu:threads=1,memory=64MiB"] * 2, "--state", str(tmp_path / "state"))
+    try:
+        with hg.connect(pool.address, timeout=SECONDS, durable=True) as session:
+            wait_for_devices(session, *pool.own, *pool.names)
+            plan = session.compile(training(), pool.names[0])
+            found = [plan.run(x=one)["y"] for one in GIVEN[:4]]
+            pool.drain(0)
+            until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+            found += [plan.run(x=one)["y"] for one in GIVEN[4:8]]
+            pool.restart_head(factory)
+            found += [plan.run(x=one, timeout=SECONDS)["y"] for one in GIVEN[8:]]
+            late = session.empty(4, "f32", pool.names[0])
+            late.set(np.ones(4, np.float32))
+            assert (late.get() == 1).all()
+    finally:
+        pool.end()
+    assert same(found, calm)

@@ -379,7 +379,7 @@ class _Client:
         self._incarnation = daemons["a"].incarnation
         self.sent: list[Pending] = []
         #: The fired commands, and how often each.
-        self.fired: dict[int, int] = {}
+        self.fired: dict[Pending, int] = {}
         self.values: dict[int, int] = {}
         self.error: HeliographError | None = None
         self.moved = self.stayed = 0
@@ -409,7 +409,7 @@ class _Client:
         self.flush()
 
     def _fire(self, pending: Pending) -> None:
-        self.fired[pending.sequence] = self.fired.get(pending.sequence, 0) + 1
+        self.fired[pending] = self.fired.get(pending, 0) + 1
         if pending.error is None and pending.completion is not None:
             self.values[pending.sequence] = int.from_bytes(pending.completion.data, "little")
 

@@ -1,4 +1,4 @@
-"""What an attach gets of a session that had an earlier daemon, or was moved. Pure."""
+"""The answer to an attach, also to a session that had an earlier daemon, or was moved. Pure."""
 
 from __future__ import annotations
 
