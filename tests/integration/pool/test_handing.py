@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -56,7 +58,7 @@ class Pool:
         self.devices = devices
         self.members = [factory.start("--device", one) for one in devices]
         hosts = [f"{one.host}:{one.port}" for one in self.members]
-        self.names = [f"{host}/cpu0" for host in hosts]
+        self.names = [f"{host}/{devices[0].partition(':')[0]}0" for host in hosts]
         self.own: list[str] = []
         self.head: FactoryMember | None = None
         self.address: str | list[str] = [one.url for one in self.members]
@@ -239,7 +241,8 @@ def test_a_loop_that_does_not_end_keeps_its_member_until_the_drain_is_over(facto
     try:
         with pool.connect() as session:
             plan = session.compile(g, pool.names[0])
-            loop = plan.loop(steps=10**9, carry={"x": "x"}, x=np.float32(0))
+            loop = plan.loop(steps=10**9, carry={"x": "x"}, taps=["x"], x=np.float32(0))
+            assert next(iter(loop.taps())).step == 0, "it is under way"
             with heliograph.admin.connect(pool.members[0].url) as admin:
                 admin.drain(3600)
                 until(lambda: admin.snapshot().drain.staying)
@@ -290,3 +293,54 @@ def test_a_head_that_is_killed_after_a_member_drained_goes_on_with_the_same_bits
     finally:
         pool.end()
     assert same(found, calm)
+
+
+def test_runs_under_way_on_the_member_end_there_and_later_ones_follow_in_order(
+    factory: MemberFactory, calm: list[np.ndarray]
+) -> None:
+    """A run takes long enough for the drain to come in the middle of runs."""
+    pool = Pool(factory, "list", ["fake:compute_ms=30"] * 3)
+    try:
+        with pool.connect() as session:
+            pins = {f"stage{number}/*": name for number, name in enumerate(pool.names[:2])}
+            plan = session.compile(training(), pool.names, pins=pins, pipeline=2)
+            runs = [plan.submit(x=one) for one in GIVEN[:8]]
+            found = [runs[0].result(SECONDS)["y"]]
+            pool.drain(0)
+            found += [one.result(SECONDS)["y"] for one in runs[1:]]
+            until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+            found += [plan.run(x=one)["y"] for one in GIVEN[8:]]
+    finally:
+        pool.end()
+    with hg.connect("local:#fake") as session:
+        plan = session.compile(training())
+        assert same(found, [plan.run(x=one)["y"] for one in GIVEN])
+
+
+def test_members_that_drain_and_come_back_in_any_order_change_no_bit(
+    pool: Pool, factory: MemberFactory
+) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    given = [chance.choice(GIVEN) for _ in range(40)]
+    found: list[np.ndarray] = []
+    with pool.connect() as session:
+        plan = session.compile(training(3), pool.names, pins={"stage1/*": pool.names[1]})
+        tensor = session.empty(SIZE, "f32", chance.choice(pool.names))
+        for turn in range(4):
+            tensor.set(np.full(SIZE, turn, np.float32))
+            runs = [plan.submit(x=one) for one in given[10 * turn : 10 * turn + 10]]
+            place = chance.randrange(3)
+            if chance.random() < 0.5:
+                pool.drain(place)
+            else:
+                pool.members[place].kill(signal.SIGTERM)
+            found += [one.result(SECONDS)["y"] for one in runs]
+            until(lambda place=place: pool.is_gone(session, place), seconds=SECONDS)
+            assert (tensor.get() == turn).all()
+            pool.restart(factory, place)
+            until(lambda place=place: not pool.is_gone(session, place), seconds=SECONDS)
+    with hg.connect("local:#cpu:threads=1") as session:
+        plan = session.compile(training(3))
+        assert same(found, [plan.run(x=one)["y"] for one in given])
