@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --server, --seconds, --stay, --wait, --move-to, --undo."""
     parser.epilog = (
         "The daemon refuses new sessions, and its health is NOT_SERVING. When running work has ended, or its "
-        "time is over, the daemon ends all sessions and stops."
+        "time is over, the daemon ends all sessions and stops. A member of a pool first hands over what it "
+        "has for the sessions of heads; --wait tells what stays, and why."
     )
     add_server_argument(parser)
     add = parser.add_argument

@@ -15,13 +15,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from heliograph_backends.contract import Buffer, Device, Tensor, access
+from heliograph_backends.contract import Buffer, Device, Stream, Tensor, access
 from heliograph_proto.errors import HeliographError, OutOfMemoryError, UnsupportedError
 from heliograph_proto.plans import PlanOptions
 from heliograph_proto.types import TensorType, dtype
 from heliograph_server.compile.renaming import Place, choices, renamed
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import (
+    DeviceQueue,
     HandleStorage,
     PlanHandle,
     ReservationHandle,
@@ -103,13 +104,17 @@ def _held(session: Session, leaving: Collection[str]) -> _Held:
     core = session.inside.core
     reservations = core.handles.of_kind(ReservationHandle).values()
     return _Held(
-        tuple(one for one in core.resources.storages if one.device in leaving),
+        tuple(one for one in core.resources.storages if one.device in leaving and one.buffer is not None),
         tuple(
             one
             for one in core.plans.plans
             if one.plan is not None and not set(leaving).isdisjoint(one.plan.device_names)
         ),
-        tuple(one for one in core.handles.of_kind(StreamHandle).values() if one.queue.device in leaving),
+        tuple(
+            one
+            for one in core.handles.of_kind(StreamHandle).values()
+            if one.queue.device in leaving and one.queue.error is None
+        ),
         any(not set(leaving).isdisjoint(one.reservation.shares) for one in reservations),
     )
 
@@ -175,6 +180,7 @@ class _Change:
         self._held, self._places = held, places
         self._old: list[tuple[HandleStorage, Buffer, str]] = []
         self._made: list[tuple[PlanHandle, PlanHandle]] = []
+        self._streams: list[tuple[DeviceQueue, str, Stream]] = []
 
     def run(self) -> None:
         """Raises the errors of copying and compiling; then nothing has changed."""
@@ -183,24 +189,28 @@ class _Change:
             for storage in self._held.storages:
                 self._take_storage(storage)
             self._init_tensors()
+            self._forget_plans()
             for plan in self._held.plans:
                 options = renamed(self._with_devices(plan), self._places)
                 self._made.append((plan, self._inside.compiler.again(plan, options)))
+            for stream in self._held.streams:
+                place = self._inside.devices.device(self._places[stream.queue.device])
+                self._streams.append((stream.queue, place.name, place.stream()))
+                undo.callback(self._streams[-1][2].close)
             undo.pop_all()
         self._commit()
 
     def _take_storage(self, storage: HandleStorage) -> None:
         """Give a storage memory on its new device, with its bytes."""
-        old: Buffer | None = storage.buffer
-        if old is None:
-            return
+        old: Buffer = storage.buffer
         place = self._places[storage.device]
         memory = find_buffer_type(self._inside.devices.device(place), storage.buffer_type)
         size_bytes = old.size_bytes
         new = self._inside.room.for_work(lambda: memory.allocate(size_bytes, storage.usage))
         try:
-            whole = TensorType(_BYTE, (size_bytes,))
-            access.copy(Tensor(whole, old), Tensor(whole, new))
+            if size_bytes:
+                whole = TensorType(_BYTE, (size_bytes,))
+                access.copy(Tensor(whole, old), Tensor(whole, new))
         except BaseException:
             new.free()
             raise
@@ -214,6 +224,15 @@ class _Change:
             tensors = list(self._known_tensors())
         for tensor in tensors:
             init_tensor(tensor)
+
+    def _forget_plans(self) -> None:
+        """Forget plans that are kept without a handle: they have variables where these are not."""
+        moved = {storage for storage, _, _ in self._old}
+        with self._inside.lock:
+            variables = self._inside.core.plans.variables
+            names = [name for name, (_, variable) in variables.items() if variable.storage in moved]
+        for name in names:
+            self._inside.executor.plans.forget_variable(name)
 
     def _known_tensors(self) -> Iterator[TensorHandle]:
         core = self._inside.core
@@ -232,18 +251,18 @@ class _Change:
         return replace(options, devices=options.devices or (first,))
 
     def _commit(self) -> None:
-        streams = []
+        streams: list[Stream] = []
         with self._inside.lock:
             core = self._inside.core
-            if core.closed is None:
-                self._inside.devices.names.replace(self._places)
+            self._inside.devices.names.replace(self._places)
+            for storage in core.resources.storages:
+                # Those whose allocation failed.
+                storage.device = self._places.get(storage.device, storage.device)
             for plan, made in self._made:
                 core.plans.exchange(plan, made)
-            for stream in self._held.streams:
-                queue = stream.queue
-                place = self._inside.devices.device(self._places[queue.device])
+            for queue, device, stream in self._streams:
                 streams.append(queue.stream)
-                queue.device, queue.stream = place.name, place.stream()
+                queue.device, queue.stream = device, stream
         # Those that were made have the old devices now.
         self._release([made for _, made in self._made])
         for _, old, _ in self._old:
@@ -253,6 +272,7 @@ class _Change:
 
     def _undo(self) -> None:
         self._release([made for _, made in self._made])
+        self._forget_plans()
         with self._inside.lock:
             new = [storage.buffer for storage, _, _ in self._old]
             for storage, old, device in self._old:

@@ -175,11 +175,17 @@ def test_tensors_views_weights_and_streams_go_along(pool: Pool) -> None:
         tensor.set(x)
         view, stream = tensor[8:16], session.stream(there)
         tensor.copy_to(weight, stream=stream)
-        session.synchronize()
+        nothing = session.empty((0, 4), "f32", there)
+        too_large = session.empty(2**30, "f32", there)
+        with pytest.raises(hg.OutOfMemoryError):
+            too_large.get()
         plan = session.compile(g, there, weights={"w": weight})
         pool.drain(0)
         until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
         assert np.array_equal(tensor.get(), x) and np.array_equal(view.get(), x[8:16])
+        assert nothing.get().shape == (0, 4)
+        with pytest.raises(hg.OutOfMemoryError):
+            too_large.get()
         tensor.set(2 * x)
         assert np.array_equal(view.get(), 2 * x[8:16])
         assert np.array_equal(plan.run(x=x)["y"], x * x)
@@ -231,6 +237,47 @@ def test_without_room_the_member_waits_and_says_which_session_stays(
                     assert ended.result(SECONDS) == 0
     finally:
         pool.end()
+
+
+def test_the_devices_of_the_head_take_what_no_member_can(
+    factory: MemberFactory, calm: list[np.ndarray]
+) -> None:
+    pool = Pool(factory, "head", ["cpu:threads=1,memory=64MiB"])
+    try:
+        with pool.connect() as session:
+            plan = session.compile(training(), pool.names[0])
+            found = [plan.run(x=one)["y"] for one in GIVEN[:6]]
+            pool.drain(0)
+            until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+            found += [plan.run(x=one)["y"] for one in GIVEN[6:]]
+    finally:
+        pool.end()
+    assert same(found, calm)
+
+
+def test_a_plan_that_fits_nowhere_else_leaves_the_session_as_it_was_until_it_is_freed(
+    factory: MemberFactory, calm: list[np.ndarray]
+) -> None:
+    """The variables fit on the head's own device, and the weight of the other plan does not."""
+    pool = Pool(factory, "head", ["cpu:threads=1,memory=64MiB"])
+    wide = hg.Graph()
+    x = wide.input("x", (1024,), "f32")
+    wide.output("y", x @ wide.weight("w", np.ones((1024, 1024), np.float32)))
+    try:
+        with pool.connect() as session:
+            plan, other = (session.compile(one, pool.names[0]) for one in (training(), wide))
+            found = [plan.run(x=one)["y"] for one in GIVEN[:4]]
+            with heliograph.admin.connect(pool.members[0].url) as admin:
+                admin.drain(3600)
+                until(lambda: admin.snapshot().drain.staying)
+            found += [plan.run(x=one)["y"] for one in GIVEN[4:8]]
+            assert (other.run(x=np.ones(1024, np.float32))["y"] == 1024).all()
+            other.free()
+            until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+            found += [plan.run(x=one)["y"] for one in GIVEN[8:]]
+    finally:
+        pool.end()
+    assert same(found, calm)
 
 
 def test_a_loop_that_does_not_end_keeps_its_member_until_the_drain_is_over(factory: MemberFactory) -> None:
