@@ -73,7 +73,7 @@ def choices(
 ) -> Iterator[dict[str, str]]:
     """Yield ways to replace devices by others of their kind, the best first.
 
-    `plans` are the devices of plans that use one that leaves: a device that they use already is
+    `plans` are the devices of plans that use one that leaves: a device that they may use already is
     better than another one, then one with more free memory. Only devices with room for
     `needed_bytes` count.
     """

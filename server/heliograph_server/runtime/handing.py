@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from heliograph_proto import HAND_OVER
+from heliograph_proto.devices import DeviceChange, ReplacedDevice
 from heliograph_proto.errors import HeliographError, SnapshotFailedError, UnsupportedError
 from heliograph_proto.sessions import StayingSession
 from heliograph_server.resources.failures import typed
@@ -136,13 +137,20 @@ class _Taking:
         with nullcontext() if snapshots is None else snapshots.paused(session):
             found = hand_over(session, self._leaving, STILL_SECONDS)
         if found is not None:
-            self._log(session, found)
+            self._tell(session, found)
         if found is not None and snapshots is not None and snapshots.covers(session):
             # The image before names devices that are about to go.
             snapshots.take(session)
         return ""
 
-    def _log(self, session: Session, found: HandedOver) -> None:
+    def _tell(self, session: Session, found: HandedOver) -> None:
+        """Tell the log and the client."""
+        replaced = tuple(ReplacedDevice(*one) for one in found.places.items())
+        host = self._host
+        change = DeviceChange(
+            self._member, daemons=host.daemons, draining=host.is_draining, replaced=replaced
+        )
+        session.tell_devices(change)
         places = ", ".join(f"{old} to {new}" for old, new in found.places.items())
         message = "%s went from %s: %d bytes and %d plans, in %.2f s"
         facts = session, places, found.size_bytes, found.plans, found.still_seconds

@@ -298,7 +298,7 @@ class Host:
             describe(change.appeared, self._room),
             tuple(device.name for device in change.lost),
             change.why,
-            self._daemons,
+            self.daemons,
             self._draining,
         )
         sessions = self._all_sessions()
@@ -320,12 +320,12 @@ class Host:
         for device in news:
             why = device.lost.message if device.lost is not None else ""
             logger.error("%s; it stays listed until the daemon restarts", why)
-            change = DeviceChange("", (), (device.name,), why, self._daemons, self._draining)
+            change = DeviceChange("", (), (device.name,), why, self.daemons, self._draining)
             for session in self._all_sessions():
                 session.tell_devices(change)
 
     @property
-    def _daemons(self) -> tuple[bytes, ...]:
+    def daemons(self) -> tuple[bytes, ...]:
         return tuple(self._pool.daemons) if self._pool is not None else ()
 
     # Tenants
@@ -421,7 +421,7 @@ class Host:
             server=SERVER,
             devices=described,
             is_head=self._pool is not None,
-            daemons=self._daemons,
+            daemons=self.daemons,
             durable=durable,
             lease_ms=granted_ms,
         )
@@ -621,7 +621,7 @@ class Host:
 
     def _tell_draining(self) -> None:
         """Tell the clients that watch devices, such as heads, whether this host drains."""
-        change = DeviceChange("", daemons=self._daemons, draining=self._draining)
+        change = DeviceChange("", daemons=self.daemons, draining=self._draining)
         for session in self._all_sessions():
             session.tell_devices(change)
 

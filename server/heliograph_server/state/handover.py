@@ -137,7 +137,7 @@ def _first_that_can(session: Session, held: _Held, leaving: Sequence[Device]) ->
     """Take everything to the best devices that can take it. Return the place of each old one."""
     names = {one.name for one in leaving}
     others = [one for one in session.devices if one.name not in names and one.lost is None]
-    plans = [one.plan.device_names for one in held.plans]
+    plans = [(*one.plan.device_names, *one.request.options.devices) for one in held.plans if one.request]
     needed = sum(one.size_bytes for one in held.storages)
     refusal: HeliographError | None = None
     for places in choices([_place(one) for one in leaving], [_place(one) for one in others], plans, needed):

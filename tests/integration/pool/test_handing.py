@@ -133,6 +133,7 @@ def test_a_training_goes_on_with_the_same_bits_when_its_member_drains(
         found += [one.result(SECONDS)["y"] for one in runs]
         until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
         found += [plan.run(x=one)["y"] for one in GIVEN[7:]]
+        assert plan.devices == (pool.names[1],), "a device that it named already"
     assert same(found, calm)
 
 
@@ -184,6 +185,7 @@ def test_tensors_views_weights_and_streams_go_along(pool: Pool) -> None:
         until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
         assert np.array_equal(tensor.get(), x) and np.array_equal(view.get(), x[8:16])
         assert nothing.get().shape == (0, 4)
+        assert {tensor.device, view.device, *plan.devices} <= set(pool.names[1:])
         with pytest.raises(hg.OutOfMemoryError):
             too_large.get()
         tensor.set(2 * x)
