@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from heliograph_backends.contract import Buffer, Device, Stream, Tensor, access
@@ -263,12 +263,12 @@ class _Change:
             for queue, device, stream in self._streams:
                 streams.append(queue.stream)
                 queue.device, queue.stream = device, stream
-        # Those that were made have the old devices now.
-        self._release([made for _, made in self._made])
-        for _, old, _ in self._old:
-            old.free()
-        for one in streams:
-            one.close()
+        # Those that were made have the old devices now. A device that is lost has freed everything.
+        with suppress(HeliographError):
+            self._release([made for _, made in self._made])
+        for release in (*(old.free for _, old, _ in self._old), *(one.close for one in streams)):
+            with suppress(HeliographError):
+                release()
 
     def _undo(self) -> None:
         self._release([made for _, made in self._made])
@@ -278,7 +278,8 @@ class _Change:
             for storage, old, device in self._old:
                 storage.buffer, storage.device = old, device
         for one in new:
-            one.free()
+            with suppress(HeliographError):
+                one.free()
 
     def _release(self, plans: Sequence[PlanHandle]) -> None:
         self._inside.executor.event(lambda: self._inside.core.plans.release(plans))
