@@ -130,22 +130,24 @@ class Compiler:
             key = key_of(request.options, client, compilation.bound, compilation.reservation, stamp)
             return self._commit(compilation, self._found_or_made(client, key, compilation), started)
 
-    def again(self, plan: PlanHandle, options: PlanOptions) -> PlanHandle:
+    def again(
+        self, plan: PlanHandle, options: PlanOptions, reservation: ReservationHandle | None = None
+    ) -> PlanHandle:
         """Compile a plan's graph once more, with other options and the leaves that it has.
 
-        The new plan has no number. The caller holds `busy` and the session still. Raises the errors
-        of PlanService.Compile.
+        The new plan has no number, and lies in a reservation if one is given. The caller holds
+        `busy` and the session still. Raises the errors of PlanService.Compile.
         """
         assert plan.request is not None
         request = replace(plan.request, options=options, updates=0, reservation=0)
         client = self._known.validated(request.graph, plan.bound.tensors.keys())
         with (
             self._holding.taken(QuotaKind.PLANS, by_force=True),
-            _Compilation(self._state, self._lock, request, client.graph, plan) as compilation,
+            _Compilation(self._state, self._lock, request, client.graph, plan, reservation) as compilation,
             self._contents.wanted(_contents_of(client.graph, compilation.bound)),
         ):
             stamp = self._placer.stamp(options.devices)
-            key = key_of(options, client, compilation.bound, None, stamp)
+            key = key_of(options, client, compilation.bound, reservation, stamp)
             found = self._found_or_made(client, key, compilation)
             try:
                 with self._lock:
@@ -476,15 +478,17 @@ class _Compilation:
         request: CompileRequest,
         graph: Graph,
         again: PlanHandle | None = None,
+        reservation: ReservationHandle | None = None,
     ) -> None:
-        """`again`: the plan with the same graph and leaves, if it is compiled once more."""
+        """`again`: the plan with the same graph and leaves, if it is compiled once more, and the
+        reservation for that."""
         self._state, self._again = state, again
         self._lock = lock
         self.request = request
         self.graph = graph
         self.bound = BoundLeaves()
         #: The reservation in which the plan will lie.
-        self.reservation: ReservationHandle | None = None
+        self.reservation = reservation
         self.memory = NO_RESERVATION
         self.is_committed = False
         self._uses = ExitStack()
@@ -496,6 +500,7 @@ class _Compilation:
             if self._again is not None:
                 bound = self._again.bound
                 self.bound = hold_leaves(bound.tensors, bound.weights, bound.numbers)
+                self._use_reservation()
                 return self
             try:
                 if self.request.updates:
@@ -503,7 +508,8 @@ class _Compilation:
                 self._state.hold_number(self.request.plan, PlanHandle)
                 self._is_reserved = True
                 if self.request.reservation:
-                    self._use_reservation()
+                    self.reservation = self._state.handles.get(self.request.reservation, ReservationHandle)
+                self._use_reservation()
                 self.bound = self._state.bind_leaves(self.graph, self.request.bindings)
             except BaseException:
                 self._release()
@@ -512,9 +518,8 @@ class _Compilation:
         return self
 
     def _use_reservation(self) -> None:
-        self.reservation = self._state.handles.get(self.request.reservation, ReservationHandle)
         # Copies of a pipeline run at once, so they cannot share the memory.
-        if self.request.options.pipeline <= 1:
+        if self.reservation is not None and self.request.options.pipeline <= 1:
             self.memory = self.reservation.reservation
             self._uses.enter_context(self.memory.in_use())
 

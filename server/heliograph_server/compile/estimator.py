@@ -109,6 +109,18 @@ class Estimator:
                     self._state.handles.give_up(request.reservation)
         return made.sizes
 
+    def again(self, reservation: ReservationHandle, options: PlanOptions) -> ReservationHandle:
+        """Reserve memory once more, with other options, under no number.
+
+        The caller holds `busy`. Raises the errors of PlanService.Reserve.
+        """
+        assert reservation.request is not None
+        request = replace(reservation.request, options=options)
+        made = self._room.for_work(lambda: self._allocate(request))
+        self._holding.charge(sum(made.sizes.values()), made)
+        with self._lock:
+            return self._state.add_unnumbered_reservation(made, request)
+
     def _allocate(self, request: ReserveRequest) -> MemoryReservation:
         needs = self._needs(request)
         try:

@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 
 from heliograph_backends.contract import Buffer, Device, Stream, Tensor, access
 from heliograph_proto.errors import HeliographError, OutOfMemoryError, UnsupportedError
-from heliograph_proto.plans import PlanOptions
+from heliograph_proto.plans import CompileRequest, PlanOptions, ReserveRequest
 from heliograph_proto.types import TensorType, dtype
 from heliograph_server.compile.renaming import Place, choices, renamed
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import (
     DeviceQueue,
+    Handle,
     HandleStorage,
     PlanHandle,
     ReservationHandle,
@@ -57,11 +58,10 @@ class _Held:
     storages: tuple[HandleStorage, ...]
     plans: tuple[PlanHandle, ...]
     streams: tuple[StreamHandle, ...]
-    #: True if it has reserved memory there.
-    is_reserved: bool
+    reservations: tuple[ReservationHandle, ...]
 
     def __bool__(self) -> bool:
-        return bool(self.storages or self.plans or self.streams or self.is_reserved)
+        return bool(self.storages or self.plans or self.streams or self.reservations)
 
 
 def holds(session: Session, leaving: Collection[str]) -> bool:
@@ -102,27 +102,27 @@ def hand_over(session: Session, leaving: Sequence[Device], wait_seconds: float) 
 
 def _held(session: Session, leaving: Collection[str]) -> _Held:
     core = session.inside.core
-    reservations = core.handles.of_kind(ReservationHandle).values()
+    all_reserved = core.handles.of_kind(ReservationHandle).values()
+    reserved = [one for one in all_reserved if not set(leaving).isdisjoint(one.reservation.shares)]
     return _Held(
         tuple(one for one in core.resources.storages if one.device in leaving and one.buffer is not None),
         tuple(
             one
             for one in core.plans.plans
-            if one.plan is not None and not set(leaving).isdisjoint(one.plan.device_names)
+            if one.plan is not None
+            and (one.reservation in reserved or not set(leaving).isdisjoint(one.plan.device_names))
         ),
         tuple(
             one
             for one in core.handles.of_kind(StreamHandle).values()
             if one.queue.device in leaving and one.queue.error is None
         ),
-        any(not set(leaving).isdisjoint(one.reservation.shares) for one in reservations),
+        tuple(reserved),
     )
 
 
 def _check(held: _Held) -> None:
     """Raise UnsupportedError for what cannot go."""
-    if held.is_reserved or any(one.reservation is not None for one in held.plans):
-        raise UnsupportedError("it has reserved memory there", advice="reset the reservation")
     for storage in held.storages:
         if storage.is_mapped or storage.memory is not None:
             raise UnsupportedError("its client has mapped a tensor there", advice="free mapped tensors")
@@ -180,6 +180,7 @@ class _Change:
         self._held, self._places = held, places
         self._old: list[tuple[HandleStorage, Buffer, str]] = []
         self._made: list[tuple[PlanHandle, PlanHandle]] = []
+        self._reserved: dict[ReservationHandle | None, ReservationHandle] = {}
         self._streams: list[tuple[DeviceQueue, str, Stream]] = []
 
     def run(self) -> None:
@@ -190,9 +191,13 @@ class _Change:
                 self._take_storage(storage)
             self._init_tensors()
             self._forget_plans()
+            compiler = self._inside.compiler
+            for old in self._held.reservations:
+                self._reserved[old] = compiler.estimator.again(old, self._options(old.request))
             for plan in self._held.plans:
-                options = renamed(self._with_devices(plan), self._places)
-                self._made.append((plan, self._inside.compiler.again(plan, options)))
+                reservation = self._reserved.get(plan.reservation, plan.reservation)
+                options = self._options(plan.request)
+                self._made.append((plan, compiler.again(plan, options, reservation)))
             for stream in self._held.streams:
                 place = self._inside.devices.device(self._places[stream.queue.device])
                 self._streams.append((stream.queue, place.name, place.stream()))
@@ -243,12 +248,12 @@ class _Change:
             if one.storage in moved and (one.is_placed or one in variables):
                 yield one
 
-    def _with_devices(self, plan: PlanHandle) -> PlanOptions:
-        """The options of a plan, which name its devices."""
-        assert plan.request is not None
-        options = plan.request.options
+    def _options(self, request: CompileRequest | ReserveRequest | None) -> PlanOptions:
+        """The options of a request, on the new devices."""
+        assert request is not None
         first = self._inside.devices.device("").name
-        return replace(options, devices=options.devices or (first,))
+        options = replace(request.options, devices=request.options.devices or (first,))
+        return renamed(options, self._places)
 
     def _commit(self) -> None:
         streams: list[Stream] = []
@@ -260,18 +265,22 @@ class _Change:
                 storage.device = self._places.get(storage.device, storage.device)
             for plan, made in self._made:
                 core.plans.exchange(plan, made)
+                plan.reservation = None if made.reservation is None else plan.reservation
+            for old, new in self._reserved.items():
+                assert old is not None
+                core.plans.exchange_reservations(old, new)
             for queue, device, stream in self._streams:
                 streams.append(queue.stream)
                 queue.device, queue.stream = device, stream
         # Those that were made have the old devices now. A device that is lost has freed everything.
         with suppress(HeliographError):
-            self._release([made for _, made in self._made])
+            self._release()
         for release in (*(old.free for _, old, _ in self._old), *(one.close for one in streams)):
             with suppress(HeliographError):
                 release()
 
     def _undo(self) -> None:
-        self._release([made for _, made in self._made])
+        self._release()
         self._forget_plans()
         with self._inside.lock:
             new = [storage.buffer for storage, _, _ in self._old]
@@ -281,5 +290,7 @@ class _Change:
             with suppress(HeliographError):
                 one.free()
 
-    def _release(self, plans: Sequence[PlanHandle]) -> None:
-        self._inside.executor.event(lambda: self._inside.core.plans.release(plans))
+    def _release(self) -> None:
+        """Release the plans and reservations that are in no table."""
+        handles: list[Handle] = [*(made for _, made in self._made), *self._reserved.values()]
+        self._inside.executor.event(lambda: self._inside.core.plans.release(handles))

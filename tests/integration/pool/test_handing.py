@@ -198,6 +198,24 @@ def test_tensors_views_weights_and_streams_go_along(pool: Pool) -> None:
         assert session.compile(training(1), there).run(x=GIVEN[0])["y"].shape == (SIZE, SIZE)
 
 
+def test_reserved_memory_goes_along_with_the_plans_in_it(pool: Pool, calm: list[np.ndarray]) -> None:
+    with pool.connect() as session:
+        reservation = session.reserve(training(), pool.names[0])
+        plan = session.compile(training(), pool.names[0])
+        assert plan.reserved_bytes
+        found = [plan.run(x=one)["y"] for one in GIVEN[:6]]
+        pool.drain(0)
+        until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+        found += [plan.run(x=one)["y"] for one in GIVEN[6:]]
+        again = session.compile(training(), plan.devices)
+        assert again.reserved_bytes
+        assert np.isfinite(again.run(x=GIVEN[0])["y"]).all()
+        reservation.reset()
+        with pytest.raises(hg.UnknownHandleError, match="reset"):
+            plan.run(x=GIVEN[0])
+    assert same(found, calm)
+
+
 def test_a_name_means_its_own_device_again_once_that_is_back(
     pool: Pool, factory: MemberFactory, calm: list[np.ndarray]
 ) -> None:
