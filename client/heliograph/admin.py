@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from heliograph_proto.sessions import (
     SessionOutcome,
     SessionStatus,
     Snapshot,
+    StayingSession,
     TenantUsage,
 )
 from heliograph_proto.v1 import admin_pb2, plan_pb2
@@ -63,6 +64,7 @@ __all__ = [
     "SessionOutcome",
     "SessionStatus",
     "Snapshot",
+    "StayingSession",
     "TenantUsage",
     "connect",
 ]
@@ -173,8 +175,10 @@ class Admin:
         self._stopping = None
         return decode(admin_pb2.UndoDrainResponse.FromString(answer).drain, DrainStatus)
 
-    def wait_drained(self, timeout: float | None = None) -> DrainStatus:
-        """Wait for the end of a drain.
+    def wait_drained(
+        self, timeout: float | None = None, *, progress: Callable[[DrainStatus], None] = lambda status: None
+    ) -> DrainStatus:
+        """Wait for the end of a drain. `progress` is called with each status.
 
         Returns its last status. The state is DRAINED, STOPPING (the daemon closed the connection;
         on this host its process has ended, too), or SERVING if the drain was undone. The default
@@ -185,6 +189,7 @@ class Admin:
         try:
             for snapshot in self.watch(0.2):
                 found = snapshot.drain
+                progress(found)
                 if found.state in (DrainState.DRAINED, DrainState.SERVING):
                     return found
                 if end is None:

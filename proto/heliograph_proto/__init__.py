@@ -30,9 +30,12 @@ ZSTD = "zstd"
 LEASE = "lease"
 #: A session may be handed to another daemon.
 MOVE = "move"
+#: The client is a head, which takes its values from a server that drains.
+HAND_OVER = "hand-over"
 #: The client receives changes of devices.
 WATCH = "watch"
-#: The optional features that this package always supports, as the handshake names them.
+#: The optional features that this package always supports, as the handshake names them; HAND_OVER
+#: is one of servers and of heads.
 FEATURES = (
     COMMAND_SOCKET,
     DIRECT,

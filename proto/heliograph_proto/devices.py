@@ -273,6 +273,14 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacedDevice:
+    """A device that left, and the one that has its place in a session."""
+
+    name: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceChange:
     """Devices of a member that a head gained or lost, or the begin or end of the server's drain."""
 
@@ -285,3 +293,5 @@ class DeviceChange:
     daemons: tuple[bytes, ...] = ()
     #: True while the server drains.
     draining: bool = False
+    #: Devices whose place in the session others have taken.
+    replaced: tuple[ReplacedDevice, ...] = ()

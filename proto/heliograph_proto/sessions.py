@@ -343,6 +343,17 @@ class SessionOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class StayingSession:
+    """A session of a head whose values stay on a daemon that drains."""
+
+    #: Its number at the head.
+    number: int
+    client: str
+    #: Why they stay, so far.
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStatus:
     """The progress of a daemon's drain."""
 
@@ -361,6 +372,8 @@ class DrainStatus:
     process_started: int = 0
     #: If sessions were to move to another daemon: the outcome for each, by number.
     moves: tuple[SessionOutcome, ...] = ()
+    #: The sessions of heads whose values stay here so far, and why.
+    staying: tuple[StayingSession, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -100,7 +100,7 @@ class PlanBase(Handle):
 
     def __init__(self, shell: Shell, spec: PlanSpec, progress: Progress | None = None) -> None:
         super().__init__(shell, spec.handle)
-        self._spec = spec
+        self._spec, self._since = spec, shell.watchers.replacements
         self._progress = progress
         self._updating = False
         #: The common parts of its small runs, once there was one.
@@ -136,16 +136,24 @@ class PlanBase(Handle):
         """
         return tuple(self._rebuilds)
 
+    def _place_of(self, device: str) -> str:
+        """The device that has the place of one for which it was compiled."""
+        return self._shell.watchers.place_of(device, self._since)
+
+    def _places_of(self, devices: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(self._place_of, devices)))
+
     @property
     def _requested_devices(self) -> tuple[str, ...]:
         """The names of the devices that it may use while they are there, by priority."""
-        return self._spec.requested_devices or self.devices
+        requested = self._spec.requested_devices
+        return tuple(dict.fromkeys((*self._places_of(requested), *requested))) or self.devices
 
     @property
     def _placed_devices(self) -> frozenset[str]:
         """The names of the devices that it was compiled for."""
         recipe = self._spec.recipe
-        return frozenset(self.devices).union(recipe.devices if recipe is not None else ())
+        return frozenset(self.devices).union(self._places_of(recipe.devices) if recipe is not None else ())
 
     @property
     def _live_group(self) -> RebuildGroup:
@@ -181,12 +189,12 @@ class PlanBase(Handle):
 
         New outputs are on this device.
         """
-        return self._spec.info.device
+        return self._place_of(self._spec.info.device)
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The names of all devices that run a part of it, by priority."""
-        return self._spec.info.devices or (self.device,)
+        return self._places_of(self._spec.info.devices) or (self.device,)
 
     @property
     def splits(self) -> int:
@@ -281,6 +289,7 @@ class PlanBase(Handle):
         self._variants.free()
         self._methods = {}
         self._spec, self._handle, self._variants = spec, spec.handle, Variants(self._shell.release)
+        self._since = self._shell.watchers.replacements
         if self._freed:
             # It was freed during the update.
             self._shell.release(self._handle)

@@ -87,12 +87,16 @@ class TensorBase(Handle, Typed):
     ) -> None:
         super().__init__(shell, handle, owned=owned)
         self.type = type_
-        #: The name of the device that holds it.
-        self.device = device
+        self._device, self._since = device, shell.watchers.replacements
         # A view keeps the tensor that it is a part of.
         self._source = source
         self.buffer = source.buffer if source is not None else buffer
         self._strides = type_.strides if strides is None else strides
+
+    @property
+    def device(self) -> str:
+        """The name of the device that holds it."""
+        return self._shell.watchers.place_of(self._device, self._since)
 
     def __len__(self) -> int:
         if not self.shape:

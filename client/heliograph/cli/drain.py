@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from heliograph import admin
-from heliograph.admin import DrainState, DrainStatus, SessionOutcome
+from heliograph.admin import DrainState, DrainStatus, SessionOutcome, StayingSession
 from heliograph.cli.common.arguments import add_server_argument
 from heliograph.cli.common.text import plain
 from heliograph_proto.errors import InvalidArgumentError
@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --server, --seconds, --stay, --wait, --move-to, --undo."""
     parser.epilog = (
         "The daemon refuses new sessions, and its health is NOT_SERVING. When running work has ended, or its "
-        "time is over, the daemon ends all sessions and stops."
+        "time is over, the daemon ends all sessions and stops. A member of a pool first hands over what it "
+        "has for the sessions of heads; --wait tells what stays, and why."
     )
     add_server_argument(parser)
     add = parser.add_argument
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(_words(begun), flush=True)
         if not (arguments.wait or arguments.move_to):
             return 0
-        found = daemon.wait_drained()
+        found = daemon.wait_drained(progress=_Progress().tell)
     for line in map(_outcome, found.moves):
         print(line)
     print(_end(found))
@@ -64,6 +65,26 @@ def run(arguments: argparse.Namespace) -> int:
 def _outcome(found: SessionOutcome) -> str:
     who = f"session {found.number} of {plain(found.client)}"
     return f"{who} moved" if found.moved else f"{who} did not move: {plain(found.why)}"
+
+
+class _Progress:
+    """Tells once of each session that keeps values here, and why."""
+
+    def __init__(self) -> None:
+        self._told: set[StayingSession] = set()
+
+    def tell(self, status: DrainStatus) -> None:
+        """Print what was not told so far."""
+        for one in status.staying:
+            if one not in self._told:
+                self._told.add(one)
+                print(_staying(one), flush=True)
+
+
+def _staying(found: StayingSession) -> str:
+    """A session of a pool that has values here."""
+    who = f"session {found.number} of {plain(found.client)} at the pool's head"
+    return f"{who} keeps values here: {plain(found.why)}"
 
 
 def _end(found: DrainStatus) -> str:

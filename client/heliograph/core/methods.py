@@ -17,7 +17,14 @@ from heliograph_proto.plans import (
     PlanReport,
     ReserveRequest,
 )
-from heliograph_proto.sessions import SessionMove, SessionSnapshot, TakenBytes, Traffic, WantedBytes
+from heliograph_proto.sessions import (
+    SessionMove,
+    SessionSnapshot,
+    StayingSession,
+    TakenBytes,
+    Traffic,
+    WantedBytes,
+)
 from heliograph_proto.types import TensorType
 
 RequestT = TypeVar("RequestT")
@@ -121,6 +128,8 @@ GET_STATISTICS: Method[None, Traffic] = Method("SessionService", "GetStatistics"
 #: The request is the time for commands under way to end, in seconds; 0: the server's.
 SNAPSHOT: Method[float, SessionSnapshot] = Method("SessionService", "Snapshot")
 MOVE: Method[MoveQuery, SessionMove] = Method("SessionService", "Move")
+#: The request are the sessions whose values stay on the server.
+TELL_HANDOVER: Method[tuple[StayingSession, ...], None] = Method("SessionService", "TellHandover")
 TAKE_UP: Method[TakeUpRequest, tuple[TakenBytes, ...]] = Method("SessionService", "TakeUp")
 PROBE: Method[ProbeRequest, ProbeResult] = Method("PeerService", "Probe")
 LIST_MODELS: Method[None, tuple[ModelFile, ...]] = Method("ModelService", "ListModels")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from heliograph_proto.devices import DeviceChange, DeviceInfo
+from heliograph_proto.devices import DeviceChange, DeviceInfo, ReplacedDevice
 from heliograph_proto.errors import LimitExceededError
 from heliograph_proto.sessions import SessionInfo
 
@@ -113,6 +113,8 @@ class Watchers:
         self._lock = threading.RLock()
         #: The reason for the end of the session, once it has ended.
         self._ended = ""
+        #: Devices that others took the place of, in order.
+        self._replaced: list[ReplacedDevice] = []
         #: For servers that use other servers.
         self.tell: Callable[[DeviceChange], None] | None = None
 
@@ -132,7 +134,21 @@ class Watchers:
         """Return the session's information after changes, to store before `announce`."""
         for change in changes:
             info = updated(info, change)
+            self._replaced += change.replaced
         return info
+
+    @property
+    def replacements(self) -> int:
+        """The number of devices so far that others took the place of."""
+        return len(self._replaced)
+
+    def place_of(self, device: str, since: int) -> str:
+        """Return the device that has the place of one, for an object made after so many
+        `replacements`."""
+        for one in self._replaced[since:]:
+            if one.name == device:
+                device = one.device
+        return device
 
     def announce(self, changes: Sequence[DeviceChange]) -> None:
         """Tell the watchers about changes."""

@@ -15,7 +15,7 @@ from heliograph._base.placement import check_handles
 from heliograph._base.reservation import Reservation
 from heliograph._base.streams import StreamBase, stream_handle
 from heliograph.core.effects import ask
-from heliograph.core.methods import ESTIMATE, TAKE_UP, TakeUpRequest
+from heliograph.core.methods import ESTIMATE, TAKE_UP, TELL_HANDOVER, TakeUpRequest
 from heliograph.plan import Plan
 from heliograph.procedures import compile as procedures
 from heliograph.procedures.compile import Compilation, FrozenGraph
@@ -28,16 +28,18 @@ from heliograph.transport.blocking_grpc import GrpcShell, HeadLink
 from heliograph.transport.bulk.tickets import Announcement, Tell, TicketUpload
 from heliograph.transport.channels import credentials_of
 from heliograph.transport.handshake import Wish
-from heliograph_proto import EXCHANGE
+from heliograph_proto import EXCHANGE, HAND_OVER
 from heliograph_proto import graph as contract
 from heliograph_proto.addresses import Credentials, parse_address
 from heliograph_proto.devices import DeviceChange, Usage
 from heliograph_proto.errors import HeliographError, ProtocolError, UnsupportedError
 from heliograph_proto.plans import ContentOffer, EstimateRequest, PlanEstimate, PlanOptions, PlanReport
-from heliograph_proto.sessions import TakenBytes, WantedBytes
+from heliograph_proto.sessions import StayingSession, TakenBytes, WantedBytes
 
 #: The time for a member to end an earlier session and to find wanted bytes in its memory.
 TAKE_UP_SECONDS = 300.0
+#: The time for a member to take a message about what stays there.
+TELL_SECONDS = 5.0
 
 
 def connect_as_head(
@@ -148,6 +150,16 @@ def take_up(
         size_bytes = wanted[place].size_bytes
         found[place] = Buffer(shell, one.buffer, where, size_bytes, is_list=False), one
     return found
+
+
+def tell_handover(session: Session, staying: Sequence[StayingSession]) -> None:
+    """Tell a server that drains which of this head's sessions keep values there; none: it may end.
+
+    A server that does not hand over is told nothing.
+    """
+    if HAND_OVER in session.info.features:
+        asking = ask(TELL_HANDOVER, tuple(staying))
+        session._shell.drive(asking, TELL_SECONDS, "telling what stays on the server")
 
 
 def end_earlier(session: Session, earlier: bytes) -> None:

@@ -160,7 +160,7 @@ class GrpcShell(BlockingShell):
     ) -> None:
         """`head`: set for the link from a head to a member."""
         # A head knows its members by their addresses.
-        self._wish, self._shared_memory = replace(wish, stays=head is not None), shared_memory
+        self._wish, self._shared_memory = replace(wish, is_head=head is not None), shared_memory
         self._head = head
         #: The reason for which nothing answered the last look.
         self._no_answer = ""

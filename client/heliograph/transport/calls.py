@@ -225,6 +225,14 @@ _CODECS = dict(
         ),
         _row(m.MOVE, _encode_move, session_pb2.MoveResponse, _as(SessionMove)),
         _row(
+            m.TELL_HANDOVER,
+            lambda staying, session: session_pb2.TellHandoverRequest(
+                session=session, staying=codec.encode_all(staying, session_pb2.StayingSession)
+            ),
+            session_pb2.TellHandoverResponse,
+            lambda _: None,
+        ),
+        _row(
             m.TAKE_UP,
             _encode_take_up,
             session_pb2.TakeUpResponse,

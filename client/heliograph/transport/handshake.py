@@ -13,7 +13,7 @@ import grpc
 from heliograph.core.future import logger
 from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph.transport.tenant import tenant_secret
-from heliograph_proto import FEATURES, MOVE, VERSION_MAX, VERSION_MIN, __version__
+from heliograph_proto import FEATURES, HAND_OVER, MOVE, VERSION_MAX, VERSION_MIN, __version__
 from heliograph_proto.addresses import Address, Credentials
 from heliograph_proto.codec import decode, packing
 from heliograph_proto.codec.status import error_from_metadata
@@ -102,11 +102,12 @@ class Wish:
     is_durable: bool = False
     #: The time between snapshots; 0: the server's.
     snapshot_ms: int = 0
-    #: True if it never goes to another daemon.
-    stays: bool = False
+    #: True for a head: the session never goes to another daemon, but its values do.
+    is_head: bool = False
 
 
 NO_WISH = Wish()
+_OF_HEADS = (*(one for one in FEATURES if one != MOVE), HAND_OVER)
 
 
 def open_request(wish: Wish = NO_WISH) -> bytes:
@@ -114,7 +115,7 @@ def open_request(wish: Wish = NO_WISH) -> bytes:
     return session_pb2.OpenRequest(
         version_min=VERSION_MIN,
         version_max=VERSION_MAX,
-        features=(*(one for one in FEATURES if not (wish.stays and one == MOVE)), *packing.features()),
+        features=(*(_OF_HEADS if wish.is_head else FEATURES), *packing.features()),
         client=f"heliograph-python/{__version__}",
         tenant_secret=tenant_secret(),
         lease_ms=wish.lease_ms,

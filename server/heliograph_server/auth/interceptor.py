@@ -32,7 +32,16 @@ _REFLECTION = "ServerReflection/ServerReflectionInfo"
 
 _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
     Right.USE: {
-        "SessionService": ("Open", "Close", "GetStatistics", "FollowLog", "Snapshot", "Move", "GetOffers"),
+        "SessionService": (
+            "Open",
+            "Close",
+            "GetStatistics",
+            "FollowLog",
+            "Snapshot",
+            "Move",
+            "GetOffers",
+            "TellHandover",
+        ),
         "DeviceService": (
             "ListDevices",
             "GetMemory",

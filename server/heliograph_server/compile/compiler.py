@@ -54,6 +54,7 @@ from heliograph_server.compile.plan_cache import (
     NamedPorts,
     key_of,
 )
+from heliograph_server.compile.renaming import renamed
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.divided import explaining
 from heliograph_server.plans.loaded_plan import LoadedPlan
@@ -70,6 +71,7 @@ from heliograph_server.resources.handles import (
     PlanHandle,
     ReservationHandle,
     TensorHandle,
+    hold_leaves,
 )
 from heliograph_server.resources.measurements import Recorder, TenantTimes, op_kinds
 from heliograph_server.resources.quotas import QuotaKind
@@ -94,7 +96,7 @@ class Compiler:
         self._state = state
         self._lock = lock
         self._limits = services.limits
-        self._all_devices = devices.present
+        self._all_devices, self._names = devices.present, devices.names
         self._contents = contents
         self._device_locks = services.device_locks
         self._room = room
@@ -112,6 +114,7 @@ class Compiler:
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compile a graph. Raises the errors of PlanService.Compile."""
         started = time.perf_counter()
+        request = self._current(request)
         client = self._known.validated(request.graph, request.bindings.keys())
         if request.options.partition is not None:
             _check_partition(client.graph, request, request.options.partition)
@@ -125,12 +128,48 @@ class Compiler:
             self._plans.learn()
             stamp = self._placer.stamp(request.options.devices)
             key = key_of(request.options, client, compilation.bound, compilation.reservation, stamp)
-            plan = self._plans.take(key)
-            if plan is None:
-                plan = self._room.for_work(lambda: self._make(client, key, compilation))
-                self._holding.charge(sum(plan.loaded.kept_bytes().values()), plan.loaded)
-                self._plans.add(plan)
-            return self._commit(compilation, plan, started)
+            return self._commit(compilation, self._found_or_made(client, key, compilation), started)
+
+    def again(
+        self, plan: PlanHandle, options: PlanOptions, reservation: ReservationHandle | None = None
+    ) -> PlanHandle:
+        """Compile a plan's graph once more, with other options and the leaves that it has.
+
+        The new plan has no number, and lies in a reservation if one is given. The caller holds
+        `busy` and the session still. Raises the errors of PlanService.Compile.
+        """
+        assert plan.request is not None
+        request = replace(plan.request, options=options, updates=0, reservation=0)
+        client = self._known.validated(request.graph, plan.bound.tensors.keys())
+        with (
+            self._holding.taken(QuotaKind.PLANS, by_force=True),
+            _Compilation(self._state, self._lock, request, client.graph, plan, reservation) as compilation,
+            self._contents.wanted(_contents_of(client.graph, compilation.bound)),
+        ):
+            stamp = self._placer.stamp(options.devices)
+            key = key_of(options, client, compilation.bound, reservation, stamp)
+            found = self._found_or_made(client, key, compilation)
+            try:
+                with self._lock:
+                    made, _ = self._handle_of(compilation, found)
+                    self._state.add_unnumbered(made)
+            except BaseException:
+                self._plans.release(found.loaded)
+                raise
+            compilation.is_committed = True
+            return made
+
+    def _current(self, request: CompileRequest) -> CompileRequest:
+        """Return a request for the devices that its names stand for now."""
+        return replace(request, options=renamed(request.options, self._names.now))
+
+    def _found_or_made(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
+        plan = self._plans.take(key)
+        if plan is None:
+            plan = self._room.for_work(lambda: self._make(client, key, compilation))
+            self._holding.charge(sum(plan.loaded.kept_bytes().values()), plan.loaded)
+            self._plans.add(plan)
+        return plan
 
     def place(self, request: CompileRequest, missing: Collection[bytes], use: Callable[[Homes], T]) -> T:
         """Pass the future homes of missing contents to `use`, while nothing else is compiled.
@@ -138,6 +177,7 @@ class Compiler:
         A weight that is split over devices goes to the home of its first part. Returns what `use`
         returns, and raises the errors of PlanService.PlaceContents.
         """
+        request = self._current(request)
         client = self._known.validated(request.graph, request.bindings.keys())
         # A plan that will be updated runs on until then.
         request = replace(request, updates=0)
@@ -355,49 +395,18 @@ class Compiler:
     # Its handle
 
     def _commit(self, compilation: _Compilation, plan: KnownPlan, started: float) -> PlanInfo:
-        request, bound, ports = compilation.request, compilation.bound, plan.ports
-        loaded = plan.loaded
-        variables: list[VariablePort] = []
-        read: list[TensorHandle] = []
-        assigned: dict[str, TensorHandle] = {}
+        request, loaded = compilation.request, plan.loaded
         try:
             with self._lock:
-                # The variables of a device that was lost meanwhile are gone.
-                loaded.check_there()
-                for n, leaf in ports.variables:
-                    number, variable = self._variable_handle(n, leaf, bound)
-                    if n in ports.assigned:
-                        assigned[leaf.name] = variable
-                    else:
-                        read.append(variable)
-                    where = variable.storage.device if variable.storage is not None else ""
-                    is_new = n not in bound.tensors and self._state.is_new(leaf.name)
-                    variables.append(VariablePort(Port(leaf.name, leaf.type), number, where, is_new))
-                partition = request.options.partition
-                made = PlanHandle(
-                    loaded.device.name,
-                    ports.inputs,
-                    ports.outputs,
-                    read=tuple(read),
-                    assigned=tuple(assigned.values()),
-                    assigned_names=tuple(assigned),
-                    bound=bound,
-                    plan=loaded,
-                    slots=plan.slots,
-                    tapped_bytes=loaded.tapped_bytes,
-                    reservation=compilation.reservation if plan.reservation is not None else None,
-                    exchange_run=None if partition is None else 0,
-                    loop_edges=(0, 0) if partition is None else partition.loop_edges,
-                    request=request if self._keeps_requests else None,
-                )
+                made, variables = self._handle_of(compilation, plan)
                 self._state.add_plan(request.plan, made)
         except BaseException:
             self._plans.release(loaded)
             raise
         compilation.is_committed = True
         info = PlanInfo(
-            inputs=ports.inputs,
-            outputs=ports.outputs,
+            inputs=plan.ports.inputs,
+            outputs=plan.ports.outputs,
             variables=tuple(variables),
             device=loaded.device.name,
             devices=(loaded.device.name,),
@@ -407,6 +416,45 @@ class Compiler:
             duration_ms=(time.perf_counter() - started) * 1e3,
         )
         return _with_splits(info, loaded.plan, loaded) if isinstance(loaded.plan, MultiDevicePlan) else info
+
+    def _handle_of(self, compilation: _Compilation, plan: KnownPlan) -> tuple[PlanHandle, list[VariablePort]]:
+        """Return a handle of a plan, and the plan's variables. Lock held.
+
+        Raises DeviceLostError, UnknownHandleError.
+        """
+        request, bound, ports, loaded = compilation.request, compilation.bound, plan.ports, plan.loaded
+        variables: list[VariablePort] = []
+        read: list[TensorHandle] = []
+        assigned: dict[str, TensorHandle] = {}
+        # The variables of a device that was lost meanwhile are gone.
+        loaded.check_there()
+        for n, leaf in ports.variables:
+            number, variable = self._variable_handle(n, leaf, bound)
+            if n in ports.assigned:
+                assigned[leaf.name] = variable
+            else:
+                read.append(variable)
+            where = variable.storage.device if variable.storage is not None else ""
+            is_new = n not in bound.tensors and self._state.is_new(leaf.name)
+            variables.append(VariablePort(Port(leaf.name, leaf.type), number, where, is_new))
+        partition = request.options.partition
+        made = PlanHandle(
+            loaded.device.name,
+            ports.inputs,
+            ports.outputs,
+            read=tuple(read),
+            assigned=tuple(assigned.values()),
+            assigned_names=tuple(assigned),
+            bound=bound,
+            plan=loaded,
+            slots=plan.slots,
+            tapped_bytes=loaded.tapped_bytes,
+            reservation=compilation.reservation if plan.reservation is not None else None,
+            exchange_run=None if partition is None else 0,
+            loop_edges=(0, 0) if partition is None else partition.loop_edges,
+            request=request if self._keeps_requests else None,
+        )
+        return made, variables
 
     def _variable_handle(self, number: int, leaf: Leaf, bound: BoundLeaves) -> tuple[int, TensorHandle]:
         """A variable's number and handle: the client's bound tensor, or the session's own."""
@@ -424,15 +472,23 @@ class _Compilation:
     """The handles and memory held while a request is compiled, and released if that fails."""
 
     def __init__(
-        self, state: PlanState, lock: threading.RLock, request: CompileRequest, graph: Graph
+        self,
+        state: PlanState,
+        lock: threading.RLock,
+        request: CompileRequest,
+        graph: Graph,
+        again: PlanHandle | None = None,
+        reservation: ReservationHandle | None = None,
     ) -> None:
-        self._state = state
+        """`again`: the plan with the same graph and leaves, if it is compiled once more, and the
+        reservation for that."""
+        self._state, self._again = state, again
         self._lock = lock
         self.request = request
         self.graph = graph
         self.bound = BoundLeaves()
         #: The reservation in which the plan will lie.
-        self.reservation: ReservationHandle | None = None
+        self.reservation = reservation
         self.memory = NO_RESERVATION
         self.is_committed = False
         self._uses = ExitStack()
@@ -441,13 +497,19 @@ class _Compilation:
 
     def __enter__(self) -> Self:
         with self._lock:
+            if self._again is not None:
+                bound = self._again.bound
+                self.bound = hold_leaves(bound.tensors, bound.weights, bound.numbers)
+                self._use_reservation()
+                return self
             try:
                 if self.request.updates:
                     self._old = self._state.take_plan(self.request.updates)
                 self._state.hold_number(self.request.plan, PlanHandle)
                 self._is_reserved = True
                 if self.request.reservation:
-                    self._use_reservation()
+                    self.reservation = self._state.handles.get(self.request.reservation, ReservationHandle)
+                self._use_reservation()
                 self.bound = self._state.bind_leaves(self.graph, self.request.bindings)
             except BaseException:
                 self._release()
@@ -456,9 +518,8 @@ class _Compilation:
         return self
 
     def _use_reservation(self) -> None:
-        self.reservation = self._state.handles.get(self.request.reservation, ReservationHandle)
         # Copies of a pipeline run at once, so they cannot share the memory.
-        if self.request.options.pipeline <= 1:
+        if self.reservation is not None and self.request.options.pipeline <= 1:
             self.memory = self.reservation.reservation
             self._uses.enter_context(self.memory.in_use())
 

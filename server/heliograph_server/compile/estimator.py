@@ -17,6 +17,7 @@ from heliograph_proto.plans import (
 from heliograph_server.compile.placement import Placement, Placer, device_options
 from heliograph_server.compile.plan_cache import KnownGraph
 from heliograph_server.compile.plan_memory import alone, checked, shares
+from heliograph_server.compile.renaming import renamed
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.reservation import MemoryReservation, Need, needs_of
 from heliograph_server.resources.checks import check_pipeline
@@ -79,6 +80,7 @@ class Estimator:
         Its weights need not be uploaded, and it is placed as a whole, not as a partition.
         """
         check_pipeline(options.pipeline)
+        options = renamed(options, self._devices.names.now)
         weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
         known = KnownGraph(validate(graph, self._limits, bound=weights))
         with self._lock:
@@ -106,6 +108,18 @@ class Estimator:
                 with self._lock:
                     self._state.handles.give_up(request.reservation)
         return made.sizes
+
+    def again(self, reservation: ReservationHandle, options: PlanOptions) -> ReservationHandle:
+        """Reserve memory once more, with other options, under no number.
+
+        The caller holds `busy`. Raises the errors of PlanService.Reserve.
+        """
+        assert reservation.request is not None
+        request = replace(reservation.request, options=options)
+        made = self._room.for_work(lambda: self._allocate(request))
+        self._holding.charge(sum(made.sizes.values()), made)
+        with self._lock:
+            return self._state.add_unnumbered_reservation(made, request)
 
     def _allocate(self, request: ReserveRequest) -> MemoryReservation:
         needs = self._needs(request)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import heliograph as hg
@@ -21,7 +21,7 @@ from heliograph_proto import TICKETS
 from heliograph_proto.addresses import Credentials, parse_address
 from heliograph_proto.devices import DeviceChange, MemberState, Usage
 from heliograph_proto.errors import DeadlineExceededError, HeliographError, MemberLostError, UnavailableError
-from heliograph_proto.sessions import TakenBytes, WantedBytes
+from heliograph_proto.sessions import StayingSession, TakenBytes, WantedBytes
 from heliograph_server.pool.discovery import member_name
 from heliograph_server.pool.remote.answers import MAX_REASON, lie, printable
 from heliograph_server.pool.remote.device import RemoteDevice
@@ -202,6 +202,12 @@ class Member:
             found = self.lose(error)
             return found.at(found.origin)
         return error.at(replace(error.origin, sequence=0)) if error.origin.sequence else error
+
+    def tell_staying(self, staying: Sequence[StayingSession]) -> None:
+        """Tell the daemon, which drains, which sessions keep values there. A member that is gone is
+        told nothing."""
+        with suppress(HeliographError):
+            members.tell_handover(self.session, staying)
 
     # An earlier life of this head
 

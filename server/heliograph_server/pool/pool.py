@@ -362,8 +362,12 @@ class Pool:
         if change.draining is not was_draining:
             what = "drains: new plans avoid it" if change.draining else "drains no more: new plans use it"
             logger.info("member %s at %s %s", member.name, member.url, what)
-        if appeared or lost:
-            self._changed(MembershipChange(member.name, appeared, lost, change.why))
+        leaving = member.devices if change.draining and not was_draining else ()
+        if appeared or lost or leaving:
+            tell = member.tell_staying
+            self._changed(
+                MembershipChange(member.name, appeared, lost, change.why, leaving=leaving, tell_staying=tell)
+            )
 
     def keeps(self, slot: _Slot) -> bool:
         """True if a slot without a member is still listed. Otherwise the slot is removed, and its

@@ -13,14 +13,15 @@ from typing import Protocol, TypeAlias
 from heliograph_backends.contract import Buffer, Device
 from heliograph_proto.devices import MemberInfo
 from heliograph_proto.errors import DeviceLostError, HeliographError
-from heliograph_proto.sessions import WantedBytes
+from heliograph_proto.sessions import StayingSession, WantedBytes
 from heliograph_server.resources.checks import unknown_device
+from heliograph_server.resources.device_names import DeviceNames
 from heliograph_server.resources.measurements import HostMeasurements
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
-    """Devices of one member that appeared or were lost."""
+    """Devices of one member that appeared or were lost, or that leave, since it drains."""
 
     member: str
     appeared: tuple[Device, ...] = ()
@@ -28,6 +29,10 @@ class MembershipChange:
     why: str = ""
     #: Called when all sessions have the devices, before their clients hear of them.
     applied: Callable[[], None] = lambda: None
+    #: Devices whose values are to go elsewhere while their `is_draining` is true.
+    leaving: tuple[Device, ...] = ()
+    #: Tells the member which sessions keep values there; none: it may end. It may block.
+    tell_staying: Callable[[Sequence[StayingSession]], None] = lambda staying: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,8 @@ class SessionDevices(Mapping[str, Device]):
         #: Replaced by each change.
         self._devices = {device.name: device for device in devices}
         self._lost: dict[str, DeviceLostError] = {}
+        #: Devices that took the place of others.
+        self.names = DeviceNames()
 
     def __repr__(self) -> str:
         return f"<SessionDevices {', '.join(self._devices)}>"
@@ -130,7 +137,7 @@ class SessionDevices(Mapping[str, Device]):
         Raises DeviceLostError for a lost device, UnknownDeviceError, and the reason why a member
         does not offer the device.
         """
-        name = name or self._first
+        name = self.names.current(name or self._first)
         if (found := self._devices.get(name)) is not None:
             return found
         if (error := self._lost.get(name) or self._why_missing(name)) is not None:
@@ -153,6 +160,7 @@ class SessionDevices(Mapping[str, Device]):
                 if device.lost is None:
                     devices[device.name] = device
                     self._lost.pop(device.name, None)
+            self.names.appeared([one.name for one in change.appeared])
             has_effect = devices != self._devices
             self._devices = devices
         return has_effect

@@ -15,7 +15,7 @@ from grpc import aio
 
 from heliograph_proto import DIRECT, SHARED_MEMORY, codec
 from heliograph_proto.errors import SessionClosedError
-from heliograph_proto.sessions import DirectOffer, Offers, SharedMemoryOffer, WantedBytes
+from heliograph_proto.sessions import DirectOffer, Offers, SharedMemoryOffer, StayingSession, WantedBytes
 from heliograph_proto.trace_context import handing_on, trace_in
 from heliograph_proto.v1 import session_pb2
 from heliograph_server.resources.principals import current_principal
@@ -127,6 +127,13 @@ class SessionService:
             host.moves.move_asked, session, request.session, request.address, *seconds
         )
         return codec.encode(await asyncio.shield(asyncio.wrap_future(moving)), session_pb2.MoveResponse)
+
+    async def TellHandover(
+        self, request: session_pb2.TellHandoverRequest, context: Context
+    ) -> session_pb2.TellHandoverResponse:
+        session = self._slot.session(request.session)
+        self._slot.host.told_by_head(session, codec.decode_all(request.staying, StayingSession))
+        return session_pb2.TellHandoverResponse()
 
     async def TakeUp(
         self, request: session_pb2.TakeUpRequest, context: Context

@@ -77,6 +77,7 @@ class Draining:
             process=os.getpid(),
             process_started=_own_start(),
             moves=self._slot.host.moves.outcomes,
+            staying=self._slot.host.heads.staying,
         )
         if self._state is not DrainState.DRAINING:
             return found

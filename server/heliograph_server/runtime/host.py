@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial, reduce
+from functools import reduce
 
 from heliograph_backends.contract import Device
 from heliograph_backends.registry import Registry
 from heliograph_proto import (
     DIRECT_WEIGHTS,
     FEATURES,
+    HAND_OVER,
     LEASE,
     VERSION_MAX,
     VERSION_MIN,
@@ -42,7 +43,15 @@ from heliograph_proto.errors import (
     SessionClosedError,
     UnavailableError,
 )
-from heliograph_proto.sessions import DeviceStatus, Limits, Quota, SessionInfo, SessionSnapshot, TenantUsage
+from heliograph_proto.sessions import (
+    DeviceStatus,
+    Limits,
+    Quota,
+    SessionInfo,
+    SessionSnapshot,
+    StayingSession,
+    TenantUsage,
+)
 from heliograph_proto.types import TensorType
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.exchange.exchange import LiveExchange
@@ -62,10 +71,13 @@ from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.resources.timers import Deadlines, Timer
 from heliograph_server.runtime.activity import SessionActivity
 from heliograph_server.runtime.backends import HostBackends
+from heliograph_server.runtime.handing import Handing
+from heliograph_server.runtime.heads import Heads
 from heliograph_server.runtime.images import SessionImages
 from heliograph_server.runtime.listing import describe, memory_of, status_of
 from heliograph_server.runtime.moves import Moves
 from heliograph_server.runtime.opening import Opening, common_version, no_device
+from heliograph_server.runtime.quiet import wait_quiet
 from heliograph_server.runtime.upload_tickets import Admissions
 from heliograph_server.session.run_timeline import RunObserver, Tracing
 from heliograph_server.session.session import CLOSE_SECONDS, Session
@@ -90,10 +102,6 @@ SERVER = f"heliograph/{__version__}"
 MOST_IN_ALL = Quota(sessions=1000)
 #: The quota of a host that serves its own process only.
 NO_QUOTA = Quota(sessions=0)
-#: While the host drains, the time that a client has to request a result after the end of its run.
-LINGER_SECONDS = 0.25
-
-
 #: The advice for sessions that end with their daemon.
 GONE = "connect again, here later or elsewhere, compile and run: all data of the session is gone"
 
@@ -166,11 +174,11 @@ class Host:
         self._changed = threading.Condition()
         self._sessions: dict[bytes, Session] = {}
         self._reapers: dict[bytes, Timer] = {}
-        #: The sessions that are restored from images, and those that go to other daemons.
+        #: Sessions of images, those that go elsewhere, and values between heads and members that drain.
         self.images, self.moves = SessionImages(self), Moves(self)
+        self.heads, self.handing = Heads(self), Handing(self)
         self._numbers = itertools.count(1)
-        self._draining = self._closed = False
-        self._activity = SessionActivity()
+        self._draining, self._closed, self._activity = False, False, SessionActivity()
         #: Lost devices of this host that sessions know of. They stay listed, with the reason.
         self._known_lost: set[Device] = set()
         #: Totals of sessions that have ended.
@@ -279,6 +287,8 @@ class Host:
     def _devices_changed(self, change: MembershipChange) -> None:
         """Apply a change of members' devices, or of a backend's. Called from the pool's threads,
         one change of a member at a time."""
+        if change.leaving:
+            self.handing.begin(change)
         with self._changed:
             self.lost_members += bool(change.lost and change.member)
             for device in change.appeared:
@@ -288,7 +298,7 @@ class Host:
             describe(change.appeared, self._room),
             tuple(device.name for device in change.lost),
             change.why,
-            self._daemons,
+            self.daemons,
             self._draining,
         )
         sessions = self._all_sessions()
@@ -299,6 +309,7 @@ class Host:
             session.tell_devices(device_change)
         if change.lost:
             self.store.forget_lost()
+            self.handing.look()
 
     def _found_lost(self) -> None:
         """Tell all sessions of the devices of this host that are lost, once each."""
@@ -309,12 +320,12 @@ class Host:
         for device in news:
             why = device.lost.message if device.lost is not None else ""
             logger.error("%s; it stays listed until the daemon restarts", why)
-            change = DeviceChange("", (), (device.name,), why, self._daemons, self._draining)
+            change = DeviceChange("", (), (device.name,), why, self.daemons, self._draining)
             for session in self._all_sessions():
                 session.tell_devices(change)
 
     @property
-    def _daemons(self) -> tuple[bytes, ...]:
+    def daemons(self) -> tuple[bytes, ...]:
         return tuple(self._pool.daemons) if self._pool is not None else ()
 
     # Tenants
@@ -363,7 +374,7 @@ class Host:
         daemon."""
         is_direct = self._pool is not None or any(one.intake is not None for one in self._registry.devices)
         always = (one for one in FEATURES if one != DIRECT_WEIGHTS or is_direct)
-        return (*always, *packing.features())
+        return (*always, HAND_OVER, *packing.features())
 
     def open_session(
         self,
@@ -410,7 +421,7 @@ class Host:
             server=SERVER,
             devices=described,
             is_head=self._pool is not None,
-            daemons=self._daemons,
+            daemons=self.daemons,
             durable=durable,
             lease_ms=granted_ms,
         )
@@ -485,7 +496,7 @@ class Host:
                 holding=holding,
                 flow=share,
                 found_lost=self._found_lost,
-                keeps_requests=opening.is_durable or opening.may_move,
+                keeps_requests=opening.is_durable or opening.may_move or self._pool is not None,
                 is_leased=opening.lease_seconds > 0,
             )
             session = Session(
@@ -601,6 +612,8 @@ class Host:
         """Refuse new sessions from now on. Idempotent."""
         with self._changed:
             is_news, self._draining = not self._draining, True
+            if is_news:
+                self.heads.begin()
         for session in self._all_sessions():
             session.watch(self._notify)
         if is_news:
@@ -608,28 +621,15 @@ class Host:
 
     def _tell_draining(self) -> None:
         """Tell the clients that watch devices, such as heads, whether this host drains."""
-        change = DeviceChange("", daemons=self._daemons, draining=self._draining)
+        change = DeviceChange("", daemons=self.daemons, draining=self._draining)
         for session in self._all_sessions():
             session.tell_devices(change)
 
     def wait_quiet(self, timeout: float) -> bool:
-        """After `drain`, wait until no session has work, at most `timeout` seconds. Return True if
-        so.
-
-        A client requests large results after it learns of the end of their run. So all sessions
-        must stay quiet for LINGER_SECONDS.
-        """
-        end = time.monotonic() + timeout
-        with self._changed:
-            # A client that sends short runs is quiet between them, so both waits look at the time.
-            while (left := end - time.monotonic()) > 0 and self._changed.wait_for(self._is_quiet, left):
-                if self._closed or not self._sessions:
-                    return True
-                is_new = partial(self._has_new_commands, self._commands())
-                left = end - time.monotonic()
-                if not self._changed.wait_for(is_new, min(left, LINGER_SECONDS)) and left > LINGER_SECONDS:
-                    return True
-        return False
+        """After `drain`, wait until no session has work, and no head has values here, at most
+        `timeout` seconds. Return True if so."""
+        is_over = lambda: self._closed  # noqa: E731
+        return wait_quiet(self._changed, self._sessions.values, self._is_quiet, is_over, timeout)
 
     def undo_drain(self) -> None:
         """Accept new sessions again, unless the host is closed. Idempotent."""
@@ -649,17 +649,13 @@ class Host:
             self._closed = True
             self._changed.notify_all()
 
-    def _is_quiet(self) -> bool:
-        return (
-            self._closed or not self._draining or all(session.is_quiet for session in self._sessions.values())
-        )
+    def _is_quiet(self, session: Session) -> bool:
+        return not self._draining or (session.is_quiet and not self.heads.waits_for(session))
 
-    def _has_new_commands(self, commands: int) -> bool:
-        return self._closed or self._commands() != commands
-
-    def _commands(self) -> int:
-        """The number of commands so far of the open sessions."""
-        return sum(session.commands for session in self._sessions.values())
+    def told_by_head(self, session: Session, staying: Sequence[StayingSession]) -> None:
+        """As `Heads.tell`."""
+        self.heads.tell(session, staying)
+        self._notify()
 
     def _notify(self) -> None:
         with self._changed:
@@ -682,6 +678,7 @@ class Host:
         """End all sessions, threads and devices. Idempotent."""
         self.drain()
         self.close_sessions(shut_down())
+        self.handing.close()
         self.hurry()
         self.exchange.close()
         if self.cache_writer is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from heliograph_proto.errors import HeliographError
 from heliograph_server.resources.failures import typed
 from heliograph_server.runtime.opening import Opening
+from heliograph_server.runtime.whereabouts import Arrivals
 from heliograph_server.session.session import Session
 from heliograph_server.state.image import Image, ImageOwner
 from heliograph_server.state.owners import principal_of
@@ -33,11 +34,10 @@ class SessionImages:
         #: The owners of sessions, for their images.
         self.owners: dict[Session, ImageOwner] = {}
         self._lock = threading.Lock()
-        #: The places of sessions that no client has taken up, by the digest of their secret.
-        self._unclaimed: dict[bytes, bytes] = {}
+        self._arrivals = Arrivals()
 
     def __repr__(self) -> str:
-        return f"<SessionImages, {len(self._unclaimed)} unclaimed>"
+        return f"<SessionImages, {self._arrivals}>"
 
     def reopen(self, image: Image) -> Session:
         """Restore a session of an earlier daemon. Raises the errors of opening one, and
@@ -88,27 +88,26 @@ class SessionImages:
 
     def _offer(self, image: Image, place: bytes) -> None:
         with self._lock:
-            self._unclaimed[image.secret_digest] = place
+            self._arrivals.offer(image.secret_digest, place)
 
     def claim(self, token: bytes) -> bytes | None:
         """Return the place of the session with a secret, for the client that shows it; None: it is
         not a restored one, or was claimed before."""
-        if not self._unclaimed:
+        if not self._arrivals:
             return None
         with self._lock:
-            return self._unclaimed.pop(digest_of_secret(token), None)
+            return self._arrivals.claim(digest_of_secret(token))
 
     def is_unclaimed(self, place: bytes) -> bool:
         """True if the session at a place has had no client here."""
         with self._lock:
-            return place in self._unclaimed.values()
+            return self._arrivals.is_unclaimed(place)
 
     def forget(self, session: Session, place: bytes) -> None:
         """Forget a session that has ended."""
         self.owners.pop(session, None)
         with self._lock:
-            for digest in [digest for digest, one in self._unclaimed.items() if one == place]:
-                del self._unclaimed[digest]
+            self._arrivals.forget(place)
 
     def is_durable(self, session: Session) -> bool:
         """True if the session outlives its daemon."""

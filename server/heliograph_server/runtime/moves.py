@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol
 
 from heliograph_proto import MOVE
@@ -30,11 +30,11 @@ from heliograph_proto.errors import (
     MovedError,
     SessionClosedError,
     SnapshotFailedError,
-    UnavailableError,
     UnsupportedError,
 )
 from heliograph_proto.sessions import Limits, SessionMove, SessionOutcome
 from heliograph_server.resources.principals import Principal
+from heliograph_server.runtime.whereabouts import Departures
 from heliograph_server.session.parts.leaving import check_between_commands, messages_held, why_bound
 from heliograph_server.session.session import Session
 from heliograph_server.state.capture import held_still
@@ -69,17 +69,6 @@ class Give(Protocol):
         """Give a session away. Raises the errors of SessionService.Move; then it is not."""
 
 
-@dataclass(slots=True)
-class _Gone:
-    """A session that another daemon has."""
-
-    error: MovedError
-    tenant: str
-    until: float
-    #: True once its client has heard of it.
-    is_told: bool = False
-
-
 class Moves:
     """The sessions of a host that go and come. Thread-safe."""
 
@@ -95,43 +84,29 @@ class Moves:
         self._outcomes: dict[int, SessionOutcome] = {}
         self._asked: set[int] = set()
         self._stays: set[int] = set()
-        #: By the secret here.
-        self._gone: dict[bytes, _Gone] = {}
-        self._moving: set[Session] = set()
+        self._departures = Departures()
 
     def __repr__(self) -> str:
-        return f"<Moves: {len(self._gone)} gone, {len(self._moving)} on their way>"
+        return f"<Moves: {self._departures}>"
 
     # The places of sessions
 
     def check(self, session: Session) -> None:
         """Raise UnavailableError while a session is on its way, so that nothing attaches to it."""
         with self._lock:
-            is_moving = session in self._moving
-        if is_moving:
-            raise UnavailableError("the session is on its way to another daemon", advice="attach in a moment")
+            self._departures.check(session)
 
     def where(self, token: bytes, principal: Principal | None) -> MovedError | None:
         """Return the error that tells the client of a session where it is now; None: not elsewhere."""
         with self._lock:
-            self._drop_old()
-            found = self._gone.get(token)
-            if found is None or (principal is not None and principal.tenant != found.tenant):
-                return None
-            found.is_told = True
-            return found.error.at(found.error.origin)
+            tenant = None if principal is None else principal.tenant
+            return self._departures.where(token, tenant, time.monotonic())
 
     @property
     def untold(self) -> int:
         """The number of sessions elsewhere whose clients have not heard of it, and may still come."""
         with self._lock:
-            self._drop_old()
-            return sum(not one.is_told for one in self._gone.values())
-
-    def _drop_old(self) -> None:
-        now = time.monotonic()
-        for token in [token for token, one in self._gone.items() if one.until <= now]:
-            del self._gone[token]
+            return self._departures.untold(time.monotonic())
 
     # A drain
 
@@ -248,9 +223,7 @@ class Moves:
     @contextmanager
     def _leaving(self, session: Session) -> Iterator[None]:
         with self._lock:
-            if session in self._moving:
-                raise UnavailableError("the session is being moved already", advice="wait for that move")
-            self._moving.add(session)
+            self._departures.begin(session)
         try:
             with ExitStack() as stack:
                 if (snapshots := self._host.snapshots) is not None:
@@ -258,7 +231,7 @@ class Moves:
                 yield
         finally:
             with self._lock:
-                self._moving.discard(session)
+                self._departures.end(session)
 
     def _give_up(self, session: Session, token: bytes, address: str, proof: bytes) -> None:
         """Leave a session to the other daemon, for good."""
@@ -271,7 +244,8 @@ class Moves:
                 raise SessionClosedError("the session was closed while it was on its way")
             if self.target:
                 self._outcomes[session.number] = SessionOutcome(session.number, session.client, True)
-            self._gone[token] = _Gone(error, session.principal.tenant, until, not session.is_detached)
+            tenant, is_told = session.principal.tenant, not session.is_detached
+            self._departures.give_up(token, error, tenant, until, is_told=is_told)
         if (snapshots := self._host.snapshots) is not None:
             # If this daemon is killed before, a client that has not heard of the move goes on here.
             self._host.after(session.lease_seconds, snapshots.keep_on_disk(session))

@@ -60,9 +60,9 @@ def common_version(versions: tuple[int, int]) -> int:
     return min(highest, VERSION_MAX)
 
 
-def printable(client: str) -> str:
-    """A client's name, safe for a log."""
-    return "".join(one if one.isprintable() else "?" for one in client[:100])
+def printable(text: str, most_characters: int = 100) -> str:
+    """A client's name, or another text of it, safe for a log."""
+    return "".join(one if one.isprintable() else "?" for one in text[:most_characters])
 
 
 def no_device(registry: Registry) -> ConfigurationError:

@@ -114,8 +114,9 @@ class Executor:
         self._holding = services.holding
         #: Guards the core.
         self.lock = threading.RLock()
+        held, names = services.holding, services.devices.names
         self.core = SessionCore(
-            services.limits, tuple(services.devices), self._memory, book.under_way, services.holding
+            services.limits, tuple(services.devices), self._memory, book.under_way, held, names
         )
         self.staging = Staging(services.limits.in_flight_bytes, holding=services.holding)
         self.downloads = Downloads(self.core.transfers, self.lock, self.staging, is_kept=services.is_leased)

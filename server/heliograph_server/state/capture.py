@@ -21,7 +21,7 @@ from heliograph_server.session.parts.edges import LoopState
 from heliograph_server.session.parts.inside import SessionInside
 from heliograph_server.session.session import Session
 from heliograph_server.state.files import aligned_bytes, touch
-from heliograph_server.state.image import Image, ImageLoop, ImageOutput, ImageOwner, ImageWeight
+from heliograph_server.state.image import Image, ImageLoop, ImageOutput, ImageOwner, ImageRename, ImageWeight
 from heliograph_server.state.listing import Listing
 from heliograph_server.state.requests import Request, encode_request
 from heliograph_server.state.store import Pins, StateStore, now_us
@@ -133,9 +133,9 @@ class Capture:
         weights = tuple(ImageWeight(*one) for one in inside.contents.held())
         keep = self._session.keep_messages
         acknowledged, messages = self._session.kept_messages if keep is None else keep()
-        image = replace(
-            image, weights=weights, time_us=now_us(), messages=messages, acknowledged=acknowledged
-        )
+        renamed = tuple(ImageRename(*one) for one in inside.devices.names.now.items())
+        image = replace(image, weights=weights, messages=messages, acknowledged=acknowledged)
+        image = replace(image, time_us=now_us(), renamed=renamed)
         written = frozenset() if run is None else run.writes
         return _Taken(image, listing, [one.version for one in listing.storages], written, states)
 

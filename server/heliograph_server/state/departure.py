@@ -18,7 +18,7 @@ from heliograph_proto.plans import CompileRequest
 from heliograph_server.resources.handles import HandleStorage
 from heliograph_server.session.session import Session
 from heliograph_server.state.capture import PIECE_BYTES
-from heliograph_server.state.image import Image, ImageOwner, ImageStorage, ImageWeight
+from heliograph_server.state.image import Image, ImageOwner, ImageRename, ImageStorage, ImageWeight
 from heliograph_server.state.listing import Listing
 from heliograph_server.state.requests import encode_request
 from heliograph_server.state.store import now_us
@@ -53,7 +53,9 @@ class Departure:
             for one, storage in zip(image.storages, listing.storages, strict=True)
         )
         weights = tuple(self._weight(*one) for one in inside.contents.held())
-        self.image = self._with_requests(replace(image, storages=storages, weights=weights), listing)
+        renamed = tuple(ImageRename(*one) for one in inside.devices.names.now.items())
+        image = replace(image, storages=storages, weights=weights, renamed=renamed)
+        self.image = self._with_requests(image, listing)
 
     def __repr__(self) -> str:
         return f"<Departure of {self._session}, {len(self._contents)} contents>"

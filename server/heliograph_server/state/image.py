@@ -185,6 +185,14 @@ class ImageLoop:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRename:
+    """A device that was taken for another one, which left."""
+
+    name: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Image:
     """A session between two commands, or between two steps of a loop."""
 
@@ -206,6 +214,7 @@ class Image:
     acknowledged: int = 0
     time_us: int = 0
     loops: tuple[ImageLoop, ...] = ()
+    renamed: tuple[ImageRename, ...] = ()
 
     def contents(self) -> frozenset[bytes]:
         """The digests of everything that its store must have."""

@@ -94,6 +94,7 @@ class Restore:
 
         Raises SnapshotFailedError if a content is gone or damaged.
         """
+        self._rename_devices()
         problems = [one for one in map(self._add_storage, self._image.storages) if one is not None]
         with self._inside.lock:
             self._add_handles()
@@ -111,6 +112,13 @@ class Restore:
             self._session.kept_messages = self._image.acknowledged, self._image.messages
             self._core.go_on_after(self._image.last_sequence, self._image.default_failure)
         return problems
+
+    def _rename_devices(self) -> None:
+        """Let names of devices that left stand for those with their values, unless they are back."""
+        devices = self._inside.devices
+        devices.names.replace(
+            {one.name: one.device for one in self._image.renamed if one.name not in devices}
+        )
 
     # Memory
 

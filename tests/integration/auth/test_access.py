@@ -271,6 +271,7 @@ def requests_of(session: bytes) -> dict[str, bytes]:
         "SessionService/Snapshot": session_pb2.SnapshotRequest(session=session),
         "SessionService/TakeUp": session_pb2.TakeUpRequest(session=session, earlier=bytes(16)),
         "SessionService/GetOffers": session_pb2.GetOffersRequest(session=session),
+        "SessionService/TellHandover": session_pb2.TellHandoverRequest(session=session),
         "SessionService/Move": session_pb2.MoveRequest(session=session, address="grpc://127.0.0.1:1"),
         "SessionService/FollowLog": session_pb2.FollowLogRequest(session=session),
         "BulkService/Download": bulk_pb2.DownloadRequest(session=session, transfer=1),

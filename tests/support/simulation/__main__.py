@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from simulation.edges import SimulatedEdge
 from simulation.lease import SimulatedLease
+from simulation.move import SimulatedMove
 from simulation.session import SimulatedSession
 from simulation.turns import SimulatedTurns
 from simulation.world import Violation
@@ -19,11 +20,12 @@ from simulation.world import Violation
 KINDS = {
     "session": SimulatedSession,
     "lease": SimulatedLease,
+    "move": SimulatedMove,
     "turns": SimulatedTurns,
     "edge": SimulatedEdge,
 }
 #: The parts of each kind in ten schedules.
-SHARES = {"session": 4, "lease": 2, "turns": 2, "edge": 2}
+SHARES = {"session": 3, "lease": 2, "move": 1, "turns": 2, "edge": 2}
 BATCH = 50
 
 

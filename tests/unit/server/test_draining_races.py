@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from heliograph_proto.sessions import DrainState
 from heliograph_server.runtime.draining import Draining
+from heliograph_server.runtime.heads import Heads
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.runtime.moves import Moves
 
@@ -21,7 +22,7 @@ class BusyHost:
         self.is_draining = False
         self.sessions = ()
         self.is_waited_for = threading.Event()
-        self.moves = Moves(cast(Any, self))
+        self.moves, self.heads = Moves(cast(Any, self)), Heads(cast(Any, self))
 
     def count_busy(self) -> int:
         return 1

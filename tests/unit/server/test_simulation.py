@@ -7,15 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from simulation import move
 from simulation.edges import SimulatedEdge
 from simulation.lease import SimulatedLease
+from simulation.move import SimulatedMove
 from simulation.session import SimulatedSession
 from simulation.turns import SimulatedTurns
 from simulation.world import Violation
 
 from heliograph.core import credit
+from heliograph.core.effects import Compute
+from heliograph.procedures.moving import Moving
 from heliograph_server.exchange import ledger
 from heliograph_server.resources import fair_queue, handles
+from heliograph_server.rpc.leases import attaching
+from heliograph_server.runtime import whereabouts
 from heliograph_server.session.protocol import core, dependencies, transfer_state
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -23,7 +29,13 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [(SimulatedSession, 150), (SimulatedTurns, 200), (SimulatedEdge, 100), (SimulatedLease, 40)],
+    [
+        (SimulatedSession, 150),
+        (SimulatedTurns, 200),
+        (SimulatedEdge, 100),
+        (SimulatedLease, 40),
+        (SimulatedMove, 200),
+    ],
 )
 def test_whatever_the_schedule_the_invariants_hold(kind: Any, count: int) -> None:
     first = secrets.randbits(40)
@@ -110,6 +122,31 @@ def _value_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger.Ledger, "give", give)
 
 
+def _commands_pass_the_move(patch: pytest.MonkeyPatch) -> None:
+    """A client moves its session while commands are under way."""
+
+    def settle(self: Moving) -> Any:
+        yield Compute(lambda: None)
+
+    patch.setattr(Moving, "settle", settle)
+    patch.setattr(move._Session, "is_at_rest", True)
+
+
+def _secret_of_the_first_daemon(patch: pytest.MonkeyPatch) -> None:
+    """The copy at the other daemon has the session's old secret."""
+    patch.setattr(move, "moved_secret", lambda token, proof: token)
+
+
+def _forgotten_places(patch: pytest.MonkeyPatch) -> None:
+    """A daemon does not tell where a session went."""
+    patch.setattr(whereabouts.Departures, "where", lambda *_: None)
+
+
+def _unwritten_messages(patch: pytest.MonkeyPatch) -> None:
+    """A client is given messages that its restarted daemon never wrote."""
+    patch.setattr(attaching.Attaching, "received", lambda self, attach: attach.received)
+
+
 @pytest.mark.parametrize(
     ("kind", "plant"),
     [
@@ -121,6 +158,10 @@ def _value_twice(patch: pytest.MonkeyPatch) -> None:
         (SimulatedTurns, _turns_by_arrival),
         (SimulatedTurns, _forgotten_tags),
         (SimulatedEdge, _value_twice),
+        (SimulatedMove, _commands_pass_the_move),
+        (SimulatedMove, _secret_of_the_first_daemon),
+        (SimulatedMove, _forgotten_places),
+        (SimulatedMove, _unwritten_messages),
     ],
 )
 def test_a_planted_bug_is_found(kind: Any, plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,11 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from heliograph_proto.codec.inline_runs import encode_results
-from heliograph_proto.commands import Attach, Attached, CompletionBatch
+from heliograph_proto.commands import Attach, CompletionBatch
 from heliograph_proto.errors import CancelledError, HandleExistsError, HeliographError, ProtocolError
 from heliograph_server.rpc.command_socket.sockets import CommandSocket
 from heliograph_server.rpc.completion_writer import CompletionWriter
+from heliograph_server.rpc.leases.attaching import Attaching
 from heliograph_server.rpc.leases.completion_log import CompletionLog
 from heliograph_server.rpc.requests import Context
 from heliograph_server.session.session import Session
@@ -72,9 +73,8 @@ class Conversation:
         """`end` ends the session when its lease does; `forget` is called once it is over.
         `incarnation`: that of the daemon."""
         log = CompletionLog(*session.kept_messages) if session.lease_seconds else None
-        self._incarnation = incarnation
-        #: The last message that an earlier daemon wrote, if one did.
-        self._restored_messages = log.written if log is not None else 0
+        written = log.written if log is not None else 0
+        self._attaching = Attaching(incarnation, session.is_restored, session.has_moved_here, written)
         self.session, self._end, self._forget = session, end, forget
         self._loop = asyncio.get_running_loop()
         self.outbox = CompletionWriter(self._loop, session.limits, log)
@@ -94,21 +94,7 @@ class Conversation:
         """Raise the error with which an attach is refused, which changes nothing."""
         if (log := self.outbox.log) is None:
             raise ProtocolError("the session has no lease, so nothing attaches to it again")
-        log.since(self._received(attach))
-
-    def _is_restored(self, attach: Attach) -> bool:
-        """True if the client knows the session of an earlier daemon."""
-        session = self.session
-        is_from_before = session.is_restored and not session.has_moved_here
-        return is_from_before and attach.incarnation != self._incarnation
-
-    def _received(self, attach: Attach) -> int:
-        """The messages that the client has.
-
-        Those that an earlier daemon wrote after the snapshot do not count."""
-        if self._is_restored(attach):
-            return min(attach.received, self._restored_messages)
-        return attach.received
+        log.since(self._attaching.received(attach))
 
     def begin(self, wire: Wire, attach: Attach | None = None) -> Stream:
         """Begin the session's stream, or its next one, which ends the one before.
@@ -117,15 +103,8 @@ class Conversation:
         """
         first: tuple[bytes, ...] = ()
         if attach is not None and self.outbox.log is not None:
-            received = self._received(attach)
-            answer = Attached(
-                self.session.commands,
-                received + 1,
-                self._is_restored(attach),
-                self._incarnation,
-                self.session.resumed_loops,
-            )
-            kept = self.outbox.log.since(received)
+            answer = self._attaching.answer(attach, self.session.commands, self.session.resumed_loops)
+            kept = self.outbox.log.since(answer.next_message - 1)
             first = (encode_results(CompletionBatch(0, attached=answer)), *kept)
         if (before := self._stream) is not None:
             before.break_off(

@@ -35,9 +35,14 @@ def check_between_commands(session: Session) -> None:
     with session.inside.lock:
         has_loop = bool(executor.stillness.held or executor.resumable.states())
     if has_loop:
-        raise SnapshotFailedError(
-            "a loop is under way, and stays where it is", advice="wait for its end, or stop it"
-        )
+        raise loop_stays()
+
+
+def loop_stays() -> SnapshotFailedError:
+    """Return the error of a session with a loop."""
+    return SnapshotFailedError(
+        "a loop is under way, and stays where it is", advice="wait for its end, or stop it"
+    )
 
 
 def why_bound(session: Session) -> str:

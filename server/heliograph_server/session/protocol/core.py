@@ -34,6 +34,7 @@ from heliograph_proto.errors import (
     ProtocolError,
 )
 from heliograph_proto.sessions import Limits
+from heliograph_server.resources.device_names import DeviceNames
 from heliograph_server.resources.handles import (
     BufferHandle,
     DeviceQueue,
@@ -94,8 +95,8 @@ MOST_FITS = 64
 class SessionCore:
     """The state of one session: the order of its commands.
 
-    `devices` are names by priority. `recorded` contains the sequence numbers of the runs for which
-    a `RunEnded` instruction is issued.
+    `devices` are names by priority, `names` what others stand for. `recorded` contains the sequence
+    numbers of the runs for which a `RunEnded` instruction is issued.
 
     `plans`, `transfers`, `taps`, `feeds` and `resources` hold the rest of the state. They share the
     core's lists of instructions and of tapped pieces, which are emptied and never replaced.
@@ -108,6 +109,7 @@ class SessionCore:
         memory: FindMemory = plain_memory,
         recorded: Container[int] = (),
         holding: Holding | None = None,
+        names: DeviceNames | None = None,
     ) -> None:
         self._limits = limits
         self._recorded = recorded
@@ -127,7 +129,7 @@ class SessionCore:
         self.taps = TapState(self._open, self._tap_pieces, self._instructions, limits.inline_bytes)
         self.feeds = LoopFeeds(self._commands, self._end, self._instructions, limits.inline_bytes)
         self._context = ValidationContext(
-            self.handles, limits, tuple(devices), self.resources.open_queue, memory, holding
+            self.handles, limits, tuple(devices), self.resources.open_queue, memory, holding, names
         )
         self._context.take_variable = self.plans.take_variable
         self._validator = CommandValidator(self._context)
@@ -200,8 +202,7 @@ class SessionCore:
 
     def take_completions(self) -> c.CompletionBatch | None:
         """Return what was completed since the last call; None if nothing was."""
-        found = self._completions or self._tap_pieces or self.taps.steps
-        if not found and self._completed_through == self._reported_through:
+        if self.is_silent:
             return None
         listed, self._completions = tuple(self._completions), []
         taps = tuple(self._tap_pieces)
@@ -222,12 +223,8 @@ class SessionCore:
     @property
     def is_silent(self) -> bool:
         """True if `take_completions` would return None."""
-        return (
-            not self._completions
-            and not self._tap_pieces
-            and not self.taps.steps
-            and self._completed_through == self._reported_through
-        )
+        found = self._completions or self._tap_pieces or self.taps.steps
+        return not found and self._completed_through == self._reported_through
 
     def take_result(self) -> InlineResult | None:
         """Take the completion of the run last recorded by `did`, before which nothing was pending.

@@ -9,6 +9,7 @@ from typing import Any
 from heliograph_proto import commands as c
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, UnknownHandleError
 from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.plans import ReserveRequest
 from heliograph_proto.types import TensorType
 from heliograph_server.resources.checks import check_leaf, check_weight, overlap, storage_of
 from heliograph_server.resources.handles import (
@@ -215,8 +216,15 @@ class PlanState:
         self._check_open()
         self.handles.give_up(number)
         self.handles.check_new(number, ReservationHandle)
-        made = ReservationHandle(reservation)
+        made = self.add_unnumbered_reservation(reservation)
         self.handles.add(number, made)
+        return made
+
+    def add_unnumbered_reservation(
+        self, reservation: object, request: ReserveRequest | None = None
+    ) -> ReservationHandle:
+        """Add memory that is in no table, for `exchange_reservations`."""
+        made = ReservationHandle(reservation, request=request)
         self._reservations[made] = None
         return made
 
@@ -232,6 +240,13 @@ class PlanState:
         self._resources.check_queues(len(slots.queues) if slots.holders == 0 else 0)
         plan.check_there()
         self.handles.add(number, plan)
+        self.add_unnumbered(plan)
+
+    def add_unnumbered(self, plan: PlanHandle) -> None:
+        """Add a plan that is in no table, for `exchange`. Raises the error that closed the
+        session."""
+        self._check_open()
+        slots = plan.slots
         self.plans[plan] = None
         if slots.holders == 0:
             for queue in slots.queues:
@@ -239,6 +254,20 @@ class PlanState:
                 queue.error = None
                 self._resources.open_queue(queue)
         slots.holders += 1
+
+    def exchange(self, plan: PlanHandle, other: PlanHandle) -> None:
+        """Let two plans of one graph change places: each has the other's devices afterwards."""
+        for name in ("device", "plan", "slots", "read", "assigned", "bound", "weights", "request"):
+            mine, theirs = getattr(plan, name), getattr(other, name)
+            setattr(plan, name, theirs)
+            setattr(other, name, mine)
+
+    def exchange_reservations(self, one: ReservationHandle, other: ReservationHandle) -> None:
+        """Let two reservations change places, after their plans have."""
+        for name in ("reservation", "slots", "request"):
+            mine, theirs = getattr(one, name), getattr(other, name)
+            setattr(one, name, theirs)
+            setattr(other, name, mine)
 
     def take_plan(self, number: int) -> PlanHandle:
         """Remove a plan from the handle table, before it is freed. Raises UnknownHandleError."""

@@ -15,6 +15,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType
 from heliograph_server.resources.checks import unknown_device
+from heliograph_server.resources.device_names import DeviceNames
 from heliograph_server.resources.handles import (
     DeviceQueue,
     HandleStorage,
@@ -42,9 +43,12 @@ class ValidationContext:
         open_queue: Callable[[DeviceQueue], None],
         memory: FindMemory = plain_memory,
         holding: Holding | None = None,
+        names: DeviceNames | None = None,
     ) -> None:
-        """`holding`: the session's share of its tenant's account."""
+        """`holding`: the session's share of its tenant's account. `names`: what the client's names
+        of devices stand for."""
         self._holding = holding
+        self._names = names or DeviceNames()
         self.handles = handles
         self.limits = limits
         self.open_queue = open_queue
@@ -85,6 +89,7 @@ class ValidationContext:
     def device_queue(self, device: str) -> DeviceQueue:
         """Return the queue of a device for work outside named streams. Raises
         UnknownDeviceError."""
+        device = self._names.current(device)
         if device not in self.queues:
             # Raises a more precise error for a device that is known to be gone.
             self.memory(device, "")
@@ -128,10 +133,10 @@ class ValidationContext:
 
     def device(self, name: str) -> str:
         """Return the name of an existing device; "" is the first. Raises UnknownDeviceError."""
-        if name:
-            self.device_queue(name)
-            return name
-        return next(iter(self.queues))
+        if not name:
+            return self._names.current(next(iter(self.queues)))
+        self.device_queue(name)
+        return self._names.current(name)
 
     def work(self, state: CommandState, task: Task, device: str) -> None:
         """Set the command's task and its queue: its stream's if that is on the device, or the
