@@ -38,13 +38,13 @@ from heliograph_server.plans.multi_device import (
     commits,
     result_bytes,
 )
+from heliograph_server.plans.plan_times import PlanTimes
 from heliograph_server.plans.predicted import with_prediction
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.plans.taps import tapped_bytes
 from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, compute
 from heliograph_server.resources.measurements import Recorder
 from heliograph_server.resources.memories import host_memory
-from heliograph_server.resources.plan_times import PlanTimes
 from heliograph_server.scheduler.tensor_split import Divided
 
 #: The plan keeps memory for an output that is fetched but not kept, up to this size.

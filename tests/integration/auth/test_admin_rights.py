@@ -76,7 +76,7 @@ def test_an_operators_token_may_come_from_the_environment(
     assert main(["sessions", "ls", "--server", daemon.url]) == 0
     assert main(["top", "--once", "--server", daemon.url]) == 0
     monkeypatch.setenv("HELIOGRAPH_TOKEN", USER)
-    assert main(["top", "--once", "--server", daemon.url]) == 1
+    assert main(["sessions", "ls", "--server", daemon.url]) == 1
     assert "error:" in capsys.readouterr().err
 
 

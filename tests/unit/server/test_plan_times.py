@@ -7,7 +7,7 @@ import random
 import pytest
 
 from heliograph.cli.common.plan_view import quantile_us
-from heliograph_server.resources.plan_times import PlanTimes, run_times
+from heliograph_server.plans.plan_times import PlanTimes, run_times
 
 
 def test_quantiles_of_the_counts_are_those_of_the_runs() -> None:

@@ -14,7 +14,7 @@ from heliograph_proto.errors import DeviceLostError, UnknownHandleError
 from heliograph_proto.plans import PlanReport, PlanStatus
 from heliograph_server.plans.loaded_plan import LoadedPlan
 from heliograph_server.plans.multi_device import MultiDevicePlan
-from heliograph_server.resources.plan_times import run_times
+from heliograph_server.plans.plan_times import run_times
 from heliograph_server.session.protocol.dependencies import CommandPhase, CommandState
 from heliograph_server.session.protocol.instructions import RunTask
 
