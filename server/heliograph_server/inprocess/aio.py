@@ -20,6 +20,7 @@ from heliograph.transport.log_lines import Follower
 from heliograph_proto.addresses import Address, Credentials, parse_address
 from heliograph_proto.errors import CancelledError, HeliographError
 from heliograph_proto.sessions import LogLine, after_dropped
+from heliograph_server.resources.failures import typed
 
 if TYPE_CHECKING:
     from heliograph_server.resources.principals import Principal
@@ -34,12 +35,14 @@ class AioLocalShell(AioShell):
         self._logs: weakref.WeakSet[_LocalLog] = weakref.WeakSet()
         super().__init__(address, transport.info)
         self._scheduled = False
+        #: True while a caller sends that waits for its run.
+        self.waits: bool = False
         # The core may outlive this shell, and must not keep it alive.
         me = weakref.ref(self)
         transport.session.attach(
             lambda batch: _post(me, "apply", batch),
             lambda error: _post(me, "_lose", error),
-            at_once=lambda: not runs_handlers(),
+            at_once=lambda: _may_run(me()),
         )
         self.core.speaks_bytes = True
 
@@ -60,7 +63,11 @@ class AioLocalShell(AioShell):
 
     def flush(self) -> None:
         """Send at once, since a caller waits: a short run is done then."""
-        self._send()
+        self.waits = True
+        try:
+            self._send()
+        finally:
+            self.waits = False
 
     def _send(self) -> None:
         undisturbed(self._send_all)
@@ -70,8 +77,8 @@ class AioLocalShell(AioShell):
         while commands := self.core.take(self.info.limits.message_bytes):
             try:
                 self._transport.session.submit(commands)
-            except HeliographError as error:
-                self._lose(error)
+            except Exception as error:
+                self._lose(typed(error, "sending commands"))
 
     async def _call(self, call: Call, deadline: Deadline) -> Any:
         work = asyncio.ensure_future(asyncio.to_thread(self._transport.call, call))
@@ -159,6 +166,11 @@ class _LocalLog:
         self._is_over = True
         self._follower.close()
         self._woken.set()
+
+
+def _may_run(shell: AioLocalShell | None) -> bool:
+    # Nothing interrupts the loop's thread while it sends, but handlers of the program's own.
+    return shell is not None and shell.waits and not runs_handlers()
 
 
 def _post(shell: weakref.ref[AioLocalShell], method: str, argument: Any) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from heliograph.core import methods as m
 from heliograph.core.effects import Call, ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Outcome, Pending, Transfer
+from heliograph.core.inline_run import InlinePlan
 from heliograph.core.interrupts import runs_handlers, undisturbed
 from heliograph.graph.files.mapped_files import readable
 from heliograph.session import Session as ClientSession
@@ -31,11 +32,13 @@ from heliograph.transport.log_lines import LocalLog, LogSource
 from heliograph.transport.shared_memory import mapped
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address, Credentials, parse_address
+from heliograph_proto.codec.inline_forms import InlineRun
 from heliograph_proto.devices import ProbeResult
 from heliograph_proto.errors import CancelledError, HeliographError, InternalError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import CompileRequest, ContentOffer, PlaceContentsRequest, PlanInfo, ReceivedGraph
 from heliograph_proto.sessions import SessionInfo, Traffic
+from heliograph_server.resources.failures import typed
 
 if TYPE_CHECKING:
     from heliograph_server.resources.principals import Principal
@@ -362,31 +365,43 @@ class LocalShell(BlockingShell):
         self._sending = threading.Lock()
         self._dirty = False
         self._bell: SimpleQueue[None] = SimpleQueue()
-        # Nothing interrupts a thread that sends, but handlers of the program's own.
-        self._transport.session.attach(self.apply, self._ended, at_once=lambda: not runs_handlers())
+        #: True while a caller sends that waits for its run, and may as well do it.
+        self._waits = False
+        self._transport.session.attach(self.apply, self._ended, at_once=self._may_run)
         self._sweeper = threading.Thread(target=self._sweep, name="heliograph-sweeper", daemon=True)
         self._sweeper.start()
 
     def _ended(self, error: HeliographError) -> None:
         self._lose(error)
 
+    def _may_run(self) -> bool:
+        # Nothing interrupts a thread that sends, but handlers of the program's own.
+        return self._waits and not runs_handlers()
+
+    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        with self._lock:
+            pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
+        if pending is not None:
+            undisturbed(partial(self._send, waits))
+        return pending
+
     def _ring(self) -> None:
         """Send the queued commands in this thread, unless another one is sending."""
         undisturbed(self._send)
 
-    def _send(self) -> None:
+    def _send(self, waits: bool = False) -> None:
         self._dirty = True
         while self._dirty and self._sending.acquire(blocking=False):
             try:
-                self._dirty = False
+                self._dirty, self._waits = False, waits
                 with self._lock:
                     commands = self.core.take(self.info.limits.message_bytes)
                 if commands:
                     self._dirty = True
                     try:
                         self._transport.session.submit(commands)
-                    except HeliographError as error:
-                        self._lose(error)
+                    except Exception as error:
+                        self._lose(typed(error, "sending commands"))
             finally:
                 self._sending.release()
 

@@ -58,7 +58,7 @@ def pools() -> Iterator[Callable[[str], Pool]]:
 
     def make(source: str) -> Pool:
         made.append(Pool(open_source(source)))
-        made[-1].start(OWN, lambda change: None)
+        made[-1].start(lambda: OWN, lambda change: None)
         return made[-1]
 
     yield make

@@ -117,7 +117,7 @@ def test_a_member_is_ready_only_once_all_sessions_have_its_devices(members: list
         change.applied()
         states.append(pool.members[0].state)
 
-    pool.start(bytes(16), changed)
+    pool.start(lambda: bytes(16), changed)
     try:
         assert pool.wait(lambda _: len(states) == 2, SECONDS)
         assert states == [MemberState.JOINING, MemberState.READY]

@@ -43,7 +43,7 @@ def pools() -> Iterator[Callable[[str], Pool]]:
     def make(source: str) -> Pool:
         pool = Pool(open_source(source))
         made.append(pool)
-        pool.start(OWN, lambda change: None)
+        pool.start(lambda: OWN, lambda change: None)
         return pool
 
     yield make
@@ -179,7 +179,7 @@ class Told(MembershipSource):
 def told() -> Iterator[tuple[Told, Pool]]:
     source = Told()
     pool = Pool(source)
-    pool.start(OWN, lambda change: None)
+    pool.start(lambda: OWN, lambda change: None)
     yield source, pool
     pool.close()
 
@@ -472,7 +472,7 @@ def test_who_does_not_say_how_much_memory_there_is_is_not_asked_by_everybody(
 
 def test_a_clock_that_jumps_loses_no_member(members: list[Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(open_source(f"static:{members[0].host}"), silence_seconds=0.25)
-    pool.start(OWN, lambda change: None)
+    pool.start(lambda: OWN, lambda change: None)
     assert pool.wait(lambda one: bool(one.devices), SECONDS)
     for now in (0.0, 1e10):
         monkeypatch.setattr(time, "time", lambda now=now: now)

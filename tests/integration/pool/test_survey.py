@@ -55,7 +55,7 @@ def test_every_pair_is_measured_once_and_again_in_another_life(factory: MemberFa
     first, second = (factory.start("--device", "fake") for _ in range(2))
     seen = Seen()
     pool = Pool(open_source(f"static:first={first.host}:{first.port},second={second.host}:{second.port}"))
-    pool.start(OWN, _ignore, seen)
+    pool.start(lambda: OWN, _ignore, seen)
     try:
         seen.wait_for(("", "first"), ("", "second"), ("first", "second"))
         trip, speed = seen.links[frozenset(("first", "second"))]

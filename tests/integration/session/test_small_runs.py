@@ -113,6 +113,24 @@ def test_no_thread_is_made_for_runs_in_flight(daemon: DaemonUrls) -> None:
         assert all(run.exception(SECONDS) is None for run in runs)
 
 
+def test_a_callback_may_submit_the_next_run_without_end(session: hg.Session) -> None:
+    """However short the runs are, callbacks do not call one another."""
+    g = hg.Graph()
+    g.output("y", g.input("x", (4,), "f32") + 1)
+    plan, x = session.compile(g), np.zeros(4, np.float32)
+    numbers, done = iter(range(3000)), threading.Event()
+
+    def again(_: object) -> None:
+        if next(numbers, None) is None:
+            done.set()
+        else:
+            plan.submit(x=x).add_done_callback(again)
+
+    again(None)
+    assert done.wait(60)
+    assert (plan.run(x=x)["y"] == 1).all()
+
+
 def test_what_waits_behind_a_run_that_pauses_can_be_cancelled(session: hg.Session) -> None:
     plan = session.compile(rows())
     expected = plan.run(i=index(2))["y"]

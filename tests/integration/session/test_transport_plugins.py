@@ -75,5 +75,11 @@ def test_a_client_loads_nothing_of_the_server() -> None:
 def test_every_method_is_known_over_the_wire_and_in_this_process() -> None:
     known = {one for one in vars(methods).values() if isinstance(one, methods.Method)}
     # Within one process no connection breaks, no daemon is restarted, and no session leaves.
-    over_a_wire_alone = {methods.FIND_TRANSFER, methods.SNAPSHOT, methods.TAKE_UP, methods.MOVE}
+    over_a_wire_alone = {
+        methods.FIND_TRANSFER,
+        methods.SNAPSHOT,
+        methods.TAKE_UP,
+        methods.TELL_HANDOVER,
+        methods.MOVE,
+    }
     assert set(calls._CODECS) == set(blocking._ANSWERS) | over_a_wire_alone == known
