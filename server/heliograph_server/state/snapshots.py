@@ -98,8 +98,9 @@ class _Durable:
     has_left: bool = False
     #: True once the daemon ends, or is drained: the session then stays on disk.
     is_kept: bool = False
-    #: True while images are left that newer ones have replaced.
-    is_untidy: bool = False
+    #: True while images may be left that newer ones have replaced. A daemon that was killed leaves
+    #: some, too; a full disk would have no room for another one beside them.
+    is_untidy: bool = True
 
 
 class Snapshots:
@@ -289,6 +290,8 @@ class Snapshots:
             return
         try:
             self._take(found, DUE_SECONDS)
+            # Before those that are due with it, so that one session at a time needs more room.
+            self._tidy(found)
         except Exception as error:
             why = error.message if isinstance(error, HeliographError) else repr(error)
             if why != found.why and not found.has_left:

@@ -10,7 +10,8 @@
 A file is written as a part, flushed, and renamed; then its folder is flushed. So a file is whole or
 not there, whenever the daemon is killed. Readers check digests all the same. Threads hash, write
 and flush the contents of an image side by side (`files.py`); they get their names together, before
-the image is written. A content is removed only when no image names it.
+the image is written. An image is written once the names of all its contents are flushed, also of
+those that another session has just written. A content is removed only when no image names it.
 
 Any thread.
 """
@@ -32,6 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from heliograph_proto.digests import DIGEST_BYTES, digest_of, hasher
 from heliograph_proto.errors import ConfigurationError, SnapshotFailedError
@@ -47,6 +49,9 @@ MOST_LINK_BYTES = 2**20
 _OTHERS = stat.S_IRWXO
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
+
+#: Makes a call for each path: one after the other, or on threads.
+_Each: TypeAlias = "Callable[[Callable[[Path], None], Iterable[Path]], Iterator[None]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,9 @@ class StateStore:
         self._images: dict[str, list[tuple[int, frozenset[bytes]]]] = {}
         #: Contents that an image being made will name, by the number of such images.
         self._pinned: Counter[bytes] = Counter()
+        #: Folders with names that may not be flushed yet, by the number of the last such name.
+        self._unflushed: dict[Path, int] = {}
+        self._last_name = 0
         self._held = -1
         #: The text by which this daemon knows its lock.
         self._mark = secrets.token_hex(16).encode()
@@ -119,6 +127,10 @@ class StateStore:
             path = self.folder / name
             path.mkdir(mode=0o700, exist_ok=True)
             _check_private(path)
+        flush(self.folder)
+        # A daemon may have been killed before it flushed these.
+        contents = self.folder / "contents"
+        self._unflushed = dict.fromkeys((self.folder / "sessions", contents, *contents.iterdir()), 0)
         for part in (self.folder / "parts").iterdir():
             part.unlink(missing_ok=True)
         probe = self._new_part()
@@ -196,18 +208,13 @@ class StateStore:
             pins.written_bytes += size_bytes
 
     def _place(self, pins: Pins) -> None:
-        """Give the new contents of an image, which are flushed, their names."""
-        folders = set()
+        """Give the new contents of an image their names, and flush those of all of its contents."""
         for digest, part in list(pins.parts.items()):
-            path = self._content(digest)
-            if not path.parent.exists():
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                folders.add(path.parent.parent)
-            os.replace(part, path)
+            self._name(part, self._content(digest))
             del pins.parts[digest]
-            folders.add(path.parent)
-        for done in [pins.threads.submit(flush, folder) for folder in folders]:
-            done.result()
+        # One of each folder.
+        digests = {digest[0]: digest for digest in pins.digests}.values()
+        self._flush_names([self._content(digest) for digest in digests], pins.threads.map)
 
     def read(self, digest: bytes) -> Iterator[memoryview]:
         """Read a content in pieces, each valid until the next one.
@@ -364,6 +371,8 @@ class StateStore:
         with self._lock:
             known = self._images.get(name, [])
             gone, left = known[: len(known) - kept], known[len(known) - kept :]
+            if kept and not gone:
+                return
             if left:
                 self._images[name] = left
             else:
@@ -430,14 +439,35 @@ class StateStore:
         part = self._new_part()
         try:
             write_new(part, (memoryview(data),))
-            if not path.parent.exists():
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                flush(path.parent.parent)
-            os.replace(part, path)
-            flush(path.parent)
+            self._name(part, path)
+            self._flush_names([path], map)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+    def _name(self, part: Path, path: Path) -> None:
+        """Give a part, which is flushed, its name. The name itself is not flushed yet."""
+        # Under the lock, so that the folder is known as unflushed once the file can be found.
+        with self._lock:
+            self._last_name += 1
+            if not path.parent.exists():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                self._unflushed[path.parent.parent] = self._last_name
+            self._unflushed[path.parent] = self._last_name
+            os.replace(part, path)
+
+    def _flush_names(self, paths: Iterable[Path], each: _Each) -> None:
+        """Flush the names of files, also those that others gave, if that is left. Raises OSError."""
+        folders = {folder for path in paths for folder in (path.parent, path.parent.parent)}
+        with self._lock:
+            found = {one: self._unflushed[one] for one in folders if one in self._unflushed}
+        for _ in each(flush, found):
+            pass
+        with self._lock:
+            for folder, number in found.items():
+                # Another session may have given a name there meanwhile.
+                if self._unflushed.get(folder) == number:
+                    del self._unflushed[folder]
 
     @contextmanager
     def _failing_with(self, what: str) -> Iterator[None]:
