@@ -56,7 +56,8 @@ class Pool:
 
     def __init__(self, factory: MemberFactory, transport: str, devices: list[str], *more: str) -> None:
         self.devices = devices
-        self.members = [factory.start("--device", one) for one in devices]
+        # An entry may have several devices, with spaces between them.
+        self.members = [factory.start(*(f"--device={part}" for part in one.split())) for one in devices]
         hosts = [f"{one.host}:{one.port}" for one in self.members]
         self.names = [f"{host}/{devices[0].partition(':')[0]}0" for host in hosts]
         self.own: list[str] = []
@@ -230,6 +231,25 @@ def test_a_name_means_its_own_device_again_once_that_is_back(
         other = hg.Graph()
         other.output("y", other.input("x", (4,), "f32") * 2.0)
         assert pool.names[0] in str(session.compile(other, pool.names[0]).explain())
+    assert same(found, calm)
+
+
+def test_devices_on_which_a_session_has_nothing_need_no_place(
+    factory: MemberFactory, calm: list[np.ndarray]
+) -> None:
+    """No other member has a device of the second kind."""
+    pool = Pool(factory, "list", ["cpu:threads=1,memory=64MiB fake", "cpu:threads=1,memory=64MiB"])
+    pool.own.append(pool.names[0].replace("/cpu0", "/fake0"))
+    try:
+        with pool.connect() as session:
+            plan = session.compile(training(), pool.names[0])
+            found = [plan.run(x=one)["y"] for one in GIVEN[:6]]
+            pool.drain(0)
+            until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
+            found += [plan.run(x=one)["y"] for one in GIVEN[6:]]
+            assert plan.devices == (pool.names[1],)
+    finally:
+        pool.end()
     assert same(found, calm)
 
 
