@@ -19,6 +19,7 @@ from heliograph_proto.errors import HeliographError, SnapshotFailedError, Unsupp
 from heliograph_proto.sessions import StayingSession
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.membership import MembershipChange
+from heliograph_server.runtime.heads import MOST_STAYING
 from heliograph_server.session.session import Session
 from heliograph_server.state.handover import HandedOver, hand_over, holds
 
@@ -77,9 +78,9 @@ class Handing:
     def _run(self, change: MembershipChange) -> None:
         taking, told = _Taking(self._host, change), None
         while self._goes_on(change):
-            staying = taking.look()
-            if staying != told:
-                change.tell_staying(staying)
+            staying = taking.look()[:MOST_STAYING]
+            # A message that was lost is sent again, or the member would wait for nothing.
+            if staying != told and change.tell_staying(staying):
                 told = staying
             with self._changed:
                 self._changed.wait_for(lambda: not self._goes_on(change), taking.pause_seconds)
