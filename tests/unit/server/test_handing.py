@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from waiting import until
 
+from heliograph_proto import HAND_OVER
+from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.sessions import StayingSession
 from heliograph_server.resources.membership import MembershipChange
 from heliograph_server.runtime.handing import Handing
+from heliograph_server.runtime.heads import MOST_STAYING, Heads
 
 SECONDS = 20.0
 
@@ -31,3 +35,30 @@ def test_a_member_that_was_not_told_what_stays_is_told_again() -> None:
     finally:
         handing.close()
     assert told == [()] * 3
+
+
+class Client:
+    """A session, as far as heads are concerned."""
+
+    closed = None
+
+
+def test_only_heads_say_what_stays_and_only_to_a_daemon_that_drains() -> None:
+    some_heads, other = [cast(Any, Client()) for _ in range(2)], cast(Any, Client())
+    owners = {one: SimpleNamespace(features=(HAND_OVER,)) for one in some_heads}
+    owners[other] = SimpleNamespace(features=())
+    host = SimpleNamespace(is_draining=False, images=SimpleNamespace(owners=owners))
+    heads = Heads(cast(Any, host))
+    staying = [StayingSession(number, "program", "no room") for number in range(1, MOST_STAYING)]
+    heads.tell(some_heads[0], staying)
+    host.is_draining = True
+    assert not heads.staying and heads.waits_for(some_heads[0]), "it has not told since"
+    with pytest.raises(InvalidArgumentError, match="hand-over"):
+        heads.tell(other, staying)
+    for one in some_heads:
+        heads.tell(one, staying)
+    assert len(heads.staying) == MOST_STAYING, "of all heads"
+    heads.tell(some_heads[0], ())
+    assert heads.staying == tuple(staying) and not heads.waits_for(some_heads[0])
+    host.is_draining = False
+    assert not heads.staying
