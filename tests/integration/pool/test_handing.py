@@ -217,6 +217,19 @@ def test_reserved_memory_goes_along_with_the_plans_in_it(pool: Pool, calm: list[
     assert same(found, calm)
 
 
+def test_memory_reserved_under_the_name_of_a_member_that_went_goes_along_too(pool: Pool) -> None:
+    with pool.connect() as session:
+        plan = session.compile(training(), pool.names[0])
+        for turn in range(2):
+            (there,) = plan.devices
+            place = pool.names.index(there)
+            pool.drain(place)
+            until(lambda place=place: pool.is_gone(session, place), seconds=SECONDS)
+            if turn == 0:
+                session.reserve(training(1), pool.names[0])
+        assert session.compile(training(1), plan.devices).reserved_bytes
+
+
 def test_a_name_means_its_own_device_again_once_that_is_back(
     pool: Pool, factory: MemberFactory, calm: list[np.ndarray]
 ) -> None:
