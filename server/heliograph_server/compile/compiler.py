@@ -498,12 +498,12 @@ class _Compilation:
 
     def __enter__(self) -> Self:
         with self._lock:
-            if self._again is not None:
-                bound = self._again.bound
-                self.bound = hold_leaves(bound.tensors, bound.weights, bound.numbers)
-                self._use_reservation()
-                return self
             try:
+                if self._again is not None:
+                    self._use_reservation()
+                    bound = self._again.bound
+                    self.bound = hold_leaves(bound.tensors, bound.weights, bound.numbers)
+                    return self
                 if self.request.updates:
                     self._old = self._state.take_plan(self.request.updates)
                 self._state.hold_number(self.request.plan, PlanHandle)
