@@ -293,7 +293,10 @@ class _Change:
             for queue, device, stream in self._streams:
                 streams.append(queue.stream)
                 queue.device, queue.stream = device, stream
-        # Those that were made have the old devices now. A device that is lost has freed everything.
+        # Those that were made have the old devices now, and once these are back, no graph is to find
+        # them. A device that is lost has freed everything.
+        for _, made in self._made:
+            self._inside.executor.plans.hand_over(made.plan)
         with suppress(HeliographError):
             self._release()
         for release in (*(old.free for _, old, _ in self._old), *(one.close for one in streams)):
