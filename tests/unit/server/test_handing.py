@@ -10,10 +10,16 @@ import pytest
 from waiting import until
 
 from heliograph_proto import HAND_OVER
-from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.errors import InvalidArgumentError, OutOfMemoryError, SnapshotFailedError
 from heliograph_proto.sessions import StayingSession
 from heliograph_server.resources.membership import MembershipChange
-from heliograph_server.runtime.handing import Handing
+from heliograph_server.runtime.handing import (
+    LONG_SECONDS,
+    PAUSE_SECONDS,
+    SHORT_SECONDS,
+    Handing,
+    _Attempts,
+)
 from heliograph_server.runtime.heads import MOST_STAYING, Heads
 
 SECONDS = 20.0
@@ -62,3 +68,22 @@ def test_only_heads_say_what_stays_and_only_to_a_daemon_that_drains() -> None:
     assert heads.staying == tuple(staying) and not heads.waits_for(some_heads[0])
     host.is_draining = False
     assert not heads.staying
+
+
+def test_a_session_that_is_always_at_work_is_stopped_for_little_of_its_time_and_long_enough_at_last() -> None:
+    attempts, held = _Attempts(), list[float]()
+    for _ in range(1000):
+        held.append(attempts.hold_seconds)
+        attempts.failed(SnapshotFailedError("commands are under way"), held[-1])
+    assert max(held[:5]) == SHORT_SECONDS and max(held[:25]) == LONG_SECONDS
+    # After each attempt comes a pause as long as it, or longer.
+    paused = sum(max(PAUSE_SECONDS, one) for one in held)
+    assert sum(held) < 0.25 * (sum(held) + paused)
+
+
+def test_a_session_without_room_elsewhere_is_tried_less_and_less() -> None:
+    attempts, pauses = _Attempts(), list[float]()
+    for _ in range(6):
+        pauses.append(attempts.pause_seconds)
+        attempts.failed(OutOfMemoryError("no room"), 0.0)
+    assert pauses == [2, 4, 8, 16, 30, 30] and not attempts.busy
