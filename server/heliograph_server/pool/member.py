@@ -204,8 +204,8 @@ class Member:
         return error.at(replace(error.origin, sequence=0)) if error.origin.sequence else error
 
     def tell_staying(self, staying: Sequence[StayingSession]) -> bool:
-        """Tell the daemon, which drains, which sessions keep values there. False if it does not know
-        now: its connection broke, or it refused."""
+        """Tell the daemon, which drains, which sessions keep values there. False if it was not
+        told: its connection broke, or it refused."""
         try:
             members.tell_handover(self.session, staying)
         except HeliographError as error:
