@@ -114,7 +114,6 @@ class Compiler:
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compile a graph. Raises the errors of PlanService.Compile."""
         started = time.perf_counter()
-        request = self._current(request)
         client = self._known.validated(request.graph, request.bindings.keys())
         if request.options.partition is not None:
             _check_partition(client.graph, request, request.options.partition)
@@ -122,12 +121,13 @@ class Compiler:
             self.busy,
             # An update has one plan more for a moment.
             self._holding.taken(QuotaKind.PLANS, by_force=bool(request.updates)),
-            _Compilation(self._state, self._lock, request, client.graph) as compilation,
+            _Compilation(self._state, self._lock, self._current(request), client.graph) as compilation,
             self._contents.wanted(_contents_of(client.graph, compilation.bound)),
         ):
             self._plans.learn()
-            stamp = self._placer.stamp(request.options.devices)
-            key = key_of(request.options, client, compilation.bound, compilation.reservation, stamp)
+            options = compilation.request.options
+            stamp = self._placer.stamp(options.devices)
+            key = key_of(options, client, compilation.bound, compilation.reservation, stamp)
             return self._commit(compilation, self._found_or_made(client, key, compilation), started)
 
     def again(
@@ -160,7 +160,8 @@ class Compiler:
             return made
 
     def _current(self, request: CompileRequest) -> CompileRequest:
-        """Return a request for the devices that its names stand for now."""
+        """Return a request for the devices that its names stand for now. `busy` is held: names
+        change under it."""
         return replace(request, options=renamed(request.options, self._names.now))
 
     def _found_or_made(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
@@ -177,11 +178,11 @@ class Compiler:
         A weight that is split over devices goes to the home of its first part. Returns what `use`
         returns, and raises the errors of PlanService.PlaceContents.
         """
-        request = self._current(request)
         client = self._known.validated(request.graph, request.bindings.keys())
-        # A plan that will be updated runs on until then.
-        request = replace(request, updates=0)
-        with self.busy, _Compilation(self._state, self._lock, request, client.graph) as compilation:
+        with self.busy, ExitStack() as held:
+            # A plan that will be updated runs on until then.
+            request = replace(self._current(request), updates=0)
+            compilation = held.enter_context(_Compilation(self._state, self._lock, request, client.graph))
             known, bound = self._divided(client, request), compilation.bound
             with explaining(known.divided):
                 sizes = compilation.memory.sizes
@@ -497,12 +498,12 @@ class _Compilation:
 
     def __enter__(self) -> Self:
         with self._lock:
-            if self._again is not None:
-                bound = self._again.bound
-                self.bound = hold_leaves(bound.tensors, bound.weights, bound.numbers)
-                self._use_reservation()
-                return self
             try:
+                if self._again is not None:
+                    self._use_reservation()
+                    bound = self._again.bound
+                    self.bound = hold_leaves(bound.tensors, bound.weights, bound.numbers)
+                    return self
                 if self.request.updates:
                     self._old = self._state.take_plan(self.request.updates)
                 self._state.hold_number(self.request.plan, PlanHandle)

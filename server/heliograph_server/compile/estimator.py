@@ -92,6 +92,8 @@ class Estimator:
     def reserve(self, request: ReserveRequest) -> dict[str, int]:
         """Reserve memory, and return bytes by device. Raises the errors of PlanService.Reserve."""
         with self._busy:
+            # Names change under it. The request is kept, and its names are those of now.
+            request = replace(request, options=renamed(request.options, self._devices.names.now))
             with self._lock:
                 self._state.hold_number(request.reservation, ReservationHandle)
             try:

@@ -258,9 +258,10 @@ class KnownPlans:
             return self._by_plan[loaded].handles == 1
 
     def hand_over(self, loaded: LoadedPlan) -> None:
-        """Forget the key of a plan that gave its memory to another."""
+        """Forget the key of a plan whose memory or variables another one has now."""
         with self._lock:
-            self._forget(self._by_plan[loaded])
+            if (found := self._by_plan.get(loaded)) is not None:
+                self._forget(found)
 
     def release(self, loaded: LoadedPlan) -> None:
         """Release one handle. After the last one, the plan is kept for a while, or freed."""

@@ -69,13 +69,16 @@ class Place:
 
 
 def choices(
-    leaving: Sequence[Place], others: Sequence[Place], plans: Sequence[Sequence[str]], needed_bytes: int
+    leaving: Sequence[Place],
+    others: Sequence[Place],
+    plans: Sequence[Sequence[str]],
+    needed_bytes: Mapping[str, int],
 ) -> Iterator[dict[str, str]]:
     """Yield ways to replace devices by others of their kind, the best first.
 
     `plans` are the devices of plans that use one that leaves: a device that they may use already is
     better than another one, then one with more free memory. Only devices with room for
-    `needed_bytes` count.
+    `needed_bytes` of the one that leaves count.
     """
     uses = Counter(name for devices in plans for name in set(devices))
     ranked = sorted(others, key=lambda one: (-uses[one.name], -one.free_bytes, one.name))
@@ -85,7 +88,7 @@ def choices(
             for one in ranked
             if (one.type, one.backend) == (old.type, old.backend)
             and not one.is_avoided
-            and one.free_bytes >= needed_bytes
+            and one.free_bytes >= needed_bytes.get(old.name, 0)
         ]
         for old in leaving
     ]

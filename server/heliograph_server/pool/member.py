@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
 import heliograph as hg
@@ -203,11 +203,16 @@ class Member:
             return found.at(found.origin)
         return error.at(replace(error.origin, sequence=0)) if error.origin.sequence else error
 
-    def tell_staying(self, staying: Sequence[StayingSession]) -> None:
-        """Tell the daemon, which drains, which sessions keep values there. A member that is gone is
-        told nothing."""
-        with suppress(HeliographError):
+    def tell_staying(self, staying: Sequence[StayingSession]) -> bool:
+        """Tell the daemon, which drains, which sessions keep values there. False if it was not
+        told: its connection broke, or it refused."""
+        try:
             members.tell_handover(self.session, staying)
+        except HeliographError as error:
+            why = printable(error.message, MAX_REASON)
+            logger.debug("%s was not told what stays on it: %s", self.name, why)
+            return False
+        return True
 
     # An earlier life of this head
 

@@ -31,8 +31,9 @@ class MembershipChange:
     applied: Callable[[], None] = lambda: None
     #: Devices whose values are to go elsewhere while their `is_draining` is true.
     leaving: tuple[Device, ...] = ()
-    #: Tells the member which sessions keep values there; none: it may end. It may block.
-    tell_staying: Callable[[Sequence[StayingSession]], None] = lambda staying: None
+    #: Tells the member which sessions keep values there; none: it may end. It may block. False if
+    #: the member was not told.
+    tell_staying: Callable[[Sequence[StayingSession]], bool] = lambda staying: True
 
 
 @dataclass(frozen=True, slots=True)

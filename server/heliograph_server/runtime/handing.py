@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heliograph_proto import HAND_OVER
@@ -19,6 +20,7 @@ from heliograph_proto.errors import HeliographError, SnapshotFailedError, Unsupp
 from heliograph_proto.sessions import StayingSession
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.membership import MembershipChange
+from heliograph_server.runtime.heads import MOST_STAYING
 from heliograph_server.session.session import Session
 from heliograph_server.state.handover import HandedOver, hand_over, holds
 
@@ -27,12 +29,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The time that commands under way have to end, at each attempt.
-STILL_SECONDS = 10.0
-#: The pauses between two looks: while commands are under way, and while nothing else helps soon.
-BUSY_PAUSE_SECONDS, STAYS_PAUSE_SECONDS = 0.2, 2.0
+#: The time that commands under way have to end while a session begins no others: short, and now and
+#: then longer, for a session whose pipeline is never empty otherwise.
+SHORT_SECONDS, LONG_SECONDS = 0.5, 10.0
+#: That time at the first attempt, at some after those that found commands under way, and at every
+#: `LONG_ATTEMPTS`-th. At all others the session is only looked at, so that one with long runs is not
+#: stopped most of the time.
+HOLDS = {
+    1: SHORT_SECONDS,
+    5: SHORT_SECONDS,
+    10: SHORT_SECONDS,
+    20: LONG_SECONDS,
+    40: SHORT_SECONDS,
+    80: LONG_SECONDS,
+    160: SHORT_SECONDS,
+}
+LONG_ATTEMPTS = 320
+#: The pause between two looks, and the shortest and longest one after another error, which doubles.
+PAUSE_SECONDS, STAYS_SECONDS, STAYS_LONGEST_SECONDS = 0.2, 2.0, 30.0
 #: The time for which `close` waits for a thread.
-CLOSE_SECONDS = 2 * STILL_SECONDS
+CLOSE_SECONDS = 2 * LONG_SECONDS
 
 
 class Handing:
@@ -77,12 +93,12 @@ class Handing:
     def _run(self, change: MembershipChange) -> None:
         taking, told = _Taking(self._host, change), None
         while self._goes_on(change):
-            staying = taking.look()
-            if staying != told:
-                change.tell_staying(staying)
+            staying = taking.look()[:MOST_STAYING]
+            # A message that was lost is sent again, or the member would wait for nothing.
+            if staying != told and change.tell_staying(staying):
                 told = staying
             with self._changed:
-                self._changed.wait_for(lambda: not self._goes_on(change), taking.pause_seconds)
+                self._changed.wait_for(lambda: not self._goes_on(change), PAUSE_SECONDS)
 
     def _goes_on(self, change: MembershipChange) -> bool:
         leaves = any(one.is_draining and one.lost is None for one in change.leaving)
@@ -90,20 +106,50 @@ class Handing:
         return leaves and is_last and not self._is_closed
 
 
+@dataclass(slots=True)
+class _Attempts:
+    """The attempts to take the values of one session."""
+
+    #: Why they stay, and no other attempt is made before a time.
+    why: str = ""
+    not_before: float = 0.0
+    #: The number of attempts that found commands under way.
+    busy: int = 0
+    #: The pause after the next other error.
+    pause_seconds: float = STAYS_SECONDS
+
+    @property
+    def hold_seconds(self) -> float:
+        """The time for which the next one lets the session begin no command."""
+        attempt = self.busy + 1
+        return HOLDS.get(attempt, 0.0 if attempt % LONG_ATTEMPTS else LONG_SECONDS)
+
+    def failed(self, error: HeliographError, seconds: float) -> None:
+        """Note an error, after an attempt of some time."""
+        self.why, pause = _words(error), PAUSE_SECONDS
+        if isinstance(error, SnapshotFailedError):
+            self.busy += 1
+        else:
+            pause, self.pause_seconds = (
+                self.pause_seconds,
+                min(2 * self.pause_seconds, STAYS_LONGEST_SECONDS),
+            )
+        self.not_before = time.monotonic() + max(pause, seconds)
+
+
 class _Taking:
     """The values on one member that drains."""
 
     def __init__(self, host: Host, change: MembershipChange) -> None:
         self._host, self._member, self._leaving = host, change.member, change.leaving
-        #: By the session's number: the reason that was logged, and the time of the next attempt.
-        self._logged: dict[int, str] = {}
-        self._not_before: dict[int, float] = {}
-        self._why: dict[int, str] = {}
-        self.pause_seconds = BUSY_PAUSE_SECONDS
+        #: By the session's number.
+        self._attempts: dict[int, _Attempts] = {}
 
     def look(self) -> tuple[StayingSession, ...]:
         """Take what can go now. Return the sessions that keep values there. Blocks."""
         sessions = [one for one in self._host.sessions if one.closed is None]
+        # Those at rest do not wait for the others.
+        sessions.sort(key=_is_at_work)
         found = [(one, self._take(one)) for one in sessions]
         return tuple(StayingSession(one.number, one.client, why) for one, why in found if why)
 
@@ -111,37 +157,37 @@ class _Taking:
         """Take the values of a session. Return why they stay, or nothing."""
         names = {one.name for one in self._leaving}
         if not holds(session, names):
+            self._attempts.pop(session.number, None)
             return ""
-        if time.monotonic() < self._not_before.get(session.number, 0.0):
-            return self._why[session.number]
+        attempts = self._attempts.setdefault(session.number, _Attempts())
+        began = time.monotonic()
+        if began < attempts.not_before:
+            return attempts.why
+        logged = attempts.why
         try:
-            why = self._try_to_take(session)
+            self._try_to_take(session, attempts.hold_seconds)
         except Exception as error:
             failure = typed(error, "taking values from a member that drains")
             if session.closed is not None:
                 return ""
-            why, pause = _words(failure), STAYS_PAUSE_SECONDS
-            if isinstance(failure, SnapshotFailedError):
-                pause = BUSY_PAUSE_SECONDS
-            self._not_before[session.number] = time.monotonic() + pause
-        if why and self._logged.get(session.number) != why:
-            message = "%s keeps what it has on member %s, which drains: %s"
-            logger.warning(message, session, self._member, why, extra=session.log_fields)
-        self._logged[session.number] = self._why[session.number] = why
-        return why
+            attempts.failed(failure, time.monotonic() - began)
+            if attempts.why != logged:
+                message = "%s keeps what it has on member %s, which drains: %s"
+                logger.warning(message, session, self._member, attempts.why, extra=session.log_fields)
+            return attempts.why
+        return ""
 
-    def _try_to_take(self, session: Session) -> str:
+    def _try_to_take(self, session: Session, hold_seconds: float) -> None:
         if _is_of_head(self._host, session):
             raise UnsupportedError("its client is a head, which knows these devices")
         snapshots = self._host.snapshots
         with nullcontext() if snapshots is None else snapshots.paused(session):
-            found = hand_over(session, self._leaving, STILL_SECONDS)
+            found = hand_over(session, self._leaving, hold_seconds)
         if found is not None:
             self._tell(session, found)
         if found is not None and snapshots is not None and snapshots.covers(session):
             # The image before names devices that are about to go.
             snapshots.take(session)
-        return ""
 
     def _tell(self, session: Session, found: HandedOver) -> None:
         """Tell the log and the client."""
@@ -155,6 +201,11 @@ class _Taking:
         message = "%s went from %s: %d bytes and %d plans, in %.2f s"
         facts = session, places, found.size_bytes, found.plans, found.still_seconds
         logger.info(message, *facts, extra=session.log_fields)
+
+
+def _is_at_work(session: Session) -> bool:
+    with session.inside.lock:
+        return not session.inside.executor.is_at_rest
 
 
 def _is_of_head(host: Host, session: Session) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from heliograph_proto import HAND_OVER
-from heliograph_proto.errors import LimitExceededError
+from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
 from heliograph_proto.sessions import StayingSession
 from heliograph_server.runtime.opening import printable
 from heliograph_server.session.session import Session
@@ -21,7 +22,7 @@ from heliograph_server.session.session import Session
 if TYPE_CHECKING:
     from heliograph_server.runtime.host import Host
 
-#: The most sessions of a head that stay, in one message.
+#: The most sessions that stay, in a head's message and in a drain's status.
 MOST_STAYING = 1000
 #: The most characters of a reason.
 MOST_CHARACTERS = 500
@@ -44,9 +45,18 @@ class Heads:
             self._told.clear()
 
     def tell(self, session: Session, staying: Sequence[StayingSession]) -> None:
-        """A head tells which of its sessions keep values here. Raises LimitExceededError."""
+        """A head tells which of its sessions keep values here. Nothing is kept without a drain.
+
+        Raises InvalidArgumentError for a session that is not a head's, and LimitExceededError.
+        """
+        if not self._hands_over(session):
+            raise InvalidArgumentError(
+                f'this session has not the feature "{HAND_OVER}"', advice="open it with that, as heads do"
+            )
         if len(staying) > MOST_STAYING:
             raise LimitExceededError(f"{len(staying)} sessions stay; {MOST_STAYING} are the most at once")
+        if not self._host.is_draining:
+            return
         clean = tuple(
             replace(one, client=printable(one.client), why=printable(one.why, MOST_CHARACTERS))
             for one in staying
@@ -56,14 +66,21 @@ class Heads:
 
     def waits_for(self, session: Session) -> bool:
         """True if a session is that of a head that has values here, or has not told so far."""
-        owner = self._host.images.owners.get(session)
-        if owner is None or HAND_OVER not in owner.features or session.closed is not None:
+        if not self._hands_over(session) or session.closed is not None:
             return False
         with self._lock:
             return self._told.get(session) != ()
 
+    def _hands_over(self, session: Session) -> bool:
+        owner = self._host.images.owners.get(session)
+        return owner is not None and HAND_OVER in owner.features
+
     @property
     def staying(self) -> tuple[StayingSession, ...]:
-        """The sessions of heads whose values stay here so far."""
+        """The sessions of heads whose values stay here so far, at most `MOST_STAYING` of all. None
+        without a drain."""
+        if not self._host.is_draining:
+            return ()
         with self._lock:
-            return tuple(one for session, told in self._told.items() if not session.closed for one in told)
+            told = [told for session, told in self._told.items() if not session.closed]
+        return tuple(islice(chain.from_iterable(told), MOST_STAYING))

@@ -11,6 +11,7 @@ goes to a device, or nothing does.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -63,6 +64,22 @@ class _Held:
 
     def __bool__(self) -> bool:
         return bool(self.storages or self.plans or self.streams or self.reservations)
+
+    @property
+    def bytes_of(self) -> dict[str, int]:
+        """The bytes of storages on each device that it uses or that its requests name."""
+        found: Counter[str] = Counter()
+        for storage in self.storages:
+            found[storage.device] += storage.size_bytes
+        for plan in self.plans:
+            assert plan.request is not None
+            found.update(dict.fromkeys((*plan.plan.device_names, *plan.request.options.devices), 0))
+        for reservation in self.reservations:
+            assert reservation.request is not None
+            named = reservation.request.options.devices
+            found.update(dict.fromkeys((*reservation.reservation.shares, *named), 0))
+        found.update(dict.fromkeys((one.queue.device for one in self.streams), 0))
+        return found
 
 
 def holds(session: Session, leaving: Collection[str]) -> bool:
@@ -139,9 +156,11 @@ def _first_that_can(session: Session, held: _Held, leaving: Sequence[Device]) ->
     names = {one.name for one in leaving}
     others = [one for one in session.devices if one.name not in names and one.lost is None]
     plans = [(*one.plan.device_names, *one.request.options.devices) for one in held.plans if one.request]
-    needed = sum(one.size_bytes for one in held.storages)
+    needed = held.bytes_of
+    # The session may have nothing on some of them, for which there need be no other of that kind.
+    used = [_place(one) for one in leaving if one.name in needed]
     refusal: HeliographError | None = None
-    for places in choices([_place(one) for one in leaving], [_place(one) for one in others], plans, needed):
+    for places in choices(used, [_place(one) for one in others], plans, needed):
         try:
             _Change(session, held, places).run()
         except Exception as error:
@@ -152,7 +171,8 @@ def _first_that_can(session: Session, held: _Held, leaving: Sequence[Device]) ->
         else:
             return places
     raise refusal or OutOfMemoryError(
-        f"no other device of this kind has {needed:,} bytes free", advice="free memory, or add a member"
+        f"no other device of this kind has {max(needed.values()):,} bytes free",
+        advice="free memory, or add a member",
     )
 
 
@@ -273,7 +293,10 @@ class _Change:
             for queue, device, stream in self._streams:
                 streams.append(queue.stream)
                 queue.device, queue.stream = device, stream
-        # Those that were made have the old devices now. A device that is lost has freed everything.
+        # Those that were made have the old devices now, and once these are back, no graph is to find
+        # them. A device that is lost has freed everything.
+        for _, made in self._made:
+            self._inside.executor.plans.hand_over(made.plan)
         with suppress(HeliographError):
             self._release()
         for release in (*(old.free for _, old, _ in self._old), *(one.close for one in streams)):

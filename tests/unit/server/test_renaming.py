@@ -34,19 +34,25 @@ def test_every_name_of_a_device_in_options_is_replaced() -> None:
 
 def test_a_device_that_plans_use_already_comes_first_then_the_one_with_most_room() -> None:
     others = [place("b", 50), place("c", 90), place("d", 200)]
-    found = [one["a"] for one in choices([place("a")], others, [["a", "b"]], 40)]
+    found = [one["a"] for one in choices([place("a")], others, [["a", "b"]], {"a": 40})]
     assert found == ["b", "d", "c"]
 
 
 def test_only_devices_of_the_same_kind_with_room_that_do_not_leave_too_are_chosen() -> None:
     others = [place("small", 10), place("gpu", 900, "cuda"), replace(place("leaves", 900), is_avoided=True)]
-    assert not list(choices([place("a")], others, [], 40))
+    assert not list(choices([place("a")], others, [], {"a": 40}))
 
 
 def test_devices_of_one_member_go_to_as_many_others() -> None:
     others = [place("c", 90), place("d", 200)]
-    found = list(choices([place("a"), place("b")], others, [], 40))
+    found = list(choices([place("a"), place("b")], others, [], {"a": 40, "b": 90}))
     assert found == [{"a": "d", "b": "c"}, {"a": "c", "b": "d"}]
+
+
+def test_each_device_needs_room_for_its_own_bytes_alone() -> None:
+    others = [place("c", 10), place("gpu", 90, "cuda")]
+    leaving = [place("a"), place("b", backend="cuda")]
+    assert list(choices(leaving, others, [], {"a": 10, "b": 90})) == [{"a": "c", "b": "gpu"}]
 
 
 def test_a_name_stands_for_the_last_device_in_its_place_until_its_own_is_back() -> None:
