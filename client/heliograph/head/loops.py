@@ -40,7 +40,7 @@ class MemberLoop(RunFuture):
         """Call `call` with the steps that the member tells of, from the thread that reads its
         completions."""
         self._pending.on_steps = call
-        # Who counts has this loop, whose memory would wait for the garbage collector.
+        # The one that counts has this loop, whose memory would wait for the garbage collector.
         self._pending.add_callback(self._count_no_more)
 
     def _count_no_more(self) -> None:
