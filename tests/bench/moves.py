@@ -63,7 +63,7 @@ def stands_still(urls: list[str], mib: int, rounds: int) -> tuple[list[float], l
             assert (plan.run(x=four(1))["y"] == 2).all()
             times.append(time.perf_counter() - begun)
             stills.append(found.still_seconds)
-            # What was left of the session there would be found again, and not sent.
+            # The next move would find the bytes of this one there, and not send them.
             assert found.size_bytes >= mib * MIB
         if held is not None:
             assert held[:16].get().any()

@@ -458,7 +458,7 @@ def test_a_page_signs_in_again_after_the_daemon_restarts(tmp_path: Path, open_pa
         assert "restarted" in page.locator("#sign-in-error").inner_text()
 
 
-# What goes wrong
+# Failures
 
 
 def test_a_page_finds_the_daemon_again_after_it_restarts(open_page: Open, picture: Picture) -> None:

@@ -143,11 +143,11 @@ class BlockingShell(ABC):
         with self._lock:
             pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
         if pending is not None:
-            self._ring_once()
+            self._ring_once(waits)
         return pending
 
-    def _ring_once(self) -> None:
-        """Ring, unless an earlier ring was not heard yet."""
+    def _ring_once(self, waits: bool) -> None:
+        """Ring for a run that its caller may wait for, unless an earlier ring was not heard yet."""
         self._ring()
 
     def release(self, handle: int) -> None:

@@ -306,7 +306,7 @@ class GrpcShell(BlockingShell):
         if pending is None:
             return None
         if socket is None or not socket.send_now():
-            self._ring_once()
+            self._ring_once(waits)
         elif waits:
             socket.sent = pending
         return pending
@@ -329,7 +329,7 @@ class GrpcShell(BlockingShell):
         self._has_rung = True
         self._bell.put(None)
 
-    def _ring_once(self) -> None:
+    def _ring_once(self, waits: bool) -> None:
         # One wake-up sends everything queued; waking a thread takes time from this one.
         if not self._has_rung:
             self._ring()

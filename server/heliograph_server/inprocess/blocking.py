@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from heliograph.core import methods as m
 from heliograph.core.effects import Call, ReceiveDownload, StartUpload
 from heliograph.core.future import Deadline, Outcome, Pending, Transfer
-from heliograph.core.inline_run import InlinePlan
 from heliograph.core.interrupts import runs_handlers, undisturbed
 from heliograph.graph.files.mapped_files import readable
 from heliograph.session import Session as ClientSession
@@ -32,7 +31,6 @@ from heliograph.transport.log_lines import LocalLog, LogSource
 from heliograph.transport.shared_memory import mapped
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address, Credentials, parse_address
-from heliograph_proto.codec.inline_forms import InlineRun
 from heliograph_proto.devices import ProbeResult
 from heliograph_proto.errors import CancelledError, HeliographError, InternalError, UnsupportedError
 from heliograph_proto.graph import Graph
@@ -378,12 +376,8 @@ class LocalShell(BlockingShell):
         # Nothing interrupts a thread that sends, but handlers of the program's own.
         return self._waits and not runs_handlers()
 
-    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
-        with self._lock:
-            pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
-        if pending is not None:
-            undisturbed(partial(self._send, waits))
-        return pending
+    def _ring_once(self, waits: bool) -> None:
+        undisturbed(partial(self._send, waits))
 
     def _ring(self) -> None:
         """Send the queued commands in this thread, unless another one is sending."""

@@ -118,7 +118,7 @@ class _Daemon:
     def __init__(self, world: World, name: str, *, is_durable: bool) -> None:
         self._world, self.name, self.is_durable = world, name, is_durable
         self.is_up, self.lives = True, 0
-        #: What is on its disk, by the digest of the secret.
+        #: The images on its disk, by the digest of the secret.
         self.disk: dict[bytes, _Image] = {}
         self._begin()
 
@@ -623,7 +623,7 @@ class SimulatedMove:
             self.world.now += 2 * LEASE_SECONDS
 
     def _forge(self) -> None:
-        """Somebody who has the first secret, but no proof, tries to get the copy of a daemon."""
+        """A client with the first secret, but without proof, tries to get the copy of a daemon."""
         daemon = self.world.random.choice(list(self.daemons.values()))
         forged = moved_secret(self._first_token, self.world.random.randbytes(16))
         got: list[object] = []
