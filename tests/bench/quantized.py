@@ -47,8 +47,6 @@ BARS = {1: 1.2, 128: 1.2}
 FEW_BARS = {4: 1.2, 8: 1.2}
 ROUNDED_BARS = {1: 1.0, 4: 1.0, 8: 1.0, 128: 1.0}
 FEW_TYPES = ("q4_0", "q4_k", "q6_k", "mxfp4")
-#: The types that ggml keeps in its own order.
-REPACKED = ("q4_0", "q4_k", "q2_k", "iq4_nl", "mxfp4")
 #: Of products with experts, by the number of tokens.
 EXPERT_BARS = {1: 1.2, 64: 1.2}
 EXPERT_TYPES = ("f32", "f16", "q8_0", "q4_0", "q4_k", "mxfp4")
@@ -187,7 +185,7 @@ class Peer(ggml.Graph):
         given = {self.input(_TYPES[each.dtype.kind], each.shape): each for each in product.inputs}
         self._product = self.node(product.op, self.weight(product.dtype, shape, product.weights), *given)
         self._shape = product.result_shape
-        self._is_repacked = product.op == "mul_mat" and product.dtype in REPACKED
+        self._is_repacked = product.op == "mul_mat" and ggml.reorders(product.dtype, shape)
         self._prepared_at = self._prepared([self._product], given, threads)
 
     def _weights_in(self) -> int:

@@ -61,13 +61,22 @@ class _InitParams(ctypes.Structure):
 
 
 class _TensorHead(ctypes.Structure):
-    """The first fields of ggml_tensor, for which ggml has no functions."""
+    """The fields of ggml_tensor, for most of which ggml has no functions."""
 
     _fields_ = [
         ("type", ctypes.c_int32),
         ("buffer", ctypes.c_void_p),
         ("ne", ctypes.c_int64 * MAX_DIMENSIONS),
         ("nb", ctypes.c_size_t * MAX_DIMENSIONS),
+        ("op", ctypes.c_int32),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 64),
+        ("extra", ctypes.c_void_p),
     ]
 
 
@@ -315,6 +324,20 @@ def repacked() -> int:
         return int(library().ggml_backend_cpu_buffer_type())
     found.restype, found.argtypes = ctypes.c_void_p, []
     return int(found())
+
+
+def reorders(type_name: str, shape: Sequence[int]) -> bool:
+    """True if weights of a type and shape have an order of their own in this build, on this machine.
+
+    In that buffer type ggml ends the process for any other weight."""
+    buffer_type = repacked()
+    if buffer_type == int(library().ggml_backend_cpu_buffer_type()):
+        return False
+    with Graph() as probe:
+        leaf = probe.weight(type_name, shape)
+        buffer = library().ggml_backend_alloc_ctx_tensors_from_buft(probe._leaves, buffer_type)
+        probe._own(library().ggml_backend_buffer_free, buffer)
+        return bool(leaf._head.extra)
 
 
 @cache
