@@ -151,9 +151,9 @@ soak: $(VENV)/.dev
 	PYTHONPATH=tests/support $(BIN)/python -m soaking --seconds $(or $(SECONDS),3600) \
 	  --folder $(or $(FOLDER),dist/soak) $(if $(SEED),--seed $(SEED))
 
-# Takes most of a minute, a third of it for noticing that a peer is gone.
+# Takes most of a minute, a third of it for noticing that a peer is gone; each file waits beside the others.
 test-hosts: $(VENV)/.dev
-	$(AS_ROOT) $(BIN)/pytest -q -rs tests/system/test_hosts*.py
+	$(AS_ROOT) $(BIN)/pytest -q -rs -n 4 --dist loadfile tests/system/test_hosts*.py
 
 # About a minute. Chromium is the system's; what drives it and axe come from indexes, into a folder of their own.
 test-web: $(VENV)/.dev .venv-web/.web

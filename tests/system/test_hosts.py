@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
 import pytest
@@ -120,8 +119,8 @@ def test_a_round_trip_takes_the_delay_twice() -> None:
     with answering(near=Wire(), far=Wire(delay_seconds=0.02)) as network:
         far = probe(network, "far", "round-trips", 20)
         assert min(far) >= 0.04
-        # Far above what a busy machine adds, and below a delay that is there twice each way.
-        assert median(far) - median(probe(network, "near", "round-trips", 20)) < 0.06
+        # Below a delay that is there twice each way. A busy machine adds nothing to the shortest.
+        assert min(far) - min(probe(network, "near", "round-trips", 20)) < 0.06
 
 
 @marked
