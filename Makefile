@@ -20,7 +20,7 @@ GPU_PYTHON ?= python3
 OUT        ?= dist/gpu
 
 # Processes that `make test` runs tests in; 0: one, as a debugger wants it.
-WORKERS    ?= 3
+WORKERS    ?= 4
 # What needs more than one host, an engine, Ray or ggml, or takes minutes, has a target of its own.
 APART      := not hosts and not ray and not deploy and not peers and not wheel and not web and not long
 

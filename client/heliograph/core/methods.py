@@ -127,6 +127,8 @@ QUERY_PLACEMENT: Method[PlacementQuery, PlacementInfo] = Method("DeviceService",
 GET_STATISTICS: Method[None, Traffic] = Method("SessionService", "GetStatistics")
 #: The request is the time for commands under way to end, in seconds; 0: the server's.
 SNAPSHOT: Method[float, SessionSnapshot] = Method("SessionService", "Snapshot")
+#: The request is the other daemon's address, the answer the bytes that were sent.
+PREPARE_MOVE: Method[str, int] = Method("SessionService", "PrepareMove")
 MOVE: Method[MoveQuery, SessionMove] = Method("SessionService", "Move")
 #: The request are the sessions whose values stay on the server.
 TELL_HANDOVER: Method[tuple[StayingSession, ...], None] = Method("SessionService", "TellHandover")

@@ -1,6 +1,7 @@
 """A session goes to another daemon, step by step.
 
-First nothing new leaves: commands after a gate in the outbox wait. When every command before it is
+First the server sends a copy ahead, while commands go on. Then nothing new leaves: commands after a
+gate in the outbox wait. When every command before it is
 answered and no bytes are on their way, the server hands the session over. Then the shell attaches
 to the other daemon, and the waiting commands leave there.
 """
@@ -13,10 +14,11 @@ from functools import partial
 
 from heliograph.core.credit import OrderGate
 from heliograph.core.effects import Compute, Procedure, ask
-from heliograph.core.methods import MOVE, MoveQuery
+from heliograph.core.future import logger
+from heliograph.core.methods import MOVE, PREPARE_MOVE, MoveQuery
 from heliograph.core.protocol import ClientCore
 from heliograph.procedures.transfer import arrive, wait_for
-from heliograph_proto.errors import MovedError
+from heliograph_proto.errors import HeliographError, MovedError
 from heliograph_proto.sessions import SessionMove
 
 #: The pause after a look that found bytes on their way.
@@ -43,6 +45,14 @@ class Moving:
     def look(self) -> Procedure[None]:
         """Check that the other daemon answers."""
         yield Compute(self._look)
+
+    def prepare(self) -> Procedure[None]:
+        """Have the server send a copy ahead. Without it, the session is held still for longer."""
+        try:
+            yield from ask(PREPARE_MOVE, self._address)
+        except HeliographError as error:
+            # If it is in the way of the move itself, too, that tells of it.
+            logger.debug("nothing is sent ahead of the session: %s", error)
 
     def settle(self) -> Procedure[None]:
         """Hold back new commands, and wait until those before are answered."""

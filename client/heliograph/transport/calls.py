@@ -223,6 +223,12 @@ _CODECS = dict(
             session_pb2.SnapshotResponse,
             _as(SessionSnapshot),
         ),
+        _row(
+            m.PREPARE_MOVE,
+            lambda address, session: session_pb2.PrepareMoveRequest(session=session, address=address),
+            session_pb2.PrepareMoveResponse,
+            lambda answer: int(answer.sent_bytes),
+        ),
         _row(m.MOVE, _encode_move, session_pb2.MoveResponse, _as(SessionMove)),
         _row(
             m.TELL_HANDOVER,

@@ -51,6 +51,7 @@ async def aio_move(
     moving = Moving(shell.core, there.url, look_there, wait_seconds)
     try:
         await shell.drive(moving.look(), deadline.remaining(), deadline.what)
+        await shell.drive(moving.prepare(), deadline.remaining(), deadline.what)
         await shell.drive(moving.settle(), deadline.least(moving.wait_seconds), settling)
         return await shell.drive(moving.hand_over(), deadline.remaining(), deadline.what)
     finally:
@@ -85,6 +86,7 @@ def move(shell: GrpcShell, there: Destination, wait_seconds: float | None, deadl
     moving = Moving(shell.core, there.url, look_there, wait_seconds)
     try:
         shell.drive(moving.look(), deadline.remaining(), deadline.what)
+        shell.drive(moving.prepare(), deadline.remaining(), deadline.what)
         shell.drive(moving.settle(), deadline.least(moving.wait_seconds), settling)
         return shell.drive(moving.hand_over(), deadline.remaining(), deadline.what)
     finally:

@@ -38,6 +38,7 @@ _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
             "GetStatistics",
             "FollowLog",
             "Snapshot",
+            "PrepareMove",
             "Move",
             "GetOffers",
             "TellHandover",

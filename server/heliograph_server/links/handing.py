@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,6 +17,7 @@ from heliograph_proto.errors import (
     DeadlineExceededError,
     HeliographError,
     InternalError,
+    MissingContentError,
     PermissionDeniedError,
     SnapshotFailedError,
     UnauthenticatedError,
@@ -26,6 +28,7 @@ from heliograph_proto.sessions import Limits
 from heliograph_proto.v1 import peer_pb2, session_pb2
 from heliograph_server.links import links
 from heliograph_server.resources.failures import typed
+from heliograph_server.runtime.moves import Handing
 
 TAKE = f"/{links.SERVICE}/TakeSession"
 #: The size of the pieces of an image and of contents.
@@ -36,10 +39,8 @@ MOST_SECONDS = 3600.0
 Read = Callable[[bytes], Iterator[memoryview]]
 
 
-def hand_over(
-    shown: Shown, address: str, image: bytes, read: Read, limits: Limits, *, is_durable: bool
-) -> None:
-    """Give a session to the daemon at an address, which has it afterwards.
+def hand_over(shown: Shown, address: str, image: bytes, read: Read, limits: Limits, how: Handing) -> None:
+    """Give a session, or a copy of it, to the daemon at an address, which has it afterwards.
 
     `image`: the file of its image. `read` reads a content. Raises the errors of
     SessionService.Move; the other daemon then has nothing, or forgets it after the lease.
@@ -54,7 +55,12 @@ def hand_over(
             request_serializer=peer_pb2.TakeSessionRequest.SerializeToString,
             response_deserializer=peer_pb2.TakeSessionResponse.FromString,
         )
-        first = peer_pb2.TakeSessionRequest(limits=encode(limits, session_pb2.Limits), durable=is_durable)
+        first = peer_pb2.TakeSessionRequest(
+            limits=encode(limits, session_pb2.Limits),
+            durable=how.is_durable,
+            is_ahead=how.is_ahead,
+            ahead=how.ahead,
+        )
         call = method(_requests(first, image, wanted, read, failures), timeout=MOST_SECONDS)
         for answer in call:
             if answer.taken:
@@ -83,10 +89,16 @@ def _requests(
         yield first
         yield from _pieces(iter((memoryview(image),)))
         while digest := wanted.get():
-            yield from _pieces(read(digest))
+            yield from _pieces(_unless_changed(read(digest)) if first.is_ahead else read(digest))
     except Exception as error:
         failures.append(typed(error, "reading a session that moves"))
         raise
+
+
+def _unless_changed(parts: Iterator[memoryview]) -> Iterator[memoryview]:
+    """Yield the parts of a content, and no more once it has changed: its digest tells."""
+    with suppress(MissingContentError):
+        yield from parts
 
 
 def _pieces(parts: Iterator[memoryview]) -> Iterator[peer_pb2.TakeSessionRequest]:

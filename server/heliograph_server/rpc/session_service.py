@@ -116,11 +116,23 @@ class SessionService:
         taking = self._closers.submit(self._slot.host.snapshot, session, *seconds)
         return codec.encode(await asyncio.wrap_future(taking), session_pb2.SnapshotResponse)
 
-    async def Move(self, request: session_pb2.MoveRequest, context: Context) -> session_pb2.MoveResponse:
-        host, session = self._slot.host, self._slot.session(request.session)
-        if request.address != host.moves.target:
+    def _leaving(self, request: session_pb2.PrepareMoveRequest | session_pb2.MoveRequest) -> Session:
+        """Return a session that is to go to a daemon which it may name."""
+        session = self._slot.session(request.session)
+        if request.address != self._slot.host.moves.target:
             session.check_peer("", _MOVING)
             session.check_peer(request.address, _MOVING)
+        return session
+
+    async def PrepareMove(
+        self, request: session_pb2.PrepareMoveRequest, context: Context
+    ) -> session_pb2.PrepareMoveResponse:
+        sending = self._leavers.submit(self._slot.host.moves.prepare, self._leaving(request), request.address)
+        sent_bytes = await asyncio.shield(asyncio.wrap_future(sending))
+        return session_pb2.PrepareMoveResponse(sent_bytes=sent_bytes)
+
+    async def Move(self, request: session_pb2.MoveRequest, context: Context) -> session_pb2.MoveResponse:
+        host, session = self._slot.host, self._leaving(request)
         seconds = (request.wait_ms / 1e3,) if request.wait_ms else ()
         # Goes on even if the client's connection breaks, which learns the outcome by an attach.
         moving = self._leavers.submit(

@@ -568,6 +568,7 @@ class Host:
             if (reaper := self._reapers.pop(token, None)) is not None:
                 self._deadlines.cancel(reaper)
             self.images.forget(session, token)
+            self.moves.forget(session)
             self._changed.notify_all()
 
     def token_of(self, session: Session) -> bytes | None:

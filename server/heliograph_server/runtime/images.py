@@ -18,6 +18,7 @@ from heliograph_server.runtime.opening import Opening
 from heliograph_server.runtime.whereabouts import Arrivals
 from heliograph_server.session.session import Session
 from heliograph_server.state.image import Image, ImageOwner
+from heliograph_server.state.kept_memory import Copied, KeptMemory, memory_of_copy
 from heliograph_server.state.owners import principal_of
 from heliograph_server.state.restore import ContentSource, Restore
 from heliograph_server.state.snapshots import digest_of_secret
@@ -35,6 +36,8 @@ class SessionImages:
         self.owners: dict[Session, ImageOwner] = {}
         self._lock = threading.Lock()
         self._arrivals = Arrivals()
+        #: The copies of sessions of other daemons that came ahead, by the digests of their secrets.
+        self._copies: dict[bytes, Copied] = {}
 
     def __repr__(self) -> str:
         return f"<SessionImages, {self._arrivals}>"
@@ -50,23 +53,55 @@ class SessionImages:
         self._offer(image, place)
         return session
 
-    def take_in(self, image: Image, contents: ContentSource, *, is_durable: bool) -> Session:
+    def take_copy(self, image: Image, contents: ContentSource) -> Session:
+        """Restore a copy of a session of another daemon, so that `take_in` finds its memory. Blocks.
+
+        Raises as `reopen`. The copy lacks what cannot be restored."""
+
+        def copy(session: Session) -> None:
+            restore = Restore(session, image, contents)
+            restore.run()
+            with self._lock:
+                self._copies[image.secret_digest] = Copied(session, image, restore.storages)
+
+        session, place = self._restored(image, copy, self._lease_seconds(image), is_durable=False)
+        self._offer(image, place)
+        return session
+
+    def take_in(
+        self, image: Image, contents: ContentSource, ahead: bytes = b"", *, is_durable: bool
+    ) -> Session:
         """Restore a session of another daemon. Blocks. Raises as `reopen`, and the first error of
-        an object that cannot be restored."""
+        an object that cannot be restored. `ahead` is the digest of the secret of a copy that ends."""
+        kept = self._memory_of(ahead, image)
 
         def restore(session: Session) -> None:
-            problems: list[HeliographError] = Restore(session, image, contents).run()
+            problems: list[HeliographError] = Restore(session, image, contents, kept).run()
             if problems:
                 raise problems[0].anew()
 
-        seconds = min(image.owner.lease_ms / 1e3, self._host.lease_seconds)
-        session, place = self._restored(image, restore, seconds, is_durable=is_durable)
+        try:
+            session, place = self._restored(image, restore, self._lease_seconds(image), is_durable=is_durable)
+        finally:
+            kept.free()
         session.has_moved_here = True
         if is_durable and self._host.snapshots is not None:
             self._host.snapshots.enter(session, image.secret_digest, image.owner)
             self._host.snapshots.begin(session)
         self._offer(image, place)
         return session
+
+    def _memory_of(self, ahead: bytes, image: Image) -> KeptMemory:
+        """End the copy of a session that went ahead, and return its memory that an image needs."""
+        with self._lock:
+            found = self._copies.get(ahead)
+            if found is None or found.image.owner != image.owner:
+                return KeptMemory()
+            del self._copies[ahead]
+        return memory_of_copy(found, image)
+
+    def _lease_seconds(self, image: Image) -> float:
+        return min(image.owner.lease_ms / 1e3, self._host.lease_seconds)
 
     def _restored(
         self, image: Image, restore: Callable[[Session], None], lease_seconds: float, *, is_durable: bool
@@ -108,6 +143,7 @@ class SessionImages:
         self.owners.pop(session, None)
         with self._lock:
             self._arrivals.forget(place)
+            self._copies = {digest: one for digest, one in self._copies.items() if one.session is not session}
 
     def is_durable(self, session: Session) -> bool:
         """True if the session outlives its daemon."""

@@ -7,6 +7,9 @@ daemon's copy cannot be used by anyone, and ends with its lease.
 
     here ── still, image, contents ──▸ there, unclaimed ── given up here ──▸ claimed by the client
       └── any error: goes on here                └── no client comes: its lease ends
+
+A copy may go ahead, while commands go on. The session itself then takes the copy's memory, where
+that has the same bytes, and only what changed since is sent while it is still.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Protocol
 
 from heliograph_proto import MOVE
@@ -33,13 +36,14 @@ from heliograph_proto.errors import (
     UnsupportedError,
 )
 from heliograph_proto.sessions import Limits, SessionMove, SessionOutcome
+from heliograph_server.resources.handles import HandleStorage
 from heliograph_server.resources.principals import Principal
 from heliograph_server.runtime.whereabouts import Departures
 from heliograph_server.session.parts.leaving import check_between_commands, messages_held, why_bound
 from heliograph_server.session.session import Session
 from heliograph_server.state.capture import held_still
-from heliograph_server.state.departure import Departure
-from heliograph_server.state.image import Image, encode_image
+from heliograph_server.state.departure import Departure, KnownBytes
+from heliograph_server.state.image import Image, ImageOwner, encode_image
 from heliograph_server.state.restore import ContentSource
 from heliograph_server.state.snapshots import ASKED_SECONDS, digest_of_secret
 
@@ -52,6 +56,34 @@ logger = logging.getLogger(__name__)
 DETACHED_SECONDS = 1.0
 #: Limits that bound waits of the server alone.
 _TIMES = ("attach_timeout_ms", "upload_idle_ms")
+#: Smaller sessions send nothing ahead: they are still for a moment as it is.
+LEAST_AHEAD_BYTES = 4 * 2**20
+#: The time that a copy waits altogether for moments without a command under way.
+AHEAD_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Handing:
+    """The way in which a session is given to another daemon."""
+
+    is_durable: bool = False
+    #: True for a copy of a session that goes on where it is.
+    is_ahead: bool = False
+    #: The digest of the secret of the copy that went ahead; empty: none did.
+    ahead: bytes = b""
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """The copy of a session that goes, or has gone, ahead to an address."""
+
+    address: str
+    #: Set at the end, whichever that is.
+    ended: threading.Event = field(default_factory=threading.Event)
+    #: The digest of its secret; empty: nothing is there.
+    secret_digest: bytes = b""
+    known: dict[HandleStorage, KnownBytes] = field(default_factory=dict)
+    sent_bytes: int = 0
 
 
 class Give(Protocol):
@@ -63,10 +95,9 @@ class Give(Protocol):
         image: bytes,
         read: Callable[[bytes], Iterator[memoryview]],
         limits: Limits,
-        *,
-        is_durable: bool,
+        how: Handing,
     ) -> None:
-        """Give a session away. Raises the errors of SessionService.Move; then it is not."""
+        """Give a session away, or a copy. Raises the errors of SessionService.Move; then it is not."""
 
 
 class Moves:
@@ -85,6 +116,8 @@ class Moves:
         self._asked: set[int] = set()
         self._stays: set[int] = set()
         self._departures = Departures()
+        #: The copies that went ahead.
+        self._ahead: dict[Session, _Ahead] = {}
 
     def __repr__(self) -> str:
         return f"<Moves: {self._departures}>"
@@ -177,6 +210,60 @@ class Moves:
         self._note(session, why)
         self._stays.add(session.number)
 
+    # Going ahead
+
+    def prepare(self, session: Session, address: str) -> int:
+        """Send a copy of a session ahead to the daemon at an address, and return its bytes. Blocks.
+
+        Raises the errors of SessionService.PrepareMove. If one is being sent, waits for its end.
+        """
+        owner = self._host.images.owners.get(session)
+        if owner is None or not self._may_move(session):
+            raise _bound()
+        if _size_bytes(session) < LEAST_AHEAD_BYTES:
+            return 0
+        made = _Ahead(address)
+        with self._lock:
+            found = self._ahead.setdefault(session, made)
+            if found is not made and found.ended.is_set():
+                # Another attempt, perhaps to another daemon.
+                found = self._ahead[session] = made
+        if found is not made:
+            found.ended.wait(session.lease_seconds)
+            return found.sent_bytes
+        try:
+            self._send_ahead(session, owner, made)
+        finally:
+            made.ended.set()
+            with self._lock:
+                if session.closed is not None:
+                    self._ahead.pop(session, None)
+        return made.sent_bytes
+
+    def _send_ahead(self, session: Session, owner: ImageOwner, made: _Ahead) -> None:
+        # No client gets the secret.
+        digest = digest_of_secret(secrets.token_bytes(32))
+        departure = Departure(session, digest, owner, still=_Moments(session).still)
+        data = encode_image(departure.with_messages(0, ()))
+        self.give(made.address, data, departure.read, session.limits, Handing(is_ahead=True))
+        made.known, made.sent_bytes, made.secret_digest = departure.known, departure.sent_bytes, digest
+        message = "a copy of %s is at %s; %d bytes were sent"
+        logger.debug(message, session, made.address, made.sent_bytes, extra=session.log_fields)
+
+    def forget(self, session: Session) -> None:
+        """Forget a session that has ended."""
+        with self._lock:
+            self._ahead.pop(session, None)
+
+    def _gone_ahead(self, session: Session, address: str) -> _Ahead:
+        """Take the copy of a session that is at an address; an empty one if there is none."""
+        with self._lock:
+            found = self._ahead.get(session)
+            if found is None or not found.ended.is_set():
+                return _Ahead(address)
+            del self._ahead[session]
+        return found if found.address == address else _Ahead(address)
+
     # Going
 
     def move_asked(self, session: Session, token: bytes, address: str, *wait_seconds: float) -> SessionMove:
@@ -203,15 +290,17 @@ class Moves:
         with self._leaving(session), held_still(session.inside, wait_seconds):
             stilled = time.monotonic()
             check_between_commands(session)
-            departure = Departure(session, digest_of_secret(moved_secret(token, proof)), owner)
+            ahead = self._gone_ahead(session, address)
+            digest = digest_of_secret(moved_secret(token, proof))
+            departure = Departure(session, digest, owner, ahead.known)
             with messages_held(session) as (acknowledged, messages):
                 image = departure.with_messages(acknowledged, messages)
-                is_durable = self._host.images.is_durable(session)
-                data = encode_image(image)
-                self.give(address, data, departure.read, session.limits, is_durable=is_durable)
+                how = Handing(self._host.images.is_durable(session), ahead=ahead.secret_digest)
+                self.give(address, encode_image(image), departure.read, session.limits, how)
                 self._give_up(session, token, address, proof)
         now = time.monotonic()
-        found = SessionMove(image.last_sequence, departure.size_bytes, departure.sent_bytes, now - stilled)
+        sent_bytes = ahead.sent_bytes + departure.sent_bytes
+        found = SessionMove(image.last_sequence, departure.size_bytes, sent_bytes, now - stilled)
         message = "%s went to %s in %.2f s; %d bytes were sent"
         logger.info(message, session, address, now - began, found.sent_bytes, extra=session.log_fields)
         return found
@@ -255,13 +344,16 @@ class Moves:
 
     # Coming
 
-    def receive(self, image: Image, limits: Limits, contents: ContentSource, *, is_durable: bool) -> Session:
-        """Restore a session that another daemon gives away. It waits for its client. Blocks.
+    def receive(self, image: Image, limits: Limits, contents: ContentSource, how: Handing) -> Session:
+        """Restore a session that another daemon gives away, or a copy. It waits for its client. Blocks.
 
         Raises the errors of SessionService.Move; nothing stays then.
         """
-        self._check(image, limits, is_durable=is_durable)
-        session = self._host.images.take_in(image, contents, is_durable=is_durable)
+        self._check(image, limits, is_durable=how.is_durable)
+        images = self._host.images
+        if how.is_ahead:
+            return images.take_copy(image, contents)
+        session = images.take_in(image, contents, how.ahead, is_durable=how.is_durable)
         logger.info("%s came from another daemon", session, extra=session.log_fields)
         return session
 
@@ -280,7 +372,7 @@ class Moves:
                 f"the session uses features that this daemon lacks: {', '.join(sorted(missing))}",
                 advice="move it to a daemon of the same version and settings",
             )
-        for name in (field.name for field in fields(Limits) if field.name not in _TIMES):
+        for name in (one.name for one in fields(Limits) if one.name not in _TIMES):
             if getattr(self._host.limits, name) < getattr(limits, name):
                 raise LimitExceededError(
                     f"this daemon's limit {name} is lower than that of the session",
@@ -294,6 +386,31 @@ def _bound() -> UnsupportedError:
         "the session belongs to its connection: it has no lease, or its client is older",
         advice="connect with reconnect=True, and a client of this version",
     )
+
+
+def _size_bytes(session: Session) -> int:
+    """The bytes of a session's tensors and weights."""
+    inside = session.inside
+    with inside.lock:
+        tensors = sum(one.size_bytes for one in inside.core.resources.storages)
+    return tensors + sum(size_bytes for _, size_bytes, _ in inside.contents.held())
+
+
+class _Moments:
+    """The moments in which a session that goes on is held still."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._left_seconds = AHEAD_SECONDS
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """A context in which the session begins no command. Raises SnapshotFailedError."""
+        began = time.monotonic()
+        with held_still(self._session.inside, self._left_seconds):
+            self._left_seconds = max(0.0, self._left_seconds - (time.monotonic() - began))
+            check_between_commands(self._session)
+            yield
 
 
 def _no_links(*_: object, **__: object) -> None:

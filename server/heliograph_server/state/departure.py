@@ -1,19 +1,28 @@
 """The image of a session that another daemon takes, and its contents, read where they are.
 
-The session is held still meanwhile, so nothing is copied: each content is read from its device when
-the other daemon asks for it.
+The session is held still meanwhile, so no copy of it is made: contents are read from their devices
+when the other daemon asks for them. For a copy that goes ahead, the session is still only while a few
+pieces are read; what changes is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from heliograph_backends.contract import host_bytes
 from heliograph_proto.digests import digest_of
-from heliograph_proto.errors import HeliographError, SnapshotFailedError, UnsupportedError
+from heliograph_proto.errors import (
+    HeliographError,
+    MissingContentError,
+    SessionClosedError,
+    SnapshotFailedError,
+    UnsupportedError,
+)
 from heliograph_proto.plans import CompileRequest
 from heliograph_server.resources.handles import HandleStorage
 from heliograph_server.session.session import Session
@@ -23,34 +32,59 @@ from heliograph_server.state.listing import Listing
 from heliograph_server.state.requests import encode_request
 from heliograph_server.state.store import now_us
 
+#: The bytes that are read at once. A session that is not still is held so for each time.
+BATCH_BYTES = 8 * PIECE_BYTES
 #: The threads that hash a piece.
 HASH_THREADS = 2
 #: Reads a content in pieces, each valid until the next one.
 Read = Callable[[], Iterator[memoryview]]
 
 
+@dataclass(frozen=True, slots=True)
+class KnownBytes:
+    """The digests of a storage's bytes when it had this version."""
+
+    version: int
+    pieces: tuple[bytes, ...]
+
+
 class Departure:
-    """A session that is held still, as another daemon restores it."""
+    """A session as another daemon restores it."""
 
-    def __init__(self, session: Session, secret_digest: bytes, owner: ImageOwner) -> None:
-        """Make the image. `secret_digest`: that of the secret there.
+    def __init__(
+        self,
+        session: Session,
+        secret_digest: bytes,
+        owner: ImageOwner,
+        known: Mapping[HandleStorage, KnownBytes] | None = None,
+        still: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Make the image. `secret_digest`: that of the secret there. `known`: what a copy that went
+        ahead had. `still` holds the session still; the default is for one that is.
 
-        Blocks. Raises UnsupportedError for what cannot go, and the error that closed the session.
+        Blocks. Raises UnsupportedError for what cannot go, the error that closed the session, and
+        those of `still`.
         """
         self._session = session
+        self._still = still
+        self._known = known or {}
+        #: The digests of the storages.
+        self.known: dict[HandleStorage, KnownBytes] = {}
         self._contents: dict[bytes, Read] = {}
+        #: The pieces that were read last, by their digests.
+        self._read: dict[bytes, memoryview] = {}
         #: The bytes of contents that were read.
         self.sent_bytes = 0
         inside = session.inside
-        with inside.lock:
+        with still(), inside.lock:
             if inside.core.closed is not None:
                 raise inside.core.closed.anew()
             listing = Listing(inside.core)
             image = listing.image(secret_digest, owner)
+            versions = [one.version for one in listing.storages]
         _check(image, listing)
         storages = tuple(
-            self._with_pieces(one, storage)
-            for one, storage in zip(image.storages, listing.storages, strict=True)
+            self._with_pieces(*one) for one in zip(image.storages, listing.storages, versions, strict=True)
         )
         weights = tuple(self._weight(*one) for one in inside.contents.held())
         renamed = tuple(ImageRename(*one) for one in inside.devices.names.now.items())
@@ -73,7 +107,8 @@ class Departure:
     def read(self, digest: bytes) -> Iterator[memoryview]:
         """Read a content in pieces, each valid until the next one.
 
-        Raises SnapshotFailedError for one that is not of this session, and MissingContentError.
+        Raises SnapshotFailedError for one that is not of this session, and MissingContentError, also
+        for one that has changed.
         """
         found = self._contents.get(digest)
         if found is None:
@@ -82,21 +117,50 @@ class Departure:
             self.sent_bytes += piece.nbytes
             yield piece
 
-    def _with_pieces(self, found: ImageStorage, storage: HandleStorage) -> ImageStorage:
-        """Return a storage with the digests of its bytes."""
-        if storage.buffer is None or found.error is not None:
+    def _with_pieces(self, found: ImageStorage, storage: HandleStorage, version: int) -> ImageStorage:
+        """Return a storage with the digests of its bytes, or the error with which they are read."""
+        size_bytes, known = found.buffer_bytes, self._known.get(storage)
+        if not size_bytes or found.error is not None:
             return found
-        buffer, digests = storage.buffer, []
-        space = host_bytes(np.empty(min(PIECE_BYTES, max(1, buffer.size_bytes)), np.uint8))
         try:
-            for start in range(0, buffer.size_bytes, PIECE_BYTES):
-                piece = space[: min(PIECE_BYTES, buffer.size_bytes - start)]
-                buffer.get(start, piece)
-                digests.append(digest_of(piece, HASH_THREADS))
-                self._contents[digests[-1]] = _reader_of(storage, start, piece.nbytes)
+            if known is None or known.version != version:
+                batches = (
+                    self._pieces(storage, version, start, size_bytes)
+                    for start in range(0, size_bytes, BATCH_BYTES)
+                )
+                digests = (digest_of(piece, HASH_THREADS) for pieces in batches for piece in pieces)
+                known = KnownBytes(version, tuple(digests))
+        except (SnapshotFailedError, SessionClosedError):
+            raise
         except HeliographError as error:
             return replace(found, error=error)
-        return replace(found, pieces=tuple(digests))
+        self.known[storage] = known
+        for place, digest in enumerate(known.pieces):
+            self._contents[digest] = partial(self._read_piece, storage, known, place, size_bytes)
+        return replace(found, pieces=known.pieces)
+
+    def _read_piece(
+        self, storage: HandleStorage, known: KnownBytes, place: int, size_bytes: int
+    ) -> Iterator[memoryview]:
+        digest = known.pieces[place]
+        if digest not in self._read:
+            # The next ones are asked for next.
+            self._read.clear()
+            pieces = self._pieces(storage, known.version, place * PIECE_BYTES, size_bytes)
+            self._read.update(zip(known.pieces[place:], pieces, strict=False))
+        yield self._read[digest]
+
+    def _pieces(
+        self, storage: HandleStorage, version: int, start: int, size_bytes: int
+    ) -> Sequence[memoryview]:
+        """Read the next pieces that a storage had at a version. Raises MissingContentError if it has
+        other bytes."""
+        space = host_bytes(np.empty(min(BATCH_BYTES, size_bytes - start), np.uint8))
+        with self._still():
+            if storage.version != version or storage.buffer is None:
+                raise MissingContentError("a tensor has changed since its session was listed")
+            storage.buffer.get(start, space)
+        return [space[offset : offset + PIECE_BYTES] for offset in range(0, space.nbytes, PIECE_BYTES)]
 
     def _weight(self, digest: bytes, size_bytes: int, _: bool) -> ImageWeight:
         contents = self._session.inside.contents
@@ -122,15 +186,6 @@ class Departure:
             plans=tuple(replace(one, request=digest(one.handle)) for one in image.plans),
             reservations=tuple(replace(one, request=digest(one.handle)) for one in image.reservations),
         )
-
-
-def _reader_of(storage: HandleStorage, start: int, size_bytes: int) -> Read:
-    def read() -> Iterator[memoryview]:
-        space = host_bytes(np.empty(size_bytes, np.uint8))
-        storage.buffer.get(start, space)
-        yield space
-
-    return read
 
 
 def _check(image: Image, listing: Listing) -> None:

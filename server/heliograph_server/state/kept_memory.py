@@ -1,16 +1,21 @@
-"""Memory that members of a pool kept for sessions which are restored, by the bytes in it."""
+"""Memory that has the bytes of a session which is restored: members of a pool kept it, or it came
+ahead of a session that moves."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from heliograph_backends.contract import Buffer
+from heliograph_proto.errors import SessionClosedError
 from heliograph_proto.sessions import WantedBytes
+from heliograph_server.resources.handles import HandleStorage
+from heliograph_server.session.session import Session
 from heliograph_server.state.capture import PIECE_BYTES
 from heliograph_server.state.image import Image, ImageStorage
-from heliograph_server.state.taking_up import LEAST_PIECE_BYTES
+from heliograph_server.state.taking_up import LEAST_PIECE_BYTES, close_keeping
 
 #: The device ("" for any), the size, and the digests of the pieces.
 _Key: TypeAlias = tuple[str, int, tuple[bytes, ...]]
@@ -31,7 +36,7 @@ class KeptMemory:
 
     def take(self, storage: ImageStorage) -> Buffer | None:
         """Take a buffer with the bytes of a storage."""
-        same = self._buffers.get((storage.device, storage.buffer_bytes, storage.pieces))
+        same = self._buffers.get(_key(storage))
         return same.pop() if same else None
 
     def take_weight(self, digest: bytes, size_bytes: int) -> list[Buffer]:
@@ -44,6 +49,36 @@ class KeptMemory:
             for buffer in same:
                 buffer.free()
         self._buffers.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy of a session of another daemon, which came ahead of it."""
+
+    session: Session
+    image: Image
+    #: In the order of the image's.
+    storages: Sequence[HandleStorage]
+
+
+def memory_of_copy(copied: Copied, image: Image) -> KeptMemory:
+    """End a copy, and return its memory with bytes of an image; the rest is freed. Blocks."""
+    found = KeptMemory()
+    wanted = Counter(map(_key, image.storages))
+    had = dict(zip(copied.storages, copied.image.storages, strict=True))
+    gone = SessionClosedError("the session itself came after this copy")
+    for storage, buffer in close_keeping(copied.session, gone):
+        one = had.get(storage)
+        if one is None or not one.pieces or not wanted[_key(one)]:
+            buffer.free()
+            continue
+        wanted[_key(one)] -= 1
+        found.add(WantedBytes(0, one.buffer_bytes, PIECE_BYTES, one.pieces, one.device), buffer)
+    return found
+
+
+def _key(storage: ImageStorage) -> _Key:
+    return storage.device, storage.buffer_bytes, storage.pieces
 
 
 def wanted_of(images: Iterable[Image], own: Collection[str]) -> Sequence[WantedBytes]:

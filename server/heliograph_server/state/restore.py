@@ -87,7 +87,8 @@ class Restore:
         self._core = session.inside.core
         self._image = image
         self._store = store
-        self._storages: list[HandleStorage] = []
+        #: In the order of the image's.
+        self.storages: list[HandleStorage] = []
 
     def run(self) -> list[HeliographError]:
         """Restore everything. Return the errors of what could not be restored. Blocks.
@@ -128,7 +129,7 @@ class Restore:
             found.size_bytes, found.device, buffer_type=found.buffer_type, usage=Usage(found.usage)
         )
         storage.error = found.error
-        self._storages.append(storage)
+        self.storages.append(storage)
         if found.error is not None or not found.buffer_bytes:
             return None
         try:
@@ -171,7 +172,7 @@ class Restore:
 
     def _add_handles(self) -> None:
         handles, resources = self._core.handles, self._core.resources
-        for storage in self._storages:
+        for storage in self.storages:
             resources.storages[storage] = None
         tensors = {one.handle: self._tensor(one.layout, one.error) for one in self._image.tensors}
         for one in self._image.tensors:
@@ -179,7 +180,7 @@ class Restore:
             self._add(one.handle, tensors[one.handle])
         self._poison(tensors)
         for buffer in self._image.buffers:
-            parts = tuple(whole(self._storages[place - 1]) for place in buffer.storages)
+            parts = tuple(whole(self.storages[place - 1]) for place in buffer.storages)
             self._add(buffer.handle, BufferHandle(parts, buffer.error))
         for event in self._image.events:
             handles.add(event.handle, EventHandle())
@@ -205,7 +206,7 @@ class Restore:
     def _tensor(self, where: ImageLayout, error: HeliographError | None = None) -> TensorHandle:
         if not where.storage:
             return TensorHandle(layout(where.type), error=error)
-        storage = self._storages[where.storage - 1]
+        storage = self.storages[where.storage - 1]
         strides = where.strides_bytes or layout(where.type).strides
         tensor = TensorHandle(
             Tensor(where.type, layout(where.type).buffer, where.offset_bytes, strides), storage, error
@@ -215,7 +216,7 @@ class Restore:
         return tensor
 
     def _poison(self, tensors: dict[int, TensorHandle]) -> None:
-        for storage, found in zip(self._storages, self._image.storages, strict=True):
+        for storage, found in zip(self.storages, self._image.storages, strict=True):
             for one in found.poisons:
                 tensor = tensors.get(one.tensor) or _nothing(one.error)
                 storage.poisons.append(Poison(one.start, one.end, one.error, tensor, one.sequence))

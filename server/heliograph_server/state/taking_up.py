@@ -44,11 +44,11 @@ def take_up(session: Session, earlier: Session, wanted: Sequence[WantedBytes]) -
     """
     _check(session, earlier, wanted)
     gone = SessionClosedError("the session was taken up by a later one of its owner", advice="connect again")
-    kept = _close_keeping(earlier, gone)
+    kept = close_keeping(earlier, gone)
     return tuple(_Taking(session, wanted).run(kept))
 
 
-def _close_keeping(session: Session, error: HeliographError) -> list[tuple[HandleStorage, Buffer]]:
+def close_keeping(session: Session, error: HeliographError) -> list[tuple[HandleStorage, Buffer]]:
     """Close a session, and return its storages with their buffers, which the caller owns.
 
     Those with good bytes, if the session's work ends in time; others are freed.

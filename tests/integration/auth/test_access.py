@@ -272,6 +272,9 @@ def requests_of(session: bytes) -> dict[str, bytes]:
         "SessionService/TakeUp": session_pb2.TakeUpRequest(session=session, earlier=bytes(16)),
         "SessionService/GetOffers": session_pb2.GetOffersRequest(session=session),
         "SessionService/TellHandover": session_pb2.TellHandoverRequest(session=session),
+        "SessionService/PrepareMove": session_pb2.PrepareMoveRequest(
+            session=session, address="grpc://127.0.0.1:1"
+        ),
         "SessionService/Move": session_pb2.MoveRequest(session=session, address="grpc://127.0.0.1:1"),
         "SessionService/FollowLog": session_pb2.FollowLogRequest(session=session),
         "BulkService/Download": bulk_pb2.DownloadRequest(session=session, transfer=1),

@@ -29,6 +29,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.sessions import Limits
 from heliograph_server.resources.principals import ANYBODY
 from heliograph_server.runtime.host import Host
+from heliograph_server.runtime.moves import Handing
 from heliograph_server.state.image import decode_image
 
 THERE = "grpc://other:1"
@@ -55,9 +56,9 @@ def hosts() -> Iterator[tuple[Host, Host]]:
     for host in made:
         host.lease_seconds = 60.0
 
-    def give(address: str, image: bytes, read: Any, limits: Limits, *, is_durable: bool) -> None:
+    def give(address: str, image: bytes, read: Any, limits: Limits, how: Handing) -> None:
         assert address == THERE
-        other.moves.receive(decode_image(image, "here"), limits, Contents(read), is_durable=is_durable)
+        other.moves.receive(decode_image(image, "here"), limits, Contents(read), how)
 
     one.moves.give = give
     yield one, other

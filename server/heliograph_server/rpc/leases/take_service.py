@@ -22,6 +22,7 @@ from heliograph_proto.errors import (
     CancelledError,
     HeliographError,
     LimitExceededError,
+    MissingContentError,
     ProtocolError,
     SnapshotFailedError,
 )
@@ -32,6 +33,7 @@ from heliograph_server.rpc.receiving import first_of, next_of
 from heliograph_server.rpc.requests import Context, gives_bytes, takes_bytes
 from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.runtime.moves import Handing
 from heliograph_server.session.session import Session
 from heliograph_server.state.image import decode_image
 
@@ -73,11 +75,9 @@ class TakeService:
             image += piece.data
             if len(image) > MOST_IMAGE_BYTES:
                 raise LimitExceededError(f"an image of more than {MOST_IMAGE_BYTES:,} bytes")
-        contents = _Contents()
-        limits = decode(begin.limits, Limits)
-        restoring = self._takers.submit(
-            _restore, self._slot.host, bytes(image), limits, contents, is_durable=begin.durable
-        )
+        contents, limits = _Contents(is_ahead=begin.is_ahead), decode(begin.limits, Limits)
+        how = Handing(begin.durable, begin.is_ahead, begin.ahead)
+        restoring = self._takers.submit(_restore, self._slot.host, bytes(image), limits, contents, how)
         del image
         try:
             await self._serve(contents, context)
@@ -101,13 +101,11 @@ class TakeService:
             contents.given.put(_piece(await next_of(context.read())))
 
 
-def _restore(
-    host: Host, data: bytes, limits: Limits, contents: _Contents, *, is_durable: bool
-) -> Session | None:
+def _restore(host: Host, data: bytes, limits: Limits, contents: _Contents, how: Handing) -> Session | None:
     """Restore a session, and tell the event loop. On a thread."""
     try:
         image = decode_image(data, "of another daemon")
-        session = host.moves.receive(image, limits, contents, is_durable=is_durable)
+        session = host.moves.receive(image, limits, contents, how)
     except Exception as error:
         contents.ask(typed(error, "taking a session"))
         return None
@@ -123,8 +121,10 @@ def _drop(restoring: Future[Session | None]) -> None:
 class _Contents:
     """The contents of a session that comes, one piece after the other. Created on the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_ahead: bool) -> None:
+        """`is_ahead`: contents may have changed where they are, which costs their tensors alone."""
         self._loop = asyncio.get_running_loop()
+        self._is_ahead = is_ahead
         #: The needs of the thread: a digest, or empty for the next piece; and None once it has the
         #: session.
         self.asked: asyncio.Queue[_Ask] = asyncio.Queue()
@@ -157,6 +157,8 @@ class _Contents:
             taken.update(given.data)
             yield memoryview(given.data)
         if taken.digest() != digest:
+            if self._is_ahead:
+                raise MissingContentError("a tensor changed while its session was copied")
             raise SnapshotFailedError("the bytes of a content changed on their way from another daemon")
 
     def read_all(self, digests: Sequence[bytes]) -> Iterator[memoryview]:
