@@ -54,7 +54,7 @@ class SessionImages:
         return session
 
     def take_copy(self, image: Image, contents: ContentSource) -> Session:
-        """Restore a copy of a session of another daemon, so that `take_in` finds its memory. Blocks.
+        """Restore a copy of another daemon's session, whose memory `take_in` takes. Blocks.
 
         Raises as `reopen`. The copy lacks what cannot be restored."""
 
