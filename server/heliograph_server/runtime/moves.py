@@ -345,7 +345,7 @@ class Moves:
     # Coming
 
     def receive(self, image: Image, limits: Limits, contents: ContentSource, how: Handing) -> Session:
-        """Restore a session that another daemon gives away, or a copy. It waits for its client. Blocks.
+        """Restore a session, or a copy, that another daemon gives. It waits for its client. Blocks.
 
         Raises the errors of SessionService.Move; nothing stays then.
         """
