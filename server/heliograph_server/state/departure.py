@@ -1,8 +1,8 @@
 """The image of a session that another daemon takes, and its contents, read where they are.
 
 The session is held still meanwhile, so no copy of it is made: contents are read from their devices
-when the other daemon asks for them. For a copy that goes ahead, the session is still only while a few
-pieces are read; what changes is left out.
+when the other daemon asks for them. For a copy that goes ahead, the session is still only while a
+few pieces are read; the copy lacks what changes.
 """
 
 from __future__ import annotations
