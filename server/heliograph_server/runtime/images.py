@@ -53,18 +53,22 @@ class SessionImages:
         self._offer(image, place)
         return session
 
-    def take_copy(self, image: Image, contents: ContentSource) -> Session:
+    def take_copy(self, image: Image, contents: ContentSource, ahead: bytes = b"") -> Session:
         """Restore a copy of another daemon's session, whose memory `take_in` takes. Blocks.
 
-        Raises as `reopen`. The copy lacks what cannot be restored."""
+        Raises as `reopen`. The copy lacks what cannot be restored. `ahead`: as there."""
+        kept = self._memory_of(ahead, image)
 
         def copy(session: Session) -> None:
-            restore = Restore(session, image, contents)
+            restore = Restore(session, image, contents, kept)
             restore.run()
             with self._lock:
                 self._copies[image.secret_digest] = Copied(session, image, restore.storages)
 
-        session, place = self._restored(image, copy, self._lease_seconds(image), is_durable=False)
+        try:
+            session, place = self._restored(image, copy, self._lease_seconds(image), is_durable=False)
+        finally:
+            kept.free()
         self._offer(image, place)
         return session
 

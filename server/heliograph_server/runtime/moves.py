@@ -69,7 +69,7 @@ class Handing:
     is_durable: bool = False
     #: True for a copy of a session that goes on where it is.
     is_ahead: bool = False
-    #: The digest of the secret of the copy that went ahead; empty: none did.
+    #: The digest of the secret of the copy that went ahead, before this one too; empty: none did.
     ahead: bytes = b""
 
 
@@ -224,15 +224,16 @@ class Moves:
             return 0
         made = _Ahead(address)
         with self._lock:
-            found = self._ahead.setdefault(session, made)
-            if found is not made and found.ended.is_set():
-                # Another attempt, perhaps to another daemon.
-                found = self._ahead[session] = made
-        if found is not made:
-            found.ended.wait(session.lease_seconds)
-            return found.sent_bytes
+            before = self._ahead.get(session)
+            if before is None or before.ended.is_set():
+                self._ahead[session] = made
+        if before is not None and not before.ended.is_set():
+            before.ended.wait(session.lease_seconds)
+            return before.sent_bytes
         try:
-            self._send_ahead(session, owner, made)
+            # After another attempt, only what changed since is sent.
+            is_there = before is not None and before.address == address
+            self._send_ahead(session, owner, made, before if before and is_there else _Ahead(address))
         finally:
             made.ended.set()
             with self._lock:
@@ -240,12 +241,13 @@ class Moves:
                     self._ahead.pop(session, None)
         return made.sent_bytes
 
-    def _send_ahead(self, session: Session, owner: ImageOwner, made: _Ahead) -> None:
+    def _send_ahead(self, session: Session, owner: ImageOwner, made: _Ahead, before: _Ahead) -> None:
         # No client gets the secret.
         digest = digest_of_secret(secrets.token_bytes(32))
-        departure = Departure(session, digest, owner, still=_Moments(session).still)
+        departure = Departure(session, digest, owner, before.known, _Moments(session).still)
         data = encode_image(departure.with_messages(0, ()))
-        self.give(made.address, data, departure.read, session.limits, Handing(is_ahead=True))
+        how = Handing(is_ahead=True, ahead=before.secret_digest)
+        self.give(made.address, data, departure.read, session.limits, how)
         made.known, made.sent_bytes, made.secret_digest = departure.known, departure.sent_bytes, digest
         message = "a copy of %s is at %s; %d bytes were sent"
         logger.debug(message, session, made.address, made.sent_bytes, extra=session.log_fields)
@@ -352,7 +354,7 @@ class Moves:
         self._check(image, limits, is_durable=how.is_durable)
         images = self._host.images
         if how.is_ahead:
-            return images.take_copy(image, contents)
+            return images.take_copy(image, contents, how.ahead)
         session = images.take_in(image, contents, how.ahead, is_durable=how.is_durable)
         logger.info("%s came from another daemon", session, extra=session.log_fields)
         return session

@@ -107,8 +107,8 @@ class Departure:
     def read(self, digest: bytes) -> Iterator[memoryview]:
         """Read a content in pieces, each valid until the next one.
 
-        Raises SnapshotFailedError for one that is not of this session, and MissingContentError, also
-        for one that has changed.
+        Raises SnapshotFailedError for one that is not of this session, and MissingContentError for
+        one that is gone, or has changed.
         """
         found = self._contents.get(digest)
         if found is None:
@@ -153,8 +153,9 @@ class Departure:
     def _pieces(
         self, storage: HandleStorage, version: int, start: int, size_bytes: int
     ) -> Sequence[memoryview]:
-        """Read the next pieces that a storage had at a version. Raises MissingContentError if it has
-        other bytes."""
+        """Read the next pieces that a storage had at a version.
+
+        Raises MissingContentError if it has other bytes."""
         space = host_bytes(np.empty(min(BATCH_BYTES, size_bytes - start), np.uint8))
         with self._still():
             if storage.version != version or storage.buffer is None:

@@ -158,6 +158,24 @@ def test_a_move_does_without_a_copy_that_could_not_go(
         assert tensor.get().tobytes() == LARGE.tobytes()
 
 
+def test_another_attempt_sends_only_what_changed_since(
+    pair: tuple[ThreadDaemon, ThreadDaemon], sent: Sent
+) -> None:
+    one, other = pair
+    before = free_bytes(other)
+    with hg.connect(one.url, progress=None) as session:
+        tensor, changed = session.put(LARGE), session.put(ONES)
+        (here,) = one.host.sessions
+        one.host.moves.prepare(here, other.url)
+        changed.set(3 * ONES)
+        session.move(other.url)
+        first, second = sent.ahead
+        assert first >= LARGE.nbytes + ONES.nbytes > 2 * second >= 2 * ONES.nbytes and sent.itself == [0]
+        assert before - free_bytes(other) < LARGE.nbytes + ONES.nbytes + 4096
+        assert tensor.get().tobytes() == LARGE.tobytes()
+        assert changed.get().tobytes() == (3 * ONES).tobytes()
+
+
 def test_a_small_session_sends_nothing_ahead(pair: tuple[ThreadDaemon, ThreadDaemon], sent: Sent) -> None:
     with hg.connect(pair[0].url, progress=None) as session:
         tensor = session.put(ONES[:1000])
