@@ -15,6 +15,7 @@ from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.types import tensor_type
 from heliograph_server.runtime.host import Host
 from heliograph_server.state.snapshots import Snapshots
+from heliograph_server.state.folder import FolderMedium
 from heliograph_server.state.store import StateStore
 
 F4 = tensor_type("f32", (4,))
@@ -48,7 +49,7 @@ def product(digest: bytes) -> Graph:
 def state_host(folder: Path, *devices: Device, seconds: float = 0, runs: int = 0) -> Iterator[Host]:
     """A host with the sessions of the folder, which takes snapshots when asked."""
     host = Host(Registry.of(*devices))
-    host.snapshots = Snapshots(StateStore(folder), seconds, runs)
+    host.snapshots = Snapshots(StateStore(FolderMedium(folder)), seconds, runs)
     try:
         host.recover()
         yield host

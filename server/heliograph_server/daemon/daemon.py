@@ -75,6 +75,7 @@ from heliograph_server.runtime.draining import Draining
 from heliograph_server.runtime.host import Host, shut_down
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.staging import HEADER_BYTES
+from heliograph_server.state.folder import FolderMedium
 from heliograph_server.state.links import KeptLinks
 from heliograph_server.state.snapshots import Snapshots
 from heliograph_server.state.store import StateStore
@@ -390,7 +391,7 @@ def open_host_of(config: ServerConfig) -> Host:
     # The quick parts come first, so that their mistakes show at once.
     cache = DiskCache(Path(config.cache), config.cache_size) if config.cache else None
     models = ModelFiles(Path(config.models)) if config.models else None
-    store = StateStore(Path(config.state)) if config.state else None
+    store = StateStore(FolderMedium(Path(config.state))) if config.state else None
     try:
         pool = _pool_of(config, store) if config.pool else None
         registry = open_registry(config.devices, config.backends, probe=True)
