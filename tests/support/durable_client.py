@@ -23,8 +23,8 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.plans import CompileRequest, PlanInfo, PlanOptions
 from heliograph_server.runtime.host import Host
 from heliograph_server.session.session import Session
-from heliograph_server.state.snapshots import Snapshots
 from heliograph_server.state.folder import FolderMedium
+from heliograph_server.state.snapshots import Snapshots
 from heliograph_server.state.store import StateStore
 
 #: The most bytes of commands in one message here: a few commands.

@@ -14,8 +14,8 @@ from heliograph_backends.registry import Registry
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.types import tensor_type
 from heliograph_server.runtime.host import Host
-from heliograph_server.state.snapshots import Snapshots
 from heliograph_server.state.folder import FolderMedium
+from heliograph_server.state.snapshots import Snapshots
 from heliograph_server.state.store import StateStore
 
 F4 = tensor_type("f32", (4,))

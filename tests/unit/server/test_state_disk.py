@@ -18,8 +18,8 @@ from heliograph_proto import commands as c
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import SnapshotFailedError
 from heliograph_server.state import folder as folder_module
-from heliograph_server.state.image import Image, ImageOwner, ImageStorage, decode_image
 from heliograph_server.state.folder import FolderMedium
+from heliograph_server.state.image import Image, ImageOwner, ImageStorage, decode_image
 from heliograph_server.state.store import Pins, StateStore
 
 OWNER = ImageOwner("client", b"tenant", "name", (), "shown", "key", 1, (), 60_000, 500)

@@ -16,6 +16,7 @@ import pytest
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError, SnapshotFailedError
 from heliograph_proto.types import tensor_type
+from heliograph_server.state.folder import FolderMedium
 from heliograph_server.state.image import (
     Image,
     ImageBinding,
@@ -37,7 +38,6 @@ from heliograph_server.state.image import (
     encode_image,
 )
 from heliograph_server.state.links import KeptLink, KeptLinks, decode_links
-from heliograph_server.state.folder import FolderMedium
 from heliograph_server.state.store import StateStore
 
 SECRET = digest_of(b"secret")
