@@ -282,7 +282,9 @@ class KeeperMedium:
         if self._is_taken_over:
             logger.error("another daemon has taken over %s: end this one", self.where)
         elif before is None or type(before) is not type(error):
-            logger.warning("%s cannot be reached, and snapshots fail meanwhile: %s", self.where, error)
+            logger.warning(
+                "%s cannot be reached, and snapshots fail meanwhile: %s", self.where, error.message
+            )
 
     def _ready(self, seconds: float) -> _Link:
         """The stream, which is waited for. Raises KeeperError."""
@@ -335,6 +337,10 @@ class KeeperMedium:
         with self._changed:
             if self._link is link:
                 self._files[part] = size_bytes
+        if failures:
+            # All bytes had been sent.
+            self.remove([part])
+            raise failures[0]
         return part
 
     def name(self, parts: Mapping[str, str]) -> None:
