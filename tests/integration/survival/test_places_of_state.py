@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from core_client import CoreClient
@@ -17,6 +19,7 @@ from heliograph_proto import commands as c
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, SnapshotFailedError
 from heliograph_proto.types import tensor_type
+from heliograph_proto.v1 import keeper_pb2
 from heliograph_server.state.image import Image, ImageOwner, ImageStorage
 from heliograph_server.state.links import KeptLink, KeptLinks
 from heliograph_server.state.store import StateStore
@@ -284,6 +287,48 @@ def test_an_owner_whose_stream_broke_comes_back_to_what_it_had(keeper: KeeperPla
     until(lambda: store.medium.is_reachable and store.medium._link is not link)  # type: ignore[attr-defined]
     put(store, 2, b"more")
     assert store.medium.losses == 0 and len(files(store)) == 4
+    store.close()
+
+
+def test_a_content_whose_stream_is_torn_leaves_the_last_image(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, b"good")
+    used = keeper.keeper.figures().used_bytes
+
+    def torn() -> Iterator[memoryview]:
+        yield memoryview(bytes(2**21))
+        until(lambda: keeper.keeper.figures().used_bytes > used)
+        store.medium._link.close()  # type: ignore[attr-defined]
+        yield memoryview(bytes(2**21))
+
+    with store.pinned() as pins, pytest.raises(SnapshotFailedError, match="cannot be reached"):
+        store.add(digest_of(b"x"), 2**22, torn(), pins)
+    until(lambda: keeper.keeper.figures().used_bytes == used)
+    assert [one.last_sequence for one in store.load()[0]] == [1] and len(files(store)) == 2
+    put(store, 2, b"more")
+    store.close()
+
+
+@pytest.mark.parametrize("method", ["Put", "Rename", "Get", "Remove"])
+def test_requests_of_an_ended_stream_change_and_read_nothing(keeper: KeeperPlace, method: str) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, b"good")
+    before, (path, *_) = files(store), files(store)
+    held = store.medium._link.state  # type: ignore[attr-defined]
+    stale = keeper_pb2.KeptState(name=held.name, epoch=held.epoch + 1)
+    requests = {
+        "Put": keeper_pb2.PutRequest(state=stale, file=keeper_pb2.KeptFile(path="parts/x")),
+        "Rename": keeper_pb2.RenameRequest(state=stale, files=[keeper_pb2.Renaming(path=path, to="x")]),
+        "Get": keeper_pb2.GetRequest(state=stale, path=path, size_bytes=4),
+        "Remove": keeper_pb2.RemoveRequest(state=stale, paths=[path]),
+    }
+    with grpc.insecure_channel(keeper.daemon.url.removeprefix("grpc://")) as channel:
+        call: Any = channel.stream_stream(f"/heliograph.v1.KeeperService/{method}")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter([requests[method].SerializeToString()]), timeout=20))
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert files(store) == before and store.whole(digest_of(b"good")) == b"good"
     store.close()
 
 
