@@ -1,9 +1,10 @@
 """The memory of another daemon as the medium of a store: KeeperService, from the owner's side.
 
 A thread keeps the stream by which this daemon holds its state, and comes back on a new one when it
-breaks. What the keeper has is known here: it lists its files at the beginning of a stream, and this
-daemon alone changes them. A call whose outcome is unknown ends the stream, and late calls of an
-ended stream are refused by their epoch; so the list is right for as long as its stream lasts.
+breaks. This daemon knows what the keeper has: the keeper lists its files at the beginning of a
+stream, and no other daemon changes them. A call whose outcome is unknown ends the stream, and late
+calls of an ended stream are refused by their epoch; so the list is right for as long as its stream
+lasts.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ class _Link:
 class KeeperMedium:
     """A `Medium` in the memory of another daemon.
 
-    `own`: the identity of this daemon's own keeper. Raises ConfigurationError for a keeper that does
-    not take the state, or that cannot be reached for `start_seconds`.
+    `own`: the identity of this daemon's own keeper. Raises ConfigurationError for a keeper that
+    does not take the state, or that cannot be reached for `start_seconds`.
     """
 
     def __init__(
@@ -362,7 +363,7 @@ class KeeperMedium:
         """As `Medium.flush`: a name in memory needs none."""
 
     def remove(self, paths: Iterable[str]) -> None:
-        """As `Medium.remove`. What cannot be removed now is with the next ones."""
+        """As `Medium.remove`. Files that cannot be removed now are removed with the next ones."""
         with self._removing:
             self._garbage.update(paths)
             link = self._link

@@ -1,7 +1,7 @@
 """The states of other daemons in this one's memory: who holds which, and what is in them. Pure.
 
-A state belongs to a tenant. One owner at a time holds it, and shows the epoch in which it does: what
-an earlier owner still sends is refused. A file is there once all its bytes came. A state whose owner
+A state belongs to a tenant. One owner at a time holds it, and shows the epoch in which it does:
+calls of an earlier owner are refused. A file is there once all its bytes came. A state whose owner
 is gone is kept for a time, and then forgotten.
 
 One thread, the event loop's.
@@ -68,7 +68,7 @@ class State:
     files: dict[str, KeptBytes] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"<State {self.name!r} of {self.tenant or 'anybody'}: {len(self.files)} files>"
+        return f"<State {self.name!r} of {self.tenant or 'all'}: {len(self.files)} files>"
 
     @property
     def charged_bytes(self) -> int:
@@ -88,7 +88,7 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class KeeperFigures:
-    """What a keeper has at one moment, and totals since the daemon began."""
+    """The states of a keeper at one moment, and totals since the daemon began."""
 
     limit_bytes: int = 0
     #: The memory that is taken, with files that are still coming.

@@ -1,4 +1,4 @@
-"""Where a store keeps its files: a folder, or the memory of another daemon.
+"""The medium of a store, on which its files lie: a folder, or the memory of another daemon.
 
 The store decides what is written, in which order, and what may be removed; a medium keeps files
 under relative paths, each whole or not there. As a file system does, it raises OSError:
@@ -24,7 +24,7 @@ ReadBlock: TypeAlias = "Callable[[Spaces], tuple[memoryview, memoryview]]"
 
 
 class MediumLostError(SnapshotFailedError):
-    """What a medium keeps cannot be read now. It may be there all the same."""
+    """A medium cannot be read now. Its files may be there all the same."""
 
 
 class Medium(Protocol):
@@ -32,15 +32,15 @@ class Medium(Protocol):
 
     @property
     def shown(self) -> str:
-        """What messages call it, such as "the state folder"."""
+        """The name in messages, such as "the state folder"."""
 
     @property
     def where(self) -> str:
-        """The same with its place."""
+        """The same name with its place."""
 
     @property
     def losses(self) -> int:
-        """How often everything was lost since the store was opened."""
+        """The number of times that everything was lost since the store was opened."""
 
     @property
     def is_taken_over(self) -> bool:
@@ -59,7 +59,7 @@ class Medium(Protocol):
         """Give parts their paths, which need not be flushed yet. Raises OSError."""
 
     def flush(self, paths: Iterable[str], each: Each) -> None:
-        """Flush paths that were given, by anybody, if that is left. Raises OSError."""
+        """Flush paths that were given, by any thread, if that is left. Raises OSError."""
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files. Those that are gone are ignored, and what cannot be removed is logged."""
@@ -83,7 +83,7 @@ class Medium(Protocol):
         """The bytes of all files."""
 
     def advice(self, error: OSError) -> str:
-        """What to do about an error of writing."""
+        """Return the advice for an error of writing."""
 
     def close(self) -> None:
         """Let another daemon have it. Idempotent."""
