@@ -321,6 +321,7 @@ class Daemon:
                 closers,
                 self.access.why_not,
                 self.audit,
+                self._keeping.status,
             ),
             ReflectionService((*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)),
         ):

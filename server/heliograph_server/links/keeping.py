@@ -49,7 +49,7 @@ SERVICE = keeper_pb2.DESCRIPTOR.services_by_name["KeeperService"].full_name
 HOLD, PUT, RENAME, GET, REMOVE = (f"/{SERVICE}/{name}" for name in ("Hold", "Put", "Rename", "Get", "Remove"))
 #: How long a daemon that starts waits for the keeper, and for an earlier owner to be noticed as gone.
 START_SECONDS, HELD_SECONDS = 30.0, 3.0
-#: How long a write waits for a keeper that is away, and a read.
+#: How long after the end of a stream writes wait for the next one, and how long a read waits.
 WRITE_SECONDS, READ_SECONDS = 5.0, 15.0
 #: The time limit of a call, besides a second for each MiB that it puts.
 CALL_SECONDS = 15.0
@@ -134,6 +134,8 @@ class KeeperMedium:
         #: Files that are to be removed, also those that could not be so far.
         self._garbage: set[str] = set()
         self._losses = 0
+        #: When the last stream ended.
+        self._lost_at = 0.0
         self._is_taken_over = self._is_over = False
         self._why: HeliographError | None = None
         self._thread = threading.Thread(target=self._run, name="heliograph-keeper", daemon=True)
@@ -248,9 +250,16 @@ class KeeperMedium:
                 if answer.is_complete:
                     self._came(link, files)
         finally:
+            self._end(link)
             with self._changed:
-                self._link = self._opening = None
+                self._opening = None
             link.close()
+
+    def _end(self, link: _Link) -> None:
+        """A stream has ended."""
+        with self._changed:
+            if self._link is link:
+                self._link, self._lost_at = None, time.monotonic()
 
     def _came(self, link: _Link, files: dict[str, int]) -> None:
         """The keeper's list is complete."""
@@ -313,17 +322,22 @@ class KeeperMedium:
                 return KeeperError(errno.ESTALE, found.message)
             case PermissionDeniedError() | UnauthenticatedError():
                 return KeeperError(errno.EACCES, found.message, found.advice)
+        self._end(link)
         link.close()
-        with self._changed:
-            if self._link is link:
-                self._link, self._why = None, found
         return KeeperError(errno.EHOSTUNREACH, f"{self._url} cannot be reached: {found.message}")
 
     # Writing
 
+    def check(self) -> None:
+        """As `Medium.check`. Waits a moment for a keeper that has just been lost."""
+        self._for_writing()
+
+    def _for_writing(self) -> _Link:
+        return self._ready(max(0.0, self._lost_at + WRITE_SECONDS - time.monotonic()))
+
     def write(self, pieces: Iterable[memoryview], size_bytes: int) -> str:
         """As `Medium.write`."""
-        link, part = self._ready(WRITE_SECONDS), f"parts/{secrets.token_hex(12)}"
+        link, part = self._for_writing(), f"parts/{secrets.token_hex(12)}"
         failures: list[Exception] = []
         file = keeper_pb2.KeptFile(path=part, size_bytes=size_bytes)
         first = keeper_pb2.PutRequest(state=link.state, file=file).SerializeToString()
@@ -346,7 +360,7 @@ class KeeperMedium:
 
     def name(self, parts: Mapping[str, str]) -> None:
         """As `Medium.name`."""
-        link = self._ready(WRITE_SECONDS)
+        link = self._for_writing()
         with self._removing:
             self._garbage.difference_update(parts.values())
         for some in _batches(parts.items()):

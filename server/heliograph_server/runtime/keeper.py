@@ -20,6 +20,7 @@ from heliograph_proto.errors import (
     UnknownHandleError,
     UnsupportedError,
 )
+from heliograph_proto.sessions import KeptStateStatus
 
 #: The longest name of a state, and the longest path of a file, in characters.
 MOST_NAME, MOST_PATH = 255, 255
@@ -73,7 +74,7 @@ class State:
     @property
     def charged_bytes(self) -> int:
         """The memory that its files take."""
-        return sum(one.charged_bytes for one in self.files.values())
+        return sum(one.charged_bytes for one in tuple(self.files.values()))
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +125,20 @@ class Keeper:
         held = sum(one.hold is not None for one in states)
         return KeeperFigures(
             self._limit_bytes, self._used_bytes, held, len(states) - held, self._forgotten, self._refused
+        )
+
+    def status(self, now: float) -> tuple[KeptStateStatus, ...]:
+        """Return the states for operators. From any thread."""
+        return tuple(
+            KeptStateStatus(
+                one.name,
+                one.tenant,
+                one.charged_bytes,
+                len(one.files),
+                one.hold is not None,
+                0.0 if one.hold is not None else max(0.0, now - one.idle_since),
+            )
+            for one in self.states
         )
 
     @property

@@ -82,6 +82,8 @@ class Capture:
         Raises SnapshotFailedError if they have not within `wait_seconds`, or for a full or broken
         disk; the image before it stays.
         """
+        # Before the session is held still for nothing.
+        self._store.check()
         began = time.monotonic()
         inside, losses = self._session.inside, self._store.medium.losses
         if losses != self._losses:

@@ -114,6 +114,9 @@ class FolderMedium:
 
     # Writing
 
+    def check(self) -> None:
+        """As `Medium.check`: a write finds it out soon enough."""
+
     def write(self, pieces: Iterable[memoryview], size_bytes: int) -> str:
         """As `Medium.write`."""
         part = self._new_part()

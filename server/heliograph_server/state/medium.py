@@ -50,6 +50,9 @@ class Medium(Protocol):
     def is_reachable(self) -> bool:
         """True if it answers."""
 
+    def check(self) -> None:
+        """Raise OSError if nothing can be written now."""
+
     def write(self, pieces: Iterable[memoryview], size_bytes: int) -> str:
         """Write a new file and return its path, a part's. Nothing is left of one that fails.
 

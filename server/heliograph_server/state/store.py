@@ -84,6 +84,11 @@ class StateStore:
     def __repr__(self) -> str:
         return f"<StateStore in {self.medium.where}, {len(self._images)} sessions>"
 
+    def check(self) -> None:
+        """Raise SnapshotFailedError if nothing can be written now."""
+        with self._failing_with("writing a snapshot"):
+            self.medium.check()
+
     def close(self) -> None:
         """Let another daemon use what is kept. Idempotent."""
         self.medium.close()

@@ -14,6 +14,8 @@ from keepers import KeeperPlace, Place, keeper_place, place
 from state_hosts import F4, PLAN, TENSOR, W, X, abandon, adder, product, state_host
 from waiting import until
 
+from heliograph.admin import connect as connect_admin
+from heliograph.cli.common.status_view import frame
 from heliograph_backends.cpu import CpuDevice
 from heliograph_proto import commands as c
 from heliograph_proto.digests import digest_of
@@ -265,6 +267,18 @@ def test_states_of_other_names_and_their_owners_do_not_meet(keeper: KeeperPlace)
     assert len(one.load()[0]) == 1
     one.close()
     other.close()
+
+
+def test_operators_see_the_states_that_a_daemon_keeps(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, bytes(10_000))
+    with connect_admin(keeper.daemon.url) as admin:
+        (state,) = admin.snapshot().kept_states
+        assert (state.name, state.held, state.files) == ("state", True, 2) and state.size_bytes > 10_000
+        shown = [text for text, _ in frame(admin.snapshot(), "here", 120)]
+        assert any(line.startswith("state of") for line in shown)
+        store.close()
+        until(lambda: admin.snapshot().kept_states[0].away_seconds > 0)
 
 
 def test_a_state_is_forgotten_after_its_time_and_a_later_owner_finds_nothing() -> None:

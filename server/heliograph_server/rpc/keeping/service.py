@@ -17,6 +17,7 @@ from grpc import aio
 
 from heliograph_proto.codec.bulk import decode_piece, encode_piece
 from heliograph_proto.errors import LimitExceededError, ProtocolError, UnavailableError
+from heliograph_proto.sessions import KeptStateStatus
 from heliograph_proto.v1 import keeper_pb2
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.receiving import first_of, next_of
@@ -50,6 +51,10 @@ class KeeperService:
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
         requests.serve(server, keeper_pb2.DESCRIPTOR.services_by_name["KeeperService"], self)
+
+    def status(self) -> tuple[KeptStateStatus, ...]:
+        """Return the states for operators."""
+        return self.keeper.status(self._clock())
 
     @takes_bytes
     @gives_bytes
