@@ -42,6 +42,7 @@ from heliograph_proto.sessions import (
     DeviceStatus,
     DrainState,
     DrainStatus,
+    KeptStateStatus,
     Quota,
     SessionOutcome,
     SessionStatus,
@@ -65,6 +66,7 @@ __all__ = [
     "SessionStatus",
     "Snapshot",
     "StayingSession",
+    "KeptStateStatus",
     "TenantUsage",
     "connect",
 ]

@@ -431,6 +431,22 @@ class SessionStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptStateStatus:
+    """The state of another daemon's durable sessions, which this one keeps in host memory."""
+
+    #: The name that its owner chose.
+    name: str
+    tenant: str = ""
+    #: The memory that it takes.
+    size_bytes: int = 0
+    files: int = 0
+    #: True while its owner is there.
+    held: bool = False
+    #: The time since its owner went; 0 while it is there.
+    away_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The status of a daemon at one moment. Rates and shares are since the previous snapshot."""
 
@@ -446,6 +462,8 @@ class Snapshot:
     #: The members of its pool; none unless it is a head.
     members: tuple[MemberInfo, ...] = ()
     log_level: str = ""
+    #: The states of other daemons in its memory.
+    kept_states: tuple[KeptStateStatus, ...] = ()
 
 
 #: By severity, lowest first.

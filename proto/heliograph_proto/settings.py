@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["plain", "size", "path", "plugin", "device"]
+Kind: TypeAlias = Literal["plain", "size", "path", "path or URL", "plugin", "device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Setting:
     most: float | None = None
     #: The accepted words; empty: any text.
     words: tuple[str, ...] = ()
-    #: "size": a number of bytes that may be written as "20GiB"; "path" and "plugin": relative to
-    #: the folder of the configuration file; "device": a list of specifications, which contain
-    #: commas.
+    #: "size": a number of bytes that may be written as "20GiB"; "path", "path or URL" and
+    #: "plugin": relative to the folder of the configuration file; "device": a list of
+    #: specifications, which contain commas.
     kind: Kind = "plain"
     #: The heading in --help; empty: that of the previous field.
     section: str = ""

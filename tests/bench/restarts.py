@@ -2,8 +2,10 @@
 
     python tests/bench/restarts.py [--mib N] [--folder DIR]
 
-The disk's own rate is that of one file of as many bytes, written in pieces of a MiB and flushed, in
-the same folder and in turns. A row is `ok` if its figure is within its bar.
+The state lies in a folder, and then in the memory of another daemon on loopback. The disk's own rate
+is that of one file of as many bytes, written in pieces of a MiB and flushed, in the same folder and
+in turns; the wire's is that of a stream of gRPC with nothing of ours on it, from one process to
+another, likewise. A row is `ok` if its figure is within its bar.
 """
 
 from __future__ import annotations
@@ -16,19 +18,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 
+from peer_process import client_and_server  # noqa: E402
 from surviving_daemons import SurvivingDaemon  # noqa: E402
 
 import heliograph as hg  # noqa: E402
 
 MIB = 2**20
-#: The least part of the disk's rate; seconds to a result beyond reading as many bytes, for each GiB; and
-#: the most that a small run may cost, of a run that is not durable.
+#: The least part of the own rate of disk or wire; seconds to a result beyond reading as many bytes, for each
+#: GiB; and the most that a small run may cost, of a run that is not durable.
 RATE, RECOVERY_SECONDS, COST = 0.5, 5.0, 1.05
 ROUNDS = 3
 
@@ -68,14 +72,15 @@ def first_of(mib: int) -> hg.Graph:
     return g
 
 
-def snapshots(folder: Path, mib: int) -> bool:
-    """The rate of snapshots of variables that changed as a whole, and the time after a kill."""
+def snapshots(place: Path | str, mib: int, own_seconds: Callable[[int], float], what: str) -> bool:
+    """The rate of snapshots of variables that changed as a whole, beside that of their medium, and the
+    time after a kill."""
     size_bytes, own, taken, still = mib * MIB, [], [], []
-    with SurvivingDaemon(folder / "state", "--snapshot-seconds", "0") as daemon, daemon.connect() as session:
+    with SurvivingDaemon(place, "--snapshot-seconds", "0") as daemon, daemon.connect() as session:
         plan, reading = session.compile(filling(mib)), session.compile(first_of(mib))
         for number in range(ROUNDS):
             plan.run(seed=np.int64(number), timeout=120)
-            own.append(disk_seconds(folder, size_bytes))
+            own.append(own_seconds(size_bytes))
             found = session.snapshot(timeout=120)
             assert found.written_bytes >= size_bytes
             taken.append(found.seconds)
@@ -86,7 +91,7 @@ def snapshots(folder: Path, mib: int) -> bool:
         rates = [size_bytes / MIB / statistics.median(one) for one in (taken, own)]
         note = f"{rates[0]:.0f} of {rates[1]:.0f} MiB/s; runs wait {statistics.median(still):.2f} s; "
         note += f"unchanged: {again.seconds * 1e3:.0f} ms, {again.written_bytes} bytes"
-        ok = row(f"snapshots of {mib} MiB / the disk's own rate", ratio, RATE, "", ratio >= RATE, note)
+        ok = row(f"snapshots of {mib} MiB / {what}'s own rate", ratio, RATE, "", ratio >= RATE, note)
         daemon.kill()
         start = time.perf_counter()
         daemon.start()
@@ -94,7 +99,19 @@ def snapshots(folder: Path, mib: int) -> bool:
         assert reading.run(x=np.zeros(1, np.float32), timeout=120)["first"] == expected
         took, bar = time.perf_counter() - start, RECOVERY_SECONDS * max(1.0, mib / 1024)
         note = f"its process begins {serving:.2f} s after the start"
-        return row(f"kill -9 to a result, {mib} MiB of variables", took, bar, "s", took <= bar, note) and ok
+        name = f"kill -9 to a result, {mib} MiB from the {what}"
+        return row(name, took, bar, "s", took <= bar, note) and ok
+
+
+def elsewhere(mib: int) -> bool:
+    """The same in the memory of another daemon, beside a plain stream."""
+    keeping = "--kept-state-size", str(4 * mib * MIB)
+    with SurvivingDaemon(None, *keeping) as keeper, client_and_server("peer_grpc.py", "aio") as plain:
+
+        def wire_seconds(size_bytes: int) -> float:
+            return plain.seconds("upload", size_bytes, 1, MIB)[0]
+
+        return snapshots(f"{keeper.url}/bench", mib, wire_seconds, "wire")
 
 
 def runs(session: hg.Session, count: int) -> Callable[[], float]:
@@ -136,7 +153,9 @@ def main() -> int:
     wanted = parser.parse_args()
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory(dir=wanted.folder) as made:
-        found = [cost(Path(made)), snapshots(Path(made), wanted.mib)]
+        folder = Path(made)
+        disk = partial(disk_seconds, folder)
+        found = [cost(folder), snapshots(folder / "state", wanted.mib, disk, "disk"), elsewhere(wanted.mib)]
     return 0 if all(found) else 1
 
 

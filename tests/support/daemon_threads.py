@@ -23,6 +23,7 @@ from heliograph_server.config.config import ServerConfig
 from heliograph_server.daemon.daemon import Daemon
 from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.runtime.host import Host
+from heliograph_server.runtime.keeper import Keeper
 
 SECONDS = 10.0
 
@@ -75,6 +76,11 @@ class ThreadDaemon:
     def turns(self) -> CompileTurns:
         assert self._daemon is not None
         return self._daemon._turns
+
+    @property
+    def keeper(self) -> Keeper:
+        assert self._daemon is not None
+        return self._daemon.keeper
 
     @property
     def exchange(self) -> LiveExchange:

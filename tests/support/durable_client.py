@@ -23,6 +23,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.plans import CompileRequest, PlanInfo, PlanOptions
 from heliograph_server.runtime.host import Host
 from heliograph_server.session.session import Session
+from heliograph_server.state.folder import FolderMedium
 from heliograph_server.state.snapshots import Snapshots
 from heliograph_server.state.store import StateStore
 
@@ -51,7 +52,7 @@ class DurableClient:
     def _start(self) -> Host:
         host = Host(Registry.of(*self._devices()))
         host.lease_seconds = 60.0
-        host.snapshots = Snapshots(StateStore(self._folder), 0)
+        host.snapshots = Snapshots(StateStore(FolderMedium(self._folder)), 0)
         host.recover()
         return host
 

@@ -109,6 +109,10 @@ DURABLE: dict[str, Any] = {
     },
     "head": {"state": {"volumeSize": "10Gi"}},
 }
+IN_MEMBER: dict[str, Any] = {
+    "members": {"config": {"kept_state_size": "4GiB"}},
+    "head": {"state": {"url": "grpcs://heliograph-members-0.heliograph-members:7070/head"}},
+}
 MINIMAL: dict[str, Any] = {
     "members": {"replicas": 1, "cache": {"size": ""}, "resources": {}},
     "head": {"enabled": False},
@@ -123,6 +127,7 @@ SETS: dict[str, dict[str, Any]] = {
     "tls and tokens": SECURED,
     "gpu": GPU,
     "monitoring": MONITORED,
+    "state in a member": IN_MEMBER,
     "serving models": SERVING,
     "durable sessions": DURABLE,
     "everything": EVERYTHING,
@@ -141,6 +146,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"head": {"kserve": True}}, "head.kserve needs head.modelsClaim"),
     ({"head": {"replicas": 2, "state": {"volumeSize": "1Gi"}}}, "head.replicas=1"),
     ({"members": {"state": {"volumeSize": "much"}}}, "volumeSize"),
+    ({"head": {"replicas": 2, "state": {"url": "grpcs://m:7070/head"}}}, "head.replicas=1"),
+    ({"head": {"state": {"url": "grpcs://m:7070/head", "volumeSize": "1Gi"}}}, "in one place"),
+    ({"head": {"state": {"url": "/tmp/state"}}}, "url"),
     ({"members": {"config": {"state": "/tmp/state"}}}, "state"),
     ({"head": {"config": {"kserve": "0.0.0.0:1"}}}, "kserve"),
     ({"head": {"service": {"type": "Ingress"}}}, "type"),

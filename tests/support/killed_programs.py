@@ -110,11 +110,13 @@ def program(session: hg.Session, seed: int, disturb: Any = lambda: None) -> list
     return seen
 
 
-def compared(folder: Path, seed: int, seconds: str) -> int:
-    """Run a program calmly and killed. Return the number of kills; raises AssertionError."""
+def compared(folder: Path, seed: int, seconds: str, place: str = "") -> int:
+    """Run a program calmly and killed. Return the number of kills; raises AssertionError.
+
+    `place`: of the state of the daemon that is killed, if that is no folder."""
     with SurvivingDaemon(folder / "calm") as daemon, daemon.connect() as session:
         expected = program(session, seed)
-    with SurvivingDaemon(folder / "killed", "--snapshot-seconds", seconds) as daemon:
+    with SurvivingDaemon(place or folder / "killed", "--snapshot-seconds", seconds) as daemon:
         killer = Killer(daemon, seed, 0.2)
         with daemon.connect() as session:
             found = program(session, seed, killer)

@@ -1,4 +1,4 @@
-"""Hosts that keep the state of their sessions, one after the other on one folder."""
+"""Hosts that keep the state of their sessions, one after the other in one place."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from heliograph_backends.registry import Registry
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.types import tensor_type
 from heliograph_server.runtime.host import Host
+from heliograph_server.state.folder import FolderMedium
+from heliograph_server.state.medium import Medium
 from heliograph_server.state.snapshots import Snapshots
 from heliograph_server.state.store import StateStore
 
@@ -45,10 +47,11 @@ def product(digest: bytes) -> Graph:
 
 
 @contextmanager
-def state_host(folder: Path, *devices: Device, seconds: float = 0, runs: int = 0) -> Iterator[Host]:
-    """A host with the sessions of the folder, which takes snapshots when asked."""
+def state_host(place: Path | Medium, *devices: Device, seconds: float = 0, runs: int = 0) -> Iterator[Host]:
+    """A host with the sessions of a folder or another medium, which takes snapshots when asked."""
     host = Host(Registry.of(*devices))
-    host.snapshots = Snapshots(StateStore(folder), seconds, runs)
+    medium = FolderMedium(place) if isinstance(place, Path) else place
+    host.snapshots = Snapshots(StateStore(medium), seconds, runs)
     try:
         host.recover()
         yield host

@@ -1,4 +1,4 @@
-"""A daemon that is killed and started again on the same port, with a state folder or without."""
+"""A daemon that is killed and started again on the same port, with a place of state or without."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def free_port() -> int:
 
 
 class SurvivingDaemon:
-    """`heliograph serve --state`, over its deaths; without a folder it keeps no state."""
+    """`heliograph serve --state`, over its deaths; without a place it keeps no state."""
 
-    def __init__(self, folder: Path | None, *arguments: str) -> None:
+    def __init__(self, place: Path | str | None, *arguments: str) -> None:
+        """`place`: a folder, or the URL of a daemon that keeps the state."""
         self.url = f"grpc://127.0.0.1:{free_port()}"
-        self.folder = folder
-        state = () if folder is None else ("--state", str(folder))
+        self.folder = Path() if isinstance(place, str) or place is None else place
+        state = () if place is None else ("--state", str(place))
         self._arguments = ("--listen", self.url, *state, *arguments)
         self.process: Any = None
         self.start()

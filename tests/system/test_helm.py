@@ -347,7 +347,8 @@ def test_files_that_the_configuration_names_are_mounted(documents: list[Document
             "models",
             "state",
         ):
-            if value := getattr(found[role], name):
+            value = getattr(found[role], name)
+            if value and "://" not in value:
                 assert any(value == mount or value.startswith(f"{mount}/") for mount in mounts), value
 
 
@@ -386,6 +387,18 @@ def test_a_cache_is_smaller_than_its_volume(documents: list[Document], tmp_path:
         [size] = claims
         if found["members"].cache:
             assert found["members"].cache_size < (parse_size(re.sub("i$", "iB", size)) or 0)
+
+
+def test_the_state_of_the_head_may_lie_in_the_memory_of_a_member(tmp_path: Path) -> None:
+    url = "grpcs://heliograph-members-0.heliograph-members:7070/head"
+    documents = documents_of(SETS["state in a member"])
+    found = configurations(documents, tmp_path)
+    place = found["head"].state_elsewhere
+    assert place is not None and place.name == "head" and str(place.address) == url.removesuffix("/head")
+    assert found["members"].kept_state_size == 4 * 2**30 and not found["members"].state
+    [head] = of_kind(documents, "Deployment")
+    assert head["spec"]["strategy"] == {"type": "Recreate"} and head["spec"]["replicas"] == 1
+    assert not of_kind(documents, "PersistentVolumeClaim")
 
 
 def test_the_state_of_sessions_has_claims_that_outlive_pods(tmp_path: Path) -> None:

@@ -163,3 +163,18 @@ def _decode_any(kind: type[bulk_pb2.UploadRequest] | type[bulk_pb2.DownloadRespo
         return kind.FromString(message)
     except Exception:
         raise ProtocolError("a piece of a transfer cannot be decoded") from None
+
+
+def encode_piece(data: Bytes) -> bytes:
+    """Encode a `PutRequest` or `GetResponse` that has data alone. Copies the data once."""
+    return _with_data(b"", data, 0, 0)
+
+
+def decode_piece(message: bytes) -> memoryview | None:
+    """Return the data of such a message, as a view of it; None for any other message, which
+    protobuf decodes."""
+    if message[:1] == bytes((_DATA,)):
+        found = _read_varint(message, 1)
+        if found is not None and sum(found) == len(message):
+            return memoryview(message)[found[1] :]
+    return None

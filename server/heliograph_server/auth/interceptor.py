@@ -68,6 +68,7 @@ _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
     Right.POOL: {
         "PeerService": ("Exchange", "Pull", "Push", "Echo", "Probe", "TakeSession"),
         "SessionService": ("TakeUp",),
+        "KeeperService": ("Hold", "Put", "Rename", "Get", "Remove"),
     },
     Right.ADMIN: {
         "AdminService": (

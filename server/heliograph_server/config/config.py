@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address, without_token
-from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
+from heliograph_proto.addresses import DEFAULT_URL, Address
+from heliograph_proto.errors import ConfigurationError
 from heliograph_proto.sessions import LEVELS, LONGEST_DRAIN_SECONDS, LONGEST_LEASE_SECONDS, Limits, Quota
 from heliograph_proto.settings import Setting
 from heliograph_server.config import example, sources
+from heliograph_server.config.addresses import KeptElsewhere, kept_elsewhere, listen_address, web_address
 from heliograph_server.config.exposure import check_access
 from heliograph_server.config.schema import suggest
 from heliograph_server.config.values import check_all
@@ -320,11 +321,13 @@ class ServerConfig:
     state: Annotated[
         str,
         Setting(
-            "Folder that keeps the state of durable sessions over restarts; created if it is missing.",
-            "One daemon uses it at a time. It has users' tensors, so only the daemon's user may open it. "
-            '"" keeps none.',
-            kind="path",
-            shown="DIR",
+            "Place that keeps the state of durable sessions over restarts: a folder, or another daemon's "
+            "memory, grpc(s)://HOST:PORT/NAME.",
+            "One daemon uses it at a time. A folder is created if it is missing; it has users' tensors, so "
+            "only the daemon's user may open it. The other daemon needs kept_state_size. Without NAME it is "
+            'this host\'s name with the port of the first address that is listened at. "" keeps none.',
+            kind="path or URL",
+            shown="PLACE",
             section="state",
         ),
     ] = ""
@@ -347,6 +350,26 @@ class ServerConfig:
             shown="N",
         ),
     ] = 0
+    kept_state_size: Annotated[
+        int,
+        Setting(
+            "Maximum host memory for the state of other daemons, which name this one with --state; 0: none.",
+            "Their tokens need the right `pool`. The memory is not that of the devices: leave room for both.",
+            least=0,
+            most=2**63 - 1,
+            kind="size",
+            shown="SIZE",
+        ),
+    ] = 0
+    kept_state_seconds: Annotated[
+        float,
+        Setting(
+            "Seconds for which the state of a daemon that is gone is kept in memory, then it is forgotten.",
+            least=1,
+            most=30 * 86_400,
+            shown="N",
+        ),
+    ] = 3600.0
     shared_memory: Annotated[
         bool,
         Setting(
@@ -541,26 +564,32 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_all(self)
         check_access(self)
+        kept_elsewhere(self.state, self.addresses[0])  # mistakes show at once
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """`listen`, parsed."""
-        return tuple(map(_listen_address, self.listen))
+        return tuple(map(listen_address, self.listen))
+
+    @property
+    def state_elsewhere(self) -> KeptElsewhere | None:
+        """The daemon that keeps the state, with the name; None if a folder does, or nothing."""
+        return kept_elsewhere(self.state, self.addresses[0])
 
     @property
     def kserve_address(self) -> Address | None:
         """`kserve`, parsed; None without."""
-        return _listen_address(self.kserve) if self.kserve else None
+        return listen_address(self.kserve) if self.kserve else None
 
     @property
     def kserve_http_address(self) -> Address | None:
         """`kserve_http`, parsed, with grpcs for https; None without."""
-        return _web_address(self.kserve_http, "kserve_http")
+        return web_address(self.kserve_http, "kserve_http")
 
     @property
     def web_address(self) -> Address | None:
         """`web`, parsed, with grpcs for https; None without."""
-        return _web_address(self.web, "web")
+        return web_address(self.web, "web")
 
     @property
     def gateways(self) -> tuple[Address, ...]:
@@ -655,27 +684,3 @@ def config_from_arguments(
 def as_file(config: ServerConfig) -> str:
     """The configuration as a commented file, which `--config` reads."""
     return example.as_file(config, HEADING)
-
-
-def _web_address(text: str, setting: str) -> Address | None:
-    """An address of HTTP, with grpcs for https; None without."""
-    if not text:
-        return None
-    address = _listen_address(text.replace("https://", "grpcs://").removeprefix("http://"))
-    if address.scheme == "unix":
-        raise ConfigurationError(f"{setting} is {text!r:.200}", advice="give HOST:PORT or https://HOST:PORT")
-    return address
-
-
-def _listen_address(url: str) -> Address:
-    try:
-        address = parse_address(url)
-    except InvalidArgumentError as error:
-        cause = f"cannot listen at {without_token(url)!r}: {error.message}"
-        raise ConfigurationError(cause, advice=error.advice) from None
-    if address.scheme == "local" or address.device:
-        raise ConfigurationError(
-            f"cannot listen at {without_token(url)!r}",
-            advice="give grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH, without a device",
-        )
-    return address

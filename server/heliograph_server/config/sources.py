@@ -158,7 +158,8 @@ def _known(name: str, known: Mapping[str, SettingEntry], message: str) -> Settin
 def _resolved(entry: SettingEntry, value: Any, folder: Path) -> Any:
     """A value of a file in this folder, with absolute paths."""
     here = folder.absolute()
-    if entry.setting.kind == "path" and value:
+    is_url = entry.setting.kind == "path or URL" and ("://" in value or value.startswith("unix:"))
+    if entry.setting.kind in ("path", "path or URL") and value and not is_url:
         return str(here / value)
     if entry.setting.kind == "plugin":
         return tuple(str(here / one) if _is_path(one, here) else one for one in value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -36,6 +37,7 @@ from heliograph_proto.v1 import (
     bulk_pb2,
     command_pb2,
     device_pb2,
+    keeper_pb2,
     model_pb2,
     peer_pb2,
     plan_pb2,
@@ -53,6 +55,7 @@ from heliograph_server.daemon.systemd import ServiceManager
 from heliograph_server.gateways.listeners import Gateways
 from heliograph_server.links.aio import LoopPeers
 from heliograph_server.links.handing import hand_over
+from heliograph_server.links.keeping import KeeperMedium
 from heliograph_server.links.links import PoolCredentials
 from heliograph_server.resources.membership import Membership
 from heliograph_server.resources.peer_rules import PeerRules, rules_of
@@ -64,6 +67,7 @@ from heliograph_server.rpc.command_socket.sockets import CommandSockets
 from heliograph_server.rpc.device_service import DeviceService, ModelService
 from heliograph_server.rpc.direct.port import DirectPort
 from heliograph_server.rpc.direct.transfers import DirectTransfers
+from heliograph_server.rpc.keeping.service import KeeperService
 from heliograph_server.rpc.listening import bind, connection_options
 from heliograph_server.rpc.operators import Operators
 from heliograph_server.rpc.peer_service import PeerService
@@ -74,8 +78,11 @@ from heliograph_server.rpc.shared_memory_service import MemoryService
 from heliograph_server.runtime.draining import Draining
 from heliograph_server.runtime.host import Host, shut_down
 from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.runtime.keeper import Keeper
 from heliograph_server.session.staging import HEADER_BYTES
+from heliograph_server.state.folder import FolderMedium
 from heliograph_server.state.links import KeptLinks
+from heliograph_server.state.medium import Medium
 from heliograph_server.state.snapshots import Snapshots
 from heliograph_server.state.store import StateStore
 from heliograph_server.telemetry.audit import AuditLog, reloaded
@@ -100,6 +107,7 @@ SERVICES = tuple(
         (command_pb2, "CommandService"),
         (model_pb2, "ModelService"),
         (peer_pb2, "PeerService"),
+        (keeper_pb2, "KeeperService"),
         (admin_pb2, "AdminService"),
     )
 )
@@ -155,7 +163,10 @@ class Daemon:
     """One gRPC server and its host. `open_host` starts the devices; it blocks."""
 
     def __init__(self, config: ServerConfig, open_host: Callable[[], Host] | None = None) -> None:
-        self._open_host = open_host or (lambda: open_host_of(config))
+        #: The states of other daemons.
+        self.keeper = Keeper(config.kept_state_size, config.kept_state_seconds, secrets.token_bytes(16))
+        self._keeping = KeeperService(self.keeper, config.limits.chunk_bytes)
+        self._open_host = open_host or (lambda: open_host_of(config, self.keeper.identity))
         self._slot = HostSlot(most_calls=config.max_calls)
         self.telemetry = Telemetry(config, self._slot)
         sizes = {
@@ -184,6 +195,7 @@ class Daemon:
         self.watch = FileWatch(on_reload=lambda *found: self.audit.record(reloaded(*found)))
         self.telemetry.facts.reloads = self.watch.outcomes
         self.telemetry.facts.failing = self.watch.failing
+        self.telemetry.facts.kept = self.keeper.figures
         self.configuration = Configuration(config, self._reconfigure)
         self.draining = Draining(self._slot, lambda: self._config.drain_seconds, self.health.update)
         #: The addresses that it listens at, with their actual ports.
@@ -300,6 +312,7 @@ class Daemon:
             ModelService(self._slot, readers),
             CommandService(self._slot, closers, decoders, self._sockets),
             peers,
+            self._keeping,
             AdminService(
                 self._slot,
                 self.draining,
@@ -308,6 +321,7 @@ class Daemon:
                 closers,
                 self.access.why_not,
                 self.audit,
+                self._keeping.status,
             ),
             ReflectionService((*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)),
         ):
@@ -373,6 +387,7 @@ class Daemon:
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 await self._peer_service.hang_up()
+                await self._keeping.hang_up()
 
 
 async def _drop_unmatched(host: Host) -> None:
@@ -382,15 +397,17 @@ async def _drop_unmatched(host: Host) -> None:
         await asyncio.to_thread(host.drop_unmatched_transfers)
 
 
-def open_host_of(config: ServerConfig) -> Host:
+def open_host_of(config: ServerConfig, own: bytes = b"") -> Host:
     """Load the backends and start the devices. Raises ConfigurationError.
+
+    `own`: the identity of this daemon's keeper, which cannot keep its own state.
 
     This also probes the backends that are not used, as the event loop cannot wait for that later.
     """
     # The quick parts come first, so that their mistakes show at once.
     cache = DiskCache(Path(config.cache), config.cache_size) if config.cache else None
     models = ModelFiles(Path(config.models)) if config.models else None
-    store = StateStore(Path(config.state)) if config.state else None
+    store = StateStore(_medium_of(config, own)) if config.state else None
     try:
         pool = _pool_of(config, store) if config.pool else None
         registry = open_registry(config.devices, config.backends, probe=True)
@@ -402,6 +419,15 @@ def open_host_of(config: ServerConfig) -> Host:
     if store is not None:
         host.snapshots = Snapshots(store, config.snapshot_seconds, config.snapshot_runs)
     return host
+
+
+def _medium_of(config: ServerConfig, own: bytes) -> Medium:
+    """The place of the state. Raises ConfigurationError."""
+    place = config.state_elsewhere
+    if place is None:
+        return FolderMedium(Path(config.state))
+    shown, silence_seconds = pool_credentials(config), config.pool_silence_seconds
+    return KeeperMedium(place.address, place.name, shown, own=own, silence_seconds=silence_seconds)
 
 
 def total_of(config: ServerConfig) -> Quota:

@@ -16,7 +16,7 @@ from heliograph_proto.errors import (
     InvalidArgumentError,
     LimitExceededError,
 )
-from heliograph_proto.sessions import Snapshot
+from heliograph_proto.sessions import KeptStateStatus, Snapshot
 from heliograph_proto.v1 import admin_pb2, device_pb2
 from heliograph_server.resources.principals import Principal, current_principal
 from heliograph_server.rpc.audit import AuditedService
@@ -51,7 +51,10 @@ class AdminService:
         closers: Executor,
         why_not: Callable[[Principal], HeliographError | None],
         audit: AuditLog,
+        kept_states: Callable[[], tuple[KeptStateStatus, ...]] = tuple,
     ) -> None:
+        """`kept_states` returns the states of other daemons."""
+        self._kept_states = kept_states
         self._slot = slot
         self._why_not = why_not
         self._audit = audit
@@ -140,7 +143,13 @@ class AdminService:
                 raise error
             began, host = loop.time(), self._slot.host
             before = await loop.run_in_executor(
-                self._askers, take_snapshot, host, self._draining.status, log_level(), before
+                self._askers,
+                take_snapshot,
+                host,
+                self._draining.status,
+                log_level(),
+                before,
+                self._kept_states(),
             )
             await context.write(encode(before, admin_pb2.Snapshot))
             with suppress(TimeoutError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from heliograph_proto.sessions import DeviceStatus, DrainStatus, SessionStatus, Snapshot
+from heliograph_proto.sessions import DeviceStatus, DrainStatus, KeptStateStatus, SessionStatus, Snapshot
 from heliograph_server.runtime.host import SERVER, Host
 from heliograph_server.session.session import Session
 
@@ -17,7 +17,13 @@ from heliograph_server.session.session import Session
 LEAST_SECONDS = 1e-3
 
 
-def take_snapshot(host: Host, drain: DrainStatus, log_level: str, before: Snapshot | None = None) -> Snapshot:
+def take_snapshot(
+    host: Host,
+    drain: DrainStatus,
+    log_level: str,
+    before: Snapshot | None = None,
+    kept_states: tuple[KeptStateStatus, ...] = (),
+) -> Snapshot:
     """The state of a host now, with rates since the snapshot `before` of the same stream.
 
     Blocks while devices of other hosts report their memory.
@@ -32,6 +38,7 @@ def take_snapshot(host: Host, drain: DrainStatus, log_level: str, before: Snapsh
         tenants=host.tenants(),
         members=tuple(host.members),
         log_level=log_level,
+        kept_states=kept_states,
     )
     return with_rates(taken, before)
 

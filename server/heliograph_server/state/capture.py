@@ -66,6 +66,8 @@ class Capture:
         self._secret_digest = secret_digest
         self._owner = owner
         self._known: dict[HandleStorage, _Known] = {}
+        #: The losses of the store after which these were written.
+        self._losses = store.medium.losses
         #: True after an attempt that commands under way did not let begin.
         self._was_busy = False
         #: Requests of plans and reservations, with the digests of their encodings, by handle.
@@ -80,8 +82,12 @@ class Capture:
         Raises SnapshotFailedError if they have not within `wait_seconds`, or for a full or broken
         disk; the image before it stays.
         """
+        # Before the session is held still for nothing.
+        self._store.check()
         began = time.monotonic()
-        inside = self._session.inside
+        inside, losses = self._session.inside, self._store.medium.losses
+        if losses != self._losses:
+            self._known.clear()
         # An attempt that is made again and again does not cost that each time.
         spaces = {} if self._was_busy else self._spaces(inside)
         self._was_busy = True
@@ -95,6 +101,7 @@ class Capture:
             image = self._write(taken, pins, inside)
             digest = self._store.commit(image, pins)
         self._remember(taken, image)
+        self._losses = losses
         size_bytes = sum(one.size_bytes for one in image.storages)
         size_bytes += sum(one.size_bytes for one in image.weights)
         seconds, written = time.monotonic() - began, pins.written_bytes
@@ -167,7 +174,8 @@ class Capture:
                 if not pins.keep(pieces):
                     self._known.clear()
                     raise SnapshotFailedError(
-                        "something was removed from the state folder", advice="the next snapshot is whole"
+                        f"something is gone from {self._store.medium.shown}",
+                        advice="the next snapshot is whole",
                     )
             else:
                 continue

@@ -31,6 +31,7 @@ from heliograph_server.session.session import Session
 from heliograph_server.state.capture import Capture
 from heliograph_server.state.image import Image, ImageOwner
 from heliograph_server.state.kept_memory import KeptMemory, wanted_of
+from heliograph_server.state.medium import MediumLostError
 from heliograph_server.state.places import devices_of
 from heliograph_server.state.restore import Restore
 from heliograph_server.state.store import StateStore
@@ -70,6 +71,10 @@ class SnapshotFigures:
     written_bytes: int = 0
     #: The time since the last snapshot of the session whose last one is the oldest.
     oldest_seconds: float = 0.0
+    #: How often everything that was kept was lost.
+    losses: int = 0
+    #: True if the place of the snapshots answers, and no other daemon has taken it over.
+    is_reachable: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +106,8 @@ class _Durable:
     #: True while images may be left that newer ones have replaced. A daemon that was killed leaves
     #: some, too; a full disk would have no room for another one beside them.
     is_untidy: bool = True
+    #: The losses of the store after which the last one was taken.
+    after_losses: int = 0
 
 
 class Snapshots:
@@ -124,16 +131,19 @@ class Snapshots:
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        return f"<Snapshots of {len(self._durable)} sessions in {self.store.folder}>"
+        return f"<Snapshots of {len(self._durable)} sessions in {self.store.medium.where}>"
 
     def figures(self) -> SnapshotFigures:
         """Return the figures of this moment."""
         now = time.monotonic()
         with self._changed:
             ages = [now - one.taken_at for one in self._durable.values()]
-            return SnapshotFigures(
-                replace(self.counts), self.store.statistics.written_bytes, max(ages, default=0.0)
-            )
+            counts = replace(self.counts)
+        medium, oldest = self.store.medium, max(ages, default=0.0)
+        is_reachable = medium.is_reachable and not medium.is_taken_over
+        return SnapshotFigures(
+            counts, self.store.statistics.written_bytes, oldest, medium.losses, is_reachable
+        )
 
     def age_seconds(self, session: Session) -> float | None:
         """Return the time since the last snapshot of a session; None for one without any."""
@@ -148,6 +158,7 @@ class Snapshots:
         seconds = owner.snapshot_ms / 1e3 if owner.snapshot_ms else self._seconds
         made = _Durable(session, Capture(session, self.store, secret_digest, owner), secret_digest, seconds)
         made.due_at = time.monotonic() + seconds
+        made.after_losses = self.store.medium.losses
         with self._changed:
             self._durable[session] = made
             if self._thread is None:
@@ -225,6 +236,7 @@ class Snapshots:
         if found.has_left:
             raise SessionClosedError("the session has ended", advice="open another")
         written_bytes, commands = found.session.traffic.written_bytes, found.session.commands
+        losses = self.store.medium.losses
         self._tidy(found)
         try:
             made = found.capture.take(wait_seconds)
@@ -234,7 +246,7 @@ class Snapshots:
                 self.counts.failed += 1
             raise
         found.last, found.why = made, ""
-        found.written_bytes, found.commands = written_bytes, commands
+        found.written_bytes, found.commands, found.after_losses = written_bytes, commands, losses
         found.taken_at = time.monotonic()
         found.due_at = found.taken_at + found.seconds
         with self._changed:
@@ -277,8 +289,13 @@ class Snapshots:
 
     def _is_due(self, found: _Durable, now: float) -> bool:
         commands = found.session.commands
+        if now < found.not_before:
+            return False
+        if found.after_losses != self.store.medium.losses:
+            # The client keeps nothing from before its last snapshot, so there must be one.
+            return True
         # A loop under way is after the last command of a snapshot.
-        if commands == (found.last.sequence if found.last is not None else 0) or now < found.not_before:
+        if commands == (found.last.sequence if found.last is not None else 0):
             return False
         is_late = bool(found.seconds) and now >= found.due_at
         written_bytes = found.session.traffic.written_bytes - found.written_bytes
@@ -336,12 +353,16 @@ class Snapshots:
             self._kept.discard(digest)
 
     def reopen(self, image: Image, reopen: Reopen) -> bool:
-        """Restore a session, or report that it is broken. False if the daemon drains."""
+        """Restore a session, or report that it is broken. False if the daemon drains.
+
+        Raises MediumLostError."""
         began = time.monotonic()
         try:
             session = reopen(image)
         except DrainingError:
             return False
+        except MediumLostError:
+            raise
         except Exception as error:
             self.tell_broken(image.secret_digest.hex(), error)
             return True
@@ -374,12 +395,13 @@ def not_durable() -> UnsupportedError:
     """Return the error of a session of which no snapshots are taken."""
     return UnsupportedError(
         "no snapshots are taken of this session",
-        advice="connect with durable=True to a daemon with a state folder: heliograph serve --state DIR",
+        advice="connect with durable=True to a daemon that keeps state: heliograph serve --state DIR, or "
+        "--state grpc://OTHER:7070",
     )
 
 
 def _not_there() -> SnapshotFailedError:
-    return SnapshotFailedError("it is not in the state folder", advice="connect again")
+    return SnapshotFailedError("its snapshots are gone", advice="connect again")
 
 
 #: Restores an image, and returns the session.
@@ -399,7 +421,9 @@ def _take_up(snapshots: Snapshots, pool: Membership, own: Sequence[Device], imag
 
 def recover(snapshots: Snapshots, pool: Membership | None, own: Sequence[Device], reopen: Reopen) -> None:
     """Restore every session in the store, each alone: one that is broken is reported, and hurts no
-    other. `own`: the devices of this host; its pool has others."""
+    other. `own`: the devices of this host; its pool has others.
+
+    Raises MediumLostError if the store cannot be read now."""
     images, broken = snapshots.store.load()
     for one in broken:
         snapshots.tell_broken(one.name, one.error)

@@ -24,6 +24,7 @@ from heliograph_proto.devices import MemberState
 from heliograph_proto.errors import Reason
 from heliograph_proto.sessions import TenantUsage
 from heliograph_server.runtime.host import Host, HostStatistics
+from heliograph_server.runtime.keeper import KeeperFigures
 from heliograph_server.session.statistics import SessionCounts
 from heliograph_server.state.snapshots import SnapshotFigures
 from heliograph_server.telemetry.device_memory import MemoryWatch
@@ -161,8 +162,35 @@ SNAPSHOT_AGE = Metric(
 RESTORED = Metric(
     "heliograph_sessions_restored",
     "counter",
-    "Sessions of the state folder when the daemon started: restored (ok), or broken (failed).",
+    "Sessions that were kept when the daemon started: restored (ok), or broken (failed).",
     ("outcome",),
+)
+STATE_REACHABLE = Metric(
+    "heliograph_state_reachable",
+    "gauge",
+    "1 if the place of the sessions' state answers, and no other daemon has taken it over, else 0; absent "
+    "without a place.",
+)
+STATE_LOSSES = Metric(
+    "heliograph_state_losses",
+    "counter",
+    "How often the daemon that keeps the state was found to have lost it; whole snapshots follow.",
+)
+KEPT_BYTES = Metric(
+    "heliograph_kept_state_bytes", "gauge", "Host memory that the state of other daemons takes here."
+)
+KEPT_LIMIT = Metric("heliograph_kept_state_limit_bytes", "gauge", "The most that it may take.")
+KEPT_STATES = Metric(
+    "heliograph_kept_states",
+    "gauge",
+    "States of other daemons in memory: with their owner (held), or waiting for it (waiting).",
+    ("owner",),
+)
+KEPT_FORGOTTEN = Metric(
+    "heliograph_kept_state_forgotten", "counter", "States whose owner did not come back in time."
+)
+KEPT_REFUSED = Metric(
+    "heliograph_kept_state_refused", "counter", "Files of states for which there was no room."
 )
 RELOADS = Metric(
     "heliograph_reloads",
@@ -214,7 +242,8 @@ METRICS: tuple[Metric, ...] = (
     BUILD, SERVING, DRAINING, LAG, MEMORY, SILENT, SESSIONS, DETACHED, TENANT_MEMORY, TENANT_RUNS,
     TENANT_SECONDS, TENANT_REFUSED, PLANS, TENSORS, CONTENT, STAGED, COMMANDS, IN_FLIGHT, QUEUED, RUNS,
     RUN_SECONDS, BYTES, RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS, LOST_MEMBERS, LINK_RELAYED,
-    SNAPSHOTS, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOT_AGE, RESTORED, RELOADS, RELOAD_FAILING,
+    SNAPSHOTS, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOT_AGE, RESTORED, STATE_REACHABLE,
+    STATE_LOSSES, KEPT_BYTES, KEPT_LIMIT, KEPT_STATES, KEPT_FORGOTTEN, KEPT_REFUSED, RELOADS, RELOAD_FAILING,
     CERTIFICATE, MODEL_REQUESTS, MODEL_WAITING, MODEL_SECONDS, MODEL_ROWS, SCRAPES,
 )  # fmt: skip
 
@@ -272,6 +301,7 @@ class DaemonCollector(Collector):
             yield single(CERTIFICATE, expiry)
         yield from self._of_runs()
         yield from _of_models(tuple(facts.models()))
+        yield from _of_kept(facts.kept())
         if host is not None:
             yield from self._of_memory(host)
             yield from _of_sessions(host, host.statistics())
@@ -367,6 +397,17 @@ def _of_snapshots(host: Host) -> Iterator[Family]:
     yield gauge(SNAPSHOT_SECONDS, {("still",): counts.still_seconds, ("whole",): counts.seconds})
     yield single(SNAPSHOT_AGE, found.oldest_seconds)
     yield gauge(RESTORED, by_label({"ok": counts.restored, "failed": counts.broken}))
+    yield single(STATE_LOSSES, found.losses)
+    if host.snapshots is not None:
+        yield single(STATE_REACHABLE, found.is_reachable)
+
+
+def _of_kept(found: KeeperFigures) -> Iterator[Family]:
+    yield single(KEPT_BYTES, found.used_bytes)
+    yield single(KEPT_LIMIT, found.limit_bytes)
+    yield gauge(KEPT_STATES, by_label({"held": found.held, "waiting": found.waiting}))
+    yield single(KEPT_FORGOTTEN, found.forgotten)
+    yield single(KEPT_REFUSED, found.refused)
 
 
 def by_label(values: Mapping[str, int]) -> dict[tuple[str, ...], float]:

@@ -12,6 +12,7 @@ from heliograph_proto.errors import ConfigurationError
 from heliograph_server.config.config import ServerConfig
 from heliograph_server.runtime.host import Host
 from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.runtime.keeper import KeeperFigures
 from heliograph_server.telemetry.histograms import RunCounter
 from heliograph_server.telemetry.loop_lag import LoopLag
 
@@ -50,6 +51,8 @@ class DaemonFacts:
         self.failing: Callable[[], Mapping[str, bool]] = dict
         #: The served models that are loaded.
         self.models: Callable[[], Iterable[ModelFigures]] = tuple
+        #: The states of other daemons.
+        self.kept: Callable[[], KeeperFigures] = KeeperFigures
         self.scrapes: Counter[str] = Counter(ok=0, refused=0)
 
 

@@ -26,6 +26,7 @@ from heliograph_proto.v1 import (
     bulk_pb2,
     command_pb2,
     device_pb2,
+    keeper_pb2,
     model_pb2,
     peer_pb2,
     plan_pb2,
@@ -37,7 +38,9 @@ from heliograph_server.auth.tokens import remove_token
 from heliograph_server.daemon.daemon import SERVICES
 from heliograph_server.resources.principals import Principal, Right
 
-MODULES = (session_pb2, device_pb2, plan_pb2, bulk_pb2, command_pb2, model_pb2, peer_pb2, admin_pb2)
+MODULES = (
+    session_pb2, device_pb2, plan_pb2, bulk_pb2, command_pb2, model_pb2, peer_pb2, keeper_pb2, admin_pb2,
+)  # fmt: skip
 #: How long a refusal may take; none takes a hundredth.
 SECONDS = 10.0
 

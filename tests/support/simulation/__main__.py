@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from simulation.edges import SimulatedEdge
+from simulation.keeping import SimulatedKeeping
 from simulation.lease import SimulatedLease
 from simulation.move import SimulatedMove
 from simulation.session import SimulatedSession
@@ -23,9 +24,10 @@ KINDS = {
     "move": SimulatedMove,
     "turns": SimulatedTurns,
     "edge": SimulatedEdge,
+    "keeping": SimulatedKeeping,
 }
 #: The parts of each kind in ten schedules.
-SHARES = {"session": 3, "lease": 2, "move": 1, "turns": 2, "edge": 2}
+SHARES = {"session": 3, "lease": 2, "move": 1, "turns": 2, "edge": 1, "keeping": 1}
 BATCH = 50
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from simulation import move
 from simulation.edges import SimulatedEdge
+from simulation.keeping import SimulatedKeeping
 from simulation.lease import SimulatedLease
 from simulation.move import SimulatedMove
 from simulation.session import SimulatedSession
@@ -18,10 +19,11 @@ from simulation.world import Violation
 from heliograph.core import credit
 from heliograph.core.effects import Compute
 from heliograph.procedures.moving import Moving
+from heliograph_proto.errors import HandleExistsError
 from heliograph_server.exchange import ledger
 from heliograph_server.resources import fair_queue, handles
 from heliograph_server.rpc.leases import attaching
-from heliograph_server.runtime import whereabouts
+from heliograph_server.runtime import keeper, whereabouts
 from heliograph_server.session.protocol import core, dependencies, transfer_state
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -35,6 +37,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
         (SimulatedEdge, 100),
         (SimulatedLease, 40),
         (SimulatedMove, 200),
+        (SimulatedKeeping, 100),
     ],
 )
 def test_whatever_the_schedule_the_invariants_hold(kind: Any, count: int) -> None:
@@ -147,6 +150,29 @@ def _unwritten_messages(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attaching.Attaching, "received", lambda self, attach: attach.received)
 
 
+def _calls_of_ended_streams(patch: pytest.MonkeyPatch) -> None:
+    """A keeper takes calls of any epoch."""
+
+    def state(self: keeper.Keeper, tenant: str, name: str, epoch: int) -> keeper.State:
+        if (tenant, name) not in self._states:
+            raise HandleExistsError("there is no state")
+        return self._states[tenant, name]
+
+    patch.setattr(keeper.Keeper, "_state", state)
+
+
+def _states_of_the_cut_off(patch: pytest.MonkeyPatch) -> None:
+    """A keeper gives a state away as soon as its owner is silent, and forgets whose it was."""
+    real = keeper.Keeper.hold
+
+    def taken(self: keeper.Keeper, *how: Any) -> keeper.Ownership:
+        for one in self._states.values():
+            one.hold = None
+        return real(self, *how)
+
+    patch.setattr(keeper.Keeper, "hold", taken)
+
+
 @pytest.mark.parametrize(
     ("kind", "plant"),
     [
@@ -162,6 +188,8 @@ def _unwritten_messages(patch: pytest.MonkeyPatch) -> None:
         (SimulatedMove, _secret_of_the_first_daemon),
         (SimulatedMove, _forgotten_places),
         (SimulatedMove, _unwritten_messages),
+        (SimulatedKeeping, _calls_of_ended_streams),
+        (SimulatedKeeping, _states_of_the_cut_off),
     ],
 )
 def test_a_planted_bug_is_found(kind: Any, plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

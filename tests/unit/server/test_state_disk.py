@@ -17,7 +17,8 @@ from heliograph_backends.cpu import CpuDevice
 from heliograph_proto import commands as c
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import SnapshotFailedError
-from heliograph_server.state import store as store_module
+from heliograph_server.state import folder as folder_module
+from heliograph_server.state.folder import FolderMedium
 from heliograph_server.state.image import Image, ImageOwner, ImageStorage, decode_image
 from heliograph_server.state.store import Pins, StateStore
 
@@ -74,7 +75,7 @@ def test_what_a_killed_daemon_left_is_tidied_before_the_disk_is_full(
         assert host.snapshots is not None
         client = CoreClient(host=host, token=client.token)
         with monkeypatch.context() as patch, pytest.raises(SnapshotFailedError, match="No space left"):
-            patch.setattr(store_module, "write_new", full)
+            patch.setattr(folder_module, "write_new", full)
             host.snapshots.take(client.session)
         assert images_of_sessions(tmp_path) == [2]
         host.snapshots.take(client.session)
@@ -146,7 +147,7 @@ def image_of(data: bytes, secret: bytes) -> Image:
 
 
 def test_a_content_that_another_session_has_just_written_is_flushed_once(disk: Disk) -> None:
-    store = StateStore(disk.folder)
+    store = StateStore(FolderMedium(disk.folder))
     with store.pinned() as first, store.pinned() as second, store.pinned() as third:
         first.add_whole(b"shared")
         with disk.broken_under(b"shared"):
@@ -161,7 +162,7 @@ def test_a_content_that_another_session_has_just_written_is_flushed_once(disk: D
 
 
 def test_a_name_that_is_given_while_its_folder_is_flushed_is_flushed_too(disk: Disk) -> None:
-    store = StateStore(disk.folder)
+    store = StateStore(FolderMedium(disk.folder))
     numbers = (b"%d" % number for number in range(100_000))
     other = next(one for one in numbers if digest_of(one)[0] == digest_of(b"data")[0])
     with store.pinned() as first, store.pinned() as second, store.pinned() as third:
@@ -181,13 +182,13 @@ def test_a_name_that_is_given_while_its_folder_is_flushed_is_flushed_too(disk: D
 
 
 def test_a_content_that_a_killed_daemon_has_just_written_is_flushed(disk: Disk) -> None:
-    killed = StateStore(disk.folder)
+    killed = StateStore(FolderMedium(disk.folder))
     with killed.pinned() as pins:
         pins.add_whole(b"data")
         with disk.broken_under(b"data"):
             killed.commit(image_of(b"data", b"first"), pins)
         killed.close()
-        store = StateStore(disk.folder)
+        store = StateStore(FolderMedium(disk.folder))
     with store.pinned() as pins:
         assert pins.keep((digest_of(b"data"),))
         store.commit(image_of(b"data", b"second"), pins)

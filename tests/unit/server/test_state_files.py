@@ -24,6 +24,7 @@ from heliograph_server.state.files import (
     touch,
     write_new,
 )
+from heliograph_server.state.folder import FolderMedium
 from heliograph_server.state.store import StateStore
 
 BIG = 3 * READ_BYTES + 5
@@ -126,7 +127,7 @@ def test_results_come_in_order_and_an_error_ends_them() -> None:
 
 
 def test_pieces_with_the_same_bytes_are_written_once(tmp_path: Path) -> None:
-    store = StateStore(tmp_path / "state")
+    store = StateStore(FolderMedium(tmp_path / "state"))
     data = random_bytes(READ_BYTES)
     with store.pinned() as pins:
         digests = {one.result() for one in [pins.add(data) for _ in range(8)]}
@@ -139,7 +140,7 @@ def test_pieces_with_the_same_bytes_are_written_once(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_in_the_middle_of_a_snapshot_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = StateStore(tmp_path / "state")
+    store = StateStore(FolderMedium(tmp_path / "state"))
     data, write, left = random_bytes(8 * 2**20), os.write, [5 * 2**20]
 
     def filling(file: int, piece: memoryview) -> int:
@@ -157,7 +158,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_snapshot_is_an_error(
 
 
 def test_a_large_content_that_is_torn_in_any_block_is_refused(tmp_path: Path) -> None:
-    store = StateStore(tmp_path / "state")
+    store = StateStore(FolderMedium(tmp_path / "state"))
     data = random_bytes(BIG)
     digest = digest_of(data)
     path = tmp_path / "state" / "contents" / digest.hex()[:2] / digest.hex()

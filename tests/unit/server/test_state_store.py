@@ -16,6 +16,7 @@ import pytest
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError, SnapshotFailedError
 from heliograph_proto.types import tensor_type
+from heliograph_server.state.folder import FolderMedium
 from heliograph_server.state.image import (
     Image,
     ImageBinding,
@@ -91,7 +92,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def reopened(folder: Path) -> tuple[list[Image], list[str]]:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     try:
         images, broken = store.load()
         return images, [str(one.error) for one in broken]
@@ -112,7 +113,7 @@ def test_an_image_is_read_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("part", ["image", "content"])
 def test_a_file_torn_at_any_byte_gives_way_to_the_image_before(folder: Path, part: str) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     put(store, image(1), DATA)
     other = b"other"
     put(store, image(2, other), other)
@@ -141,7 +142,7 @@ def test_an_image_with_any_byte_changed_is_refused() -> None:
 
 
 def test_a_content_with_other_bytes_is_refused(folder: Path) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     put(store, image(1), DATA)
     path = next(folder.glob("contents/*/*"))
     path.write_bytes(DATA[:-1] + b"x")
@@ -167,7 +168,7 @@ def test_an_image_of_nonsense_with_a_right_checksum_is_refused_or_read() -> None
 
 
 def test_a_newer_version_is_refused_by_its_number_and_stays(folder: Path) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     put(store, image(1), DATA)
     store.close()
     (path,) = image_files(folder)
@@ -189,7 +190,7 @@ def test_images_without_loops_can_be_read_by_the_daemons_before() -> None:
 
 
 def test_a_broken_session_hurts_no_other(folder: Path) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     put(store, image(1), DATA)
     put(store, image(2, secret=digest_of(b"another")), DATA)
     store.close()
@@ -199,20 +200,20 @@ def test_a_broken_session_hurts_no_other(folder: Path) -> None:
 
 
 def test_two_daemons_do_not_share_a_folder(folder: Path) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     with pytest.raises(ConfigurationError, match="another daemon"):
-        StateStore(folder)
+        StateStore(FolderMedium(folder))
     store.close()
-    StateStore(folder).close()
+    StateStore(FolderMedium(folder)).close()
 
 
 def test_a_daemon_whose_lock_was_given_away_writes_and_removes_nothing_more(folder: Path) -> None:
-    old = StateStore(folder)
+    old = StateStore(FolderMedium(folder))
     put(old, image(1), DATA)
     # As the file system of several hosts does with the lock of one that is cut off.
     (folder / "lock").unlink()
-    new = StateStore(folder)
-    assert old.is_taken_over and not new.is_taken_over
+    new = StateStore(FolderMedium(folder))
+    assert old.medium.is_taken_over and not new.medium.is_taken_over
     before = sorted(path for path in folder.rglob("*") if path.is_file())
     with pytest.raises(SnapshotFailedError, match="taken over"):
         put(old, image(2), b"other bytes")
@@ -227,12 +228,12 @@ def test_a_daemon_whose_lock_was_given_away_writes_and_removes_nothing_more(fold
 
 
 def test_links_to_members_are_kept_for_the_next_head(folder: Path) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     KeptLinks(store).keep("m0", b"one", b"secret")
     KeptLinks(store).keep("m1", b"other", b"more")
     assert (folder / "links" / "members").stat().st_mode & 0o077 == 0
     store.close()
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     assert KeptLinks(store).earlier == {"m0": KeptLink(b"one", b"secret"), "m1": KeptLink(b"other", b"more")}
     store.close()
 
@@ -242,7 +243,7 @@ def test_links_to_members_are_kept_for_the_next_head(folder: Path) -> None:
     [b"x", b"0" * 64 + b"\n{}", with_checksum(b"[]"), with_checksum(b'{"format": 1}'), with_checksum(b"{")],
 )
 def test_damaged_links_are_left_and_the_folder_is_used(folder: Path, data: bytes) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     with pytest.raises(SnapshotFailedError, match="damaged"):
         decode_links(data)
     store.write_links(data)
@@ -256,37 +257,37 @@ def test_links_of_a_newer_version_are_refused_by_name() -> None:
 
 
 def test_a_folder_that_others_may_open_is_refused(folder: Path) -> None:
-    StateStore(folder).close()
+    StateStore(FolderMedium(folder)).close()
     assert all(path.stat().st_mode & 0o077 == 0 for path in (folder / "sessions", folder / "contents"))
     (folder / "sessions").chmod(0o755)
     with pytest.raises(ConfigurationError, match="others may open it"):
-        StateStore(folder)
+        StateStore(FolderMedium(folder))
 
 
 def test_a_folder_in_which_others_may_replace_folders_is_refused(folder: Path) -> None:
-    StateStore(folder).close()
+    StateStore(FolderMedium(folder)).close()
     folder.chmod(0o777)
     with pytest.raises(ConfigurationError, match="others may replace"):
-        StateStore(folder)
+        StateStore(FolderMedium(folder))
 
 
 def test_a_folder_that_the_daemon_makes_within_a_volume_that_is_open_to_all_is_used(tmp_path: Path) -> None:
     # An emptyDir of Kubernetes with an fsGroup.
     tmp_path.chmod(0o2777)
-    StateStore(tmp_path / "state").close()
+    StateStore(FolderMedium(tmp_path / "state")).close()
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigurationError, match="--state DIR"):
-        StateStore(tmp_path / "file" / "state")
+        StateStore(FolderMedium(tmp_path / "file" / "state"))
 
 
 def test_a_full_disk_is_an_error_and_the_last_image_stays(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     put(store, image(1), DATA)
     left = [0]
     write = os.write
@@ -347,7 +348,7 @@ def test_a_daemon_killed_at_any_call_of_the_system_leaves_a_good_image(
     seen = set()
     for calls in range(200):
         folder = tmp_path / str(calls)
-        store = StateStore(folder)
+        store = StateStore(FolderMedium(folder))
         put(store, image(1), DATA)
         other = b"other"
         killing[0] = calls
@@ -367,7 +368,7 @@ def test_a_daemon_killed_at_any_call_of_the_system_leaves_a_good_image(
 
 
 def test_what_no_image_names_is_removed(folder: Path) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     for number in range(1, 6):
         data = bytes([number]) * 100
         put(store, image(number, data), data)
@@ -381,7 +382,7 @@ def test_what_no_image_names_is_removed(folder: Path) -> None:
 
 
 def test_an_image_whose_contents_are_gone_is_not_written(folder: Path) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     with store.pinned() as pins, pytest.raises(SnapshotFailedError, match="is gone"):
         store.commit(image(1), pins)
     assert not image_files(folder)
@@ -389,7 +390,7 @@ def test_an_image_whose_contents_are_gone_is_not_written(folder: Path) -> None:
 
 
 def test_an_image_of_another_session_is_not_taken(folder: Path) -> None:
-    store = StateStore(folder)
+    store = StateStore(FolderMedium(folder))
     put(store, image(1), DATA)
     with store.pinned() as pins:
         pins.add_whole(DATA)

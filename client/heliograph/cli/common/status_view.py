@@ -10,7 +10,14 @@ from heliograph.cli.common.columns import SPARKS, Column, Line, Row, bar, cut, s
 from heliograph.cli.common.plan_view import PlanLooks, plan_rows, plan_view
 from heliograph.cli.common.text import age_text, plain
 from heliograph_proto.devices import MemberInfo, MemberState
-from heliograph_proto.sessions import DeviceStatus, DrainState, SessionStatus, Snapshot, TenantUsage
+from heliograph_proto.sessions import (
+    DeviceStatus,
+    DrainState,
+    KeptStateStatus,
+    SessionStatus,
+    Snapshot,
+    TenantUsage,
+)
 from heliograph_proto.types import size_text
 
 #: The least lines for sessions, however low the screen.
@@ -65,6 +72,13 @@ TENANTS = (
     Column("device time", 3),
     Column("weight", 7),
     Column("refused", 6),
+)
+KEPT = (
+    Column("state of"),
+    Column("tenant", 1),
+    Column("host memory"),
+    Column("files", 3),
+    Column("owner", 2),
 )
 MEMBERS = (Column("member"), Column("state"), Column("address", 2), Column("devices", 3), Column("why", 1))
 
@@ -143,12 +157,13 @@ def frame(
 
 
 def _overview(found: Snapshot, head: list[Line], width: int, height: int | None, how: Shown) -> list[Line]:
-    """Devices, sessions, tenants and members."""
+    """Devices, sessions, tenants, members and states of other daemons."""
     warnings: list[Line] = [(text, "warning") for text in _warnings(found)]
     lately = how.history.devices
     devices = table(DEVICES, (_device_row(one, lately.get(one.name, ())) for one in found.devices), width)
     rest = table(TENANTS, map(_tenant_row, _named(found.tenants)), width)
     rest += table(MEMBERS, map(_member_row, found.members), width)
+    rest += table(KEPT, map(_kept_row, found.kept_states), width)
     used = len(head) + len(warnings) + len(devices) + len(rest) + 3 + 2 * bool(how.hint)
     room = None if height is None else max(LEAST_SESSIONS, height - used)
     return [*head, *warnings, *devices, *_sessions(found.sessions, width, room, how), *rest]
@@ -300,6 +315,11 @@ def _tenant_row(one: TenantUsage) -> Row:
 
 def _of(used: str, quota: str | int) -> str:
     return f"{used} of {quota}" if quota else used
+
+
+def _kept_row(one: KeptStateStatus) -> Row:
+    owner = "there" if one.held else f"away for {one.away_seconds:,.0f} s"
+    return [plain(one.name), plain(one.tenant), size_text(one.size_bytes), f"{one.files:,}", owner]
 
 
 def _member_row(one: MemberInfo) -> Row:

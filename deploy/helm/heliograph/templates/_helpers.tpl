@@ -100,6 +100,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if and .Values.head.state.volumeSize (gt (int64 .Values.head.replicas) 1) -}}
 {{- fail "head.state is a claim that one head uses: set head.replicas=1" -}}
 {{- end -}}
+{{- if and .Values.head.state.url (gt (int64 .Values.head.replicas) 1) -}}
+{{- fail "head.state.url names a state that one head holds: set head.replicas=1" -}}
+{{- end -}}
+{{- if and .Values.head.state.url .Values.head.state.volumeSize -}}
+{{- fail "the state of the head is in one place: set head.state.url or head.state.volumeSize" -}}
+{{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.enabled) -}}
 {{- fail "metrics.serviceMonitor.enabled needs metrics.enabled" -}}
 {{- end -}}
@@ -155,6 +161,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if .values.state.volumeSize -}}
 {{- /* A folder in the volume, which the daemon makes for its user alone; others may write to the volume itself. */ -}}
 {{- $_ := set $settings "state" "/var/lib/heliograph/state" -}}
+{{- end -}}
+{{- with .values.state.url -}}
+{{- $_ := set $settings "state" . -}}
 {{- end -}}
 {{- if .values.modelsClaim -}}
 {{- $_ := set $settings "models" "/srv/models" -}}

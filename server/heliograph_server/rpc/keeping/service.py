@@ -1,0 +1,186 @@
+"""KeeperService: the states of other daemons' sessions, in this one's memory.
+
+It needs no devices, so it answers while they start: two daemons that keep each other's state can
+start together. Pieces stay in the messages in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+from grpc import aio
+
+from heliograph_proto.codec.bulk import decode_piece, encode_piece
+from heliograph_proto.errors import LimitExceededError, ProtocolError, UnavailableError
+from heliograph_proto.sessions import KeptStateStatus
+from heliograph_proto.v1 import keeper_pb2
+from heliograph_server.resources.principals import current_principal
+from heliograph_server.rpc.receiving import first_of, next_of
+from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
+from heliograph_server.runtime.host import shut_down
+from heliograph_server.runtime.keeper import Coming, Keeper, Ownership, State, TakenOverError
+
+logger = logging.getLogger(__name__)
+
+#: The most bytes of a piece, and of what surrounds it.
+PIECE_BYTES, HEADER_BYTES = 2**20, 1024
+#: The largest request that is no piece, the most files that it names, and those of one answer.
+MOST_BYTES, MOST_FILES = 2**20, 1000
+
+M = TypeVar("M", bound=Message)
+
+
+class KeeperService:
+    """Keeps files of other daemons. `piece_bytes`: the largest piece that the server takes."""
+
+    def __init__(
+        self, keeper: Keeper, piece_bytes: int = PIECE_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.keeper = keeper
+        self._piece_bytes = min(PIECE_BYTES, piece_bytes)
+        self._clock = clock
+        #: The streams of owners, each with what ends it.
+        self._open: dict[Ownership, asyncio.Event] = {}
+        self._is_over = False
+
+    def add_to(self, server: aio.Server, requests: Requests) -> None:
+        """Register the service with a server."""
+        requests.serve(server, keeper_pb2.DESCRIPTOR.services_by_name["KeeperService"], self)
+
+    def status(self) -> tuple[KeptStateStatus, ...]:
+        """Return the states for operators."""
+        return self.keeper.status(self._clock())
+
+    @takes_bytes
+    @gives_bytes
+    async def Hold(self, _requests: object, context: Context) -> None:
+        request = await _one(context, keeper_pb2.HoldRequest)
+        epoch = request.state.epoch if request.earlier == self.keeper.identity else 0
+        tenant, now = current_principal().tenant, self._clock()
+        self._forget(now)
+        try:
+            hold = self.keeper.hold(tenant, request.state.name, request.owner, epoch, request.daemon, now)
+        except TakenOverError:
+            await context.write(keeper_pb2.HoldResponse(is_taken_over=True).SerializeToString())
+            return
+        ended = self._open[hold] = asyncio.Event()
+        for other, event in self._open.items():
+            if other.is_replaced:
+                event.set()
+        logger.info("%s is held in epoch %d", hold.state, hold.epoch)
+        try:
+            for message in _listing(self.keeper.identity, hold, self._piece_bytes):
+                await context.write(message.SerializeToString())
+            await ended.wait()
+            raise shut_down() if self._is_over else UnavailableError("its owner came back on another stream")
+        finally:
+            del self._open[hold]
+            self._let_go(hold)
+
+    def _let_go(self, hold: Ownership) -> None:
+        self.keeper.let_go(hold, self._clock())
+        if hold.is_replaced or self._is_over:
+            return
+        seconds = self.keeper.keep_seconds
+        logger.info("%s has no owner any more; it is kept for %g s", hold.state, seconds)
+        asyncio.get_running_loop().call_later(seconds + 0.01, lambda: self._forget(self._clock()))
+
+    def _forget(self, now: float) -> None:
+        for state in self.keeper.forget_due(now):
+            logger.warning("%s is forgotten: its owner was away for %g s", state, self.keeper.keep_seconds)
+
+    async def hang_up(self) -> None:
+        """End the streams of owners, which last as long as these do."""
+        self._is_over = True
+        for ended in self._open.values():
+            ended.set()
+
+    @takes_bytes
+    async def Put(self, _requests: object, context: Context) -> keeper_pb2.PutResponse:
+        request = await _one(context, keeper_pb2.PutRequest)
+        state, file = request.state, request.file
+        tenant = current_principal().tenant
+        coming = self.keeper.begin(tenant, state.name, state.epoch, file.path, file.size_bytes)
+        try:
+            await self._take(coming, context)
+            coming.finish()
+        except BaseException:
+            coming.give_up()
+            raise
+        return keeper_pb2.PutResponse()
+
+    async def _take(self, coming: Coming, context: Context) -> None:
+        while (message := await next_of(context.read())) is not aio.EOF:
+            data: Any = message
+            if len(data) > self._piece_bytes + HEADER_BYTES:
+                raise LimitExceededError(
+                    f"a piece of {len(data):,} bytes; {self._piece_bytes:,} are the most"
+                )
+            piece = decode_piece(data)
+            coming.take(memoryview(_decoded(data, keeper_pb2.PutRequest).data) if piece is None else piece)
+
+    @takes_bytes
+    async def Rename(self, _requests: object, context: Context) -> keeper_pb2.RenameResponse:
+        request = await _one(context, keeper_pb2.RenameRequest)
+        _check_count(len(request.files))
+        state, files = request.state, [(one.path, one.to) for one in request.files]
+        self.keeper.rename(current_principal().tenant, state.name, state.epoch, files)
+        return keeper_pb2.RenameResponse()
+
+    @takes_bytes
+    @gives_bytes
+    async def Get(self, _requests: object, context: Context) -> None:
+        request = await _one(context, keeper_pb2.GetRequest)
+        state = request.state
+        file = self.keeper.file(current_principal().tenant, state.name, state.epoch, request.path)
+        for piece in file.read(request.offset_bytes, request.size_bytes):
+            await context.write(encode_piece(piece))
+
+    @takes_bytes
+    async def Remove(self, _requests: object, context: Context) -> keeper_pb2.RemoveResponse:
+        request = await _one(context, keeper_pb2.RemoveRequest)
+        _check_count(len(request.paths))
+        state = request.state
+        self.keeper.remove(current_principal().tenant, state.name, state.epoch, request.paths)
+        return keeper_pb2.RemoveResponse()
+
+
+def _listing(identity: bytes, hold: Ownership, piece_bytes: int) -> Iterator[keeper_pb2.HoldResponse]:
+    """Return the answers with the files of a state."""
+    answer = keeper_pb2.HoldResponse(keeper=identity, epoch=hold.epoch, piece_bytes=piece_bytes)
+    # Of this moment: its owner waits for the last answer before it changes anything.
+    for path, size_bytes in _files(hold.state):
+        if len(answer.files) >= MOST_FILES:
+            yield answer
+            answer = keeper_pb2.HoldResponse()
+        answer.files.add(path=path, size_bytes=size_bytes)
+    answer.is_complete = True
+    yield answer
+
+
+def _files(state: State) -> list[tuple[str, int]]:
+    return [(path, one.size_bytes) for path, one in state.files.items()]
+
+
+async def _one(context: Context, kind: type[M]) -> M:
+    """Return the first message of a call."""
+    data: Any = await first_of(context.read())
+    if data is aio.EOF:
+        raise ProtocolError(f"the call takes a {kind.DESCRIPTOR.name}, and none came")
+    if len(data) > MOST_BYTES:
+        raise LimitExceededError(f"a request of {len(data):,} bytes; {MOST_BYTES:,} are the most")
+    return _decoded(data, kind)
+
+
+def _decoded(data: bytes, kind: type[M]) -> M:
+    return kind.FromString(data)
+
+
+def _check_count(count: int) -> None:
+    if count > MOST_FILES:
+        raise LimitExceededError(f"{count:,} files in one request; {MOST_FILES:,} are the most")

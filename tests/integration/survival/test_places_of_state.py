@@ -1,0 +1,371 @@
+"""The places of state, a folder and the memory of another daemon: stores and sessions see no difference."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from core_client import CoreClient
+from keepers import KeeperPlace, Place, keeper_place, place
+from state_hosts import F4, PLAN, TENSOR, W, X, abandon, adder, product, state_host
+from waiting import until
+
+from heliograph.admin import connect as connect_admin
+from heliograph.cli.common.status_view import frame
+from heliograph_backends.cpu import CpuDevice
+from heliograph_proto import commands as c
+from heliograph_proto.digests import digest_of
+from heliograph_proto.errors import ConfigurationError, SnapshotFailedError
+from heliograph_proto.types import tensor_type
+from heliograph_proto.v1 import keeper_pb2
+from heliograph_server.state.image import Image, ImageOwner, ImageStorage
+from heliograph_server.state.links import KeptLink, KeptLinks
+from heliograph_server.state.store import StateStore
+
+__all__ = ["place"]
+
+OWNER = ImageOwner("client", b"tenant", "name", (), "shown", "key", 1, (), 60_000, 500)
+SECRET = digest_of(b"secret")
+
+
+def image(number: int, data: bytes, secret: bytes = SECRET) -> Image:
+    storage = ImageStorage(len(data), 64, "cpu0", "cpu", 1, (digest_of(data),))
+    return Image(secret, OWNER, number, storages=(storage,))
+
+
+def put(store: StateStore, number: int, data: bytes, secret: bytes = SECRET) -> int:
+    """Commit an image of these bytes; the bytes that were written."""
+    with store.pinned() as pins:
+        pins.add(memoryview(data)).result()
+        store.commit(image(number, data, secret), pins)
+    store.tidy(secret)
+    return pins.written_bytes
+
+
+def files(store: StateStore) -> list[str]:
+    return [one for folder in ("contents", "sessions", "parts") for one in store.medium.paths(folder)]
+
+
+# Stores
+
+
+def test_images_and_contents_are_there_for_the_next_daemon(place: Place) -> None:
+    store, data = StateStore(place.open()), bytes(range(256)) * 2**16
+    assert put(store, 1, data) == len(data) and put(store, 2, data) == 0
+    store.close()
+    again = StateStore(place.open())
+    (found,), broken = again.load()
+    assert found.last_sequence == 2 and not broken
+    assert b"".join(map(bytes, again.read_all((digest_of(data), digest_of(data))))) == 2 * data
+    again.close()
+
+
+def test_what_no_image_names_is_removed(place: Place) -> None:
+    store = StateStore(place.open())
+    for number in range(1, 5):
+        put(store, number, bytes([number]) * 1000)
+        assert len(files(store)) == 2 * min(number, 2)
+    with store.pinned() as pins:
+        pins.add_whole(b"never named")
+    assert len(files(store)) == 4
+    store.forget(SECRET)
+    assert files(store) == [] and store.size_bytes() < 100
+    store.close()
+
+
+def test_what_a_killed_daemon_left_unnamed_is_removed_at_the_start(place: Place) -> None:
+    killed = StateStore(place.open())
+    put(killed, 1, b"named")
+    part = killed.medium.write((memoryview(b"written"),), 7)
+    other = killed.medium.write((memoryview(b"content"),), 7)
+    name = digest_of(b"content").hex()
+    killed.medium.name({other: f"contents/{name[:2]}/{name}"})
+    killed.close()
+    store = StateStore(place.open())
+    assert store.medium.size_of(part) is None and store.holds(digest_of(b"content"))
+    assert len(store.load()[0]) == 1 and not store.holds(digest_of(b"content"))
+    store.close()
+
+
+def test_an_image_whose_contents_are_gone_gives_way_to_the_one_before(place: Place) -> None:
+    store = StateStore(place.open())
+    put(store, 1, b"one")
+    put(store, 2, b"two")
+    name = digest_of(b"two").hex()
+    store.medium.remove([f"contents/{name[:2]}/{name}"])
+    (found,), broken = store.load()
+    assert found.last_sequence == 1 and not broken
+    with store.pinned() as pins, pytest.raises(SnapshotFailedError, match="is gone"):
+        store.commit(image(3, b"three"), pins)
+    with pytest.raises(SnapshotFailedError, match="is gone"):
+        store.whole(digest_of(b"two"))
+    store.close()
+
+
+def test_two_daemons_do_not_share_a_place(place: Place) -> None:
+    store = StateStore(place.open())
+    with pytest.raises(ConfigurationError, match="another daemon keeps the state of its sessions in"):
+        place.open()
+    put(store, 1, b"goes on")
+    store.close()
+    place.open().close()
+
+
+def test_bytes_that_cannot_be_read_leave_nothing(place: Place) -> None:
+    store = StateStore(place.open())
+    put(store, 1, b"good")
+    before = files(store)
+
+    def broken() -> Iterator[memoryview]:
+        yield memoryview(bytes(2**21))
+        raise SnapshotFailedError("the device is gone")
+
+    with store.pinned() as pins, pytest.raises(SnapshotFailedError, match="the device is gone"):
+        store.add(digest_of(b"x"), 2**22, broken(), pins)
+    with store.pinned() as pins, pytest.raises(SnapshotFailedError, match="bytes changed"):
+        pins.add_checked(digest_of(b"x"), 3, [memoryview(b"abc")])
+    assert files(store) == before and len(store.load()[0]) == 1
+    store.close()
+
+
+def test_links_to_members_are_kept_for_the_next_head(place: Place) -> None:
+    store = StateStore(place.open())
+    assert store.read_links() == b""
+    KeptLinks(store).keep("m0", b"one", b"secret")
+    store.close()
+    store = StateStore(place.open())
+    assert KeptLinks(store).earlier == {"m0": KeptLink(b"one", b"secret")}
+    store.close()
+
+
+def test_several_threads_write_equal_and_other_contents_once(place: Place) -> None:
+    store = StateStore(place.open())
+    data = [np.full(2**20, number % 7, np.uint8).data for number in range(40)]
+    with store.pinned() as pins:
+        digests = [one.result() for one in [pins.add(one) for one in data]]
+        storages = tuple(ImageStorage(2**20, 64, "cpu0", "cpu", 1, (one,)) for one in digests)
+        store.commit(Image(SECRET, OWNER, 1, storages=storages), pins)
+    assert pins.written_bytes == 7 * 2**20 and len(store.medium.paths("contents")) == 7
+    assert [b"".join(map(bytes, store.read(one))) for one in digests] == [bytes(one) for one in data]
+    store.close()
+
+
+# Sessions
+
+
+def run(client: CoreClient, x: np.ndarray = X) -> list[float]:
+    sent = client.send(c.RunCommand(PLAN, (c.InputBinding(0, x.tobytes()),), (c.OutputBinding(0, 0, True),)))
+    done = client.wait(sent)
+    if done.error is not None:
+        raise done.error
+    found: list[float] = np.frombuffer(done.outputs[0][1], np.float32).tolist()
+    return found
+
+
+def test_a_session_goes_on_from_either_place(place: Place) -> None:
+    with state_host(place.open(), CpuDevice()) as host:
+        client = CoreClient(host=host, durable=True)
+        client.compile(PLAN, adder())
+        client.do(c.Allocate(TENSOR, F4))
+        client.do(c.SetTensor(TENSOR, 0, X.tobytes()))
+        run(client)
+        assert host.snapshots is not None
+        host.snapshots.take(client.session)
+        abandon(host)
+    with state_host(place.open(), CpuDevice()) as host:
+        client = CoreClient(host=host, token=client.token)
+        assert run(client) == (2 * X).tolist() and client.get(TENSOR, F4).tolist() == X.tolist()
+        client.session.close()
+        assert host.snapshots is not None
+        until(lambda: not files(host.snapshots.store))  # type: ignore[union-attr]
+
+
+def test_weights_come_back_from_either_place(place: Place) -> None:
+    with state_host(place.open(), CpuDevice()) as host:
+        client = CoreClient(host=host, durable=True)
+        client.compile(PLAN, product(client.upload(W.tobytes())))
+        expected = run(client)
+        assert host.snapshots is not None
+        host.snapshots.take(client.session)
+        abandon(host)
+    with state_host(place.open(), CpuDevice()) as host:
+        assert run(CoreClient(host=host, token=client.token)) == expected
+
+
+def test_only_what_changed_is_written_to_either_place(place: Place) -> None:
+    big = tensor_type("f32", (2**15,))
+    with state_host(place.open(), CpuDevice()) as host, CoreClient(host=host, durable=True) as client:
+        assert host.snapshots is not None
+        for number in (1, 2):
+            client.do(c.Allocate(number, big))
+            for start in range(0, big.nbytes, 2**16):
+                client.do(c.SetTensor(number, start, bytes([number]) * 2**16))
+        first = host.snapshots.take(client.session)
+        assert first.written_bytes == first.size_bytes == 2 * big.nbytes
+        assert host.snapshots.take(client.session).written_bytes == 0
+        client.do(c.SetTensor(2, 0, b"abcd"))
+        assert host.snapshots.take(client.session).written_bytes == big.nbytes
+
+
+# The other daemon
+
+
+@pytest.fixture
+def keeper() -> Iterator[KeeperPlace]:
+    with keeper_place() as made:
+        yield made
+
+
+def test_a_state_takes_no_more_memory_than_its_keeper_gives() -> None:
+    with keeper_place(kept_state_size=300_000) as keeper:
+        store = StateStore(keeper.open())
+        put(store, 1, bytes(100_000))
+        with pytest.raises(SnapshotFailedError, match="no room for") as caught:
+            put(store, 2, b"x" * 250_000)
+        assert "--kept-state-size" in caught.value.advice and "runs go on" in caught.value.advice
+        assert len(store.load()[0]) == 1 and store.whole(digest_of(bytes(100_000))) == bytes(100_000)
+        assert keeper.keeper.figures().refused == 1
+        put(store, 2, b"y" * 150_000)
+        assert 250_000 < keeper.keeper.figures().used_bytes < 300_000
+        store.forget(SECRET)
+        store.close()
+        until(lambda: keeper.keeper.figures().used_bytes == 0)
+
+
+def test_a_daemon_that_keeps_nothing_says_how_to_have_it_keep_something() -> None:
+    with (
+        keeper_place(kept_state_size=0) as keeper,
+        pytest.raises(ConfigurationError, match="keeps no state") as caught,
+    ):
+        keeper.open()
+    assert "--kept-state-size" in caught.value.advice
+
+
+def test_a_daemon_does_not_keep_its_own_state(keeper: KeeperPlace) -> None:
+    with pytest.raises(ConfigurationError, match="cannot keep its own state"):
+        keeper.open(own=keeper.keeper.identity)
+
+
+def test_a_keeper_that_is_not_there_is_waited_for_and_then_named() -> None:
+    with keeper_place() as keeper:
+        pass
+    with pytest.raises(ConfigurationError, match="cannot reach") as caught:
+        keeper.open(start_seconds=0.3)
+    assert "start that daemon" in caught.value.advice
+
+
+def test_states_of_other_names_and_their_owners_do_not_meet(keeper: KeeperPlace) -> None:
+    one, other = StateStore(keeper.open()), StateStore(KeeperPlace(keeper.daemon, "other").open())
+    put(one, 1, b"one")
+    assert files(other) == [] and other.load() == ([], [])
+    put(other, 1, b"other")
+    other.forget(SECRET)
+    assert len(one.load()[0]) == 1
+    one.close()
+    other.close()
+
+
+def test_operators_see_the_states_that_a_daemon_keeps(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, bytes(10_000))
+    with connect_admin(keeper.daemon.url) as admin:
+        (state,) = admin.snapshot().kept_states
+        assert (state.name, state.held, state.files) == ("state", True, 2) and state.size_bytes > 10_000
+        shown = [text for text, _ in frame(admin.snapshot(), "here", 120)]
+        assert any(line.startswith("state of") for line in shown)
+        store.close()
+        until(lambda: admin.snapshot().kept_states[0].away_seconds > 0)
+
+
+def test_a_state_is_forgotten_after_its_time_and_a_later_owner_finds_nothing() -> None:
+    with keeper_place(kept_state_seconds=1.0) as keeper:
+        store = StateStore(keeper.open())
+        put(store, 1, b"data")
+        store.close()
+        until(lambda: keeper.keeper.figures().forgotten == 1)
+        assert keeper.keeper.figures().used_bytes == 0
+        again = StateStore(keeper.open())
+        assert again.load() == ([], []) and again.medium.losses == 0
+        again.close()
+
+
+def test_an_owner_whose_stream_broke_comes_back_to_what_it_had(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, b"data")
+    link = store.medium._link  # type: ignore[attr-defined]
+    link.close()
+    until(lambda: store.medium.is_reachable and store.medium._link is not link)  # type: ignore[attr-defined]
+    put(store, 2, b"more")
+    assert store.medium.losses == 0 and len(files(store)) == 4
+    store.close()
+
+
+def test_a_content_whose_stream_is_torn_leaves_the_last_image(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, b"good")
+    used = keeper.keeper.figures().used_bytes
+
+    def torn() -> Iterator[memoryview]:
+        yield memoryview(bytes(2**21))
+        until(lambda: keeper.keeper.figures().used_bytes > used)
+        store.medium._link.close()  # type: ignore[attr-defined]
+        yield memoryview(bytes(2**21))
+
+    with store.pinned() as pins, pytest.raises(SnapshotFailedError, match="cannot be reached"):
+        store.add(digest_of(b"x"), 2**22, torn(), pins)
+    until(lambda: keeper.keeper.figures().used_bytes == used)
+    assert [one.last_sequence for one in store.load()[0]] == [1] and len(files(store)) == 2
+    put(store, 2, b"more")
+    store.close()
+
+
+@pytest.mark.parametrize("method", ["Put", "Rename", "Get", "Remove"])
+def test_requests_of_an_ended_stream_change_and_read_nothing(keeper: KeeperPlace, method: str) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, b"good")
+    before, (path, *_) = files(store), files(store)
+    held = store.medium._link.state  # type: ignore[attr-defined]
+    stale = keeper_pb2.KeptState(name=held.name, epoch=held.epoch + 1)
+    requests = {
+        "Put": keeper_pb2.PutRequest(state=stale, file=keeper_pb2.KeptFile(path="parts/x")),
+        "Rename": keeper_pb2.RenameRequest(state=stale, files=[keeper_pb2.Renaming(path=path, to="x")]),
+        "Get": keeper_pb2.GetRequest(state=stale, path=path, size_bytes=4),
+        "Remove": keeper_pb2.RemoveRequest(state=stale, paths=[path]),
+    }
+    with grpc.insecure_channel(keeper.daemon.url.removeprefix("grpc://")) as channel:
+        call: Any = channel.stream_stream(f"/heliograph.v1.KeeperService/{method}")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter([requests[method].SerializeToString()]), timeout=20))
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert files(store) == before and store.whole(digest_of(b"good")) == b"good"
+    store.close()
+
+
+def test_an_owner_that_was_cut_off_finds_that_another_has_taken_over(keeper: KeeperPlace) -> None:
+    old = StateStore(keeper.open())
+    put(old, 1, b"old")
+    # As if its connection to the keeper was cut: it comes back later than the other one begins.
+    medium = old.medium
+    wanted = threading.Event()
+    hold = medium._hold  # type: ignore[attr-defined]
+    medium._hold = lambda: (wanted.wait(20), hold())  # type: ignore[attr-defined]
+    medium._link.close()  # type: ignore[attr-defined]
+    new = StateStore(keeper.open())
+    assert [one.last_sequence for one in new.load()[0]] == [1]
+    put(new, 2, b"new")
+    wanted.set()
+    until(lambda: medium.is_taken_over)
+    with pytest.raises(SnapshotFailedError, match="taken over|taken it over"):
+        put(old, 3, b"other bytes")
+    with pytest.raises(SnapshotFailedError, match="taken over"):
+        old.write_links(b"x")
+    old.forget(SECRET)
+    put(new, 4, b"more")
+    assert [one.last_sequence for one in new.load()[0]] == [4] and len(files(new)) == 4
+    old.close()
+    new.close()
