@@ -262,15 +262,15 @@ class LoopLink:
             self._call = self._channel().stream_stream(links.EXCHANGE, None, None)()
             self._reader = self._loop.create_task(self._read(self._call, self._generation))
         self._is_written.clear()
-        begin(self._call.write(self._requests.next()), self._written)
+        begin(self._call.write(self._requests.next()), partial(self._written, self._is_written))
 
     def _channel(self) -> aio.Channel:
         """Another one, which ends with the link or with its next break."""
         self._channels.append(made := self._new_channel())
         return made
 
-    def _written(self, error: BaseException | None) -> None:
-        self._is_written.set()
+    def _written(self, event: asyncio.Event, error: BaseException | None) -> None:
+        event.set()
         if error is not None:
             # The reader meets the same error.
             logger.debug("writing to %s failed: %s", self.source.address, error)
@@ -416,40 +416,29 @@ class LoopLink:
 
     async def _push_once(self, edge: Edge, run: int, value: OutgoingValue, is_again: bool) -> None:
         attempt = self._peers.next_attempt()
+        first = links.push_request(self.source, edge, run, value.size_bytes, attempt, again=is_again)
         call: Any = self._bulk_channel().stream_stream(links.PUSH, None, None)()
-        receipts: asyncio.Task[None] | None = None
+        #: The byte to begin with, which the other side tells of another attempt.
+        start: asyncio.Future[int] = self._loop.create_future()
+        if not is_again:
+            start.set_result(0)
+        # A write may never return after a break, but a read does.
+        sending = self._loop.create_task(_send(call, first, value, start))
         try:
-            first = links.push_request(self.source, edge, run, value.size_bytes, attempt, again=is_again)
-            await call.write(first)
-            at = (await self._receipt(call, value) or 0) if is_again else 0
-            receipts = self._loop.create_task(self._receive_receipts(call, value))
-            if not value.is_taken:
-                async for message in taken(value, self._loop, at):
-                    await call.write(message)
-            await call.done_writing()
-            await receipts
-        except asyncio.InvalidStateError:
-            # The other side ended the call during a write, and said why.
-            await (receipts or self._receive_receipts(call, value))
+            while not value.is_taken and (data := await call.read()) is not aio.EOF:
+                received_bytes = peer_pb2.PushResponse.FromString(data).received_bytes
+                value.acknowledge(received_bytes)
+                self._progress()
+                if not start.done():
+                    start.set_result(received_bytes)
+        except asyncio.CancelledError:
+            if not sending.done() or (error := sending.result()) is None:
+                raise
+            raise error from None
         finally:
             call.cancel()
-            if receipts is not None:
-                receipts.cancel()
-                await asyncio.gather(receipts, return_exceptions=True)
-
-    async def _receipt(self, call: Any, value: OutgoingValue) -> int | None:
-        """The next number of bytes that are there; None at the end."""
-        data: Any = await call.read()
-        if data is aio.EOF:
-            return None
-        received_bytes = peer_pb2.PushResponse.FromString(data).received_bytes
-        value.acknowledge(received_bytes)
-        self._progress()
-        return received_bytes
-
-    async def _receive_receipts(self, call: Any, value: OutgoingValue) -> None:
-        while not value.is_taken and await self._receipt(call, value) is not None:
-            pass
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
         if not value.is_taken:
             raise ProtocolError(f"{self.source.address} took a value that was not complete")
 
@@ -475,7 +464,7 @@ class LoopLink:
         if pause is None:
             self.end(error)
             return
-        logger.info("%s; connecting to it again", error.message)
+        logger.info("the connection broke, and is made again: %s", error.message)
         self._generation += 1
         self._is_there.clear()
         self._requests.broke()
@@ -483,6 +472,9 @@ class LoopLink:
 
     async def _redial(self, error: HeliographError, pause: float | None) -> None:
         await self._hang_up()
+        # The write under way of a stream that broke may never end.
+        self._is_written = asyncio.Event()
+        self._is_written.set()
         while pause is not None and (self._requests.waiting or self._tasks):
             await asyncio.sleep(pause)
             try:
@@ -528,10 +520,6 @@ class LoopLink:
             call.cancel()
         for channel in channels:
             await channel.close()
-        # gRPC ends the write with the call, and needs the loop for that.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._is_written.wait()
         if self._reader is not None:
             await asyncio.gather(self._reader, return_exceptions=True)
 
@@ -565,6 +553,10 @@ class LoopLink:
             self._redials.cancel()
             await asyncio.gather(self._redials, return_exceptions=True)
         await self._hang_up()
+        # gRPC ends the write with the call, and needs the loop for that.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._is_written.wait()
 
     async def ended(self) -> None:
         """Wait until all its tasks have ended."""
@@ -588,6 +580,27 @@ async def taken(
         offset_bytes += piece.size_bytes
         if offset_bytes >= value.size_bytes:
             return
+
+
+async def _send(
+    call: Any, first: bytes, value: OutgoingValue, start: asyncio.Future[int]
+) -> HeliographError | None:
+    """Write the messages of a value that is pushed. If the value fails, cancel the call and return
+    the error."""
+    # Other errors of writes are those of the call, which its reader meets.
+    with suppress(grpc.RpcError, asyncio.InvalidStateError, aio.UsageError, aio.InternalError):
+        await call.write(first)
+        offset_bytes = await start
+        try:
+            if offset_bytes < value.size_bytes:
+                async for message in taken(value, asyncio.get_running_loop(), offset_bytes):
+                    await call.write(message)
+        except HeliographError as error:
+            if not value.is_taken:
+                call.cancel()
+                return error
+        await call.done_writing()
+    return None
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
