@@ -7,6 +7,7 @@ again.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
@@ -230,6 +231,28 @@ class OutgoingValue:
         self._pieces.clear()
         self._whole = None
         return held
+
+
+class GivenAnswers:
+    """The answers of one stream of small values, of which the other daemon may not have all."""
+
+    def __init__(self) -> None:
+        self._values: deque[OutgoingValue | None] = deque()
+        self._received = 0
+
+    def __repr__(self) -> str:
+        return f"<GivenAnswers {self._received} received, {len(self._values)} under way>"
+
+    def add(self, value: OutgoingValue | None) -> None:
+        """Note the next answer, and its value if it has one."""
+        self._values.append(value)
+
+    def received(self, answers: int) -> None:
+        """Note that so many answers of the stream were received: their values may go."""
+        while self._values and self._received < answers:
+            self._received += 1
+            if (value := self._values.popleft()) is not None:
+                value.acknowledge(value.size_bytes)
 
 
 def copy_out(tensor: Tensor, value: OutgoingValue, chunk_bytes: int) -> None:

@@ -31,7 +31,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.exchange.incoming import IncomingValue
-from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue, unneeded
+from heliograph_server.exchange.outgoing import SMALL_BYTES, GivenAnswers, OutgoingValue, unneeded
 from heliograph_server.links import links
 from heliograph_server.links.aio import taken
 from heliograph_server.links.links import wrong_size
@@ -306,10 +306,7 @@ class Conversation:
         self._movers = movers
         self._brought = brought
         self._attempt = attempt
-        #: The values of the answers that the other side may not have; None for other answers.
-        self._given: deque[OutgoingValue | None] = deque()
-        #: How many answers it has.
-        self._received_answers = 0
+        self._given = GivenAnswers()
         #: The bytes of that budget taken by this stream, by number.
         self._held: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
@@ -347,10 +344,7 @@ class Conversation:
 
     def _receive(self, request: peer_pb2.ExchangeRequest) -> None:
         """Note what the other side has."""
-        while self._given and self._received_answers < request.received_answers:
-            self._received_answers += 1
-            if (value := self._given.popleft()) is not None:
-                value.acknowledge(value.size_bytes)
+        self._given.received(request.received_answers)
         for one in request.receipts:
             name = one.edge, one.run, one.capability
             self._exchange.received(*name, one.received_bytes, unneeded=one.unneeded)
@@ -444,7 +438,7 @@ class Conversation:
             number, found = self._answers.popleft()
             self._open.pop(number, None)
             self._let_go(number)
-            self._given.append(found if isinstance(found, OutgoingValue) else None)
+            self._given.add(found if isinstance(found, OutgoingValue) else None)
             if isinstance(found, OutgoingValue):
                 size += self._add_value(response, number, found)
             elif found is None:
