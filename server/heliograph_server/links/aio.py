@@ -37,8 +37,8 @@ from heliograph_server.resources.failures import typed
 
 logger = logging.getLogger(__name__)
 
-#: How long a link that closes waits for the write under way.
-CLOSE_SECONDS = 5.0
+#: How long a link that closes waits for the write under way, which may never end.
+CLOSE_SECONDS = 1.0
 
 
 class LoopPeers:

@@ -145,7 +145,7 @@ class PeerService:
             value = await asked.found()
             value.acknowledge(request.offset_bytes)
             async for message in taken(value, asked.loop, request.offset_bytes):
-                await context.write(message)
+                await _write(context, message)
             exchange.counter.sent(value.size_bytes - request.offset_bytes)
         finally:
             # The value stays for another call, until its reader has said that it is there.
@@ -164,9 +164,9 @@ class PeerService:
         try:
             landing = await brought.found()
             if request.target.again:
-                await context.write(peer_pb2.PushResponse(received_bytes=landing.received_bytes))
+                await _write(context, _receipt(landing.received_bytes))
             await self._receive(landing, request.size_bytes, context)
-            await context.write(peer_pb2.PushResponse(received_bytes=landing.size_bytes))
+            await _write(context, _receipt(landing.size_bytes))
         finally:
             # The place stays for another call.
             exchange.leave(*name, brought.answer, again=True)
@@ -177,28 +177,19 @@ class PeerService:
         if size_bytes != landing.size_bytes:
             landing.fail(wrong_size(size_bytes, landing.size_bytes))
         told_bytes = landing.received_bytes
-        while landing.error is None and (data := await _next(context)) is not None:
-            await self._write(landing, data)
+        while landing.error is None and landing.received_bytes < size_bytes:
+            if (data := await _next(context)) is None:
+                at = landing.received_bytes
+                raise ProtocolError(f"the value ended at byte {at:,} of {size_bytes:,}")
+            if landing.is_quick:
+                _land(landing, data)
+            else:
+                await asyncio.get_running_loop().run_in_executor(self._movers, _land, landing, data)
             if landing.received_bytes - told_bytes >= RECEIPT_BYTES:
                 told_bytes = landing.received_bytes
-                await context.write(peer_pb2.PushResponse(received_bytes=told_bytes))
-        if landing.error is None and landing.received_bytes < size_bytes:
-            raise ProtocolError(f"the value ended at byte {landing.received_bytes:,} of {size_bytes:,}")
-        landing.finish()
+                await _write(context, _receipt(told_bytes))
         if landing.error is not None:
             raise landing.error.anew()
-
-    async def _write(self, landing: IncomingValue, data: bytes) -> None:
-        """Write a piece, unless it is there. Fails the value if that fails."""
-        try:
-            piece = decode_download(data)
-            write = partial(landing.write, piece.offset_bytes, piece.data)
-            if landing.is_quick:
-                write()
-            else:
-                await asyncio.get_running_loop().run_in_executor(self._movers, write)
-        except Exception as error:
-            landing.fail(typed(error, "receiving a value"))
 
     async def Echo(self, request: peer_pb2.EchoRequest, context: Context) -> peer_pb2.EchoResponse:
         if len(request.payload) > ECHO_BYTES:
@@ -227,6 +218,32 @@ class PeerService:
         finally:
             self._probes.give(1)
         return encode(found, peer_pb2.ProbeResponse)
+
+
+def _land(landing: IncomingValue, data: bytes) -> None:
+    """Write a piece, unless it is there. Fails the value if that fails, and ends it with its last
+    piece."""
+    try:
+        piece = decode_download(data)
+        landing.write(piece.offset_bytes, piece.data)
+        if landing.received_bytes >= landing.size_bytes:
+            landing.finish()
+    except Exception as error:
+        landing.fail(typed(error, "receiving a value"))
+
+
+def _receipt(received_bytes: int) -> peer_pb2.PushResponse:
+    return peer_pb2.PushResponse(received_bytes=received_bytes)
+
+
+async def _write(context: Context, message: Any) -> None:
+    try:
+        await context.write(message)
+    except aio.BaseError:
+        # The connection broke. gRPC cancels the handler once it has found that, and would log an
+        # error if the handler ended before.
+        await asyncio.sleep(LAST_WRITE_SECONDS)
+        raise
 
 
 def _decoded(data: bytes) -> peer_pb2.ExchangeRequest:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cutting import CutProxy, RandomCuts, cut_proxy
+from cutting import CutProxy, cut_proxy, cuts_by_bytes
 from daemon_threads import ThreadDaemon, thread_daemon
 from waiting import until
 
@@ -29,12 +29,12 @@ class Cuttable:
         self.members, self.ways, self.session = members, ways, session
         self.names = [one.name for one in session.devices]
 
-    def cutting(self, pause_seconds: float = 0.05) -> ExitStack:
-        """Cut both ways at random."""
+    def cutting(self, most_bytes: int = 30_000) -> ExitStack:
+        """Cut both ways at random bytes, with at most so many between two cuts."""
         seed, stack = secrets.randbits(30), ExitStack()
         print(f"seed {seed}")
         for number, way in enumerate(self.ways):
-            stack.enter_context(RandomCuts(way, seed + number, pause_seconds))
+            stack.enter_context(cuts_by_bytes(way, seed + number, most_bytes))
         return stack
 
     def compile(self, graph: hg.Graph, count: int, **options: Any) -> hg.Plan:
@@ -85,15 +85,17 @@ def calm(pool: Cuttable, graph: hg.Graph, given: list[np.ndarray[Any, Any]]) -> 
 
 
 @pytest.mark.parametrize(
-    ("size", "runs", "pause"), [(64, 100, 0.05), (200_000, 15, 0.15)], ids=["small", "large"]
+    ("size", "runs", "most_bytes"),
+    [(64, 100, 30_000), (200_000, 15, 10_000_000)],
+    ids=["small", "large"],
 )
 def test_runs_over_two_members_have_their_bits_however_often_the_ways_between_these_are_cut(
-    pool: Cuttable, size: int, runs: int, pause: float
+    pool: Cuttable, size: int, runs: int, most_bytes: int
 ) -> None:
     given = inputs(size, runs)
     expected = calm(pool, chain(size), given)
     plan = pool.compile(chain(size), 4, on_loss="rebuild")
-    with pool.cutting(pause):
+    with pool.cutting(most_bytes):
         found = [plan.run(x=one, timeout=SECONDS)["y"].tobytes() for one in given]
     assert sum(way.cuts for way in pool.ways) > 0
     assert found == expected
@@ -111,7 +113,7 @@ def test_runs_that_are_under_way_together_survive_cuts_in_order(pool: Cuttable) 
 
 @pytest.mark.parametrize("size", [16, 30_000], ids=["small", "large"])
 def test_a_loop_from_member_to_member_tells_each_step_once_over_cuts(pool: Cuttable, size: int) -> None:
-    steps, (x,) = (400, inputs(size, 1)) if size == 16 else (40, inputs(size, 1))
+    steps, (x,) = 300 if size == 16 else 15, inputs(size, 1)
 
     def told(plan: hg.Plan) -> list[Any]:
         loop = plan.loop(x=x, steps=steps, carry={"y": "x"}, taps="y")
@@ -121,7 +123,7 @@ def test_a_loop_from_member_to_member_tells_each_step_once_over_cuts(pool: Cutta
     with hg.connect(pool.members[0].url) as session:
         expected = told(session.compile(chain(size, 3)))
     plan = pool.compile(chain(size, 3), 3)
-    with pool.cutting():
+    with pool.cutting(30_000 if size == 16 else 1_000_000):
         found = told(plan)
     assert [step for step, _ in found[0]] == list(range(steps))
     assert found == expected
@@ -162,7 +164,7 @@ def test_a_tensor_is_copied_from_member_to_member_over_cuts(pool: Cuttable) -> N
     value = np.random.default_rng(5).standard_normal(3_000_000).astype(np.float32)
     source = pool.session.put(value, pool.names[0])
     target = pool.session.empty(value.shape, "f32", pool.names[1])
-    with pool.cutting(0.1):
+    with pool.cutting(2 * value.nbytes):
         for _ in range(3):
             source.copy_to(target)
             assert np.array_equal(target.get(timeout=SECONDS), value)

@@ -10,22 +10,26 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
-from cutting import CutProxy, RandomCuts, cut_proxy
+from cutting import CutProxy, cut_proxy, cuts_by_bytes
 from daemon_threads import ThreadDaemon, thread_daemon
 from waiting import until
 
 from heliograph_backends.contract import Abort, Tensor
+from heliograph_proto.codec.bulk import encode_download
 from heliograph_proto.errors import CancelledError, HeliographError, MemberLostError
 from heliograph_proto.plans import Arrival, Departure, Edge, Partition, PeerSource
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, tensor_type
 from heliograph_server.exchange.exchange import LiveExchange, LivePorts
+from heliograph_server.exchange.outgoing import OutgoingValue, parts_of
 from heliograph_server.links.blocking import BlockingPeers
 
 SECONDS = 30.0
 SMALL = tensor_type("f32", (3, 4))
 LARGE = tensor_type("f32", (700, 1000))
 EDGE = Edge(b"e" * 16, b"s" * 32)
+#: The most bytes between two cuts.
+MOST = 4 * LARGE.nbytes
 LIMITS = Limits(in_flight_bytes=8 * 2**20, chunk_bytes=2**16)
 LEASE = {"pool_silence_seconds": 0.5, "pool_lease_seconds": 20.0}
 both_sizes = pytest.mark.parametrize("type", [SMALL, LARGE], ids=["small", "large"])
@@ -132,9 +136,17 @@ def test_a_large_value_goes_on_behind_what_arrived(
     producer: ThreadDaemon, consumer: ThreadDaemon, way: CutProxy, ends: Ends
 ) -> None:
     source, target = numbered(producer, LARGE, 1), consumer.tensor(LARGE)
-    ends.out.offer(0, 1, source, Abort())
-    way.cut_after(LARGE.nbytes * 3 // 4)
-    ends.into.expect(1, [target]).wait(0, Abort())
+    value, pieces = OutgoingValue(LARGE.nbytes), list(parts_of(source, LIMITS.chunk_bytes))
+    ends.exchange.give(EDGE, 1, value)
+    incoming = ends.into.expect(1, [target])
+    for offset, data in pieces[:-2]:
+        value.put(encode_download(offset, LARGE.nbytes, data), data.nbytes)
+    # They arrive in order, so those before the last one are there.
+    until(lambda: target.array.reshape(-1)[pieces[-3][0] // 4])
+    way.cut()
+    for offset, data in pieces[-2:]:
+        value.put(encode_download(offset, LARGE.nbytes, data), data.nbytes)
+    incoming.wait(0, Abort())
     assert np.array_equal(target.array, source.array) and way.cuts == 1
     # What the call that was cut had sent is not counted.
     until(lambda: producer.exchange.traffic.sent_values)
@@ -149,7 +161,7 @@ def test_every_value_arrives_once_however_often_the_way_is_cut(
 ) -> None:
     seed, count = secrets.randbits(30), 60 if type is SMALL else 15
     print(f"seed {seed}")
-    with RandomCuts(way, seed, 0.03):
+    with cuts_by_bytes(way, seed, 4 * type.nbytes + 4000):
         for run in range(1, count + 1):
             source, target = numbered(producer, type, run), consumer.tensor(type)
             incoming = ends.into.expect(run, [target])
@@ -177,7 +189,7 @@ def test_values_that_are_pushed_and_relayed_survive_cuts_of_both_ways(
         mine = head.exchange.open(Partition(departures=(Departure(0, own),)))
         into = consumer.exchange.open(Partition((Arrival(0, EDGE), Arrival(1, own))))
         ended: SimpleQueue[HeliographError | None] = SimpleQueue()
-        with RandomCuts(way, seed, 0.03), RandomCuts(there, seed + 1, 0.03):
+        with cuts_by_bytes(way, seed, MOST), cuts_by_bytes(there, seed + 1, MOST):
             for run in range(1, 16):
                 type = LARGE if run % 2 else SMALL
                 relayed, pushed = numbered(producer, type, run), numbered(head, type, run + 1)
@@ -205,7 +217,7 @@ def test_pushes_of_links_on_threads_survive_cuts(producer: ThreadDaemon, consume
     out = producer.exchange.open(Partition(departures=(Departure(0, EDGE),)))
     into = consumer.exchange.open(Partition((Arrival(0, EDGE),)))
     ended: SimpleQueue[HeliographError | None] = SimpleQueue()
-    with cut_proxy(consumer.url) as there, RandomCuts(there, seed, 0.03):
+    with cut_proxy(consumer.url) as there, cuts_by_bytes(there, seed, MOST):
         destination = PeerSource(there.url, consumer.host.incarnation)
         for run in range(1, 16):
             type = LARGE if run % 2 else SMALL
@@ -228,7 +240,7 @@ def test_a_tensor_that_is_handed_over_survives_cuts_and_its_giver_knows(
 ) -> None:
     seed = secrets.randbits(30)
     print(f"seed {seed}")
-    with ThreadPoolExecutor(1) as threads, RandomCuts(way, seed, 0.05):
+    with ThreadPoolExecutor(1) as threads, cuts_by_bytes(way, seed, 4 * type.nbytes + 4000):
         for run in range(1, 8):
             ends = Ends(producer, consumer, way)
             source, target = numbered(producer, type, run), consumer.tensor(type)
