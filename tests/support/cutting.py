@@ -6,7 +6,7 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 _CHUNK = 64 * 1024
@@ -29,6 +29,8 @@ class CutProxy:
         self._is_refusing = self._is_closed = False
         #: The bytes after which all connections are cut, and how many have passed.
         self._cut_at: int | None = None
+        #: After how many bytes the next cut follows a cut.
+        self._again: Callable[[], int] | None = None
         self.passed_bytes = self.cuts = 0
         self._threads = [threading.Thread(target=self._accept, name="cut-proxy", daemon=True)]
         self._threads[0].start()
@@ -41,7 +43,7 @@ class CutProxy:
         with self._lock:
             pairs, self._pairs = self._pairs, []
             self.cuts += 1
-            self._cut_at = None
+            self._cut_at = None if self._again is None else self.passed_bytes + self._again()
         for pair in pairs:
             for one in pair:
                 with suppress(OSError):
@@ -59,6 +61,12 @@ class CutProxy:
         """Cut all once so many more bytes have passed, in either direction."""
         with self._lock:
             self._cut_at = self.passed_bytes + size_bytes
+
+    def cut_always(self, again: Callable[[], int] | None) -> None:
+        """Cut all after so many more bytes, again and again; None: no more."""
+        with self._lock:
+            self._again = again
+            self._cut_at = None if again is None else self.passed_bytes + again()
 
     def stall(self) -> None:
         """Pass nothing on; connections stay, and new ones are taken."""
@@ -172,3 +180,15 @@ class RandomCuts:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join(SECONDS)
+
+
+@contextmanager
+def cuts_by_bytes(proxy: CutProxy, seed: int, most_bytes: int) -> Iterator[None]:
+    """Cut a proxy at random bytes, up to so many after the cut before, while the context lasts. However
+    slow the machine is, some bytes pass between two cuts."""
+    chance = random.Random(seed)
+    proxy.cut_always(lambda: int(most_bytes ** chance.uniform(0.5, 1.0)))
+    try:
+        yield
+    finally:
+        proxy.cut_always(None)

@@ -87,19 +87,20 @@ class NearPuller:
 
 def carry(value: OutgoingValue, sink: Sink, ended: Callable[[], None]) -> None:
     """Carry a value to its sink as far as it is available; the thread that makes the next piece
-    goes on.
+    goes on. What arrived is acknowledged at once.
 
     `ended` is called at the end, also after a failure.
     """
     try:
         while not value.is_taken:
-            message = value.take(partial(carry, value, sink, ended))
-            if message is None:
+            piece = value.piece(sink.received_bytes, partial(carry, value, sink, ended))
+            if piece is None:
                 return
-            piece = decode_download(message)
-            if not sink.write(piece.offset_bytes, piece.data):
+            found = decode_download(piece.message)
+            if not sink.write(found.offset_bytes, found.data):
                 value.drop()
                 break
+            value.acknowledge(found.offset_bytes + found.data.nbytes)
         else:
             sink.finish()
     except HeliographError as error:

@@ -256,8 +256,13 @@ class Daemon:
         self._facts = server_facts(self._why_not_shared())
         await self._server.start()
         self.host = await asyncio.wrap_future(_in_own_thread(self._open_host))
-        silence_seconds = self._config.pool_silence_seconds
-        self._peers = LoopPeers(asyncio.get_running_loop(), self._movers, silence_seconds, shown=self._shown)
+        self._peers = LoopPeers(
+            asyncio.get_running_loop(),
+            self._movers,
+            self._config.pool_silence_seconds,
+            shown=self._shown,
+            lease_seconds=self._config.pool_lease_seconds,
+        )
         self.host.exchange.use(self._peers)
         self.host.moves.give = partial(hand_over, self._shown)
         self._reconfigure(self._config)

@@ -10,8 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import TypeAlias, TypeVar
-from weakref import WeakSet
+from typing import Any, TypeAlias, TypeVar
 
 from heliograph_backends.contract import Abort, Tensor, access
 from heliograph_proto.codec.bulk import encode_download
@@ -24,14 +23,17 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.plans import Edge, Partition, PeerSource
 from heliograph_proto.sessions import Limits, PeerTraffic
+from heliograph_server.exchange import outgoing
 from heliograph_server.exchange.edges import LATE_STEPS
 from heliograph_server.exchange.incoming import Done, IncomingValue, PeerLinks, RunIncomingValues, Sink
 from heliograph_server.exchange.ledger import (
+    KEPT_RUNS,
     Disposition,
     EdgeRefusal,
     Ledger,
     Payload,
     RefusalReason,
+    Superseded,
     Waiter,
     ended,
     refusal,
@@ -43,7 +45,6 @@ from heliograph_server.exchange.outgoing import (
     PeerCounter,
     copy_out,
     parts_of,
-    unneeded,
 )
 from heliograph_server.exchange.prefetch import PrefetchedValue, Prefetches, claimed
 from heliograph_server.exchange.relay import RelayedValue, no_link
@@ -113,7 +114,8 @@ class LiveExchange:
                 raise UnavailableError("the exchange is closed", advice="the daemon is shutting down")
             _check_free(self._departures, [one.edge for one in partition.departures])
             _check_free(self._arrivals, pushed)
-            self._departures |= {one.edge.name: Ledger(one.edge) for one in partition.departures}
+            kept_runs = max(copies, KEPT_RUNS)
+            self._departures |= {one.edge.name: Ledger(one.edge, kept_runs) for one in partition.departures}
             self._arrivals |= {edge.name: Ledger(edge) for edge in pushed}
             ports = LivePorts(self, partition, copies)
             self._ports.add(ports)
@@ -121,13 +123,29 @@ class LiveExchange:
 
     # Called by the service, for other daemons
 
-    def ask(self, name: bytes, run: int, capability: bytes, on_value: PullCallback) -> None:
+    def ask(self, name: bytes, run: int, capability: bytes, on_value: PullCallback, attempt: int = 0) -> None:
         """Register a request for the value of an edge in a run. The callback may be called before
-        this returns."""
+        this returns. A request with a larger attempt takes the place of an earlier one."""
         with self._lock:
-            found = self._show(self._departures.get(name), run, capability, on_value)
-        if found is not None:
-            on_value(found)
+            found = self._show(self._departures.get(name), run, capability, on_value, attempt)
+            if isinstance(found, OutgoingValue) and found.is_taken:
+                found = self._refused(RefusalReason.USED)
+        _answer(found, on_value)
+
+    def received(
+        self, name: bytes, run: int, capability: bytes, received_bytes: int, *, unneeded: bool = False
+    ) -> None:
+        """Note that another daemon has so many bytes of a value; and `unneeded`, that it needs no
+        more. Ignored unless it may have the value."""
+        found: object = None
+        with self._lock:
+            ledger = self._departures.get(name)
+            value = ledger.matched(run, capability) if ledger is not None else None
+            if ledger is not None and unneeded:
+                found = ledger.abandon(run, capability)
+        if value is not None:
+            value.acknowledge(received_bytes)
+        _settle(found, outgoing.unneeded())
 
     def withdraw(self, name: bytes, run: int, on_value: PullCallback, *, again: bool = False) -> bool:
         """Cancel a request. Return True if it was waiting; then its callback is not called.
@@ -138,13 +156,14 @@ class LiveExchange:
             ledger = self._departures.get(name)
             return ledger is not None and ledger.withdraw(run, on_value, again=again)
 
-    def bring(self, name: bytes, run: int, capability: bytes, on_place: PushCallback) -> None:
+    def bring(
+        self, name: bytes, run: int, capability: bytes, on_place: PushCallback, attempt: int = 0
+    ) -> None:
         """Register another daemon's offer of a value. The callback receives its place, perhaps
-        before this returns."""
+        before this returns. An offer with a larger attempt takes the place of an earlier one."""
         with self._lock:
-            found = self._show(self._arrivals.get(name), run, capability, on_place)
-        if found is not None:
-            on_place(found)
+            found = self._show(self._arrivals.get(name), run, capability, on_place, attempt)
+        _answer(found, on_place)
 
     def leave(self, name: bytes, run: int, on_place: PushCallback, *, again: bool = False) -> None:
         """Cancel an offer that waits for its place. `again`: the same daemon may offer it again."""
@@ -153,21 +172,30 @@ class LiveExchange:
                 ledger.withdraw(run, on_place, again=again)
 
     def _show(
-        self, ledger: Ledger[Payload, Waiter] | None, run: int, capability: bytes, waiter: Waiter
-    ) -> Payload | HeliographError | None:
-        found = refusal(RefusalReason.UNKNOWN) if ledger is None else ledger.show(run, capability, waiter)
+        self,
+        ledger: Ledger[Payload, Waiter] | None,
+        run: int,
+        capability: bytes,
+        waiter: Waiter,
+        attempt: int,
+    ) -> Payload | HeliographError | Superseded[Waiter] | None:
+        if ledger is None:
+            return self._refused(RefusalReason.UNKNOWN)
+        found = ledger.show(run, capability, waiter, attempt)
         if not isinstance(found, EdgeRefusal):
             return found
-        if (reason := found.reason) is not None:
-            self.counter.refused()
-            # Each reason is logged once, so that guesses cannot fill the log.
-            if reason not in self._logged_reasons:
-                self._logged_reasons.add(reason)
-                logger.warning(
-                    "another daemon presented a capability that is %s; further ones are not logged",
-                    reason.value,
-                )
-        return found.error
+        return found.error if found.reason is None else self._refused(found.reason)
+
+    def _refused(self, reason: RefusalReason) -> HeliographError:
+        self.counter.refused()
+        # Each reason is logged once, so that guesses cannot fill the log.
+        if reason not in self._logged_reasons:
+            self._logged_reasons.add(reason)
+            logger.warning(
+                "another daemon presented a capability that is %s; further ones are not logged",
+                reason.value,
+            )
+        return refusal(reason).error
 
     # Called by the ports
 
@@ -239,7 +267,7 @@ class LiveExchange:
 
         def cancel() -> None:
             if self.withdraw(edge.name, run, answer):
-                done(unneeded())
+                done(outgoing.unneeded())
 
         self.ask(edge.name, run, edge.capability(run), answer)
         return cancel
@@ -261,7 +289,7 @@ class LiveExchange:
 
         def cancel() -> None:
             self.forget(source, [value])
-            value.fail(unneeded())
+            value.fail(outgoing.unneeded())
 
         self.pull(source, [value])
         return cancel
@@ -328,6 +356,14 @@ class LiveExchange:
             self._peers.close()
 
 
+def _answer(found: object, waiter: Callable[[Any], None]) -> None:
+    """Give a waiter what it gets at once. An earlier one whose place it takes gets an error."""
+    if isinstance(found, Superseded):
+        found.earlier(refusal(RefusalReason.USED).error)
+    elif found is not None:
+        waiter(found)
+
+
 def _check_free(known: Container[bytes], edges: Sequence[Edge]) -> None:
     names = [edge.name for edge in edges]
     for name in names:
@@ -370,22 +406,25 @@ class LivePorts:
         self._prefetches = Prefetches()
         #: The arrivals of runs in progress.
         self._incoming: dict[int, RunIncomingValues] = {}
-        #: Large values that another daemon may be taking.
-        self._values: WeakSet[OutgoingValue] = WeakSet()
         self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<LivePorts {len(self._partition.arrivals)} in, {len(self._partition.departures)} out>"
 
     def expect(
-        self, run: int, targets: Sequence[Tensor], places: Sequence[int] | None = None
+        self,
+        run: int,
+        targets: Sequence[Tensor],
+        places: Sequence[int] | None = None,
+        *,
+        is_awaited: bool = False,
     ) -> RunIncomingValues:
-        """As `EdgePorts.expect`."""
+        """As `EdgePorts.expect`. `is_awaited`: see `Sink.is_awaited`."""
         arrivals = self._partition.arrivals
         asked = arrivals if places is None else [arrivals[place] for place in places]
         pairs = list(zip(asked, targets, strict=True))
         received = self._exchange.counter.received
-        values = [IncomingValue(arrival, run, target, received) for arrival, target in pairs]
+        values = [IncomingValue(one, run, target, received, is_awaited=is_awaited) for one, target in pairs]
         incoming = RunIncomingValues(values, self._forget, partial(self._ask_ahead, run, values))
         with self._lock:
             is_closed = self._is_closed
@@ -421,7 +460,7 @@ class LivePorts:
         for source, group in _by_source(prefetched).items():
             self._exchange.forget(source, group)
         for one in prefetched:
-            one.fail(unneeded())
+            one.fail(outgoing.unneeded())
 
     def offer(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
         """As `EdgePorts.offer`."""
@@ -440,8 +479,6 @@ class LivePorts:
             self._offer_small(edge, run, tensor)
             return
         value = OutgoingValue(size_bytes, budget.give)
-        with self._lock:
-            self._values.add(value)
         self._exchange.give(edge, run, value)
         try:
             copy_out(tensor, value, self._exchange.chunk_bytes)
@@ -471,7 +508,7 @@ class LivePorts:
         self._exchange.give(edge, run, OutgoingValue.of(data, self._exchange.budget.give))
 
     def hand_over(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
-        """Hand over a departure straight from its tensor, and return when all of it was taken.
+        """Hand over a departure straight from its tensor, and return when all of it is there.
 
         At most HANDED_BYTES are held at a time. Raises CancelledError after an abort, or when the
         other daemon leaves.
@@ -484,8 +521,6 @@ class LivePorts:
             self._exchange.give(edge, run, value)
         else:
             value = OutgoingValue(size_bytes, window.give)
-            with self._lock:
-                self._values.add(value)
             self._exchange.give(edge, run, value)
             self._hand_pieces(tensor, value, window, abort)
         try:
@@ -537,15 +572,11 @@ class LivePorts:
         with self._lock:
             self._is_closed = True
             incoming, self._incoming = tuple(self._incoming.values()), {}
-            values = tuple(self._values)
             ahead = self._prefetches.close()
         for one in incoming:
             one.close()
         self._drop(ahead)
         self._exchange.close_ports(self, self._partition, error)
-        for value in values:
-            # Including those that another daemon has begun to take, and may never finish.
-            value.drop()
         self._exchange.budget.poke()
 
 

@@ -30,6 +30,15 @@ class Sink(Protocol):
     def is_quick(self) -> bool:
         """True if writing is only a copy in this host's memory."""
 
+    @property
+    def is_awaited(self) -> bool:
+        """True if the other daemon waits until it knows that the value is here."""
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that are there, from the first one on. A value whose connection broke goes on
+        behind them."""
+
     def ready(self, wake: Callable[[], None]) -> bool:
         """True if the next piece may be written. Otherwise `wake` is called once, from any thread,
         when it is worth asking again."""
@@ -37,7 +46,8 @@ class Sink(Protocol):
     def write(self, offset_bytes: int, data: memoryview) -> bool:
         """Write the next piece, from any thread. Return True if more is expected.
 
-        Raises ProtocolError for bytes at the wrong offset, and the errors of the device.
+        Ignores bytes that are there: an earlier connection brought them. Raises ProtocolError for
+        bytes at the wrong offset, and the errors of the device.
         """
 
     def finish(self) -> None:
@@ -52,7 +62,7 @@ class PeerLinks(Protocol):
 
     def pull(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
         """Request values, all together. Returns at once and raises nothing; each sink ends by
-        `finish` or `fail`.
+        `finish` or `fail`. A connection that breaks is made again for some time before they fail.
         """
 
     def forget(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
@@ -72,8 +82,8 @@ class IncomingValue:
     """One arrival of one run, on its way into a tensor: a `Sink`. Thread-safe."""
 
     __slots__ = (
-        "_calls", "_ended", "_lock", "_mail", "_outcome", "_received_bytes",
-        "asked_as", "edge", "is_quick", "run", "size_bytes", "source", "tensor",
+        "_calls", "_ended", "_lock", "_mail", "_outcome", "asked_as", "edge",
+        "is_awaited", "is_quick", "received_bytes", "run", "size_bytes", "source", "tensor",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +92,8 @@ class IncomingValue:
         run: int,
         tensor: Tensor,
         ended: Callable[[int], None] = lambda size_bytes: None,
+        *,
+        is_awaited: bool = False,
     ) -> None:
         self.edge = arrival.edge
         self.source = arrival.source
@@ -89,11 +101,12 @@ class IncomingValue:
         self.tensor = tensor
         self.size_bytes = tensor.type.nbytes
         self.is_quick = tensor.buffer.buffer_type.is_host
+        self.is_awaited = is_awaited
         #: The sink of the request: this one, or the one that was requested before the run began.
         self.asked_as: Sink = self
         self._ended = ended
         self._lock = threading.Lock()
-        self._received_bytes = 0
+        self.received_bytes = 0
         #: True: it has arrived. An error: it never will.
         self._outcome: HeliographError | bool = False
         #: Callbacks for the end.
@@ -102,7 +115,7 @@ class IncomingValue:
         self._mail: list[SimpleQueue[None]] = []
 
     def __repr__(self) -> str:
-        return f"<IncomingValue {self.edge} run {self.run}: {self._received_bytes} of {self.size_bytes} B>"
+        return f"<IncomingValue {self.edge} run {self.run}: {self.received_bytes} of {self.size_bytes} B>"
 
     # Called by the link
 
@@ -113,17 +126,19 @@ class IncomingValue:
         with self._lock:
             if self._outcome is not False:
                 return False
-            if offset_bytes != self._received_bytes or offset_bytes + data.nbytes > self.size_bytes:
+            if offset_bytes + data.nbytes <= self.received_bytes:
+                return True
+            if offset_bytes != self.received_bytes or offset_bytes + data.nbytes > self.size_bytes:
                 raise self._wrong(f"bytes {offset_bytes:,} to {offset_bytes + data.nbytes:,}")
             access.write(self.tensor, offset_bytes, data)
-            self._received_bytes += data.nbytes
+            self.received_bytes += data.nbytes
         return True
 
     def finish(self) -> None:
         with self._lock:
             if self._outcome is not False:
                 return
-            whole = self._received_bytes == self.size_bytes
+            whole = self.received_bytes == self.size_bytes
             self._end(True if whole else self._wrong("the end"))
         if whole:
             self._ended(self.size_bytes)
@@ -137,12 +152,14 @@ class IncomingValue:
         self._tell()
 
     def land(self, data: bytes) -> HeliographError | None:
-        """Write all of a small value. Return the error if it failed."""
+        """Write all of a small value, unless it is here. Return the error if it failed."""
+        if self._outcome is True:
+            return None
         try:
             if len(data) != self.size_bytes:
                 raise self._wrong(f"{len(data):,} bytes")
             if not self.write(0, memoryview(data)):
-                return unneeded()
+                return self.error
             self.finish()
         except HeliographError as error:
             self.fail(error)
@@ -157,7 +174,7 @@ class IncomingValue:
 
     def _wrong(self, what: str) -> ProtocolError:
         return ProtocolError(
-            f"received {what} after {self._received_bytes:,} of {self.size_bytes:,} bytes of a value",
+            f"received {what} after {self.received_bytes:,} of {self.size_bytes:,} bytes of a value",
             advice="do both daemons run the same version?",
         )
 

@@ -1,4 +1,8 @@
-"""Values on their way out: pieces that one thread puts in and one reader takes, within a budget."""
+"""Values on their way out: pieces that one thread puts in and readers read, within a budget.
+
+A piece stays until the other daemon has acknowledged it, so that another connection can carry it
+again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import numpy as np
 
 from heliograph_backends.contract import Abort, Tensor, access, host_bytes
 from heliograph_proto.codec.bulk import encode_download
-from heliograph_proto.errors import CancelledError, HeliographError
+from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
 from heliograph_proto.sessions import PeerTraffic
 from heliograph_proto.types import DTYPES, TensorType
 
@@ -95,42 +99,53 @@ class ValuePiece:
 
 
 class OutgoingValue:
-    """A value on its way out. One thread puts its pieces in, in order, and one reader takes
-    them."""
+    """A value on its way out. One thread puts its pieces in, in order. Any number of readers read
+    them, and what the other daemon has acknowledged goes. Thread-safe."""
 
-    def __init__(self, size_bytes: int, taken: Callable[[int], None] = lambda size_bytes: None) -> None:
+    def __init__(self, size_bytes: int, freed: Callable[[int], None] = lambda size_bytes: None) -> None:
+        """`freed` is told of bytes that are held no longer."""
         self.size_bytes = size_bytes
-        #: All bytes of a small value.
-        self.whole: bytes | None = None
-        self._taken = taken
+        self._freed = freed
         self._lock = threading.Lock()
-        self._pieces: deque[ValuePiece] = deque()
+        #: What is held, by offset.
+        self._pieces: dict[int, ValuePiece] = {}
+        #: All bytes of a small value, until they are acknowledged.
+        self._whole: bytes | None = None
         self._put_bytes = 0
-        self._taken_bytes = 0
+        self._acknowledged_bytes = 0
         self._is_taken = False
         self._is_dropped = False
         self._error: HeliographError | None = None
-        self._wake: Callable[[], None] | None = None
+        self._wakes: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
-        return f"<OutgoingValue of {self.size_bytes} B: {self._put_bytes} there, {self._taken_bytes} taken>"
+        return (
+            f"<OutgoingValue of {self.size_bytes} B: {self._put_bytes} there, "
+            f"{self._acknowledged_bytes} acknowledged>"
+        )
 
     @classmethod
-    def of(cls, data: bytes, taken: Callable[[int], None] = lambda size_bytes: None) -> OutgoingValue:
+    def of(cls, data: bytes, freed: Callable[[int], None] = lambda size_bytes: None) -> OutgoingValue:
         """A small value, complete."""
-        made = cls(len(data), taken)
-        made.whole = data
+        made = cls(len(data), freed)
+        made._whole, made._put_bytes = data, len(data)
         return made
 
     @property
     def is_taken(self) -> bool:
-        """True if the reader has all of it."""
+        """True if the other daemon has all of it."""
         return self._is_taken
 
     @property
     def is_dropped(self) -> bool:
         """True if it is no longer needed."""
         return self._is_dropped
+
+    @property
+    def whole(self) -> bytes | None:
+        """All bytes of a small value. None for other values, and once it was acknowledged or
+        dropped."""
+        return self._whole
 
     # Called by the producer
 
@@ -139,55 +154,63 @@ class OutgoingValue:
         with self._lock:
             was_dropped = self._is_dropped
             if not was_dropped:
-                self._pieces.append(ValuePiece(message, size_bytes))
+                self._pieces[self._put_bytes] = ValuePiece(message, size_bytes)
             self._put_bytes += size_bytes
-            wake, self._wake = self._wake, None
+            wakes, self._wakes = self._wakes, []
         if was_dropped:
-            self._taken(size_bytes)
-        if wake is not None:
+            self._freed(size_bytes)
+        for wake in wakes:
             wake()
 
     def fail(self, error: HeliographError) -> None:
-        """Fail the value. The bytes reserved for the rest are given back."""
+        """Fail the value. All bytes reserved for it are given back."""
         with self._lock:
             self._error = error
             left = self.size_bytes - self._put_bytes
-            wake, self._wake = self._wake, None
-        self._taken(left)
-        if wake is not None:
+            if not self._is_dropped:
+                left += self._clear()
+            self._is_dropped = True
+            wakes, self._wakes = self._wakes, []
+        self._freed(left)
+        for wake in wakes:
             wake()
 
-    # Called by the reader
+    # Called by readers
 
-    def take_whole(self) -> bytes | None:
-        """Take all bytes of a small value, once."""
-        if self.whole is None:
+    def piece(self, offset_bytes: int, wake: Callable[[], None]) -> ValuePiece | None:
+        """The piece at an offset. If there is none yet, return None; `wake` is then called once,
+        from any thread.
+
+        Raises the error of a failed value, CancelledError for one that is not needed, and
+        ProtocolError where no piece begins.
+        """
+        with self._lock:
+            if self._whole is not None and not offset_bytes:
+                data = self._whole
+                return ValuePiece(encode_download(0, len(data), memoryview(data)), len(data))
+            if (found := self._pieces.get(offset_bytes)) is not None:
+                return found
+            if self._error is not None:
+                raise self._error.at(self._error.origin)
+            if self._is_dropped or self._is_taken:
+                raise unneeded()
+            if offset_bytes != self._put_bytes:
+                raise ProtocolError(f"no piece of the value begins at byte {offset_bytes:,}, or not any more")
+            self._wakes.append(wake)
             return None
-        with self._lock:
-            data, self.whole = self.whole, None
-            self._is_taken = data is not None
-        if data is not None:
-            self._taken(len(data))
-        return data
 
-    def take(self, wake: Callable[[], None]) -> bytes | None:
-        """Take the next message. If there is none yet, return None; `wake` is then called once,
-        from any thread. Raises the error of a failed value."""
-        if (data := self.take_whole()) is not None:
-            return encode_download(0, len(data), memoryview(data))
+    def acknowledge(self, received_bytes: int) -> None:
+        """Free the bytes that the other daemon has, so many from the first one on."""
         with self._lock:
-            if not self._pieces:
-                if self._error is not None:
-                    raise self._error.at(self._error.origin)
-                if self._is_dropped:
-                    raise unneeded()
-                self._wake = wake
-                return None
-            piece = self._pieces.popleft()
-            self._taken_bytes += piece.size_bytes
-            self._is_taken = self._taken_bytes >= self.size_bytes
-        self._taken(piece.size_bytes)
-        return piece.message
+            if self._is_dropped or self._is_taken:
+                return
+            had = [at for at, one in self._pieces.items() if at + one.size_bytes <= received_bytes]
+            freed = sum(self._pieces.pop(at).size_bytes for at in had)
+            self._acknowledged_bytes = max(self._acknowledged_bytes, received_bytes)
+            if received_bytes >= self.size_bytes and self._put_bytes >= self.size_bytes:
+                self._is_taken = True
+                freed += self._clear()
+        self._freed(freed)
 
     def drop(self) -> None:
         """Drop the value: it is no longer needed. Idempotent."""
@@ -195,14 +218,41 @@ class OutgoingValue:
             if self._is_dropped or self._is_taken:
                 return
             self._is_dropped = True
-            held = sum(piece.size_bytes for piece in self._pieces)
-            held += len(self.whole) if self.whole is not None else 0
-            self._pieces.clear()
-            self.whole = None
-            wake, self._wake = self._wake, None
-        self._taken(held)
-        if wake is not None:
+            held = self._clear()
+            wakes, self._wakes = self._wakes, []
+        self._freed(held)
+        for wake in wakes:
             wake()
+
+    def _clear(self) -> int:
+        """Forget all bytes. Return how many there were."""
+        held = sum(one.size_bytes for one in self._pieces.values())
+        held += len(self._whole) if self._whole is not None else 0
+        self._pieces.clear()
+        self._whole = None
+        return held
+
+
+class GivenAnswers:
+    """The answers of one stream of small values, of which the other daemon may not have all."""
+
+    def __init__(self) -> None:
+        self._values: deque[OutgoingValue | None] = deque()
+        self._received = 0
+
+    def __repr__(self) -> str:
+        return f"<GivenAnswers {self._received} received, {len(self._values)} under way>"
+
+    def add(self, value: OutgoingValue | None) -> None:
+        """Note the next answer, and its value if it has one."""
+        self._values.append(value)
+
+    def received(self, answers: int) -> None:
+        """Note that so many answers of the stream were received: their values may go."""
+        while self._values and self._received < answers:
+            self._received += 1
+            if (value := self._values.popleft()) is not None:
+                value.acknowledge(value.size_bytes)
 
 
 def copy_out(tensor: Tensor, value: OutgoingValue, chunk_bytes: int) -> None:

@@ -65,12 +65,22 @@ class PrefetchedValue:
 
     # Called by the link
 
+    @property
+    def is_awaited(self) -> bool:
+        """As `Sink.is_awaited`."""
+        return False
+
+    @property
+    def received_bytes(self) -> int:
+        """As `Sink.received_bytes`. A small value comes in one piece."""
+        return 0
+
     def ready(self, wake: object) -> bool:
         """As `Sink.ready`."""
         return True
 
     def write(self, offset_bytes: int, data: memoryview) -> bool:
-        """As `Sink.write`. A small value comes in one piece."""
+        """As `Sink.write`."""
         if offset_bytes or data.nbytes != self.size_bytes:
             raise ProtocolError(f"received {data.nbytes:,} bytes for a value of {self.size_bytes:,}")
         with self._lock:

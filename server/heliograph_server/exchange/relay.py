@@ -25,6 +25,7 @@ class RelayedValue:
     """
 
     is_quick = True
+    is_awaited = False
 
     def __init__(
         self, edge: Edge, run: int, size_bytes: int, push: Callable[[OutgoingValue, Done], None], done: Done
@@ -38,14 +39,14 @@ class RelayedValue:
         self._is_done = False
         self._value: OutgoingValue | None = None
         self._held_bytes = 0
-        self._received_bytes = 0
+        self.received_bytes = 0
         self._wake: Callable[[], None] | None = None
         if size_bytes > SMALL_BYTES:
-            self._value = OutgoingValue(size_bytes, self._taken)
+            self._value = OutgoingValue(size_bytes, self._freed)
             push(self._value, self._pushed)
 
     def __repr__(self) -> str:
-        return f"<RelayedValue {self.edge} run {self.run}: {self._received_bytes:,} of {self.size_bytes:,} B>"
+        return f"<RelayedValue {self.edge} run {self.run}: {self.received_bytes:,} of {self.size_bytes:,} B>"
 
     def ready(self, wake: Callable[[], None]) -> bool:
         """As `Sink.ready`."""
@@ -55,7 +56,7 @@ class RelayedValue:
             self._wake = wake
             return False
 
-    def _taken(self, size_bytes: int) -> None:
+    def _freed(self, size_bytes: int) -> None:
         self._count(-size_bytes)
 
     def _count(self, more_bytes: int) -> None:
@@ -71,9 +72,11 @@ class RelayedValue:
         """As `Sink.write`."""
         if self._is_done:
             return False
-        if offset_bytes != self._received_bytes or offset_bytes + data.nbytes > self.size_bytes:
+        if offset_bytes + data.nbytes <= self.received_bytes and self.size_bytes:
+            return True
+        if offset_bytes != self.received_bytes or offset_bytes + data.nbytes > self.size_bytes:
             raise ProtocolError(f"a piece at byte {offset_bytes:,} of a relayed value does not belong there")
-        self._received_bytes += data.nbytes
+        self.received_bytes += data.nbytes
         if self._value is None:
             self._value = OutgoingValue.of(bytes(data))
             self._push(self._value, self._pushed)
@@ -84,7 +87,7 @@ class RelayedValue:
 
     def finish(self) -> None:
         """As `Sink.finish`."""
-        if self._received_bytes != self.size_bytes:
+        if self.received_bytes != self.size_bytes:
             self.fail(ProtocolError("a relayed value ended before all of it had arrived"))
 
     def fail(self, error: HeliographError) -> None:

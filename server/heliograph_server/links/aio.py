@@ -1,23 +1,28 @@
-"""Links to other daemons on an event loop. Methods that any thread may call say so."""
+"""Links to other daemons on an event loop. Methods that any thread may call say so.
+
+A link whose connections break has them made again. Meanwhile its requests wait; then they go again,
+and large values go on behind the bytes that are there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import random
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 from grpc import aio
 
 from heliograph.transport.channels import open_aio_channel
 from heliograph_proto.addresses import Shown, nothing_shown
-from heliograph_proto.codec import decode_error
 from heliograph_proto.codec.bulk import decode_download
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
@@ -26,15 +31,14 @@ from heliograph_proto.v1 import peer_pb2
 from heliograph_server.exchange.incoming import Done, Sink
 from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue, unneeded
 from heliograph_server.links import links
+from heliograph_server.links.redialling import LEASE_SECONDS, Redialling
+from heliograph_server.links.requests import RECEIPT_SECONDS, Answered, Asked, Brought, LinkRequests
 from heliograph_server.resources.failures import typed
 
 logger = logging.getLogger(__name__)
 
-#: How long a link that closes waits for the write under way.
-CLOSE_SECONDS = 5.0
-
-#: Receives the answer to a request or a push: its bytes, or an error.
-_Waiting: TypeAlias = Callable[[bytes | HeliographError], None]
+#: How long a link that closes waits for the write under way, which may never end.
+CLOSE_SECONDS = 1.0
 
 
 class LoopPeers:
@@ -47,13 +51,18 @@ class LoopPeers:
         silence_seconds: float = links.SILENCE_SECONDS,
         idle_seconds: float = links.IDLE_SECONDS,
         shown: Shown = nothing_shown,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        """`shown` returns the credentials presented to other daemons."""
+        """`shown` returns the credentials presented to other daemons. `lease_seconds`: the time for
+        which a broken connection is made again."""
         self.loop = loop
         self.shown = shown
         self.movers = movers
         self.silence_seconds = silence_seconds
         self.idle_seconds = idle_seconds
+        self.lease_seconds = lease_seconds
+        #: The numbers of calls and streams, which take the place of earlier ones.
+        self.next_attempt = itertools.count(1).__next__
         self._thread = threading.get_ident()
         self._calls: deque[Callable[[], None]] = deque()
         self._is_rung = False
@@ -160,89 +169,76 @@ class LoopLink:
         options = links.channel_options(peers.silence_seconds)
         address = links.address_of(source.address)
         self._new_channel = partial(open_aio_channel, address, options, peers.shown(source.address))
+        self._requests = LinkRequests(source, peers.next_attempt)
+        self._redialling = Redialling(peers.lease_seconds, random.random)
+        #: Counts the connections, so that a break is noted once.
+        self._generation = 0
+        #: True once the other daemon has answered.
+        self._was_there = False
+        self._is_there = asyncio.Event()
+        self._is_there.set()
+        self._redials: asyncio.Task[None] | None = None
         self._channels: list[aio.Channel] = []
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._bulk: aio.Channel | None = None
-        self._number = 0
-        self._waiting: dict[int, _Waiting] = {}
-        #: The number of a sink's request, or the task that pulls it.
-        self._pulled: dict[Sink, int | asyncio.Task[None]] = {}
-        self._request = peer_pb2.ExchangeRequest()
-        #: Its approximate size, and full requests, which are sent first.
-        self._request_bytes = 0
-        self._full_requests: deque[peer_pb2.ExchangeRequest] = deque()
+        #: The tasks that pull large values.
+        self._pulled: dict[Sink, asyncio.Task[None]] = {}
         #: Clear while a write is under way.
         self._is_written = asyncio.Event()
         self._is_written.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.TimerHandle | None = None
+        self._receipts: asyncio.TimerHandle | None = None
         self._error: HeliographError | None = None
         self._closing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<LoopLink to {self.source.address}: {len(self._waiting)} small, {len(self._tasks)} large>"
+        waiting = len(self._requests.waiting)
+        return f"<LoopLink to {self.source.address}: {waiting} small, {len(self._tasks)} large>"
 
     # Requests
 
     def pull(self, sinks: Sequence[Sink]) -> None:
         """Request values."""
+        self._use()
         for sink in sinks:
             if sink.size_bytes > SMALL_BYTES:
                 self._pulled[sink] = self._spawn(self._pull_large(sink), sink.fail)
-                continue
-            number = self._pulled[sink] = self._next(partial(self._landed, sink))
-            self._request.asks.add(
-                number=number, edge=sink.edge.name, run=sink.run, capability=sink.edge.capability(sink.run)
-            )
-            self._grew(links.ASK_BYTES)
+            else:
+                self._requests.ask(sink)
         self._flush()
 
     def forget(self, sinks: Sequence[Sink]) -> None:
         """Cancel the requests for values."""
         for sink in sinks:
-            found = self._pulled.pop(sink, None)
-            if isinstance(found, asyncio.Task):
-                found.cancel()
-            elif found is not None and self._waiting.pop(found, None) is not None:
-                self._request.withdrawals.append(found)
+            if (task := self._pulled.pop(sink, None)) is not None:
+                task.cancel()
+                self._requests.unneeded(sink)
+            else:
+                self._requests.withdraw(sink)
         self._flush()
         self._note_idle()
 
     def push(self, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
         """Push a value."""
-        data = value.take_whole()
+        self._use()
+        data = value.whole
         if data is None:
             give_up = partial(_give_up, value, done)
             self._spawn(self._push_large(edge, run, value, done), give_up)
             return
-        number = self._next(lambda found: done(found if isinstance(found, HeliographError) else None))
-        capability = edge.capability(run)
-        self._request.brings.add(number=number, edge=edge.name, run=run, capability=capability, data=data)
-        self._grew(links.ASK_BYTES + len(data))
+        self._requests.bring(edge, run, value, data, done)
         self._flush()
 
-    def _grew(self, size_bytes: int) -> None:
-        """Begin another message when this one is as large as the other side accepts."""
-        self._request_bytes += size_bytes
-        if self._request_bytes >= links.MESSAGE_BYTES:
-            self._full_requests.append(self._request)
-            self._request, self._request_bytes = peer_pb2.ExchangeRequest(), 0
-
-    def _next(self, waiting: _Waiting) -> int:
-        self._number += 1
-        self._waiting[self._number] = waiting
+    def _use(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        return self._number
 
     def _spawn(self, coroutine: Any, give_up: Callable[[HeliographError], None]) -> asyncio.Task[None]:
         """Start a task. `give_up` receives the error if the task is cancelled before it has
         begun."""
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
         task: asyncio.Task[None] = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(partial(self._task_ended, give_up))
@@ -259,76 +255,127 @@ class LoopLink:
 
     def _flush(self) -> None:
         """Write the gathered requests, unless a write is in progress."""
-        request = self._full_requests[0] if self._full_requests else self._request
-        if not self._is_written.is_set() or not (request.asks or request.brings or request.withdrawals):
+        if self._redialling.is_away or not self._is_written.is_set() or not self._requests.is_ready:
             return
-        if self._full_requests:
-            self._full_requests.popleft()
-        else:
-            self._request, self._request_bytes = peer_pb2.ExchangeRequest(), 0
         if self._call is None:
-            channel = self._new_channel()
-            self._channels.append(channel)
-            self._call = channel.stream_stream(links.EXCHANGE, None, None)()
-            request.incarnation = self.source.incarnation
-            self._reader = self._loop.create_task(self._read())
+            self._requests.begin()
+            self._call = self._channel().stream_stream(links.EXCHANGE, None, None)()
+            self._reader = self._loop.create_task(self._read(self._call, self._generation))
         self._is_written.clear()
-        begin(self._call.write(request.SerializeToString()), self._written)
+        begin(self._call.write(self._requests.next()), partial(self._written, self._is_written))
 
-    def _written(self, error: BaseException | None) -> None:
-        self._is_written.set()
+    def _channel(self) -> aio.Channel:
+        """Another one, which ends with the link or with its next break."""
+        self._channels.append(made := self._new_channel())
+        return made
+
+    def _written(self, event: asyncio.Event, error: BaseException | None) -> None:
+        event.set()
         if error is not None:
-            # The reader meets the same error and fails all requests.
+            # The reader meets the same error.
             logger.debug("writing to %s failed: %s", self.source.address, error)
         elif self._error is None:
             self._flush()
 
-    async def _read(self) -> None:
+    async def _read(self, call: Any, generation: int) -> None:
         try:
-            while (data := await self._call.read()) is not aio.EOF:
-                for answer in peer_pb2.ExchangeResponse.FromString(data).answers:
-                    if (waiting := self._waiting.pop(answer.number, None)) is not None:
-                        waiting(decode_error(answer.error) if answer.HasField("error") else answer.data)
+            while (data := await call.read()) is not aio.EOF:
+                for answered in self._requests.answered(data):
+                    self._take(answered)
+                self._progress()
+                self._owe()
                 self._note_idle()
-            self.end(lost(self.source, "it ended the stream"))
+            self._broke(lost(self.source, "it ended the stream"), generation)
         except grpc.RpcError as broken:
-            self.end(links.error_of(broken, self.source))
+            self._failed(broken, generation)
         except Exception as error:
             self.end(typed(error, f"reading from {self.source.address}"))
 
-    def _landed(self, sink: Sink, found: bytes | HeliographError) -> None:
-        self._pulled.pop(sink, None)
-        if isinstance(found, HeliographError):
-            sink.fail(found)
-        elif sink.is_quick:
-            links.land(sink, found)
-        else:
-            self._peers.movers.submit(links.land, sink, found)
+    def _take(self, answered: Answered) -> None:
+        """Hand on the answer to one that waited."""
+        one, error = answered.waiting, answered.error
+        if isinstance(one, Brought):
+            one.settle(error)
+        elif isinstance(one, Asked):
+            if error is not None:
+                one.sink.fail(error)
+            elif one.sink.is_quick:
+                links.land(one.sink, answered.data)
+            else:
+                self._peers.movers.submit(links.land, one.sink, answered.data)
+
+    def _owe(self) -> None:
+        """Send the receipts that are due, and the others after a while."""
+        self._flush()
+        if self._receipts is None and self._requests.owes_receipts:
+            self._receipts = self._loop.call_later(RECEIPT_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        self._receipts = None
+        if self._error is None:
+            self._requests.be_due()
+            self._flush()
 
     # Large values
 
     def _bulk_channel(self) -> aio.Channel:
         if self._bulk is None:
-            self._bulk = self._new_channel()
-            self._channels.append(self._bulk)
+            self._bulk = self._channel()
         return self._bulk
 
     async def _pull_large(self, sink: Sink) -> None:
-        call: Any = None
+        error: HeliographError | None = None
         try:
-            method: Any = self._bulk_channel().unary_stream(links.PULL, None, None)
-            call = method(links.pull_request(self.source, sink.edge, sink.run))
-            await self._receive(call, sink)
-        except grpc.RpcError as broken:
-            sink.fail(links.error_of(broken, self.source))
+            while not await self._tried(partial(self._pull_once, sink)):
+                pass
         except asyncio.CancelledError:
-            sink.fail(self._error or unneeded())
-        except Exception as error:
-            sink.fail(typed(error, f"pulling from {self.source.address}"))
+            error = self._error or unneeded()
+        except Exception as failure:
+            error = self._error_of(failure, "pulling from")
+            self._requests.unneeded(sink)
+            self._flush()
+        if error is not None:
+            sink.fail(error)
+        self._pulled.pop(sink, None)
+
+    async def _tried(self, attempt: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Make an attempt once there is a connection. Return False if the connection broke: then it
+        is worth another one. Raises what the attempt raises, and CancelledError with the link."""
+        await self._is_there.wait()
+        if self._error is not None:
+            raise asyncio.CancelledError
+        generation = self._generation
+        try:
+            await attempt()
+        except grpc.RpcError as broken:
+            if not links.is_break(broken):
+                raise
+            self._failed(broken, generation)
+            return False
+        except (asyncio.CancelledError, asyncio.InvalidStateError, aio.UsageError, aio.InternalError):
+            task = asyncio.current_task()
+            # gRPC raises these for calls of channels that are closed here.
+            if (task is not None and task.cancelling()) or generation == self._generation:
+                raise
+            return False
+        self._progress()
+        return True
+
+    def _error_of(self, failure: Exception, what: str) -> HeliographError:
+        if isinstance(failure, grpc.RpcError):
+            return links.error_of(failure, self.source)
+        return typed(failure, f"{what} {self.source.address}")
+
+    async def _pull_once(self, sink: Sink) -> None:
+        if sink.received_bytes >= sink.size_bytes:
+            sink.finish()
+            return
+        method: Any = self._bulk_channel().unary_stream(links.PULL, None, None)
+        call = method(links.pull_request(self.source, sink, self._peers.next_attempt()))
+        try:
+            await self._receive(call, sink)
         finally:
-            self._pulled.pop(sink, None)
-            if call is not None:
-                call.cancel()
+            call.cancel()
 
     async def _receive(self, call: Any, sink: Sink) -> None:
         while (data := await call.read()) is not aio.EOF:
@@ -343,6 +390,9 @@ class LoopLink:
                 continues = await self._loop.run_in_executor(self._peers.movers, write)
             if not continues:
                 return
+            self._progress()
+            self._requests.received(sink, piece.data.nbytes)
+            self._owe()
         sink.finish()
 
     async def _until_ready(self, ready: Callable[[Callable[[], None]], bool]) -> None:
@@ -352,42 +402,133 @@ class LoopLink:
             event.clear()
 
     async def _push_large(self, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
-        call: Any = None
         error: HeliographError | None = None
+        is_again = False
         try:
-            call = self._bulk_channel().stream_unary(links.PUSH, None, None)()
-            await call.write(links.push_request(self.source, edge, run, value.size_bytes))
-            async for message in taken(value, self._loop):
-                await call.write(message)
-            await call.done_writing()
-            await call
-        except grpc.RpcError as broken:
-            error = links.error_of(broken, self.source)
-        except asyncio.InvalidStateError:
-            error = await self._status_of(call)
+            while not await self._tried(partial(self._push_once, edge, run, value, is_again)):
+                is_again = True
         except asyncio.CancelledError:
             error = self._error or CancelledError("the daemon is shutting down")
         except Exception as failure:
-            error = typed(failure, f"pushing to {self.source.address}")
-        finally:
-            value.drop()
-            if call is not None:
-                call.cancel()
-            done(error)
+            error = self._error_of(failure, "pushing to")
+        value.drop()
+        done(error)
 
-    async def _status_of(self, call: Any) -> HeliographError:
-        """The error with which the other side ended a call during a write."""
+    async def _push_once(self, edge: Edge, run: int, value: OutgoingValue, is_again: bool) -> None:
+        attempt = self._peers.next_attempt()
+        first = links.push_request(self.source, edge, run, value.size_bytes, attempt, again=is_again)
+        call: Any = self._bulk_channel().stream_stream(links.PUSH, None, None)()
+        #: The byte to begin with, which the other side tells of another attempt.
+        start: asyncio.Future[int] = self._loop.create_future()
+        if not is_again:
+            start.set_result(0)
+        # A write may never return after a break, but a read does.
+        sending = self._loop.create_task(_send(call, first, value, start))
         try:
-            await call
-        except grpc.RpcError as broken:
-            return links.error_of(broken, self.source)
-        return ProtocolError(f"{self.source.address} took a value that was not complete")
+            while not value.is_taken and (data := await call.read()) is not aio.EOF:
+                received_bytes = peer_pb2.PushResponse.FromString(data).received_bytes
+                value.acknowledge(received_bytes)
+                self._progress()
+                if not start.done():
+                    start.set_result(received_bytes)
+        except asyncio.CancelledError:
+            if not sending.done() or (error := sending.result()) is None:
+                raise
+            raise error from None
+        finally:
+            call.cancel()
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        if not value.is_taken:
+            raise ProtocolError(f"{self.source.address} took a value that was not complete")
+
+    # Breaks
+
+    def _progress(self) -> None:
+        self._was_there = True
+        self._redialling.progressed()
+
+    def _failed(self, broken: grpc.RpcError, generation: int) -> None:
+        error = links.error_of(broken, self.source)
+        if links.is_break(broken):
+            self._broke(error, generation)
+        elif generation == self._generation:
+            self.end(error)
+
+    def _broke(self, error: HeliographError, generation: int) -> None:
+        """Have the connections made again, if anything waits for that and there is time."""
+        if self._error is not None or generation != self._generation or self._redialling.is_away:
+            return
+        is_needed = self._requests.waiting or self._tasks
+        pause = self._redialling.broke(self._loop.time()) if is_needed else None
+        if pause is None:
+            self.end(error)
+            return
+        logger.info("the connection broke, and is made again: %s", error.message)
+        self._generation += 1
+        self._is_there.clear()
+        self._requests.broke()
+        self._redials = self._loop.create_task(self._redial(error, pause))
+
+    async def _redial(self, error: HeliographError, pause: float | None) -> None:
+        await self._hang_up()
+        # The write under way of a stream that broke may never end.
+        self._is_written = asyncio.Event()
+        self._is_written.set()
+        while pause is not None and (self._requests.waiting or self._tasks):
+            await asyncio.sleep(pause)
+            try:
+                await self._dial()
+            except grpc.RpcError as broken:
+                error = links.error_of(broken, self.source)
+                if not links.is_break(broken):
+                    break
+            except HeliographError as failure:
+                error = failure
+                break
+            else:
+                self._redialling.back(self._loop.time())
+                self._is_there.set()
+                self._flush()
+                return
+            pause = self._redialling.broke(self._loop.time())
+        self.end(error)
+
+    async def _dial(self) -> None:
+        """Make a connection. Raises gRPC's error, and that of a daemon that is gone for sure."""
+        error = await self._loop.run_in_executor(None, links.gone, self.source, self._was_there)
+        if error is not None:
+            raise error
+        channel = self._new_channel()
+        try:
+            echo: Any = channel.unary_unary(
+                links.ECHO, peer_pb2.EchoRequest.SerializeToString, peer_pb2.EchoResponse.FromString
+            )
+            answer = await echo(peer_pb2.EchoRequest(), timeout=links.DIAL_SECONDS)
+            links.check_incarnation(self.source, answer.incarnation)
+        except BaseException:
+            await channel.close()
+            raise
+        self._channels.append(channel)
+        self._bulk, self._was_there = channel, True
+
+    async def _hang_up(self) -> None:
+        """Close what there is of connections."""
+        call, self._call, self._bulk = self._call, None, None
+        channels, self._channels = self._channels, []
+        if call is not None:
+            call.cancel()
+        for channel in channels:
+            await channel.close()
+        if self._reader is not None:
+            await asyncio.gather(self._reader, return_exceptions=True)
 
     # The end
 
     def _note_idle(self) -> None:
         """Close the link if it stays unused for a while."""
-        if self._error is None and self._idle is None and not self._waiting and not self._tasks:
+        is_used = self._requests.waiting or self._tasks
+        if self._error is None and self._idle is None and not is_used:
             error = CancelledError("the link was idle")
             self._idle = self._loop.call_later(self._peers.idle_seconds, self.end, error)
 
@@ -397,26 +538,25 @@ class LoopLink:
             return
         self._error = error
         self._peers.drop(self)
-        if self._idle is not None:
-            self._idle.cancel()
+        for timer in (self._idle, self._receipts):
+            if timer is not None:
+                timer.cancel()
         for task in tuple(self._tasks):
             task.cancel()
-        waiting, self._waiting = self._waiting, {}
-        for one in waiting.values():
-            one(error)
+        for one in self._requests.end():
+            self._take(Answered(one, b"", error))
         self._closing = self._loop.create_task(self._close())
 
     async def _close(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-        for channel in self._channels:
-            await channel.close()
+        if self._redials is not None:
+            # Unless it is the one that ended the link.
+            self._redials.cancel()
+            await asyncio.gather(self._redials, return_exceptions=True)
+        await self._hang_up()
         # gRPC ends the write with the call, and needs the loop for that.
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._is_written.wait()
-        if self._reader is not None:
-            await asyncio.gather(self._reader, return_exceptions=True)
 
     async def ended(self) -> None:
         """Wait until all its tasks have ended."""
@@ -424,16 +564,43 @@ class LoopLink:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def taken(value: OutgoingValue, loop: asyncio.AbstractEventLoop) -> AsyncIterator[bytes]:
-    """The messages of a value, as they are made. Raises the error of a failed value."""
+async def taken(
+    value: OutgoingValue, loop: asyncio.AbstractEventLoop, offset_bytes: int = 0
+) -> AsyncIterator[bytes]:
+    """The messages of a value from an offset on, as they are made. Raises as
+    `OutgoingValue.piece`."""
     event = asyncio.Event()
-    while not value.is_taken:
-        message = value.take(partial(_set_soon, loop, event))
-        if message is not None:
-            yield message
-        else:
+    while True:
+        piece = value.piece(offset_bytes, partial(_set_soon, loop, event))
+        if piece is None:
             await event.wait()
             event.clear()
+            continue
+        yield piece.message
+        offset_bytes += piece.size_bytes
+        if offset_bytes >= value.size_bytes:
+            return
+
+
+async def _send(
+    call: Any, first: bytes, value: OutgoingValue, start: asyncio.Future[int]
+) -> HeliographError | None:
+    """Write the messages of a value that is pushed. If the value fails, cancel the call and return
+    the error."""
+    # Other errors of writes are those of the call, which its reader meets.
+    with suppress(grpc.RpcError, asyncio.InvalidStateError, aio.UsageError, aio.InternalError):
+        await call.write(first)
+        offset_bytes = await start
+        try:
+            if offset_bytes < value.size_bytes:
+                async for message in taken(value, asyncio.get_running_loop(), offset_bytes):
+                    await call.write(message)
+        except HeliographError as error:
+            if not value.is_taken:
+                call.cancel()
+                return error
+        await call.done_writing()
+    return None
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

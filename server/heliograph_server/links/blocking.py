@@ -1,40 +1,57 @@
-"""Links to other daemons on threads, for a process without an event loop of its own."""
+"""Links to other daemons on threads, for a process without an event loop of its own.
+
+A link whose connections break has them made again. Meanwhile its requests wait; then they go again,
+and large values go on behind the bytes that are there.
+"""
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 
 from heliograph.transport.channels import open_channel
 from heliograph_proto.addresses import Shown, nothing_shown
-from heliograph_proto.codec import decode_error
 from heliograph_proto.codec.bulk import decode_download
-from heliograph_proto.errors import CancelledError, HeliographError, MemberLostError
+from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
 from heliograph_proto.plans import Edge, PeerSource, lost
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.exchange.incoming import Done, Sink
 from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue, unneeded
 from heliograph_server.links import links
+from heliograph_server.links.redialling import LEASE_SECONDS, Redialling
+from heliograph_server.links.requests import RECEIPT_SECONDS, Answered, Asked, Brought, LinkRequests
 from heliograph_server.resources.failures import typed
+from heliograph_server.resources.timers import Deadlines
 
 #: The time that the threads of a link have to end.
 END_SECONDS = 5.0
-
-_Waiting: TypeAlias = Callable[[bytes | HeliographError], None]
 
 
 class BlockingPeers:
     """`PeerLinks` on threads. Thread-safe. `close` ends the threads."""
 
-    def __init__(self, silence_seconds: float = links.SILENCE_SECONDS, shown: Shown = nothing_shown) -> None:
-        """`shown` returns the credentials presented to other daemons."""
+    def __init__(
+        self,
+        silence_seconds: float = links.SILENCE_SECONDS,
+        shown: Shown = nothing_shown,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        """`shown` returns the credentials presented to other daemons. `lease_seconds`: the time for
+        which a broken connection is made again."""
         self.silence_seconds = silence_seconds
         self.shown = shown
+        self.lease_seconds = lease_seconds
+        #: The numbers of calls and streams, which take the place of earlier ones.
+        self.next_attempt = itertools.count(1).__next__
+        self.timers = Deadlines()
         self._lock = threading.Lock()
         self._links: dict[PeerSource, BlockingLink] = {}
         self._is_closed = False
@@ -90,6 +107,7 @@ class BlockingPeers:
             link.end(CancelledError("all links to other daemons are closed"))
         for link in found:
             link.join()
+        self.timers.close()
 
 
 class BlockingLink:
@@ -104,6 +122,13 @@ class BlockingLink:
             open_channel, links.address_of(source.address), options, peers.shown(source.address)
         )
         self._lock = threading.Lock()
+        #: Notified when the connection is there again, when a value is not needed, and at the end.
+        self._changed = threading.Condition(self._lock)
+        self._requests = LinkRequests(source, peers.next_attempt)
+        self._redialling = Redialling(peers.lease_seconds, random.random)
+        #: Counts the connections, so that a break is noted once.
+        self._generation = 0
+        self._was_there = False
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._channels: list[grpc.Channel] = []
         self._bulk: grpc.Channel | None = None
@@ -111,64 +136,53 @@ class BlockingLink:
         self._threads: set[threading.Thread] = set()
         #: Calls of large values that are still needed. None: not made yet.
         self._calls: dict[object, Any] = {}
-        self._numbers: dict[Sink, int] = {}
-        self._waiting: dict[int, _Waiting] = {}
-        self._number = 0
+        self._owes = False
         self._error: HeliographError | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"<BlockingLink to {self.source.address}: {len(self._waiting)} small, {len(self._calls)} large>"
-        )
+        waiting = len(self._requests.waiting)
+        return f"<BlockingLink to {self.source.address}: {waiting} small, {len(self._calls)} large>"
 
     def pull(self, sinks: Sequence[Sink]) -> None:
         """Request values. Raises the error of a broken link."""
-        request = peer_pb2.ExchangeRequest()
         with self._lock:
             self._check()
             for sink in sinks:
                 if sink.size_bytes > SMALL_BYTES:
                     self._calls[sink] = None
                     self._start(partial(self._pull_large, sink))
-                    continue
-                self._numbers[sink] = number = self._next(partial(self._landed, sink))
-                capability = sink.edge.capability(sink.run)
-                request.asks.add(number=number, edge=sink.edge.name, run=sink.run, capability=capability)
-                if len(request.asks) * links.ASK_BYTES >= links.MESSAGE_BYTES:
-                    self._send(request)
-                    request = peer_pb2.ExchangeRequest()
-            if request.asks:
-                self._send(request)
+                else:
+                    self._requests.ask(sink)
+            self._flush()
 
     def forget(self, sinks: Sequence[Sink]) -> None:
         """Cancel the requests for values."""
-        request = peer_pb2.ExchangeRequest()
         with self._lock:
-            calls = [self._calls.pop(sink, None) for sink in sinks]
+            calls = []
             for sink in sinks:
-                number = self._numbers.pop(sink, 0)
-                if self._waiting.pop(number, None) is not None:
-                    request.withdrawals.append(number)
-            if request.withdrawals:
-                self._send(request)
+                if sink in self._calls:
+                    calls.append(self._calls.pop(sink))
+                    self._requests.unneeded(sink)
+                else:
+                    self._requests.withdraw(sink)
+            self._changed.notify_all()
+            if self._error is None:
+                self._flush()
         for call in calls:
             if call is not None:
                 call.cancel()
 
     def push(self, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
         """Push a value. Raises the error of a broken link."""
-        data = value.take_whole()
+        data = value.whole
         with self._lock:
             self._check()
             if data is None:
                 self._calls[value] = None
                 self._start(partial(self._push_large, edge, run, value, done))
-                return
-            number = self._next(lambda found: done(found if isinstance(found, HeliographError) else None))
-            request = peer_pb2.ExchangeRequest()
-            capability = edge.capability(run)
-            request.brings.add(number=number, edge=edge.name, run=run, capability=capability, data=data)
-            self._send(request)
+            else:
+                self._requests.bring(edge, run, value, data, done)
+                self._flush()
 
     # Called with the lock held
 
@@ -176,20 +190,23 @@ class BlockingLink:
         if self._error is not None:
             raise self._error.at(self._error.origin)
 
-    def _next(self, waiting: _Waiting) -> int:
-        self._number += 1
-        self._waiting[self._number] = waiting
-        return self._number
-
-    def _send(self, request: peer_pb2.ExchangeRequest) -> None:
+    def _flush(self) -> None:
+        """Send the gathered requests."""
+        if self._redialling.is_away or not self._requests.is_ready:
+            return
         if self._call is None:
-            request.incarnation = self.source.incarnation
-            channel = self._new_channel()
-            self._channels.append(channel)
-            method: Any = channel.stream_stream(links.EXCHANGE, None, None)
+            self._requests.begin()
+            self._outgoing = SimpleQueue()
+            method: Any = self._channel().stream_stream(links.EXCHANGE, None, None)
             self._call = method(iter(self._outgoing.get, None))
-            self._start(self._read)
-        self._outgoing.put(request.SerializeToString())
+            self._start(partial(self._read, self._call, self._generation))
+        while self._requests.is_ready:
+            self._outgoing.put(self._requests.next())
+
+    def _channel(self) -> grpc.Channel:
+        """Another one, which ends with the link or with its next break."""
+        self._channels.append(made := self._new_channel())
+        return made
 
     def _start(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=self._run, args=(work,), name="heliograph-peer", daemon=True)
@@ -205,36 +222,48 @@ class BlockingLink:
 
     def _bulk_channel(self) -> grpc.Channel:
         if self._bulk is None:
-            self._bulk = self._new_channel()
-            self._channels.append(self._bulk)
+            self._bulk = self._channel()
         return self._bulk
+
+    def _progress(self) -> None:
+        self._was_there = True
+        self._redialling.progressed()
+
+    def _owe(self) -> None:
+        """Send the receipts that are due, and the others after a while."""
+        if self._error is not None:
+            return
+        self._flush()
+        if self._requests.owes_receipts and not self._owes:
+            self._owes = True
+            self._peers.timers.after(RECEIPT_SECONDS, self._tell)
 
     # Run on the link's threads
 
-    def _read(self) -> None:
+    def _tell(self) -> None:
+        with self._lock:
+            self._owes = False
+            if self._error is None:
+                self._requests.be_due()
+                self._flush()
+
+    def _read(self, call: Any, generation: int) -> None:
         try:
-            for data in self._call:
-                for answer in peer_pb2.ExchangeResponse.FromString(data).answers:
-                    with self._lock:
-                        waiting = self._waiting.pop(answer.number, None)
-                    if waiting is not None:
-                        waiting(decode_error(answer.error) if answer.HasField("error") else answer.data)
-            self.end(lost(self.source, "it ended the stream"))
+            for data in call:
+                with self._lock:
+                    found = self._requests.answered(data)
+                    self._progress()
+                    self._owe()
+                for answered in found:
+                    _take(answered)
+            self._broke(lost(self.source, "it ended the stream"), generation)
         except grpc.RpcError as broken:
-            self.end(links.error_of(broken, self.source))
+            self._failed(broken, generation)
         except Exception as error:
             self.end(typed(error, f"reading from {self.source.address}"))
 
-    def _landed(self, sink: Sink, found: bytes | HeliographError) -> None:
-        with self._lock:
-            self._numbers.pop(sink, None)
-        if isinstance(found, HeliographError):
-            sink.fail(found)
-        else:
-            links.land(sink, found)
-
     def _begin(self, key: object, name: str, begin: Callable[[Any], Any]) -> Any:
-        """Begin the call of a large value, which ends with the link.
+        """Begin the call of a large value, which ends with the connection.
 
         Raises CancelledError if the value is no longer needed, and the error of a broken link.
         """
@@ -243,30 +272,64 @@ class BlockingLink:
             if key not in self._calls:
                 raise unneeded()
             channel = self._bulk_channel()
-            make: Any = channel.unary_stream if name == links.PULL else channel.stream_unary
+            make: Any = channel.unary_stream if name == links.PULL else channel.stream_stream
             self._calls[key] = call = begin(make(name, None, None))
             return call
 
-    def _cancel(self, key: object) -> None:
+    def _try_until_done(self, key: object, attempt: Callable[[], None]) -> None:
+        """Make attempts, each once there is a connection, until one succeeds. Raises the error of
+        one that failed but not by a break, and the errors of `_begin`."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: not self._redialling.is_away or self._error is not None or key not in self._calls
+                )
+                generation = self._generation
+            try:
+                attempt()
+            except grpc.RpcError as broken:
+                # Also where this end cancelled it, after which `_begin` raises the reason.
+                if not links.is_break(broken):
+                    raise
+                if self._is_needed(key):
+                    self._failed(broken, generation)
+            else:
+                with self._lock:
+                    self._progress()
+                return
+
+    def _is_needed(self, key: object) -> bool:
         with self._lock:
-            call = self._calls.get(key)
-        if call is not None:
-            call.cancel()
+            return key in self._calls
+
+    def _error_of(self, failure: Exception, what: str) -> HeliographError:
+        if isinstance(failure, grpc.RpcError):
+            return self._error or links.error_of(failure, self.source)
+        return typed(failure, f"{what} {self.source.address}")
 
     def _pull_large(self, sink: Sink) -> None:
-        request = links.pull_request(self.source, sink.edge, sink.run)
-        call: Any = None
         try:
-            call = self._begin(sink, links.PULL, lambda method: method(request))
-            self._receive(call, sink)
-        except grpc.RpcError as broken:
-            error = self._error or links.error_of(broken, self.source)
+            self._try_until_done(sink, partial(self._pull_once, sink))
+        except Exception as failure:
+            error = self._error_of(failure, "pulling from")
+            with self._lock:
+                if self._error is None:
+                    self._requests.unneeded(sink)
+                    self._flush()
             sink.fail(error)
-            self._note(error)
-        except Exception as error:
-            sink.fail(typed(error, f"pulling from {self.source.address}"))
         finally:
-            self._end_call(sink, call)
+            self._end_call(sink)
+
+    def _pull_once(self, sink: Sink) -> None:
+        if sink.received_bytes >= sink.size_bytes:
+            sink.finish()
+            return
+        request = links.pull_request(self.source, sink, self._peers.next_attempt())
+        call = self._begin(sink, links.PULL, lambda method: method(request))
+        try:
+            self._receive(call, sink)
+        finally:
+            call.cancel()
 
     def _receive(self, call: Any, sink: Sink) -> None:
         woken = threading.Event()
@@ -279,65 +342,155 @@ class BlockingLink:
                 woken.clear()
             if not sink.write(piece.offset_bytes, piece.data):
                 return
+            with self._lock:
+                self._progress()
+                self._requests.received(sink, piece.data.nbytes)
+                self._owe()
         sink.finish()
 
     def _push_large(self, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
         error: HeliographError | None = None
-        call: Any = None
-        failed: list[HeliographError] = []
-
-        def give_up(failure: HeliographError) -> None:
-            failed.append(failure)
-            self._cancel(value)
-
+        is_again: list[bool] = []
         try:
-            first = links.push_request(self.source, edge, run, value.size_bytes)
-            messages = _messages(first, value, give_up)
-            call = self._begin(value, links.PUSH, lambda method: method.future(messages))
-            call.result()
-        except grpc.RpcError as broken:
-            error = self._error or links.error_of(broken, self.source)
-        except grpc.FutureCancelledError:
-            error = next(iter(failed), self._error or unneeded())
+            self._try_until_done(value, partial(self._push_once, edge, run, value, is_again))
         except Exception as failure:
-            error = typed(failure, f"pushing to {self.source.address}")
+            error = self._error_of(failure, "pushing to")
         finally:
             value.drop()
-            self._end_call(value, call)
+            self._end_call(value)
             done(error)
-            self._note(error)
 
-    def _note(self, error: HeliographError | None) -> None:
-        """End the link if a large value found that the daemon is gone. Without small values, the
-        reader does not find it."""
-        if isinstance(error, MemberLostError):
-            self.end(error)
+    def _push_once(self, edge: Edge, run: int, value: OutgoingValue, is_again: list[bool]) -> None:
+        attempt = self._peers.next_attempt()
+        first = links.push_request(self.source, edge, run, value.size_bytes, attempt, again=bool(is_again))
+        messages = _Messages(first, value, self._cancel_of(value), is_again=bool(is_again))
+        is_again.append(True)
+        call = self._begin(value, links.PUSH, lambda method: method(iter(messages)))
+        try:
+            for data in call:
+                messages.received(peer_pb2.PushResponse.FromString(data).received_bytes)
+                with self._lock:
+                    self._progress()
+        except grpc.RpcError:
+            if messages.error is not None:
+                raise messages.error from None
+            raise
+        finally:
+            messages.end()
+            call.cancel()
+        if not value.is_taken:
+            raise ProtocolError(f"{self.source.address} took a value that was not complete")
 
-    def _end_call(self, key: object, call: Any) -> None:
+    def _cancel_of(self, key: object) -> Callable[[], None]:
+        def cancel() -> None:
+            with self._lock:
+                call = self._calls.get(key)
+            if call is not None:
+                call.cancel()
+
+        return cancel
+
+    def _end_call(self, key: object) -> None:
         with self._lock:
             self._calls.pop(key, None)
-        if call is not None:
-            call.cancel()
+
+    # Breaks
+
+    def _failed(self, broken: grpc.RpcError, generation: int) -> None:
+        error = links.error_of(broken, self.source)
+        if links.is_break(broken):
+            self._broke(error, generation)
+        elif generation == self._generation:
+            self.end(error)
+
+    def _broke(self, error: HeliographError, generation: int) -> None:
+        """Have the connections made again, if anything waits for that and there is time."""
+        with self._lock:
+            if self._error is not None or generation != self._generation or self._redialling.is_away:
+                return
+            is_needed = self._requests.waiting or self._calls
+            pause = self._redialling.broke(time.monotonic()) if is_needed else None
+            if pause is not None:
+                self._generation += 1
+                self._requests.broke()
+                closing = self._let_go()
+                self._start(partial(self._redial, error, pause, closing))
+        if pause is None:
+            self.end(error)
+
+    def _let_go(self) -> Callable[[], None]:
+        """Forget the connections. Return what closes them, to be called without the lock."""
+        calls, channels = (self._call, *self._calls.values()), tuple(self._channels)
+        self._outgoing.put(None)
+        self._call, self._bulk = None, None
+        self._channels.clear()
+        return partial(_close, calls, channels)
+
+    def _redial(self, error: HeliographError, pause: float | None, closing: Callable[[], None]) -> None:
+        closing()
+        while pause is not None:
+            with self._changed:
+                is_over = self._changed.wait_for(self._is_idle, pause)
+            if is_over:
+                break
+            try:
+                self._dial()
+            except grpc.RpcError as broken:
+                error = links.error_of(broken, self.source)
+                if not links.is_break(broken):
+                    break
+            except HeliographError as failure:
+                error = failure
+                break
+            else:
+                return
+            with self._lock:
+                pause = self._redialling.broke(time.monotonic())
+        self.end(error)
+
+    def _is_idle(self) -> bool:
+        return self._error is not None or not (self._requests.waiting or self._calls)
+
+    def _dial(self) -> None:
+        """Make a connection. Raises gRPC's error, and that of a daemon that is gone for sure."""
+        if (error := links.gone(self.source, self._was_there)) is not None:
+            raise error
+        channel = self._new_channel()
+        try:
+            echo: Any = channel.unary_unary(
+                links.ECHO, peer_pb2.EchoRequest.SerializeToString, peer_pb2.EchoResponse.FromString
+            )
+            answer = echo(peer_pb2.EchoRequest(), timeout=links.DIAL_SECONDS)
+            links.check_incarnation(self.source, answer.incarnation)
+        except BaseException:
+            channel.close()
+            raise
+        with self._changed:
+            self._channels.append(channel)
+            self._bulk, self._was_there = channel, True
+            self._redialling.back(time.monotonic())
+            self._changed.notify_all()
+            closing = None if self._error is None else self._let_go()
+            if closing is None:
+                self._flush()
+        if closing is not None:
+            closing()
 
     # The end
 
     def end(self, error: HeliographError) -> None:
         """Fail all requests with this error, and close the link. Idempotent."""
-        with self._lock:
+        with self._changed:
             if self._error is not None:
                 return
             self._error = error
-            waiting, self._waiting = self._waiting, {}
-            calls = tuple(self._calls.values())
+            waiting = self._requests.end()
+            closing = self._let_go()
+            self._changed.notify_all()
         self._peers.drop(self)
-        self._outgoing.put(None)
-        for one in waiting.values():
-            one(error)
-        for call in (self._call, *calls):
-            if call is not None:
-                call.cancel()
-        for channel in self._channels:
-            channel.close()
+        for one in waiting:
+            _take(Answered(one, b"", error))
+        closing()
 
     def join(self) -> None:
         """Wait for the threads of a link that has ended."""
@@ -348,20 +501,73 @@ class BlockingLink:
                 thread.join(END_SECONDS)
 
 
-def _messages(
-    first: bytes, value: OutgoingValue, give_up: Callable[[HeliographError], None]
-) -> Iterator[bytes]:
-    """The messages of a value that is pushed. A failed value calls `give_up` and ends."""
-    woken = threading.Event()
-    yield first
-    while not value.is_taken:
-        try:
-            message = value.take(woken.set)
-        except HeliographError as error:
-            give_up(error)
-            return
-        if message is not None:
-            yield message
+def _take(answered: Answered) -> None:
+    """Hand on the answer to one that waited."""
+    one, error = answered.waiting, answered.error
+    if isinstance(one, Brought):
+        one.settle(error)
+    elif isinstance(one, Asked):
+        if error is not None:
+            one.sink.fail(error)
         else:
-            woken.wait()
-            woken.clear()
+            links.land(one.sink, answered.data)
+
+
+def _close(calls: Sequence[Any], channels: Sequence[grpc.Channel]) -> None:
+    for call in calls:
+        if call is not None:
+            call.cancel()
+    for channel in channels:
+        channel.close()
+
+
+class _Messages:
+    """The messages of one call that pushes a value. gRPC's thread takes them, another one notes
+    what arrived."""
+
+    def __init__(
+        self, first: bytes, value: OutgoingValue, cancel: Callable[[], None], *, is_again: bool
+    ) -> None:
+        """`cancel` cancels the call. `is_again`: the other side says first what it has."""
+        self._first, self._value, self._cancel = first, value, cancel
+        self._woken = threading.Event()
+        self._start: int | None = None if is_again else 0
+        self._is_over = False
+        #: The error of a value that failed.
+        self.error: HeliographError | None = None
+
+    def received(self, received_bytes: int) -> None:
+        """Note the bytes that are there."""
+        self._value.acknowledge(received_bytes)
+        if self._start is None:
+            self._start = received_bytes
+            self._woken.set()
+
+    def end(self) -> None:
+        """End the messages."""
+        self._is_over = True
+        self._woken.set()
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._first
+        while self._start is None and not self._is_over:
+            self._wait()
+        offset_bytes = self._start or 0
+        while not (self._is_over or self._value.is_taken):
+            try:
+                piece = self._value.piece(offset_bytes, self._woken.set)
+            except HeliographError as error:
+                self.error = None if self._is_over or self._value.is_taken else error
+                self._cancel()
+                return
+            if piece is None:
+                self._wait()
+                continue
+            yield piece.message
+            offset_bytes += piece.size_bytes
+            if offset_bytes >= self._value.size_bytes:
+                return
+
+    def _wait(self) -> None:
+        self._woken.wait()
+        self._woken.clear()

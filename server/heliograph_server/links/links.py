@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from heliograph.transport.channels import token_in
+from heliograph.transport.handshake import NO_LISTENER, why_unreachable
 from heliograph.transport.tls import read_pem
 from heliograph_proto.addresses import Address, Credentials, parse_address
 from heliograph_proto.codec.status import error_from_metadata
@@ -45,6 +46,16 @@ RECEIVED_BYTES = 64 * 2**20
 MAX_LINKS = 1024
 #: The approximate size of a request for a value.
 ASK_BYTES = 64
+#: The time of one attempt to connect again.
+DIAL_SECONDS = 2.0
+#: The codes of calls whose connection breaks. A daemon's own errors are typed.
+BREAKS = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
 #: A link that is unused for so long is closed.
 IDLE_SECONDS = 60.0
 
@@ -131,17 +142,50 @@ def error_of(broken: Any, source: PeerSource) -> HeliographError:
     return InternalError(f"{source.address} failed: {broken.code().name}: {details}")
 
 
-def pull_request(source: PeerSource, edge: Edge, run: int) -> bytes:
-    """The request for a large value."""
+def is_break(broken: Any) -> bool:
+    """True if a failed call may only say that its connection broke."""
+    trailing = broken.trailing_metadata() if hasattr(broken, "trailing_metadata") else None
+    is_typed = error_from_metadata(tuple((key, value) for key, value in trailing or ())) is not None
+    return broken.code() in BREAKS and not is_typed
+
+
+def gone(source: PeerSource, was_there: bool) -> MemberLostError | None:
+    """The error of a daemon that is not there for sure: nothing listens at its address, or the
+    address has no host and never had. Blocks for about a second at most."""
+    why, _ = why_unreachable(address_of(source.address))
+    is_sure = why in NO_LISTENER or (not was_there and "does not resolve" in why)
+    return lost(source, why) if is_sure else None
+
+
+def check_incarnation(source: PeerSource, found: bytes) -> None:
+    """Raise MemberLostError if another incarnation answers."""
+    if found != source.incarnation:
+        raise lost(source, "another incarnation of the daemon answers there")
+
+
+def pull_request(source: PeerSource, sink: Sink, attempt: int) -> bytes:
+    """The request for a large value, or the rest of it."""
     return peer_pb2.PullRequest(
-        incarnation=source.incarnation, edge=edge.name, run=run, capability=edge.capability(run)
+        incarnation=source.incarnation,
+        edge=sink.edge.name,
+        run=sink.run,
+        capability=sink.edge.capability(sink.run),
+        attempt=attempt,
+        offset_bytes=sink.received_bytes,
     ).SerializeToString()
 
 
-def push_request(destination: PeerSource, edge: Edge, run: int, size_bytes: int) -> bytes:
-    """The first message of a large value."""
+def push_request(
+    destination: PeerSource, edge: Edge, run: int, size_bytes: int, attempt: int, *, again: bool
+) -> bytes:
+    """The first message of a large value. `again`: an earlier call for it broke off."""
     target = peer_pb2.PushTarget(
-        incarnation=destination.incarnation, edge=edge.name, run=run, capability=edge.capability(run)
+        incarnation=destination.incarnation,
+        edge=edge.name,
+        run=run,
+        capability=edge.capability(run),
+        attempt=attempt,
+        again=again,
     )
     return peer_pb2.PushRequest(size_bytes=size_bytes, target=target).SerializeToString()
 

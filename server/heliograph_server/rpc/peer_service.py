@@ -23,7 +23,6 @@ from heliograph_proto.codec import encode, encode_error
 from heliograph_proto.codec.bulk import decode_download
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import (
-    CancelledError,
     HeliographError,
     LimitExceededError,
     MemberLostError,
@@ -32,11 +31,12 @@ from heliograph_proto.errors import (
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.exchange.incoming import IncomingValue
-from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue
+from heliograph_server.exchange.outgoing import SMALL_BYTES, GivenAnswers, OutgoingValue, unneeded
 from heliograph_server.links import links
 from heliograph_server.links.aio import taken
 from heliograph_server.links.links import wrong_size
 from heliograph_server.links.probe import check_probe, probe
+from heliograph_server.links.requests import RECEIPT_BYTES
 from heliograph_server.resources.failures import typed
 from heliograph_server.rpc.leases.take_service import TakeService
 from heliograph_server.rpc.receiving import first_of
@@ -105,7 +105,7 @@ class PeerService:
         request = _decoded(data)
         exchange = self._exchange(request.incarnation)
         self._brought.limit = exchange.budget.limit_bytes
-        conversation = Conversation(exchange, context, self._movers, self._brought)
+        conversation = Conversation(exchange, context, self._movers, self._brought, request.attempt)
         self._open[conversation] = asyncio.current_task()
         try:
             await conversation.take(request)
@@ -140,19 +140,19 @@ class PeerService:
         exchange = self._exchange(request.incarnation)
         asked: LoopAnswer[OutgoingValue] = LoopAnswer()
         name = request.edge, request.run
-        exchange.ask(*name, request.capability, asked.answer)
-        value: OutgoingValue | None = None
+        exchange.ask(*name, request.capability, asked.answer, request.attempt)
         try:
             value = await asked.found()
-            async for message in taken(value, asked.loop):
-                await context.write(message)
-            exchange.counter.sent(value.size_bytes)
+            value.acknowledge(request.offset_bytes)
+            async for message in taken(value, asked.loop, request.offset_bytes):
+                await _write(context, message)
+            exchange.counter.sent(value.size_bytes - request.offset_bytes)
         finally:
-            exchange.withdraw(*name, asked.answer)
-            asked.leave(OutgoingValue.drop)
+            # The value stays for another call, until its reader has said that it is there.
+            exchange.withdraw(*name, asked.answer, again=True)
 
     @takes_bytes
-    async def Push(self, _requests: object, context: Context) -> peer_pb2.PushResponse:
+    async def Push(self, _requests: object, context: Context) -> None:
         first: Any = await first_of(context.read())
         if first is aio.EOF:
             raise ProtocolError("the first message of a value that is brought must name it")
@@ -160,35 +160,36 @@ class PeerService:
         exchange = self._exchange(request.target.incarnation)
         brought: LoopAnswer[IncomingValue] = LoopAnswer()
         name = request.target.edge, request.target.run
-        exchange.bring(*name, request.target.capability, brought.answer)
+        exchange.bring(*name, request.target.capability, brought.answer, request.target.attempt)
         try:
             landing = await brought.found()
+            if request.target.again:
+                await _write(context, _receipt(landing.received_bytes))
             await self._receive(landing, request.size_bytes, context)
-            return peer_pb2.PushResponse(received_bytes=landing.size_bytes)
+            await _write(context, _receipt(landing.size_bytes))
         finally:
-            exchange.leave(*name, brought.answer)
-            gone = MemberLostError("the daemon that brought a value broke off in the middle of it")
-            brought.leave(lambda landing: landing.fail(gone))
+            # The place stays for another call.
+            exchange.leave(*name, brought.answer, again=True)
 
     async def _receive(self, landing: IncomingValue, size_bytes: int, context: Context) -> None:
-        try:
-            if size_bytes != landing.size_bytes:
-                raise wrong_size(size_bytes, landing.size_bytes)
-            while (data := await _next(context)) is not None:
-                piece = decode_download(data)
-                write = partial(landing.write, piece.offset_bytes, piece.data)
-                if landing.is_quick:
-                    is_needed = write()
-                else:
-                    is_needed = await asyncio.get_running_loop().run_in_executor(self._movers, write)
-                if not is_needed:
-                    raise CancelledError("no run waits for this value any more")
-            landing.finish()
-            if landing.error is not None:
-                raise landing.error.anew()
-        except Exception as error:
-            landing.fail(typed(error, "receiving a value"))
-            raise
+        """Write the pieces that come. Raises ProtocolError if they end too early; the daemon that
+        brings them may then come back."""
+        if size_bytes != landing.size_bytes:
+            landing.fail(wrong_size(size_bytes, landing.size_bytes))
+        told_bytes = landing.received_bytes
+        while landing.error is None and landing.received_bytes < size_bytes:
+            if (data := await _next(context)) is None:
+                at = landing.received_bytes
+                raise ProtocolError(f"the value ended at byte {at:,} of {size_bytes:,}")
+            if landing.is_quick:
+                _land(landing, data)
+            else:
+                await asyncio.get_running_loop().run_in_executor(self._movers, _land, landing, data)
+            if landing.received_bytes - told_bytes >= RECEIPT_BYTES:
+                told_bytes = landing.received_bytes
+                await _write(context, _receipt(told_bytes))
+        if landing.error is not None:
+            raise landing.error.anew()
 
     async def Echo(self, request: peer_pb2.EchoRequest, context: Context) -> peer_pb2.EchoResponse:
         if len(request.payload) > ECHO_BYTES:
@@ -219,6 +220,32 @@ class PeerService:
         return encode(found, peer_pb2.ProbeResponse)
 
 
+def _land(landing: IncomingValue, data: bytes) -> None:
+    """Write a piece, unless it is there. Fails the value if that fails, and ends it with its last
+    piece."""
+    try:
+        piece = decode_download(data)
+        landing.write(piece.offset_bytes, piece.data)
+        if landing.received_bytes >= landing.size_bytes:
+            landing.finish()
+    except Exception as error:
+        landing.fail(typed(error, "receiving a value"))
+
+
+def _receipt(received_bytes: int) -> peer_pb2.PushResponse:
+    return peer_pb2.PushResponse(received_bytes=received_bytes)
+
+
+async def _write(context: Context, message: Any) -> None:
+    try:
+        await context.write(message)
+    except aio.BaseError:
+        # The connection broke. gRPC cancels the handler once it has found that, and would log an
+        # error if the handler ended before.
+        await asyncio.sleep(LAST_WRITE_SECONDS)
+        raise
+
+
 def _decoded(data: bytes) -> peer_pb2.ExchangeRequest:
     """Decode a request. Raises LimitExceededError before a message that is too large is decoded."""
     if len(data) > links.MOST_MESSAGE_BYTES:
@@ -240,18 +267,11 @@ class LoopAnswer(Generic[Found]):
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] = self.loop.create_future()
-        self._lock = threading.Lock()
         self._found: Found | HeliographError | None = None
-        self._has_left = False
 
     def answer(self, found: Any) -> None:
         """Set the answer. From any thread."""
-        with self._lock:
-            self._found = found
-            is_late = self._has_left
-        if is_late:
-            _give_up(found)
-            return
+        self._found = found
         try:
             self.loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
@@ -268,21 +288,6 @@ class LoopAnswer(Generic[Found]):
         if isinstance(self._found, HeliographError):
             raise self._found.at(self._found.origin)
         return self._found
-
-    def leave(self, give_up: Callable[[Any], None]) -> None:
-        """End the handler, and give up a value that it did not finish."""
-        with self._lock:
-            self._has_left = True
-            found = self._found
-        if found is not None and not isinstance(found, HeliographError):
-            give_up(found)
-
-
-def _give_up(found: object) -> None:
-    if isinstance(found, OutgoingValue):
-        found.drop()
-    elif isinstance(found, IncomingValue):
-        found.fail(MemberLostError("the daemon that brought a value is gone"))
 
 
 class LoopBudget:
@@ -306,16 +311,19 @@ class LoopBudget:
 class Conversation:
     """The small values of one stream. Created on its loop; answers come from any thread.
 
-    `brought` is the budget of received values whose tensors are not known yet.
+    `brought` is the budget of received values whose tensors are not known yet. `attempt` is larger
+    than that of an earlier stream of the same daemon, whose requests this one takes over.
     """
 
     def __init__(
-        self, exchange: LiveExchange, context: Context, movers: Executor, brought: LoopBudget
+        self, exchange: LiveExchange, context: Context, movers: Executor, brought: LoopBudget, attempt: int
     ) -> None:
         self._exchange = exchange
         self._context = context
         self._movers = movers
         self._brought = brought
+        self._attempt = attempt
+        self._given = GivenAnswers()
         #: The bytes of that budget taken by this stream, by number.
         self._held: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
@@ -337,6 +345,7 @@ class Conversation:
 
         Raises ProtocolError for a number that is in use.
         """
+        self._receive(request)
         for ask in request.asks:
             self._ask(ask)
             if len(self._answers) > UNREAD_ANSWERS:
@@ -350,6 +359,15 @@ class Conversation:
                 self._let_go(number)
                 withdraw()
 
+    def _receive(self, request: peer_pb2.ExchangeRequest) -> None:
+        """Note what the other side has."""
+        self._given.received(request.received_answers)
+        for one in request.receipts:
+            name = one.edge, one.run, one.capability
+            self._exchange.received(*name, one.received_bytes, unneeded=one.unneeded)
+            if one.number:
+                self._answer(one.number, None)
+
     async def _room(self) -> None:
         """Wait until the other side has read answers. Its end cancels the handler."""
         while len(self._answers) > UNREAD_ANSWERS:
@@ -359,7 +377,7 @@ class Conversation:
     def _ask(self, ask: peer_pb2.Ask) -> None:
         asker = partial(self._answer, ask.number)
         self._note(ask.number, partial(self._exchange.withdraw, ask.edge, ask.run, asker))
-        self._exchange.ask(ask.edge, ask.run, ask.capability, asker)
+        self._exchange.ask(ask.edge, ask.run, ask.capability, asker, self._attempt)
 
     def _bring(self, bring: peer_pb2.Bring) -> None:
         size_bytes = len(bring.data)
@@ -372,7 +390,7 @@ class Conversation:
         self._held[bring.number] = self._held.get(bring.number, 0) + size_bytes
         bringer = partial(self._place, bring.number, bring.data)
         self._note(bring.number, partial(self._exchange.leave, bring.edge, bring.run, bringer))
-        self._exchange.bring(bring.edge, bring.run, bring.capability, bringer)
+        self._exchange.bring(bring.edge, bring.run, bring.capability, bringer, self._attempt)
 
     def _note(self, number: int, withdraw: Callable[..., object]) -> None:
         if number in self._open:
@@ -416,7 +434,7 @@ class Conversation:
     def _flush(self) -> None:
         """Write the answers, unless a write is under way."""
         if self._is_closed:
-            self._give_up()
+            self._answers.clear()
         elif self._answers and not self._is_writing:
             self._is_writing = True
             begin(self._context.write(self._encode_next()), self._written)
@@ -437,6 +455,7 @@ class Conversation:
             number, found = self._answers.popleft()
             self._open.pop(number, None)
             self._let_go(number)
+            self._given.add(found if isinstance(found, OutgoingValue) else None)
             if isinstance(found, OutgoingValue):
                 size += self._add_value(response, number, found)
             elif found is None:
@@ -446,24 +465,26 @@ class Conversation:
         return response.SerializeToString()
 
     def _add_value(self, response: peer_pb2.ExchangeResponse, number: int, value: OutgoingValue) -> int:
-        data = value.take_whole()
+        data = value.whole
         if data is None:
+            is_gone = value.is_dropped or value.is_taken
+            error = unneeded() if is_gone else _too_large(value.size_bytes)
             value.drop()
-            response.answers.add(number=number, error=encode_error(_too_large(value.size_bytes)))
+            response.answers.add(number=number, error=encode_error(error))
             return 0
         response.answers.add(number=number, data=data)
         self._exchange.counter.sent(len(data))
         return len(data)
 
     def close(self) -> None:
-        """End the stream. Withdraw its requests, and drop its answers."""
+        """End the stream. Its requests may come again, and get the same answers."""
         self._is_closed = True
         waiting, self._open = self._open, {}
         for withdraw in waiting.values():
             withdraw(again=True)
         for number in tuple(self._held):
             self._let_go(number)
-        self._give_up()
+        self._answers.clear()
 
     async def said(self) -> None:
         """Wait until all answers so far are written, for a bounded time."""
@@ -482,12 +503,6 @@ class Conversation:
                 while self._is_writing:
                     self._went_on.clear()
                     await self._went_on.wait()
-
-    def _give_up(self) -> None:
-        while self._answers:
-            _, found = self._answers.popleft()
-            if isinstance(found, OutgoingValue):
-                found.drop()
 
 
 def _too_large(size_bytes: int) -> ProtocolError:

@@ -48,6 +48,6 @@ class TensorHandoff:
         """Write the tensor; block until it is written. Raises the other daemon's errors, too."""
         ports = self._exchange.open(Partition((Arrival(0, task.command.edge, task.command.source),)))
         try:
-            ports.expect(task.command.run, [task.tensor.placed]).wait(0, abort)
+            ports.expect(task.command.run, [task.tensor.placed], is_awaited=True).wait(0, abort)
         finally:
             ports.close()

@@ -160,10 +160,10 @@ def test_a_value_that_somebody_takes_slowly_is_given_up_with_its_plan() -> None:
         ports.offer(0, 1, tensor, Abort())
         told: list[Any] = []
         exchange.ask(EDGE.name, 1, EDGE.capability(1), told.append)
-        assert told[0].take(lambda: None)
+        assert told[0].piece(0, lambda: None)
         ports.close()
         with pytest.raises(CancelledError):
-            told[0].take(lambda: None)
+            told[0].piece(0, lambda: None)
         assert exchange.budget.held_bytes == 0
 
 

@@ -16,6 +16,7 @@ from simulation.lease import SimulatedLease
 from simulation.move import SimulatedMove
 from simulation.session import SimulatedSession
 from simulation.turns import SimulatedTurns
+from simulation.values import SimulatedValues
 from simulation.world import Violation
 
 KINDS = {
@@ -25,9 +26,10 @@ KINDS = {
     "turns": SimulatedTurns,
     "edge": SimulatedEdge,
     "keeping": SimulatedKeeping,
+    "values": SimulatedValues,
 }
 #: The parts of each kind in ten schedules.
-SHARES = {"session": 3, "lease": 2, "move": 1, "turns": 2, "edge": 1, "keeping": 1}
+SHARES = {"session": 3, "lease": 2, "move": 1, "turns": 2, "edge": 1, "keeping": 1, "values": 1}
 BATCH = 50
 
 

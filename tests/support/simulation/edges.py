@@ -97,7 +97,7 @@ class SimulatedEdge:
             found.answers += 1
             self._failed.add(run)
         elif found is not None:
-            self._fate[run]["dropped"] += 1
+            self._let_go(run, "dropped")
 
     # The consumer
 
@@ -151,4 +151,9 @@ class SimulatedEdge:
         for waiter in waiters:
             waiter.answers += 1
         for value in values:
-            self._fate[value.run]["closed"] += 1
+            self._let_go(value.run, "closed")
+
+    def _let_go(self, run: int, fate: str) -> None:
+        """A value is let go; one that was taken was kept for the same request of another stream."""
+        if not self._fate[run]["taken"]:
+            self._fate[run][fate] += 1

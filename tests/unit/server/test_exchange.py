@@ -304,7 +304,7 @@ def test_a_capability_is_good_for_its_edge_and_run_once(
     }
     errors = {what: told(partial(ask, *it)) for what, it in tries.items()}
     good = told(partial(ask, one.name, 5, one.capability(5)))
-    assert isinstance(good, OutgoingValue) and good.take_whole() is not None
+    assert isinstance(good, OutgoingValue) and good.whole is not None
     errors["reused"] = told(partial(ask, one.name, 5, one.capability(5)))
     waiting = told(partial(ask, one.name, 6, one.capability(6)))
     errors["reused while it waits"] = told(partial(ask, one.name, 6, one.capability(6)))

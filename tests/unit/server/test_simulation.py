@@ -14,13 +14,15 @@ from simulation.lease import SimulatedLease
 from simulation.move import SimulatedMove
 from simulation.session import SimulatedSession
 from simulation.turns import SimulatedTurns
+from simulation.values import SimulatedValues
 from simulation.world import Violation
 
 from heliograph.core import credit
 from heliograph.core.effects import Compute
 from heliograph.procedures.moving import Moving
 from heliograph_proto.errors import HandleExistsError
-from heliograph_server.exchange import ledger
+from heliograph_server.exchange import ledger, outgoing
+from heliograph_server.links import requests
 from heliograph_server.resources import fair_queue, handles
 from heliograph_server.rpc.leases import attaching
 from heliograph_server.runtime import keeper, whereabouts
@@ -38,6 +40,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
         (SimulatedLease, 40),
         (SimulatedMove, 200),
         (SimulatedKeeping, 100),
+        (SimulatedValues, 100),
     ],
 )
 def test_whatever_the_schedule_the_invariants_hold(kind: Any, count: int) -> None:
@@ -125,6 +128,46 @@ def _value_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger.Ledger, "give", give)
 
 
+def _values_that_left_are_freed(patch: pytest.MonkeyPatch) -> None:
+    """A small value is given up once it was sent, whether or not it arrived."""
+    patch.setattr(
+        outgoing.GivenAnswers, "add", lambda self, value: value and value.acknowledge(value.size_bytes)
+    )
+
+
+def _the_first_request_counts(patch: pytest.MonkeyPatch) -> None:
+    """A request that comes again does not take the place of the one whose connection broke."""
+    real = ledger.Ledger.show
+    patch.setattr(
+        ledger.Ledger, "show", lambda self, run, shown, waiter, attempt=0: real(self, run, shown, waiter)
+    )
+
+
+def _requests_go_once(patch: pytest.MonkeyPatch) -> None:
+    """What waits is not asked for again after a break."""
+    real = requests.LinkRequests.begin
+
+    def begin(self: requests.LinkRequests) -> None:
+        waiting, self.waiting = self.waiting, {}
+        real(self)
+        self.waiting = waiting
+
+    patch.setattr(requests.LinkRequests, "begin", begin)
+
+
+def _receipts_go_once(patch: pytest.MonkeyPatch) -> None:
+    """A receipt that the other daemon waits for is not sent again after a break."""
+    real = requests.LinkRequests.broke
+
+    def broke(self: requests.LinkRequests) -> None:
+        real(self)
+        for number, one in list(self.waiting.items()):
+            if isinstance(one, requests.Receipt):
+                del self.waiting[number]
+
+    patch.setattr(requests.LinkRequests, "broke", broke)
+
+
 def _commands_pass_the_move(patch: pytest.MonkeyPatch) -> None:
     """A client moves its session while commands are under way."""
 
@@ -184,6 +227,10 @@ def _states_of_the_cut_off(patch: pytest.MonkeyPatch) -> None:
         (SimulatedTurns, _turns_by_arrival),
         (SimulatedTurns, _forgotten_tags),
         (SimulatedEdge, _value_twice),
+        (SimulatedValues, _values_that_left_are_freed),
+        (SimulatedValues, _the_first_request_counts),
+        (SimulatedValues, _requests_go_once),
+        (SimulatedValues, _receipts_go_once),
         (SimulatedMove, _commands_pass_the_move),
         (SimulatedMove, _secret_of_the_first_daemon),
         (SimulatedMove, _forgotten_places),
