@@ -515,12 +515,11 @@ class Executor:
         task = work.state.task
         if work.done_at_once():
             return True
-        if isinstance(task, RunTask) and task.command.exchange_run:
-            if (partition := stepwise_of(task)) is not None:
-                # Without the lock, since it writes to other hosts.
-                self._calls.append(partial(self._run_stepwise, work, partition))
-                return True
-        return False
+        if not isinstance(task, RunTask) or (partition := stepwise_of(task)) is None:
+            return False
+        # Without the lock, since it writes to other hosts.
+        self._calls.append(partial(self._run_stepwise, work, partition))
+        return True
 
     def _run_stepwise(self, work: CommandWork, partition: Stepwise) -> None:
         """Run a partition whose splits are all short, without occupying a thread while it waits."""

@@ -70,7 +70,9 @@ class CommandWork:
 def stepwise_of(task: RunTask) -> Stepwise | None:
     """Return the steps of a partition whose splits are all short, if the run touches no
     tensors."""
-    if task.command.loop is not None or any(isinstance(one, TensorHandle) for one in task.inputs):
+    if not task.command.exchange_run or task.command.loop is not None:
+        return None
+    if any(isinstance(one, TensorHandle) for one in task.inputs):
         return None
     if any(one.tensor is not None or one.into is not None for one in task.outputs):
         return None
