@@ -227,7 +227,7 @@ def datatype_of_array(array: Array) -> str:
 # Each output of each answer asks.
 @lru_cache
 def _datatype_of_numpy(found: np.dtype[Any]) -> str:
-    if found == object:
+    if found.hasobject:
         return BYTES
     try:
         return _NAMES[dtype(found).name]
