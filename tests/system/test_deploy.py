@@ -20,14 +20,14 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 from deploying import Container, Engine, why_not
-from deploying.engine import BASE, DEMO_IMAGE, IMAGE, PREPARED, SECONDS, tries
+from deploying.engine import BASE, DEMO_IMAGE, IMAGE, KSERVE_IMAGE, PREPARED, SECONDS, tries
 
 import heliograph as hg
 from heliograph.testing import wait_until_serving
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(400)]
 
-COMPOSE = "deploy/compose.yaml"
+COMPOSE, KSERVE_COMPOSE = "deploy/compose.yaml", "deploy/kserve/compose.yaml"
 BUF = PREPARED / "node_modules/.bin/buf"
 #: Some seconds of work.
 WIDTH, STEPS = 512, 1000
@@ -274,18 +274,39 @@ def until_told(name: str) -> float:
     raise AssertionError(f"Prometheus has no {name}")
 
 
-def test_the_demo_of_the_compose_file_succeeds(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    compose = shutil.which("docker-compose")
-    if compose is None:
+@pytest.fixture
+def compose() -> str:
+    """The command docker-compose."""
+    found = shutil.which("docker-compose")
+    if found is None:
         pytest.skip("no docker-compose command: install docker-compose")
-    engine.build(DEMO_IMAGE, "demo")
-    command = [compose, "--file", COMPOSE, "--project-name", "shown"]
+    return found
+
+
+def until_client_ends(engine: Engine, compose: str, file: str, project: str) -> str:
+    """What the containers of a compose file say until its client ends, well."""
+    command = [compose, "--file", file, "--project-name", project]
     try:
-        said = engine.told(
+        return engine.told(
             *command, "up", "--no-build", "--no-color", "--exit-code-from", "client", both=True
         )
     finally:
-        engine.told(*command, "down", "--timeout", "40")
+        engine.told(*command, "down", "--volumes", "--timeout", "40")
+
+
+def test_the_demo_of_the_compose_file_succeeds(
+    engine: Engine, compose: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.build(DEMO_IMAGE, "demo")
+    said = until_client_ends(engine, compose, COMPOSE, "shown")
     assert "the same bits as in one process" in said
     with capsys.disabled():
         print("\n" + "\n".join(line for line in said.splitlines() if line.startswith("client")))
+
+
+def test_a_client_of_the_open_inference_protocol_gets_scores_from_a_container(
+    engine: Engine, compose: str
+) -> None:
+    engine.build(KSERVE_IMAGE, "runtime", "kserve")
+    said = until_client_ends(engine, compose, KSERVE_COMPOSE, "served")
+    assert "scores: [36.0, 36.0, 36.0, 36.0]" in said

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import yaml
+from daemon_threads import thread_daemon
 from paths import DEPLOY
+from waiting import SECONDS, until
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +32,9 @@ def test_the_dockerfile_is_what_its_linter_wants() -> None:
     assert not done.returncode and not done.stdout, done.stdout
 
 
-def test_every_container_of_the_compose_file_is_as_hard_as_the_others() -> None:
-    for name, service in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].items():
+@pytest.mark.parametrize("file", ["compose.yaml", "kserve/compose.yaml"])
+def test_every_container_of_a_compose_file_is_as_hard_as_the_others(file: str) -> None:
+    for name, service in yaml.safe_load((DEPLOY / file).read_text())["services"].items():
         assert service["read_only"] and service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"] and service["mem_limit"], name
 
@@ -71,3 +75,10 @@ def test_an_environment_keeps_what_is_imported(slim: dict[str, Any], tmp_path: P
         timeout=60,
     )
     assert done.stdout.strip() == "af13", done.stderr
+
+
+def test_the_model_of_the_kserve_example_gives_what_its_client_expects(tmp_path: Path) -> None:
+    runpy.run_path(str(DEPLOY / "kserve/write_model.py"))["main"](str(tmp_path))
+    with thread_daemon(models=str(tmp_path), kserve_http="127.0.0.1:0") as daemon:
+        until(lambda: urlopen(f"{daemon.kserve_url}/v2/health/ready", timeout=SECONDS).status == 200)
+        runpy.run_path(str(DEPLOY / "kserve/ask.py"))["main"](daemon.kserve_url)

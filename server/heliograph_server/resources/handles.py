@@ -338,6 +338,8 @@ class PlanHandle:
     request: CompileRequest | None = None
     #: The tensors among its leaves that are weights: each run reads them.
     weights: tuple[TensorHandle, ...] = field(init=False)
+    #: The tensors that a run wrote and used last, which do not overlap.
+    separate: tuple[tuple[TensorHandle, ...], tuple[TensorHandle, ...]] = ((), ())
 
     def __post_init__(self) -> None:
         self.weights = self.bound.weight_tensors

@@ -84,7 +84,7 @@ from heliograph_server.session.protocol.instructions import (
 from heliograph_server.session.protocol.run_validation import InlineRunFit
 from heliograph_server.session.run_timeline import RunBook
 from heliograph_server.session.staging import StagedUpload, Staging
-from heliograph_server.session.work import CommandWork, is_short, stepwise_of
+from heliograph_server.session.work import CommandWork, stepwise_of
 
 logger = logging.getLogger(__name__)
 
@@ -498,29 +498,28 @@ class Executor:
         try:
             if queue.error is not None:
                 raise queue.error.anew()
-            if isinstance(task, RunTask) and self._start_run(work, task):
+            if isinstance(task, RunTask):
+                self._observers.add(state.sequence, task, work.device_lock)
+            if queue.queued == 1 and self._at_once() and self._start_at_once(work):
                 return
+            # A run on several devices reaches each of them at its own time.
+            if isinstance(task, RunTask) and not isinstance(task.plan.plan.plan, MultiDevicePlan):
+                work.is_queued = True
+                work.device_lock.run_queued()
             queue.stream.submit(work.run, partial(self.work_done, work))
         except Exception as error:
             self.work_done(work, error)
 
-    def _start_run(self, work: CommandWork, task: RunTask) -> bool:
-        """Prepare a run. True if it runs at once or stepwise, without a place in its queue."""
-        loaded: LoadedPlan = task.plan.plan
-        self._observers.add(work.state.sequence, task, work.device_lock)
-        if work.queue.queued == 1 and self._at_once():
-            if is_short(work, task) and work.device_lock.at_once(work.run_at_once):
-                self.work_done(work, None)
-                return True
-            if task.command.exchange_run and (partition := stepwise_of(task)) is not None:
-                # Without the lock, since it writes to other hosts.
-                self._calls.append(partial(self._run_stepwise, work, partition))
-                return True
-        # A run on several devices reaches each of them at its own time.
-        if not isinstance(loaded.plan, MultiDevicePlan):
-            work.is_queued = True
-            work.device_lock.run_queued()
-        return False
+    def _start_at_once(self, work: CommandWork) -> bool:
+        """Perform short work, or begin a stepwise run. True if it takes no place in its queue."""
+        task = work.state.task
+        if work.done_at_once():
+            return True
+        if not isinstance(task, RunTask) or (partition := stepwise_of(task)) is None:
+            return False
+        # Without the lock, since it writes to other hosts.
+        self._calls.append(partial(self._run_stepwise, work, partition))
+        return True
 
     def _run_stepwise(self, work: CommandWork, partition: Stepwise) -> None:
         """Run a partition whose splits are all short, without occupying a thread while it waits."""

@@ -10,13 +10,18 @@ from heliograph_backends.contract import Abort
 from heliograph_proto.commands import Completion
 from heliograph_server.plans.loaded_plan import LoadedPlan
 from heliograph_server.plans.stepwise import Stepwise
+from heliograph_server.resources.checks import len_bytes
 from heliograph_server.resources.device_queue import SHORT_US, DeviceLock
 from heliograph_server.resources.handles import DeviceQueue, TensorHandle
 from heliograph_server.session.protocol.dependencies import CommandState
-from heliograph_server.session.protocol.instructions import RunTask
+from heliograph_server.session.protocol.instructions import CopyTask, ReadTask, RunTask, WriteTask
 
 if TYPE_CHECKING:
     from heliograph_server.session.executor import Executor
+
+
+#: A copy of more bytes than these has its turn on its device's thread.
+QUICK_BYTES = 64 * 1024
 
 
 class CommandWork:
@@ -49,8 +54,15 @@ class CommandWork:
             with nullcontext() if self.state.waits_for_client else self.device_lock:
                 self.executor.do_work(self)
 
-    def run_at_once(self) -> None:
-        """Perform the work on the submitting thread, which holds the session's lock."""
+    def done_at_once(self) -> bool:
+        """Perform short work on the submitting thread, which holds the session's lock. False if it
+        is long, or its device computes."""
+        if not (is_short(self) and self.device_lock.at_once(self._run_at_once)):
+            return False
+        self.executor.work_done(self, None)
+        return True
+
+    def _run_at_once(self) -> None:
         if self.executor.begin_work(self):
             self.executor.do_work(self)
 
@@ -58,7 +70,9 @@ class CommandWork:
 def stepwise_of(task: RunTask) -> Stepwise | None:
     """Return the steps of a partition whose splits are all short, if the run touches no
     tensors."""
-    if task.command.loop is not None or any(isinstance(one, TensorHandle) for one in task.inputs):
+    if not task.command.exchange_run or task.command.loop is not None:
+        return None
+    if any(isinstance(one, TensorHandle) for one in task.inputs):
         return None
     if any(one.tensor is not None or one.into is not None for one in task.outputs):
         return None
@@ -66,8 +80,11 @@ def stepwise_of(task: RunTask) -> Stepwise | None:
     return loaded.copies[task.slot].stepwise()
 
 
-def is_short(work: CommandWork, task: RunTask) -> bool:
-    """True if a run is quick and on the host, so that it is performed at once."""
+def is_short(work: CommandWork) -> bool:
+    """True if work is quick and on the host, so that it is performed at once."""
+    task = work.state.task
+    if not isinstance(task, RunTask):
+        return isinstance(task, (WriteTask, ReadTask, CopyTask)) and _copies_little(task)
     # The number of steps of a loop is unknown, however short they are.
     if task.command.loop is not None:
         return False
@@ -78,3 +95,19 @@ def is_short(work: CommandWork, task: RunTask) -> bool:
     bound = (*task.inputs, *(one.into for one in task.outputs))
     storages = (one.storage for one in bound if isinstance(one, TensorHandle))
     return all(one is None or one.device == work.queue.device for one in storages)
+
+
+def _copies_little(task: WriteTask | ReadTask | CopyTask) -> bool:
+    """True if a task copies few bytes within the host's memory, and waits for no others."""
+    if isinstance(task, CopyTask):
+        size = task.source.type.nbytes
+        return size <= QUICK_BYTES and _is_on_host(task.source) and _is_on_host(task.destination)
+    if task.place is not None or task.command.transfer:
+        return False
+    size = len_bytes(task.command.data or b"") if isinstance(task, WriteTask) else task.command.size_bytes
+    return size <= QUICK_BYTES and _is_on_host(task.tensor)
+
+
+def _is_on_host(tensor: TensorHandle) -> bool:
+    buffer = None if tensor.storage is None else tensor.storage.buffer
+    return buffer is not None and buffer.buffer_type.is_host

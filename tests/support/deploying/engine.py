@@ -23,7 +23,7 @@ from heliograph.testing import wait_until_serving
 #: What `prepare.sh` filled.
 PREPARED = Path(os.environ.get("DEPLOY_PREPARED", ROOT / ".venv-deploy"))
 BASE = "python:3.11-slim-bookworm"
-IMAGE, DEMO_IMAGE = "heliograph", "heliograph-demo"
+IMAGE, DEMO_IMAGE, KSERVE_IMAGE = "heliograph", "heliograph-demo", "heliograph-kserve"
 PORT = 7070
 WHEELS_PORT = 8099
 #: What the base lacks to be what it stands in for: commands named `python` and `pip`.
@@ -180,10 +180,11 @@ class Engine:
         self.docker("import", str(PREPARED / "base.tar"), f"{BASE}-raw")
         self.docker("build", "--tag", BASE, "-", stdin=STAND_IN)
 
-    def build(self, image: str, target: str) -> str:
+    def build(self, image: str, target: str, extras: str = "server") -> str:
         """An image of deploy/Dockerfile, from wheels alone; gives what was said."""
         with _wheels_served() as url:
-            wheels = ["--build-arg", "PIP_NO_INDEX=1", "--build-arg", f"PIP_FIND_LINKS={url}"]
+            given = ["PIP_NO_INDEX=1", f"PIP_FIND_LINKS={url}", f"EXTRAS={extras}"]
+            wheels = [part for one in given for part in ("--build-arg", one)]
             what = ["--file", "deploy/Dockerfile", "--target", target, "--tag", image, "--network", "host"]
             return self.docker("build", *what, *wheels, ".")
 

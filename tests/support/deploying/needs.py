@@ -1,4 +1,4 @@
-"""Prints what the image and the demo need by pyproject.toml, one requirement a line, for `pip download`."""
+"""Prints what the images and the demo need by pyproject.toml, one requirement a line, for `pip download`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ def main() -> None:
     project = found["project"]
     needed = [*found["build-system"]["requires"], *project["dependencies"]]
     extras = project["optional-dependencies"]
-    # The demo's is "heliograph[...]", with the names of others.
-    for extra in extras["demo"][0].removeprefix("heliograph[").removesuffix("]").split(","):
-        needed += extras[extra]
-    for one in needed:
-        if not one.startswith("heliograph["):
-            print(re.sub(r"\s|;.*", "", one))
+    # Extras name others as "heliograph[...]".
+    for one in [*needed, "heliograph[demo,kserve]"]:
+        for found in required(one, extras):
+            print(re.sub(r"\s|;.*", "", found))
+
+
+def required(requirement: str, extras: dict[str, list[str]]) -> list[str]:
+    """A requirement, with those of the extras that it names in place of itself."""
+    if not requirement.startswith("heliograph["):
+        return [requirement]
+    names = requirement.removeprefix("heliograph[").removesuffix("]").split(",")
+    return [found for name in names for one in extras[name] for found in required(one, extras)]
 
 
 if __name__ == "__main__":

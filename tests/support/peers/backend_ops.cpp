@@ -2,9 +2,11 @@
 //
 //     backend_ops ENDPOINT
 //     backend_ops list
+//     backend_ops serve ENDPOINT
 //
 // Reads the number of a case from each line, and answers "NUMBER ok", "NUMBER fail" or "NUMBER skip" where ggml's
 // own CPU does not support it. ggml's client ends the program where the server hangs up. `list` prints the names.
+// `serve` is ggml's own server over its CPU, until it is killed.
 
 #define main test_backend_ops_main
 #include "test-backend-ops.cpp"
@@ -43,8 +45,13 @@ static ggml_backend_t reference() {
 
 int main(int argc, char ** argv) {
     int results = apart();
+    if (argc == 3 && std::string(argv[1]) == "serve") {
+        ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+        ggml_backend_rpc_start_server(argv[2], nullptr, 2, 1, &cpu);
+        return 1;
+    }
     if (argc != 2) {
-        fprintf(stderr, "backend_ops ENDPOINT, or list\n");
+        fprintf(stderr, "backend_ops ENDPOINT, list, or serve ENDPOINT\n");
         return 2;
     }
     Cases cases = make_test_cases_eval();

@@ -36,6 +36,7 @@ class Stream:
         self._socket = connection
         self._read = bytearray(_READ_BYTES)
         self._first = self._last = 0
+        self._seconds: float | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -45,8 +46,14 @@ class Stream:
     def wait(self, seconds: float | None) -> None:
         """Wait for the first byte of a message. Raises ConnectionEndedError, TimeoutError."""
         if self._first == self._last:
-            self._socket.settimeout(seconds)
+            self._allow(seconds)
             self._more()
+
+    def _allow(self, seconds: float | None) -> None:
+        """Bound further reads and writes. Each call of the socket's is one of the system's."""
+        if seconds != self._seconds:
+            self._socket.settimeout(seconds)
+            self._seconds = seconds
 
     def _more(self) -> None:
         count = self._socket.recv_into(self._read)
@@ -66,11 +73,11 @@ class Stream:
 
     def into(self, out: memoryview) -> None:
         """Fill memory with bytes. Raises ConnectionEndedError, TimeoutError."""
-        self._socket.settimeout(SILENT_SECONDS)
         done = min(self._last - self._first, out.nbytes)
         out[:done] = memoryview(self._read)[self._first : self._first + done]
         self._first += done
         while done < out.nbytes:
+            self._allow(SILENT_SECONDS)
             if out.nbytes - done >= _READ_BYTES // 2:
                 count = self._socket.recv_into(out[done:])
                 if not count:
@@ -85,7 +92,7 @@ class Stream:
 
     def send(self, data: c.Bytes) -> None:
         """Send bytes. Raises TimeoutError, OSError."""
-        self._socket.settimeout(SILENT_SECONDS)
+        self._allow(SILENT_SECONDS)
         self._socket.sendall(data)
 
 

@@ -74,8 +74,9 @@ class RpcDevice:
         return self.names[device]
 
     def flush(self) -> None:
-        """Submit what was sent so far. Raises the error of earlier commands."""
-        self._session.flush()
+        """Submit what was sent so far, but writes that a graph or a read may follow. Raises the
+        error of earlier commands."""
+        self._session.flush_work()
 
     # Buffers
 

@@ -53,13 +53,16 @@ class GatewaySession:
         self._in_flight_bytes = 0
         #: Commands that are submitted together: each submission wakes the device's thread.
         self._held: list[c.Command] = []
+        #: True if they are writes alone, which the next command submits.
+        self._may_wait = True
         #: Commands since the last wait.
         self._unawaited = 0
         self.piece_bytes = self.info.limits.inline_bytes
         self._most_bytes = max(self.piece_bytes, self.info.limits.in_flight_bytes // 4)
         self._on_lost = on_lost
         self._turns, self._compile_seconds = turns, compile_seconds
-        self._session.attach(self._apply, self._lose)
+        # Nothing interrupts the connection's thread, so it does what is short itself.
+        self._session.attach(self._apply, self._lose, at_once=lambda: True)
 
     def close(self) -> None:
         """End the session and free its memory."""
@@ -128,10 +131,16 @@ class GatewaySession:
         for place, kind in enumerate(kinds):
             self._sequence += 1
             is_last = notify and place == len(kinds) - 1
+            self._may_wait = self._may_wait and isinstance(kind, c.SetTensor)
             self._held.append(c.Command(self._sequence, kind, notify=is_last))
         if notify or len(self._held) >= MOST_HELD:
             self.flush()
         return self._sequence
+
+    def flush_work(self) -> None:
+        """Submit the commands that are held, unless they are writes alone. Raises as `flush`."""
+        if not self._may_wait:
+            self.flush()
 
     def flush(self) -> None:
         """Submit the commands that are held. Raises the error of an earlier one."""
@@ -140,7 +149,7 @@ class GatewaySession:
         with self._changed:
             self._check()
             self._results.clear()
-        held, self._held = self._held, []
+        held, self._held, self._may_wait = self._held, [], True
         self._session.submit(held)
 
     def _check(self) -> None:

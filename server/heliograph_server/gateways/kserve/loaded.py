@@ -38,6 +38,12 @@ class _Work(Protocol):
         """Yield the answers to a request."""
         ...
 
+    async def infer(
+        self, tenant: str, feeds: Mapping[str, Array], options: InferOptions, seconds: float
+    ) -> dict[str, Array]:
+        """Return the answers to a request as one."""
+        ...
+
     async def end_idle(self) -> None:
         """Give back what is not in use."""
         ...
@@ -72,9 +78,9 @@ class _Runs:
     async def answers(
         self, tenant: str, feeds: Mapping[str, Array], options: InferOptions, seconds: float
     ) -> AsyncGenerator[Answer]:
-        yield await self._infer(tenant, feeds, options, seconds), True
+        yield await self.infer(tenant, feeds, options, seconds), True
 
-    async def _infer(
+    async def infer(
         self, tenant: str, feeds: Mapping[str, Array], options: InferOptions, seconds: float
     ) -> dict[str, Array]:
         if self._settings.sequences:
@@ -126,6 +132,13 @@ class _Texts:
                         yield outputs, bool(piece.reason)
         finally:
             self._statistics.answered(time.monotonic() - began, failed=not is_answered)
+
+    async def infer(
+        self, tenant: str, feeds: Mapping[str, Array], options: InferOptions, seconds: float
+    ) -> dict[str, Array]:
+        found = [one async for one, _ in self.answers(tenant, feeds, options, seconds)]
+        whole = b"".join(one[ANSWER].item() for one in found)
+        return {**found[-1], ANSWER: text(whole.decode())}
 
     def _count(self, seconds: float, prompt_seconds: float) -> None:
         times = RunTimes(prompt_seconds, max(seconds - prompt_seconds, 0.0), 0.0)
@@ -198,11 +211,7 @@ class LoadedModel:
         Raises UnsupportedError and InvalidInputError for a sequence that the model cannot have, and
         the errors of `Dispatcher.infer` and `Writer.answer`.
         """
-        found = [one async for one, _ in self.answers(tenant, feeds, options, seconds)]
-        if len(found) == 1:
-            return found[0]
-        whole = b"".join(one[ANSWER].item() for one in found)
-        return {**found[-1], ANSWER: text(whole.decode())}
+        return await self._work.infer(tenant, feeds, options, seconds)
 
     def answers(
         self, tenant: str, feeds: Mapping[str, Array], options: InferOptions, seconds: float = math.inf

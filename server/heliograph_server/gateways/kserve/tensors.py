@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -193,6 +194,7 @@ def _is_kind(found: Array, datatype: str) -> bool:
     return int(found.min()) >= bounds.min and int(found.max()) <= bounds.max
 
 
+@lru_cache
 def numpy_of(datatype: str) -> np.dtype[Any]:
     """Return the little-endian NumPy dtype of one of DATATYPES."""
     return dtype(DATATYPES[datatype]).numpy
@@ -219,12 +221,18 @@ def text(value: str) -> Array:
 def datatype_of_array(array: Array) -> str:
     """Return the protocol's data type of an output. Raises InvalidInputError for one that the
     protocol lacks."""
-    if array.dtype == object:
+    return _datatype_of_numpy(array.dtype)
+
+
+# Each output of each answer asks.
+@lru_cache
+def _datatype_of_numpy(found: np.dtype[Any]) -> str:
+    if found.hasobject:
         return BYTES
     try:
-        return _NAMES[dtype(array.dtype).name]
+        return _NAMES[dtype(found).name]
     except (KeyError, TypeError, ValueError):
-        raise InvalidInputError(f"the protocol has no data type for {array.dtype}") from None
+        raise InvalidInputError(f"the protocol has no data type for {found}") from None
 
 
 def check_inputs(ports: Sequence[TensorPort], given: Sequence[str]) -> None:

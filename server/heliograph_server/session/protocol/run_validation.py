@@ -66,7 +66,10 @@ class RunValidator:
         if plan.slots.queues:
             state.queue, state.overlaps = plan.slots.queues[slot], True
         state.uses, state.heals = (*bound, *plan.read, *plan.assigned, *plan.weights), tuple(into)
-        check_separate(state.heals, state.uses)
+        if state.heals and (state.heals, state.uses) != plan.separate:
+            check_separate(state.heals, state.uses)
+            # Most plans are run on the same tensors again.
+            plan.separate = (state.heals, state.uses)
         state.targets = (*made, *plan.assigned, *into)
         if plan.assigned:
             state.in_place = dict(zip(plan.assigned, plan.assigned_names, strict=True))
