@@ -29,7 +29,7 @@ KINDS = {
     "values": SimulatedValues,
 }
 #: The parts of each kind in ten schedules.
-SHARES = {"session": 3, "lease": 2, "move": 1, "turns": 2, "edge": 1, "keeping": 1, "values": 1}
+SHARES = {"session": 2, "lease": 2, "move": 1, "turns": 2, "edge": 1, "keeping": 1, "values": 1}
 BATCH = 50
 
 
