@@ -16,16 +16,19 @@ import grpc
 from grpc import aio
 
 from heliograph.transport.channels import open_aio_channel
+from heliograph.transport.direct.opening import open_offered
 from heliograph_proto.addresses import Shown, nothing_shown
-from heliograph_proto.codec import decode_error
+from heliograph_proto.codec import decode, decode_error
 from heliograph_proto.codec.bulk import decode_download
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
 from heliograph_proto.plans import Edge, PeerSource, lost
-from heliograph_proto.v1 import peer_pb2
+from heliograph_proto.sessions import DirectOffer
+from heliograph_proto.v1 import direct_pb2, peer_pb2
 from heliograph_server.exchange.incoming import Done, Sink
 from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue, unneeded
 from heliograph_server.links import links
+from heliograph_server.links.joined import JoinedStream
 from heliograph_server.resources.failures import typed
 
 logger = logging.getLogger(__name__)
@@ -158,11 +161,15 @@ class LoopLink:
         self._peers = peers
         self._loop = peers.loop
         options = links.channel_options(peers.silence_seconds)
-        address = links.address_of(source.address)
-        self._new_channel = partial(open_aio_channel, address, options, peers.shown(source.address))
+        self._address = links.address_of(source.address)
+        shown = peers.shown(source.address)
+        self._new_channel = partial(open_aio_channel, self._address, options, shown)
         self._channels: list[aio.Channel] = []
         self._call: Any = None
+        #: The call's messages, which may go on beside gRPC.
+        self._stream: JoinedStream | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._joining: asyncio.Task[None] | None = None
         self._bulk: aio.Channel | None = None
         self._number = 0
         self._waiting: dict[int, _Waiting] = {}
@@ -270,10 +277,12 @@ class LoopLink:
             channel = self._new_channel()
             self._channels.append(channel)
             self._call = channel.stream_stream(links.EXCHANGE, None, None)()
+            self._stream = JoinedStream(self._call, links.MOST_MESSAGE_BYTES)
             request.incarnation = self.source.incarnation
-            self._reader = self._loop.create_task(self._read())
+            self._reader = self._loop.create_task(self._read(self._stream))
+        assert self._stream is not None
         self._is_written.clear()
-        begin(self._call.write(request.SerializeToString()), self._written)
+        begin(self._stream.write(request.SerializeToString()), self._written)
 
     def _written(self, error: BaseException | None) -> None:
         self._is_written.set()
@@ -283,10 +292,14 @@ class LoopLink:
         elif self._error is None:
             self._flush()
 
-    async def _read(self) -> None:
+    async def _read(self, stream: JoinedStream) -> None:
         try:
-            while (data := await self._call.read()) is not aio.EOF:
-                for answer in peer_pb2.ExchangeResponse.FromString(data).answers:
+            while (data := await stream.read()) is not aio.EOF:
+                response = peer_pb2.ExchangeResponse.FromString(data)
+                if response.HasField("direct") and self._joining is None:
+                    offer = decode(response.direct, DirectOffer)
+                    self._joining = self._loop.create_task(self._join(stream, offer))
+                for answer in response.answers:
                     if (waiting := self._waiting.pop(answer.number, None)) is not None:
                         waiting(decode_error(answer.error) if answer.HasField("error") else answer.data)
                 self._note_idle()
@@ -295,6 +308,15 @@ class LoopLink:
             self.end(links.error_of(broken, self.source))
         except Exception as error:
             self.end(typed(error, f"reading from {self.source.address}"))
+
+    async def _join(self, stream: JoinedStream, offer: DirectOffer) -> None:
+        """Have the stream go on by a connection of its own, if there can be one."""
+        request = direct_pb2.DirectRequest(exchange=direct_pb2.ExchangeConnection())
+        ask = partial(open_offered, self._address, offer, request, self._peers.silence_seconds)
+        try:
+            stream.begin(await asyncio.to_thread(ask))
+        except HeliographError as error:
+            logger.debug("values of %s come by gRPC: %s", self.source.address, error.message)
 
     def _landed(self, sink: Sink, found: bytes | HeliographError) -> None:
         self._pulled.pop(sink, None)
@@ -407,7 +429,8 @@ class LoopLink:
         self._closing = self._loop.create_task(self._close())
 
     async def _close(self) -> None:
-        if self._call is not None:
+        if self._stream is not None:
+            self._stream.close()
             self._call.cancel()
         for channel in self._channels:
             await channel.close()
@@ -420,8 +443,8 @@ class LoopLink:
 
     async def ended(self) -> None:
         """Wait until all its tasks have ended."""
-        tasks = [*self._tasks, self._closing] if self._closing is not None else [*self._tasks]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        others = [one for one in (self._closing, self._joining) if one is not None]
+        await asyncio.gather(*self._tasks, *others, return_exceptions=True)
 
 
 async def taken(value: OutgoingValue, loop: asyncio.AbstractEventLoop) -> AsyncIterator[bytes]:
