@@ -79,8 +79,10 @@ class JoinedStream:
         self._change_over()
 
     def take(self, connection: socket.socket, closed: Callable[[], None]) -> None:
-        """Go on by a connection that the other end opened, once it says that it uses it. `closed` is
-        called when it is closed."""
+        """Go on by a connection that the other end opened, once it says that it uses it.
+
+        `closed` is called when the connection is closed.
+        """
         if self._is_over or self._socket is not None:
             connection.close()
             closed()

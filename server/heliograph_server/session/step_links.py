@@ -5,10 +5,10 @@
 
 One partition decides whether a step follows, and tells the others. An input that another host's
 step makes has two tensors: it may arrive while the present step still reads the one before. Values
-of several steps are asked for ahead, so that they come without another round trip. What a step
-needs is awaited once the one before has given its values, while the other hosts compute. With it,
-the one that decides tells which feeds the next step takes; small values that it gives go in the
-same message.
+of several steps are asked for ahead, so that they come without another round trip. A step's places
+for the next one's values are made once it has given its own, while the other hosts compute. With
+them, the one that decides tells which feeds the next step takes; small values that it gives go in
+the same message.
 
 The thread that runs the loop.
 """
@@ -94,8 +94,7 @@ class StepLinks:
         return found
 
     def begin(self, step: int, most: int) -> None:
-        """Begin a step of at most so many. What follows the first one is asked for before it
-        computes."""
+        """Begin a step of at most so many. The first one asks for the next one's values at once."""
         self._step, self._most, self._incoming = step, most, None
         if not step:
             self._expect()
