@@ -2,8 +2,8 @@
 
 A daemon that is 5 ms away, each way, stands beside the same one without a delay. Two and three
 hosts, 0.5 ms apart by wires of 1 Gbit/s, stand beside one and what the wires take: a hop to each
-host, and one back. A hop is half a round trip of a byte over TCP, measured in turns, since a wire is
-a process that takes time of its own. All daemons have one thread, and the hosts share this
+host, and one back. A hop is half a round trip of a byte over TCP, measured in turns, since a wire
+is a process that takes time of its own. All daemons have one thread, and the hosts share this
 machine's processors.
 """
 

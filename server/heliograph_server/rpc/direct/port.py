@@ -107,8 +107,7 @@ class DirectPort:
         return made
 
     def offer_stream(self, take: TakesStream, peer: str) -> DirectOffer | None:
-        """Return the offer for a stream of values of a gRPC peer, until `withdraw`; None if there is
-        none."""
+        """As `offer`, for a stream of values, until `withdraw`."""
         return self._offer(take, peer)
 
     def _offer(self, owner: Session | TakesStream, peer: str) -> DirectOffer | None:
