@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -232,6 +234,18 @@ def test_bodies_that_are_no_json_too_long_or_for_another_model_are_refused(http:
     assert refusal(http, path, raw=b'{"\\ud800": 1}') == (400, "\ud800", "unknown_parameter")
     assert refusal(http, "/v1/nothing", {}) == (404, None, "not_found")
     assert http.call("GET", path)[0] == 405
+
+
+def test_a_body_that_does_not_come_is_given_up(http: HttpModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heliograph.llm.serving.http.endpoints.BODY_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", http.port), timeout=SECONDS) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+        reply = HTTPResponse(connection)
+        reply.begin()
+        assert reply.status == 408
+        assert json.loads(reply.read())["error"]["code"] == "request_timeout"
+        # The rest of the body is no request.
+        assert connection.recv(1) == b""
 
 
 def test_messages_in_parts_and_tools_reach_the_template(http: HttpModel) -> None:
