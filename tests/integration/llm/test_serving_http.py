@@ -293,7 +293,10 @@ def test_tokens_and_their_text(http: HttpModel) -> None:
 def test_health_models_and_metrics(http: HttpModel) -> None:
     http.post("/v1/completions", prompt=PROMPT, max_tokens=3, logit_bias={"2": -100})
     assert http.call("GET", "/health")[:2] == (200, {"status": "ok", "model": "small"})
-    assert [one["id"] for one in http.call("GET", "/v1/models")[1]["data"]] == ["small"]
+    [only] = http.call("GET", "/v1/models")[1]["data"]
+    assert only["id"] == "small" and http.call("GET", "/v1/models/small")[:2] == (200, only)
+    status, found, _ = http.call("GET", "/v1/models/other/one")
+    assert (status, found["error"]["code"]) == (404, "model_not_found")
     text = http.call("GET", "/metrics")[1]
     assert 'heliograph_llm_requests_total{path="/v1/completions",status="200"}' in text
     for name in ("waiting 0.0", "answers_limit 4.0", "first_token_seconds_count", "next_token_seconds_count"):

@@ -48,12 +48,15 @@ class Endpoints:
 
     async def models(self, _: Request) -> Response:
         """GET /v1/models."""
-        found = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "heliograph"}
-            | ({"parent": self.name} if place else {})
-            for place, name in enumerate(self.names)
-        ]
-        return JSONResponse({"object": "list", "data": found})
+        return JSONResponse({"object": "list", "data": list(map(self._described, self.names))})
+
+    async def one_model(self, request: Request) -> Response:
+        """GET /v1/models/{model}."""
+        return JSONResponse(self._described(parameters.model_of(request.path_params, self.names)))
+
+    def _described(self, model: str) -> dict[str, Any]:
+        found = {"id": model, "object": "model", "created": 0, "owned_by": "heliograph"}
+        return found | ({"parent": self.name} if model != self.name else {})
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
