@@ -2,7 +2,9 @@
 
 A daemon that is 5 ms away, each way, stands beside the same one without a delay. Two and three
 hosts, 0.5 ms apart by wires of 1 Gbit/s, stand beside one and what the wires take: a hop to each
-host, and one back. All daemons have one thread, and the hosts share this machine's processors.
+host, and one back. A hop is half a round trip of a byte over TCP, measured in turns, since a wire
+is a process that takes time of its own. All daemons have one thread, and the hosts share this
+machine's processors.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import heliograph as hg
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+from paths import SUPPORT
 from virtual_hosts import Host, Network, Wire, rights
 
 DELAY_SECONDS, HOP_SECONDS = 0.005, 0.0005
@@ -34,7 +37,8 @@ HOSTS = ("one", "two", "three")
 DELAY_BAR, HOSTS_BAR = 1.05, 1.2
 #: Tokens of an answer, of a daemon and of several hosts.
 TOKENS, HOSTS_TOKENS = 128, 32
-ROUNDS, SECONDS, PORT = 3, 120, 7070
+ROUNDS, TRIPS, SECONDS, PORT, ECHO_PORT = 3, 200, 120, 7070, 9000
+PROBES = [sys.executable, str(SUPPORT / "virtual_hosts" / "probes.py")]
 SERVE = [sys.executable, "-m", "heliograph.cli", "serve", "--insecure", "--log-level", "warning"]
 
 
@@ -81,15 +85,19 @@ def spread(model: Path) -> Iterator[Figure]:
         url, head = _served(network["head"], *options, "--pool", f"static:{listed}")
         counts = range(1, len(HOSTS) + 1)
         found: dict[int, list[float]] = {count: [] for count in counts}
+        hops: list[float] = []
+        echo = network["two"].popen([*PROBES, "answer", str(ECHO_PORT)], stdout=subprocess.PIPE, text=True)
+        assert echo.stdout is not None and echo.stdout.readline()
         for _ in range(shared(ROUNDS)):
+            hops += _hops(network["one"], network["two"].address)
             for count, seconds in found.items():
                 seconds += _asked(network["head"], url, str(model), *HOSTS[:count])
         for one in (head, *daemons):
             _end(one)
-    alone = statistics.median(found[1])
+    alone, hop = statistics.median(found[1]), statistics.median(hops)
     for count in counts[1:]:
-        mine, wires = statistics.median(found[count]), count * HOP_SECONDS
-        note = f"one host {alone * 1e3:.2f} ms"
+        mine, wires = statistics.median(found[count]), count * hop
+        note = f"one host {alone * 1e3:.2f} ms, a hop {hop * 1e3:.2f} ms"
         against = "one host and the wires"
         yield Figure(
             f"pool-llm/{count}-hosts", mine * 1e3, (alone + wires) * 1e3, HOSTS_BAR, "ms/token", against, note
@@ -101,6 +109,13 @@ def _served(host: Host, *options: str) -> tuple[str, subprocess.Popen[str]]:
     process = host.popen([*SERVE, "--listen", url, *options], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline().startswith("listening on ")
     return url, process
+
+
+def _hops(host: Host, address: str) -> list[float]:
+    """Seconds of a hop between two hosts."""
+    command = [*PROBES, "round-trips", address, str(ECHO_PORT), str(TRIPS)]
+    trips: list[float] = json.loads(host.run(command, timeout=SECONDS).stdout)
+    return [one / 2 for one in trips]
 
 
 def _end(daemon: subprocess.Popen[str]) -> None:

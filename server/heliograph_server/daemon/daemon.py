@@ -305,7 +305,7 @@ class Daemon:
         facts = lambda: self._facts  # noqa: E731
         compile_seconds = lambda: self._config.compile_seconds  # noqa: E731
         hidden = () if self._config.compression else packing.features()
-        peers = PeerService(self._slot, movers, takers, lambda address: self._shown(address))
+        peers = PeerService(self._slot, movers, takers, lambda address: self._shown(address), self._direct)
         self._peer_service = peers
         for service in (
             SessionService(

@@ -247,6 +247,10 @@ class GivenAnswers:
         """Note the next answer, and its value if it has one."""
         self._values.append(value)
 
+    def take_back(self) -> None:
+        """Forget the last answer, which was not sent."""
+        self._values.pop()
+
     def received(self, answers: int) -> None:
         """Note that so many answers of the stream were received: their values may go."""
         while self._values and self._received < answers:

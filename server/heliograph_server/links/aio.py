@@ -22,15 +22,19 @@ import grpc
 from grpc import aio
 
 from heliograph.transport.channels import open_aio_channel
+from heliograph.transport.direct.opening import open_offered
 from heliograph_proto.addresses import Shown, nothing_shown
+from heliograph_proto.codec import decode
 from heliograph_proto.codec.bulk import decode_download
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
 from heliograph_proto.plans import Edge, PeerSource, lost
-from heliograph_proto.v1 import peer_pb2
+from heliograph_proto.sessions import DirectOffer
+from heliograph_proto.v1 import direct_pb2, peer_pb2
 from heliograph_server.exchange.incoming import Done, Sink
 from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue, unneeded
 from heliograph_server.links import links
+from heliograph_server.links.joined import JoinedStream
 from heliograph_server.links.redialling import LEASE_SECONDS, Redialling
 from heliograph_server.links.requests import RECEIPT_SECONDS, Answered, Asked, Brought, LinkRequests
 from heliograph_server.resources.failures import typed
@@ -167,8 +171,8 @@ class LoopLink:
         self._peers = peers
         self._loop = peers.loop
         options = links.channel_options(peers.silence_seconds)
-        address = links.address_of(source.address)
-        self._new_channel = partial(open_aio_channel, address, options, peers.shown(source.address))
+        self._address = links.address_of(source.address)
+        self._new_channel = partial(open_aio_channel, self._address, options, peers.shown(source.address))
         self._requests = LinkRequests(source, peers.next_attempt)
         self._redialling = Redialling(peers.lease_seconds, random.random)
         #: Counts the connections, so that a break is noted once.
@@ -180,7 +184,11 @@ class LoopLink:
         self._redials: asyncio.Task[None] | None = None
         self._channels: list[aio.Channel] = []
         self._call: Any = None
+        #: The call's messages, which may go on beside gRPC.
+        self._stream: JoinedStream | None = None
         self._reader: asyncio.Task[None] | None = None
+        #: The attempts to open a connection for them.
+        self._joining: set[asyncio.Task[None]] = set()
         self._bulk: aio.Channel | None = None
         #: The tasks that pull large values.
         self._pulled: dict[Sink, asyncio.Task[None]] = {}
@@ -260,9 +268,11 @@ class LoopLink:
         if self._call is None:
             self._requests.begin()
             self._call = self._channel().stream_stream(links.EXCHANGE, None, None)()
-            self._reader = self._loop.create_task(self._read(self._call, self._generation))
+            self._stream = JoinedStream(self._call, links.MOST_MESSAGE_BYTES)
+            self._reader = self._loop.create_task(self._read(self._stream, self._generation))
+        assert self._stream is not None
         self._is_written.clear()
-        begin(self._call.write(self._requests.next()), partial(self._written, self._is_written))
+        begin(self._stream.write(self._requests.next()), partial(self._written, self._is_written))
 
     def _channel(self) -> aio.Channel:
         """Another one, which ends with the link or with its next break."""
@@ -277,10 +287,14 @@ class LoopLink:
         elif self._error is None:
             self._flush()
 
-    async def _read(self, call: Any, generation: int) -> None:
+    async def _read(self, stream: JoinedStream, generation: int) -> None:
         try:
-            while (data := await call.read()) is not aio.EOF:
-                for answered in self._requests.answered(data):
+            while (data := await stream.read()) is not aio.EOF:
+                response = peer_pb2.ExchangeResponse.FromString(data)
+                if response.HasField("direct") and not self._joining:
+                    self._joining.add(joining := self._loop.create_task(self._join(stream, response.direct)))
+                    joining.add_done_callback(self._joining.discard)
+                for answered in self._requests.answered(response):
                     self._take(answered)
                 self._progress()
                 self._owe()
@@ -315,6 +329,16 @@ class LoopLink:
         if self._error is None:
             self._requests.be_due()
             self._flush()
+
+    async def _join(self, stream: JoinedStream, offer: direct_pb2.DirectOffer) -> None:
+        """Have the stream go on by a connection of its own, if there can be one."""
+        request = direct_pb2.DirectRequest(exchange=direct_pb2.ExchangeConnection())
+        found = decode(offer, DirectOffer)
+        ask = partial(open_offered, self._address, found, request, self._peers.silence_seconds)
+        try:
+            stream.begin(await asyncio.to_thread(ask))
+        except HeliographError as error:
+            logger.debug("values of %s come by gRPC: %s", self.source.address, error.message)
 
     # Large values
 
@@ -515,7 +539,10 @@ class LoopLink:
     async def _hang_up(self) -> None:
         """Close what there is of connections."""
         call, self._call, self._bulk = self._call, None, None
+        stream, self._stream = self._stream, None
         channels, self._channels = self._channels, []
+        if stream is not None:
+            stream.close()
         if call is not None:
             call.cancel()
         for channel in channels:
@@ -561,7 +588,7 @@ class LoopLink:
     async def ended(self) -> None:
         """Wait until all its tasks have ended."""
         tasks = [*self._tasks, self._closing] if self._closing is not None else [*self._tasks]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._joining, return_exceptions=True)
 
 
 async def taken(

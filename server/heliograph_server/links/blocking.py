@@ -251,7 +251,7 @@ class BlockingLink:
         try:
             for data in call:
                 with self._lock:
-                    found = self._requests.answered(data)
+                    found = self._requests.answered(peer_pb2.ExchangeResponse.FromString(data))
                     self._progress()
                     self._owe()
                 for answered in found:

@@ -213,10 +213,10 @@ class LinkRequests:
         self._untold_bytes, self._is_due = 0, False
         return request.SerializeToString()
 
-    def answered(self, data: bytes) -> list[Answered]:
-        """Take a message of answers. Raises protobuf's DecodeError."""
+    def answered(self, response: peer_pb2.ExchangeResponse) -> list[Answered]:
+        """Take a message of answers."""
         found: list[Answered] = []
-        for answer in peer_pb2.ExchangeResponse.FromString(data).answers:
+        for answer in response.answers:
             self._answers += 1
             one = self.waiting.pop(answer.number, None)
             if one is None:

@@ -10,9 +10,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -28,16 +28,19 @@ from heliograph_proto.errors import (
     MemberLostError,
     ProtocolError,
 )
-from heliograph_proto.v1 import peer_pb2
+from heliograph_proto.sessions import DirectOffer
+from heliograph_proto.v1 import direct_pb2, peer_pb2
 from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.exchange.incoming import IncomingValue
 from heliograph_server.exchange.outgoing import SMALL_BYTES, GivenAnswers, OutgoingValue, unneeded
 from heliograph_server.links import links
 from heliograph_server.links.aio import taken
+from heliograph_server.links.joined import Call, JoinedStream
 from heliograph_server.links.links import wrong_size
 from heliograph_server.links.probe import check_probe, probe
 from heliograph_server.links.requests import RECEIPT_BYTES
 from heliograph_server.resources.failures import typed
+from heliograph_server.rpc.direct.port import DirectPort
 from heliograph_server.rpc.leases.take_service import TakeService
 from heliograph_server.rpc.receiving import first_of
 from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
@@ -68,12 +71,18 @@ class PeerService:
     """
 
     def __init__(
-        self, slot: HostSlot, movers: Executor, takers: Executor, shown: Shown = nothing_shown
+        self,
+        slot: HostSlot,
+        movers: Executor,
+        takers: Executor,
+        shown: Shown = nothing_shown,
+        direct: DirectPort | None = None,
     ) -> None:
-        """Sessions are restored on the threads of `takers`."""
+        """Sessions are restored on the threads of `takers`. Streams may go on at the port `direct`."""
         self._slot = slot
         self._takes = TakeService(slot, takers)
         self._shown = shown
+        self._direct = direct
         self._movers = movers
         #: Bytes of received values, of all streams, whose tensors are not known yet.
         self._brought = LoopBudget(0)
@@ -99,17 +108,41 @@ class PeerService:
     @takes_bytes
     @gives_bytes
     async def Exchange(self, _requests: object, context: Context) -> None:
-        data: Any = await first_of(context.read())
-        if data is aio.EOF:
-            return
-        request = _decoded(data)
-        exchange = self._exchange(request.incarnation)
+        stream = JoinedStream(context, links.MOST_MESSAGE_BYTES)
+        try:
+            data: Any = await first_of(stream.read())
+            if data is aio.EOF:
+                return
+            request = _decoded(data)
+            exchange = self._exchange(request.incarnation)
+            with self._offered(stream, context) as offer:
+                if offer is not None:
+                    first = peer_pb2.ExchangeResponse(direct=encode(offer, direct_pb2.DirectOffer))
+                    await stream.write(first.SerializeToString())
+                await self._converse(exchange, stream, request)
+        finally:
+            stream.close()
+
+    @contextmanager
+    def _offered(self, stream: JoinedStream, context: Context) -> Iterator[DirectOffer | None]:
+        """Offer a connection beside the call, if there can be one."""
+        direct = self._direct
+        offer = direct.offer_stream(stream.take, context.peer()) if direct is not None else None
+        try:
+            yield offer
+        finally:
+            if direct is not None and offer is not None:
+                direct.withdraw(offer.ticket)
+
+    async def _converse(
+        self, exchange: LiveExchange, stream: JoinedStream, request: peer_pb2.ExchangeRequest
+    ) -> None:
         self._brought.limit = exchange.budget.limit_bytes
-        conversation = Conversation(exchange, context, self._movers, self._brought, request.attempt)
+        conversation = Conversation(exchange, stream, self._movers, self._brought, request.attempt)
         self._open[conversation] = asyncio.current_task()
         try:
             await conversation.take(request)
-            while (more := await _next(context)) is not None:
+            while (more := await _next(stream)) is not None:
                 await conversation.take(_decoded(more))
         except asyncio.CancelledError:
             if not self._is_over:
@@ -256,8 +289,8 @@ def _decoded(data: bytes) -> peer_pb2.ExchangeRequest:
     return peer_pb2.ExchangeRequest.FromString(data)
 
 
-async def _next(context: Context) -> bytes | None:
-    data: Any = await context.read()
+async def _next(call: Call) -> bytes | None:
+    data: Any = await call.read()
     return None if data is aio.EOF else data
 
 
@@ -316,14 +349,21 @@ class Conversation:
     """
 
     def __init__(
-        self, exchange: LiveExchange, context: Context, movers: Executor, brought: LoopBudget, attempt: int
+        self,
+        exchange: LiveExchange,
+        stream: JoinedStream,
+        movers: Executor,
+        brought: LoopBudget,
+        attempt: int,
     ) -> None:
         self._exchange = exchange
-        self._context = context
+        self._stream = stream
         self._movers = movers
         self._brought = brought
         self._attempt = attempt
         self._given = GivenAnswers()
+        #: Held while answers are noted there and sent, so that both have one order.
+        self._giving = threading.RLock()
         #: The bytes of that budget taken by this stream, by number.
         self._held: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
@@ -413,6 +453,10 @@ class Conversation:
             self._movers.submit(lambda: self._answer(number, found.land(data)))
 
     def _answer(self, number: int, found: OutgoingValue | HeliographError | None) -> None:
+        if isinstance(found, OutgoingValue) and threading.get_ident() != self._thread:
+            found = self._sent_now(number, found)
+            if found is None:
+                return
         self._answers.append((number, found))
         if threading.get_ident() == self._thread:
             self._flush()
@@ -424,6 +468,23 @@ class Conversation:
             self._loop.call_soon_threadsafe(self._turn)
         except RuntimeError:
             pass  # the loop is closed, and with it the stream
+
+    def _sent_now(self, number: int, value: OutgoingValue) -> OutgoingValue | None:
+        """Send a value from the thread that made it, which saves waking the loop. Return what is
+        left to send."""
+        if self._is_closed or self._answers or (data := value.whole) is None:
+            return value
+        answer = peer_pb2.Answer(number=number, data=data)
+        message = peer_pb2.ExchangeResponse(answers=[answer]).SerializeToString()
+        with self._giving:
+            # Before the other side can say that it has it.
+            self._given.add(value)
+            if not self._stream.send_now(message):
+                self._given.take_back()
+                return value
+        self._open.pop(number, None)
+        self._exchange.counter.sent(len(data))
+        return None
 
     # On the loop
 
@@ -437,7 +498,8 @@ class Conversation:
             self._answers.clear()
         elif self._answers and not self._is_writing:
             self._is_writing = True
-            begin(self._context.write(self._encode_next()), self._written)
+            with self._giving:
+                begin(self._stream.write(self._encode_next()), self._written)
 
     def _written(self, error: BaseException | None) -> None:
         self._is_writing = False

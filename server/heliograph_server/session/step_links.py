@@ -4,9 +4,11 @@
     others' step ─ inputs, and whether a step follows ─▸ next step here
 
 One partition decides whether a step follows, and tells the others. An input that another host's
-step makes has two tensors: it may arrive while the present step still reads the one before. All is
-asked for before a step computes, so that it comes without another round trip. With it, the one that
-decides tells which feeds the next step takes; small values that it gives go in the same message.
+step makes has two tensors: it may arrive while the present step still reads the one before. Values
+of several steps are asked for ahead, so that they come without another round trip. A step's places
+for the next one's values are made once it has given its own, while the other hosts compute. With
+them, the one that decides tells which feeds the next step takes; small values that it gives go in
+the same message.
 
 The thread that runs the loop.
 """
@@ -62,7 +64,7 @@ class StepLinks:
         #: The feeds that the next step takes, as another partition told.
         self.told_feeds: ToldFeeds | None = None
         self._incoming: IncomingValues | None = None
-        self._step = 0
+        self._step = self._most = 0
         #: True if others may still have to take what the last step gave.
         self._is_awaited = False
 
@@ -92,9 +94,15 @@ class StepLinks:
         return found
 
     def begin(self, step: int, most: int) -> None:
-        """Begin to fetch what the next step of at most so many needs."""
-        self._step = step
-        if step + 1 < most:
+        """Begin a step of at most so many. The first one asks for the next one's values at once."""
+        self._step, self._most, self._incoming = step, most, None
+        if not step:
+            self._expect()
+
+    def _expect(self) -> None:
+        """Begin to fetch what the next step needs."""
+        step, most = self._step, self._most
+        if self._incoming is None and step + 1 < most:
             targets = [*self._heard, *self._taken[step % 2]]
             self._ports.expect_runs(self._first + most - 2)
             self._incoming = self._ports.expect(self._first + step, targets, self._exchange.arrivals)
@@ -119,6 +127,7 @@ class StepLinks:
                 self._ports.offer(departure, run, _there(outputs[place]), abort)
             for departure in exchange.signals:
                 self._ports.offer(departure, run, self._signal, abort)
+            self._expect()
 
     def follows(self, abort: Abort) -> bool:
         """Wait for what the next step needs. False if none follows. Raises as

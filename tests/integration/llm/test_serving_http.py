@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -234,6 +236,18 @@ def test_bodies_that_are_no_json_too_long_or_for_another_model_are_refused(http:
     assert http.call("GET", path)[0] == 405
 
 
+def test_a_body_that_does_not_come_is_given_up(http: HttpModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heliograph.llm.serving.http.endpoints.BODY_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", http.port), timeout=SECONDS) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+        reply = HTTPResponse(connection)
+        reply.begin()
+        assert reply.status == 408
+        assert json.loads(reply.read())["error"]["code"] == "request_timeout"
+        # The rest of the body is no request.
+        assert connection.recv(1) == b""
+
+
 def test_messages_in_parts_and_tools_reach_the_template(http: HttpModel) -> None:
     options: dict[str, Any] = {"max_tokens": 6, "seed": 5}
     parts = [
@@ -279,7 +293,10 @@ def test_tokens_and_their_text(http: HttpModel) -> None:
 def test_health_models_and_metrics(http: HttpModel) -> None:
     http.post("/v1/completions", prompt=PROMPT, max_tokens=3, logit_bias={"2": -100})
     assert http.call("GET", "/health")[:2] == (200, {"status": "ok", "model": "small"})
-    assert [one["id"] for one in http.call("GET", "/v1/models")[1]["data"]] == ["small"]
+    [only] = http.call("GET", "/v1/models")[1]["data"]
+    assert only["id"] == "small" and http.call("GET", "/v1/models/small")[:2] == (200, only)
+    status, found, _ = http.call("GET", "/v1/models/other/one")
+    assert (status, found["error"]["code"]) == (404, "model_not_found")
     text = http.call("GET", "/metrics")[1]
     assert 'heliograph_llm_requests_total{path="/v1/completions",status="200"}' in text
     for name in ("waiting 0.0", "answers_limit 4.0", "first_token_seconds_count", "next_token_seconds_count"):

@@ -144,6 +144,40 @@ def test_an_answer_ends_with_a_lost_member_and_the_next_one_needs_it_no_more(
         assert {node.device for node in llm.plans[0].explain().nodes} == {MEMBERS[0]}
 
 
+def test_answers_of_a_server_go_on_without_a_member_that_is_lost(
+    model: Path, expected: list[list[int]]
+) -> None:
+    asked: list[dict[str, Any]] = [{"temperature": 0}, {"seed": 1}, {"seed": 2, "top_k": 5}]
+
+    async def scenario(member: Daemon, url: str) -> None:
+        async with hg.aio.connect(url, progress=None) as session:
+            pins: Any = {"layer[0-2]/*": MEMBERS[0], "layer[3-5]/*": MEMBERS[1]}
+            server = await Server.load(
+                session, model, bounds=Bounds(2), context=256, devices=MEMBERS, pins=pins
+            )
+            tokens = server.model.tokenizer.encode(PROMPT)
+            # The third one waits.
+            made = [server.submit(tokens, max_tokens=60, **one) for one in asked]
+            deltas = [aiter(one) for one in made]
+
+            async def read(left: Any) -> None:
+                async for _ in left:
+                    pass
+
+            await anext(deltas[0])
+            await asyncio.to_thread(member.kill)
+            await asyncio.gather(*map(read, deltas))
+            found = [one.result.tokens for one in made]
+            assert [one[:12] for one in found] == expected
+            assert not server.is_reconnecting
+            await server.close()
+
+    with daemons(2) as made, head_of(*made) as one:
+        with hg.connect(one.url, progress=None) as session:
+            wait_for_devices(session, "cpu0", *MEMBERS)
+        asyncio.run(asyncio.wait_for(scenario(made[1], one.url), 60))
+
+
 def test_an_answer_that_waits_ends_where_the_connection_follows_the_lost_member(model: Path) -> None:
     async def scenario(member: Daemon, url: str) -> None:
         async with hg.aio.connect(url, progress=None) as session:
@@ -158,7 +192,7 @@ def test_an_answer_that_waits_ends_where_the_connection_follows_the_lost_member(
                     pass
             # The server frees its plans meanwhile.
             await session.close()
-            with pytest.raises(hg.ConnectionError):
+            with pytest.raises((hg.ConnectionError, hg.MemberLostError)):
                 await anext(aiter(second))
             await server.close()
 

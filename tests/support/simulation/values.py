@@ -329,7 +329,7 @@ class SimulatedValues:
 
     def _receive(self, connection: Connection, data: bytes) -> None:
         """A message of the stream reaches the consumer."""
-        for answered in self._requests.answered(data):
+        for answered in self._requests.answered(peer_pb2.ExchangeResponse.FromString(data)):
             if not isinstance(answered.waiting, Asked):
                 continue
             sink = answered.waiting.sink

@@ -334,3 +334,26 @@ def test_no_cut_of_a_word_into_two_words_is_left_out(monkeypatch: pytest.MonkeyP
     ]
     assert found == every and every
     assert list(cuts.likely_cuts([], known)) == [] == list(cuts.likely_cuts(["", "ab"], {}))
+
+
+@pytest.mark.parametrize("name", ["spm", "wordpiece", "llama-bpe"])
+def test_other_threads_go_on_while_a_long_text_is_encoded(tokenizers: Any, name: str) -> None:
+    tokenizer: Tokenizer = tokenizers(name)
+    text = "the fox is quick \n" * 20_000
+    ticks, is_over = [0], threading.Event()
+
+    def tick() -> None:
+        while not is_over.wait(0.001):
+            ticks[0] += 1
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    before = ticks[0]
+    found = tokenizer.encode(text, ends=False)
+    during = ticks[0] - before
+    is_over.set()
+    ticking.join()
+    assert during > 2
+    # And its tokens are those that its lines have.
+    line = tokenizer.encode("the fox is quick \n" * 3, ends=False)
+    assert found[:8] == line[:8] and tokenizer.decode(found[:8]) == tokenizer.decode(line[:8])

@@ -285,16 +285,20 @@ class Server:
                     await self._free_plans()
                 await (self._fill(action) if isinstance(action, Fill) else self._decode(action))
             except hg.HeliographError as error:
-                if self.session.may_follow(error):
+                if self._may_survive(error):
                     await self._survive(error)
                     continue
                 self._fail(error)
                 if isinstance(error, hg.ConnectionError):
                     self.lost.set()
-                self._is_lost = isinstance(error, hg.DeviceLostError)
             except Exception as error:
                 logger.exception("a step of the model fails")
                 self._fail(hg.ComputeFailedError(f"a step of the model fails: {error!r:.200}"))
+
+    def _may_survive(self, error: hg.HeliographError) -> bool:
+        """True if answers may go on after an error: in another session, or on the devices that are
+        left."""
+        return isinstance(error, hg.DeviceLostError) or self.session.may_follow(error)
 
     async def _survive(self, error: hg.HeliographError) -> None:
         """Put all answers back, and compile the plans anew, in another session if one is lost. Ends
@@ -314,6 +318,7 @@ class Server:
             self._end_all(list(self._answers.values()), failed)
             if isinstance(failed, hg.ConnectionError):
                 self.lost.set()
+            self._is_lost = isinstance(failed, hg.DeviceLostError)
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
@@ -333,7 +338,7 @@ class Server:
             try:
                 return await self._prepare()
             except hg.HeliographError as failed:
-                if not left or not self.session.may_follow(failed):
+                if not left or not self._may_survive(failed):
                     raise
                 error = failed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 from heliograph.errors import InvalidArgumentError, InvalidModelError
 from heliograph.llm.tokenizers.building import SPACE, Encoders, build
@@ -15,6 +16,10 @@ from heliograph_proto.gguf import GgufHeader
 _MARK = "\ufdd0"
 #: Words that text never shows, unless asked for.
 _SILENT = (WordKind.CONTROL, WordKind.UNKNOWN, WordKind.UNUSED)
+
+
+#: The characters of a text for which other threads do not wait.
+_LONG = 4096
 
 
 def _byte_letters() -> dict[str, int]:
@@ -28,6 +33,17 @@ def _byte_letters() -> dict[str, int]:
 
 
 _BYTE_LETTERS = _byte_letters()
+
+
+def _encoded(encoder: Any, text: str) -> list[int]:
+    """Return the tokens of a text. Of a long one other threads go on meanwhile, which the package
+    allows for lists of texts alone."""
+    if len(text) < _LONG:
+        found = encoder.encode(text, add_special_tokens=False)
+    else:
+        [found] = encoder.encode_batch_fast([text], add_special_tokens=False)
+    ids: list[int] = found.ids
+    return ids
 
 
 def read_tokenizer(header: GgufHeader) -> Tokenizer:
@@ -109,7 +125,7 @@ class Tokenizer:
                 advice="text.encode('utf-16', 'surrogatepass').decode('utf-16') joins pairs",
             ) from None
         try:
-            found: list[int] = encoder.encode(text, add_special_tokens=False).ids if text else []
+            found = _encoded(encoder, text) if text else []
         except Exception as error:  # the package has no error types of its own
             raise InvalidModelError(f"{self.vocabulary.file}: its tokenizer fails: {error}"[:300]) from None
         return self._with_ends(found) if ends else found

@@ -48,7 +48,20 @@ def open_direct(
     Raises UnsupportedError if none is offered, UnavailableError if the port cannot be reached, or
     the server's error.
     """
-    offer = _offer_of(address, info)
+    if DIRECT not in info.features or info.direct is None:
+        raise UnsupportedError("the server takes no direct connections")
+    return open_offered(address, info.direct, request, silence_seconds, seconds)
+
+
+def open_offered(
+    address: Address,
+    offer: DirectOffer,
+    request: direct_pb2.DirectRequest,
+    silence_seconds: float,
+    seconds: float = DIRECT_SECONDS,
+) -> socket.socket:
+    """As `open_direct`, for an offer that came by gRPC from this address."""
+    _check(address, offer)
     if time.monotonic() < _avoided.get(str(address), 0.0):
         raise UnavailableError(f"port {offer.port} of {address.host} did not answer a short time ago")
     request.ticket = offer.ticket
@@ -86,13 +99,11 @@ def open_direct(
     raise UnavailableError(f"port {offer.port} of {address.host} takes no direct connections: {why}")
 
 
-def _offer_of(address: Address, info: SessionInfo) -> DirectOffer:
-    offer = info.direct
-    if DIRECT not in info.features or offer is None or not 0 < offer.port < 2**16:
+def _check(address: Address, offer: DirectOffer) -> None:
+    if not 0 < offer.port < 2**16:
         raise UnsupportedError("the server takes no direct connections")
     if address.is_tls or address.port not in offer.own_ports:
         raise UnsupportedError("a proxy or a tunnel is between this client and the server")
-    return offer
 
 
 def _ask(made: socket.socket, request: direct_pb2.DirectRequest, offer: DirectOffer, end: float) -> None:

@@ -1,7 +1,8 @@
-"""The port at which sessions open TCP connections beside gRPC's: see `direct.proto`.
+"""The port at which sessions and streams of values open TCP connections beside gRPC's: see
+`direct.proto`.
 
 Every host that reaches the daemon can connect, so nothing is said before a request has come whose
-ticket is that of a session. On the event loop, except where it says otherwise.
+ticket was offered. On the event loop, except where it says otherwise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -34,6 +36,9 @@ from heliograph_server.session.session import Session
 
 logger = logging.getLogger(__name__)
 
+#: Takes a stream's connection, and what is called when it is closed.
+TakesStream: TypeAlias = Callable[[socket.socket, Callable[[], None]], None]
+
 #: Of tickets and proofs.
 SECRET_BYTES = 32
 
@@ -53,14 +58,14 @@ class DirectPort:
     ) -> None:
         self._sockets, self._take_transfers = sockets, take_transfers
         self._askers = Askers(lambda client: True, self._asked, "direct connections are not taken")
-        #: Sessions and the proofs for them, by ticket.
-        self._offered: dict[bytes, tuple[Session, bytes]] = {}
+        #: Sessions, and takers of a stream's connection, and the proofs for them, by ticket.
+        self._offered: dict[bytes, tuple[Session | TakesStream, bytes]] = {}
         self._silence_seconds = silence_seconds
         self._port = 0
         self._own_ports: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<DirectPort {self._port or 'closed'}, {len(self._offered)} sessions>"
+        return f"<DirectPort {self._port or 'closed'}, {len(self._offered)} offers>"
 
     @property
     def port(self) -> int:
@@ -92,19 +97,28 @@ class DirectPort:
 
     def offer(self, session: Session, peer: str) -> DirectOffer | None:
         """Return the offer for a session of a gRPC peer; None if there is none. One before is void."""
+        for earlier in [one for one, (owner, _) in tuple(self._offered.items()) if owner is session]:
+            self.withdraw(earlier)
+        if (made := self._offer(session, peer)) is None:
+            return None
+        session.when_closing[self] = lambda _: self.withdraw(made.ticket)
+        if session.closed is not None:
+            self.withdraw(made.ticket)
+        return made
+
+    def offer_stream(self, take: TakesStream, peer: str) -> DirectOffer | None:
+        """As `offer`, for a stream of values, until `withdraw`."""
+        return self._offer(take, peer)
+
+    def _offer(self, owner: Session | TakesStream, peer: str) -> DirectOffer | None:
         if not self._port or not peer.startswith(("ipv4:", "ipv6:")):
             return None
-        for earlier in [one for one, (owner, _) in tuple(self._offered.items()) if owner is session]:
-            self._withdraw(earlier)
         ticket, proof = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES)
-        self._offered[ticket] = session, proof
-        session.when_closing[self] = lambda _: self._withdraw(ticket)
-        if session.closed is not None:
-            self._withdraw(ticket)
+        self._offered[ticket] = owner, proof
         return DirectOffer(self._port, ticket, proof, self._own_ports)
 
-    def _withdraw(self, ticket: bytes) -> None:
-        """From any thread."""
+    def withdraw(self, ticket: bytes) -> None:
+        """Forget an offer. From any thread. Idempotent."""
         self._offered.pop(ticket, None)
 
     def _asked(self, client: socket.socket, data: bytes) -> Verdict:
@@ -136,21 +150,27 @@ class DirectPort:
             request = direct_pb2.DirectRequest.FromString(message)
         except DecodeError:
             raise ProtocolError("a request for a direct connection could not be decoded") from None
-        session, proof = self._offered.get(request.ticket) or (None, b"")
-        if session is None:
+        owner, proof = self._offered.get(request.ticket) or (None, b"")
+        if owner is None:
             raise SessionClosedError("no session of this server has the ticket")
         keep(client, self._silence_seconds)
-        match request.WhichOneof("what"):
-            case "command_socket":
-                self._sockets.keep(session, client)
+        match request.WhichOneof("what"), owner:
+            case "command_socket", Session():
+                self._sockets.keep(owner, client)
                 self._watch(client)
-            case "transfers":
+            case "transfers", Session():
                 FILES.take()
                 try:
-                    self._take_transfers(session, client)
+                    self._take_transfers(owner, client)
                 except BaseException:
                     FILES.give()
                     raise
+            case "exchange", taker if not isinstance(taker, Session):
+                FILES.take()
+                self.withdraw(request.ticket)
+                # Once the proof is sent.
+                asyncio.get_running_loop().call_soon(taker, client, FILES.give)
+                self._watch(client)
             case _:
                 raise ProtocolError("a request for a direct connection must say what it is for")
         return proof

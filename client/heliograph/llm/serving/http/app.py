@@ -123,6 +123,7 @@ class _State:
 Endpoint = Callable[[Endpoints, Request], Awaitable[Response]]
 ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/v1/models", Endpoints.models),
+    ("GET", "/v1/models/{model:path}", Endpoints.one_model),
     ("POST", "/v1/completions", Endpoints.completions),
     ("POST", "/v1/chat/completions", Endpoints.chat),
     ("POST", "/v1/embeddings", Endpoints.embeddings),

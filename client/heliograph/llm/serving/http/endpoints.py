@@ -26,6 +26,8 @@ from heliograph.llm.serving.http.metrics import Metrics
 
 #: The longest body.
 MAX_BODY = 4 * 2**20
+#: The time that a body may take to come.
+BODY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,15 @@ class Endpoints:
 
     async def models(self, _: Request) -> Response:
         """GET /v1/models."""
-        found = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "heliograph"}
-            | ({"parent": self.name} if place else {})
-            for place, name in enumerate(self.names)
-        ]
-        return JSONResponse({"object": "list", "data": found})
+        return JSONResponse({"object": "list", "data": list(map(self._described, self.names))})
+
+    async def one_model(self, request: Request) -> Response:
+        """GET /v1/models/{model}."""
+        return JSONResponse(self._described(parameters.model_of(request.path_params, self.names)))
+
+    def _described(self, model: str) -> dict[str, Any]:
+        found = {"id": model, "object": "model", "created": 0, "owned_by": "heliograph"}
+        return found | ({"parent": self.name} if model != self.name else {})
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -112,7 +117,7 @@ class Endpoints:
         found = body.get("tokens")
         if not isinstance(found, list) or not all(type(one) is int for one in found):
             raise refused("tokens", "is not an array of tokens")
-        return JSONResponse({"content": self.server.model.tokenizer.decode(found)})
+        return JSONResponse({"content": await asyncio.to_thread(self.server.model.tokenizer.decode, found)})
 
     # Answers
 
@@ -243,13 +248,22 @@ async def _next(iterator: AsyncIterator[Delta]) -> Delta | None:
 
 
 async def _body(request: Request, known: frozenset[str]) -> dict[str, Any]:
-    """Read a body of at most MAX_BODY bytes. Raises ApiError."""
+    """Read a body of at most MAX_BODY bytes, which comes within BODY_SECONDS. Raises ApiError."""
     parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > MAX_BODY:
-            raise ApiError(413, f"the body has more than {MAX_BODY} bytes", code="too_large")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > MAX_BODY:
+                    raise ApiError(413, f"the body has more than {MAX_BODY} bytes", code="too_large")
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body did not come within {BODY_SECONDS:g} s",
+            code="request_timeout",
+            headers={"connection": "close"},
+        ) from None
     return parameters.parse_body(b"".join(parts), known)
 
 

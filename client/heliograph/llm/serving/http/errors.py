@@ -62,6 +62,6 @@ def from_heliograph(error: hg.HeliographError, params: Mapping[str, object]) -> 
             return ApiError(400, text, first if first in params else None, "invalid_value")
         case hg.DeadlineExceededError():
             return ApiError(504, text, code="timeout")
-        case hg.ConnectionError():
+        case hg.ConnectionError() | hg.DeviceLostError():
             return ApiError(503, text, code="unavailable", headers=again)
     return ApiError(500, text, code="internal_error")
