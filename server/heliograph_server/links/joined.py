@@ -115,7 +115,7 @@ class JoinedStream:
                 return aio.EOF
             if self._reading is None:
                 self._reading = asyncio.ensure_future(self._call.read())
-                self._reading.add_done_callback(self._wake)
+                self._reading.add_done_callback(self._has_read)
             if self._reading.done():
                 if not self._is_end(self._reading):
                     found, self._reading = self._reading.result(), None
@@ -128,6 +128,12 @@ class JoinedStream:
                 return self._reading.result()
             self._awaited = self._loop.create_future()
             await self._awaited
+
+    def _has_read(self, reading: asyncio.Task[Any]) -> None:
+        if not reading.cancelled():
+            # Otherwise asyncio would report the error of a read that none awaits any more.
+            reading.exception()
+        self._wake()
 
     @staticmethod
     def _is_end(reading: asyncio.Task[Any]) -> bool:
@@ -165,7 +171,7 @@ class JoinedStream:
             self._socket = None
             self._closed()
 
-    def _wake(self, _: object = None) -> None:
+    def _wake(self) -> None:
         if self._awaited is not None and not self._awaited.done():
             self._awaited.set_result(None)
 
@@ -240,6 +246,8 @@ class JoinedStream:
         self._is_over = True
         if self._reading is not None:
             self._reading.cancel()
+            # Its error would keep gRPC's objects.
+            self._reading = None
         if (beside := self._socket) is not None:
             self._socket = None
             with self._sending:
