@@ -18,6 +18,7 @@ from heliograph.admin import connect as connect_admin
 from heliograph.cli.common.status_view import frame
 from heliograph_backends.cpu import CpuDevice
 from heliograph_proto import commands as c
+from heliograph_proto.codec.status import error_from_metadata
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, SnapshotFailedError
 from heliograph_proto.types import tensor_type
@@ -343,6 +344,45 @@ def test_requests_of_an_ended_stream_change_and_read_nothing(keeper: KeeperPlace
         error: Any = caught.value
         assert error.code() is grpc.StatusCode.ALREADY_EXISTS
     assert files(store) == before and store.whole(digest_of(b"good")) == b"good"
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "messages"),
+    [
+        ("Hold", []),
+        ("Hold", [b"\xff" * 10]),
+        ("Hold", [bytes(2**20 + 1)]),
+        ("Put", [b""]),
+        ("Rename", [b"\x0a\xff"]),
+        ("Get", [b""]),
+        ("Remove", [keeper_pb2.RemoveRequest(paths=["x"] * 1001).SerializeToString()]),
+    ],
+)
+def test_what_is_no_request_is_refused_with_an_error(
+    keeper: KeeperPlace, method: str, messages: list[bytes]
+) -> None:
+    with grpc.insecure_channel(keeper.daemon.url.removeprefix("grpc://")) as channel:
+        call: Any = channel.stream_stream(f"/heliograph.v1.KeeperService/{method}")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter(messages), timeout=20))
+        error: Any = caught.value
+        assert error_from_metadata(tuple(error.trailing_metadata())) is not None
+    assert keeper.keeper.figures().used_bytes == 0
+
+
+def test_pieces_beyond_the_file_or_too_large_are_refused(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    state = store.medium._link.state  # type: ignore[attr-defined]
+    file = keeper_pb2.KeptFile(path="parts/x", size_bytes=2**22)
+    first = keeper_pb2.PutRequest(state=state, file=file).SerializeToString()
+    for pieces in ([2**20 + 2000], [0], [2**20] * 5, [2**20]):
+        messages = [keeper_pb2.PutRequest(data=bytes(one)).SerializeToString() for one in pieces]
+        with grpc.insecure_channel(keeper.daemon.url.removeprefix("grpc://")) as channel:
+            call: Any = channel.stream_stream("/heliograph.v1.KeeperService/Put")
+            with pytest.raises(grpc.RpcError):
+                list(call(iter([first, *messages]), timeout=20))
+        until(lambda: keeper.keeper.figures().used_bytes == 0)
     store.close()
 
 
