@@ -25,6 +25,7 @@ from heliograph_proto.types import tensor_type
 from heliograph_proto.v1 import keeper_pb2
 from heliograph_server.state.image import Image, ImageOwner, ImageStorage
 from heliograph_server.state.links import KeptLink, KeptLinks
+from heliograph_server.state.medium import MediumLostError
 from heliograph_server.state.store import StateStore
 
 __all__ = ["place"]
@@ -183,6 +184,30 @@ def test_a_session_goes_on_from_either_place(place: Place) -> None:
         client.session.close()
         assert host.snapshots is not None
         until(lambda: not files(host.snapshots.store))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("what", ["images", "contents"])
+def test_a_daemon_whose_place_does_not_answer_does_not_start_without_its_sessions(
+    place: Place, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with state_host(place.open(), CpuDevice()) as host:
+        client = CoreClient(host=host, durable=True)
+        client.do(c.Allocate(TENSOR, F4))
+        client.do(c.SetTensor(TENSOR, 0, X.tobytes()))
+        assert host.snapshots is not None
+        host.snapshots.take(client.session)
+        abandon(host)
+
+    def away(*how: object) -> Any:
+        raise MediumLostError("it does not answer")
+
+    medium = place.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(medium, "read" if what == "images" else "blocks", away)
+        with pytest.raises(SnapshotFailedError, match="does not answer"), state_host(medium, CpuDevice()):
+            pass
+    with state_host(place.open(), CpuDevice()) as host:
+        assert CoreClient(host=host, token=client.token).get(TENSOR, F4).tolist() == X.tolist()
 
 
 def test_weights_come_back_from_either_place(place: Place) -> None:
