@@ -202,6 +202,7 @@ PURE = (
     "heliograph_server/resources/checks",
     "heliograph_server/exchange/ledger",
     "heliograph_server/runtime/whereabouts",
+    "heliograph_server/runtime/keeper",
     "heliograph_server/rpc/leases/attaching",
     "heliograph_server/compile/renaming",
     "heliograph_server/gateways/kserve/batching",

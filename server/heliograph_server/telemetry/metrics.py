@@ -168,8 +168,7 @@ RESTORED = Metric(
 STATE_REACHABLE = Metric(
     "heliograph_state_reachable",
     "gauge",
-    "1 if the place of the sessions' state answers, and no other daemon has taken it over, else 0; absent "
-    "without a place.",
+    "0 while the place of the sessions' state does not answer, or another daemon has taken it over, else 1.",
 )
 STATE_LOSSES = Metric(
     "heliograph_state_losses",
@@ -397,9 +396,8 @@ def _of_snapshots(host: Host) -> Iterator[Family]:
     yield gauge(SNAPSHOT_SECONDS, {("still",): counts.still_seconds, ("whole",): counts.seconds})
     yield single(SNAPSHOT_AGE, found.oldest_seconds)
     yield gauge(RESTORED, by_label({"ok": counts.restored, "failed": counts.broken}))
+    yield single(STATE_REACHABLE, found.is_reachable)
     yield single(STATE_LOSSES, found.losses)
-    if host.snapshots is not None:
-        yield single(STATE_REACHABLE, found.is_reachable)
 
 
 def _of_kept(found: KeeperFigures) -> Iterator[Family]:

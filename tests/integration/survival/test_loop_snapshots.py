@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pool_daemons import DEVICE, daemons
 from surviving_daemons import SurvivingDaemon
 
 import heliograph as hg
@@ -58,7 +60,19 @@ def daemon(tmp_path: Path) -> Iterator[SurvivingDaemon]:
         yield daemon
 
 
-def test_a_loop_goes_on_from_the_step_of_its_snapshot(daemon: SurvivingDaemon, expected: list[Any]) -> None:
+@pytest.fixture(params=["folder", "memory"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SurvivingDaemon]:
+    """The same with its state in a folder, and in the memory of another daemon."""
+    with ExitStack() as stack:
+        place: Path | str = tmp_path / "state"
+        if request.param == "memory":
+            (keeper,) = stack.enter_context(daemons(1, "--device", DEVICE, "--kept-state-size", "1GiB"))
+            place = f"{keeper.url}/loops"
+        yield stack.enter_context(SurvivingDaemon(place, "--snapshot-seconds", "0"))
+
+
+def test_a_loop_goes_on_from_the_step_of_its_snapshot(either: SurvivingDaemon, expected: list[Any]) -> None:
+    daemon = either
     with daemon.connect(progress=None) as session:
         plan = session.compile(summing())
         loop = looped(plan, taps=["m", "total"], fetch=["y", "total"])

@@ -18,12 +18,14 @@ from heliograph.admin import connect as connect_admin
 from heliograph.cli.common.status_view import frame
 from heliograph_backends.cpu import CpuDevice
 from heliograph_proto import commands as c
+from heliograph_proto.codec.status import error_from_metadata
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, SnapshotFailedError
 from heliograph_proto.types import tensor_type
 from heliograph_proto.v1 import keeper_pb2
 from heliograph_server.state.image import Image, ImageOwner, ImageStorage
 from heliograph_server.state.links import KeptLink, KeptLinks
+from heliograph_server.state.medium import MediumLostError
 from heliograph_server.state.store import StateStore
 
 __all__ = ["place"]
@@ -182,6 +184,30 @@ def test_a_session_goes_on_from_either_place(place: Place) -> None:
         client.session.close()
         assert host.snapshots is not None
         until(lambda: not files(host.snapshots.store))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("what", ["images", "contents"])
+def test_a_daemon_whose_place_does_not_answer_does_not_start_without_its_sessions(
+    place: Place, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with state_host(place.open(), CpuDevice()) as host:
+        client = CoreClient(host=host, durable=True)
+        client.do(c.Allocate(TENSOR, F4))
+        client.do(c.SetTensor(TENSOR, 0, X.tobytes()))
+        assert host.snapshots is not None
+        host.snapshots.take(client.session)
+        abandon(host)
+
+    def away(*how: object) -> Any:
+        raise MediumLostError("it does not answer")
+
+    medium = place.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(medium, "read" if what == "images" else "blocks", away)
+        with pytest.raises(SnapshotFailedError, match="does not answer"), state_host(medium, CpuDevice()):
+            pass
+    with state_host(place.open(), CpuDevice()) as host:
+        assert CoreClient(host=host, token=client.token).get(TENSOR, F4).tolist() == X.tolist()
 
 
 def test_weights_come_back_from_either_place(place: Place) -> None:
@@ -343,6 +369,45 @@ def test_requests_of_an_ended_stream_change_and_read_nothing(keeper: KeeperPlace
         error: Any = caught.value
         assert error.code() is grpc.StatusCode.ALREADY_EXISTS
     assert files(store) == before and store.whole(digest_of(b"good")) == b"good"
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "messages"),
+    [
+        ("Hold", []),
+        ("Hold", [b"\xff" * 10]),
+        ("Hold", [bytes(2**20 + 1)]),
+        ("Put", [b""]),
+        ("Rename", [b"\x0a\xff"]),
+        ("Get", [b""]),
+        ("Remove", [keeper_pb2.RemoveRequest(paths=["x"] * 1001).SerializeToString()]),
+    ],
+)
+def test_what_is_no_request_is_refused_with_an_error(
+    keeper: KeeperPlace, method: str, messages: list[bytes]
+) -> None:
+    with grpc.insecure_channel(keeper.daemon.url.removeprefix("grpc://")) as channel:
+        call: Any = channel.stream_stream(f"/heliograph.v1.KeeperService/{method}")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter(messages), timeout=20))
+        error: Any = caught.value
+        assert error_from_metadata(tuple(error.trailing_metadata())) is not None
+    assert keeper.keeper.figures().used_bytes == 0
+
+
+def test_pieces_beyond_the_file_or_too_large_are_refused(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    state = store.medium._link.state  # type: ignore[attr-defined]
+    file = keeper_pb2.KeptFile(path="parts/x", size_bytes=2**22)
+    first = keeper_pb2.PutRequest(state=state, file=file).SerializeToString()
+    for pieces in ([2**20 + 2000], [0], [2**20] * 5, [2**20]):
+        messages = [keeper_pb2.PutRequest(data=bytes(one)).SerializeToString() for one in pieces]
+        with grpc.insecure_channel(keeper.daemon.url.removeprefix("grpc://")) as channel:
+            call: Any = channel.stream_stream("/heliograph.v1.KeeperService/Put")
+            with pytest.raises(grpc.RpcError):
+                list(call(iter([first, *messages]), timeout=20))
+        until(lambda: keeper.keeper.figures().used_bytes == 0)
     store.close()
 
 

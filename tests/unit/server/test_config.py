@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import socket
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -80,6 +81,42 @@ def test_paths_of_plugins_begin_at_the_file_that_names_them(tmp_path: Path) -> N
         "/six.py",
     )
     assert from_command_line("--config", str(path), "--backend", "one.py").backends == ("one.py",)
+
+
+def test_the_state_is_in_a_folder_beside_the_file_or_in_another_daemon(tmp_path: Path) -> None:
+    folder = load_config(write(tmp_path, 'state = "kept"'))
+    assert folder.state == str(tmp_path / "kept") and folder.state_elsewhere is None
+    url = "grpcs://keeper.example:7071/my%20name?tls_name=other.example"
+    found = load_config(write(tmp_path, f'state = "{url}"')).state_elsewhere
+    assert found is not None and found.name == "my name"
+    assert str(found.address) == "grpcs://keeper.example:7071?tls_name=other.example"
+    # Two daemons of a host have other names, and a restarted one has the same.
+    listening = 'listen = ["grpc://127.0.0.1:7077"]\n'
+    places = [
+        load_config(write(tmp_path, f'{listening}state = "{one}"')).state_elsewhere
+        for one in ("grpc://10.0.0.2", "grpc://10.0.0.2:7070/", "unix:///run/keeper.sock")
+    ]
+    assert {one.name for one in places if one is not None} == {f"{socket.gethostname()}:7077"}
+    assert [str(one.address) for one in places if one is not None] == [
+        "grpc://10.0.0.2:7070", "grpc://10.0.0.2:7070", "unix:///run/keeper.sock",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("grpc://10.0.0.2/a?token=hgt_secret", "--pool-token FILE"),
+        ("grpcs://10.0.0.2/a?pin=" + "0" * 64, "--pool-ca FILE"),
+        ("grpc://10.0.0.2/a#cpu0", "for clients"),
+        ("grpc://10.0.0.2:port/a", "port"),
+        ("grpc://10.0.0.2/" + "a" * 256, "too long"),
+        ("grpc://10.0.0.2/a%0a", "not printable"),
+    ],
+)
+def test_a_state_elsewhere_that_is_wrong_is_said_with_advice(state: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_config(above={"state": state})
+    assert said in str(caught.value) and "secret" not in str(caught.value) and caught.value.advice
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
