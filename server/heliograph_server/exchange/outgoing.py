@@ -107,7 +107,7 @@ class OutgoingValue:
         self.size_bytes = size_bytes
         self._freed = freed
         self._lock = threading.Lock()
-        #: What is held, by offset.
+        #: The pieces that are held, by offset.
         self._pieces: dict[int, ValuePiece] = {}
         #: All bytes of a small value, until they are acknowledged.
         self._whole: bytes | None = None
