@@ -22,6 +22,9 @@ from heliograph_proto.types import DTYPES, TensorType
 #: The largest value that travels in one message with others. Larger ones have a call of their own.
 SMALL_BYTES = 64 * 1024
 
+#: The most answers of a stream that wait for their receipt.
+MOST_GIVEN = 10_000
+
 
 class OutgoingBudget:
     """A bound on the bytes held for other daemons. Thread-safe."""
@@ -244,8 +247,12 @@ class GivenAnswers:
         return f"<GivenAnswers {self._received} received, {len(self._values)} under way>"
 
     def add(self, value: OutgoingValue | None) -> None:
-        """Note the next answer, and its value if it has one."""
+        """Note the next answer, and its value if it has one. The oldest of too many is forgotten:
+        its value goes with its run."""
         self._values.append(value)
+        if len(self._values) > MOST_GIVEN:
+            self._values.popleft()
+            self._received += 1
 
     def received(self, answers: int) -> None:
         """Note that so many answers of the stream were received: their values may go."""

@@ -18,7 +18,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.plans import Edge, PeerSource
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.exchange.ledger import KEPT_RUNS, Disposition, EdgeRefusal, Ledger, Superseded
-from heliograph_server.exchange.outgoing import GivenAnswers, OutgoingValue
+from heliograph_server.exchange.outgoing import MOST_GIVEN, GivenAnswers, OutgoingValue
 from heliograph_server.links.redialling import Redialling
 from heliograph_server.links.requests import RECEIPT_BYTES, Asked, LinkRequests
 
@@ -182,6 +182,15 @@ def test_answers_that_were_received_let_their_values_go_in_order() -> None:
     assert freed == [1] and not values[1].is_taken
     given.received(100)
     assert freed == [1, 2, 4]
+
+
+def test_answers_without_a_receipt_are_bounded() -> None:
+    freed: list[int] = []
+    given = GivenAnswers()
+    for _ in range(MOST_GIVEN + 5):
+        given.add(OutgoingValue.of(b"x", freed.append))
+    given.received(6)
+    assert (len(freed), repr(given)) == (1, f"<GivenAnswers 6 received, {MOST_GIVEN - 1} under way>")
 
 
 # Attempts
