@@ -351,6 +351,8 @@ class StayingSession:
     client: str
     #: Why they stay, so far.
     why: str
+    #: True if no other device can take them, so that the daemon need not wait.
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

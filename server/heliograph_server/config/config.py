@@ -463,7 +463,8 @@ class ServerConfig:
         Setting(
             "Seconds for which a member with a broken connection is waited for.",
             "The head connects again meanwhile, and work that needs the member waits; then the member is "
-            "lost. 0 loses it at once. A member grants its own --lease at most.",
+            "lost. 0 loses it at once. A member grants its own --lease at most. A member waits for "
+            "another one as long, for values between them.",
             least=0,
             most=LONGEST_LEASE_SECONDS,
             shown="N",

@@ -145,8 +145,8 @@ class Ledger(Generic[Payload, Waiter]):
     def show(
         self, run: int, capability: bytes, waiter: Waiter, attempt: int = 0
     ) -> Payload | EdgeRefusal | Superseded[Waiter] | None:
-        """Present the capability of a run. Return the payload, a refusal, or None or `Superseded` if
-        the waiter waits."""
+        """Present the capability of a run. Return the payload, a refusal, or None or `Superseded`
+        if the waiter waits."""
         if not self.edge.allows(run, capability):
             return refusal(RefusalReason.FORGED)
         if run <= self._newest - WINDOW_RUNS:
@@ -237,8 +237,8 @@ class Ledger(Generic[Payload, Waiter]):
         return False
 
     def expired(self) -> tuple[list[Waiter], list[Payload]]:
-        """Remove the runs that are too old, and the payloads that the other daemon must have. Return
-        their waiters and payloads."""
+        """Remove the runs that are too old, and the payloads that the other daemon must have.
+        Return their waiters and payloads."""
         sure = [self._matched.popleft() for _ in range(len(self._matched) - self._kept_runs)]
         had = [one.payload for run in sure if isinstance(one := self._states.get(run), _Matched)]
         self._states |= {run: _Gone.GONE for run in sure if isinstance(self._states.get(run), _Matched)}

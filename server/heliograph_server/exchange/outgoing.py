@@ -22,6 +22,9 @@ from heliograph_proto.types import DTYPES, TensorType
 #: The largest value that travels in one message with others. Larger ones have a call of their own.
 SMALL_BYTES = 64 * 1024
 
+#: The most answers of a stream that wait for their receipt.
+MOST_GIVEN = 10_000
+
 
 class OutgoingBudget:
     """A bound on the bytes held for other daemons. Thread-safe."""
@@ -107,7 +110,7 @@ class OutgoingValue:
         self.size_bytes = size_bytes
         self._freed = freed
         self._lock = threading.Lock()
-        #: What is held, by offset.
+        #: The pieces that are held, by offset.
         self._pieces: dict[int, ValuePiece] = {}
         #: All bytes of a small value, until they are acknowledged.
         self._whole: bytes | None = None
@@ -244,8 +247,12 @@ class GivenAnswers:
         return f"<GivenAnswers {self._received} received, {len(self._values)} under way>"
 
     def add(self, value: OutgoingValue | None) -> None:
-        """Note the next answer, and its value if it has one."""
+        """Note the next answer, and its value if it has one. The oldest of too many is forgotten:
+        its value goes with its run."""
         self._values.append(value)
+        if len(self._values) > MOST_GIVEN:
+            self._values.popleft()
+            self._received += 1
 
     def take_back(self) -> None:
         """Forget the last answer, which was not sent."""

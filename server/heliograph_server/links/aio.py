@@ -263,7 +263,8 @@ class LoopLink:
 
     def _flush(self) -> None:
         """Write the gathered requests, unless a write is in progress."""
-        if self._redialling.is_away or not self._is_written.is_set() or not self._requests.is_ready:
+        is_down = self._error is not None or self._redialling.is_away
+        if is_down or not self._is_written.is_set() or not self._requests.is_ready:
             return
         if self._call is None:
             self._requests.begin()

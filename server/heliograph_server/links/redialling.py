@@ -1,4 +1,4 @@
-"""When a link that broke is dialled again, and when the other daemon counts as lost. Pure.
+"""Decides for a link that broke when it is dialled again, and until when. Pure.
 
     there ── broke ──▸ away ── back ──▸ there
                        │  ▴

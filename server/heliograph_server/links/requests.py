@@ -53,7 +53,8 @@ class Brought:
 
 @dataclass(slots=True, eq=False)
 class Receipt:
-    """What arrived of a value. Waits for an answer if the other daemon waits for the receipt."""
+    """The bytes of a value that arrived. Waits for an answer if the other daemon waits for the
+    receipt."""
 
     edge: Edge
     run: int
@@ -99,7 +100,7 @@ class LinkRequests:
     def __repr__(self) -> str:
         return f"<LinkRequests {len(self.waiting)} waiting, attempt {self._attempt}>"
 
-    # What is wanted
+    # Wishes
 
     def ask(self, sink: Sink) -> None:
         """Ask for a small value."""
@@ -235,7 +236,7 @@ class LinkRequests:
             self._note(size_bytes)
 
     def broke(self) -> None:
-        """Note that the stream has ended. What waits goes with the next one."""
+        """Note that the stream has ended. All that waits goes with the next one."""
         self._attempt = 0
         self._messages = deque([_Message()])
         self._is_due = bool(self._receipts)

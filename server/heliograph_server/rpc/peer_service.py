@@ -385,7 +385,11 @@ class Conversation:
 
         Raises ProtocolError for a number that is in use.
         """
-        self._receive(request)
+        self._given.received(request.received_answers)
+        for receipt in request.receipts:
+            self._receive(receipt)
+            if len(self._answers) > UNREAD_ANSWERS:
+                await self._room()
         for ask in request.asks:
             self._ask(ask)
             if len(self._answers) > UNREAD_ANSWERS:
@@ -399,14 +403,11 @@ class Conversation:
                 self._let_go(number)
                 withdraw()
 
-    def _receive(self, request: peer_pb2.ExchangeRequest) -> None:
-        """Note what the other side has."""
-        self._given.received(request.received_answers)
-        for one in request.receipts:
-            name = one.edge, one.run, one.capability
-            self._exchange.received(*name, one.received_bytes, unneeded=one.unneeded)
-            if one.number:
-                self._answer(one.number, None)
+    def _receive(self, receipt: peer_pb2.Receipt) -> None:
+        name = receipt.edge, receipt.run, receipt.capability
+        self._exchange.received(*name, receipt.received_bytes, unneeded=receipt.unneeded)
+        if receipt.number:
+            self._answer(receipt.number, None)
 
     async def _room(self) -> None:
         """Wait until the other side has read answers. Its end cancels the handler."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heliograph_proto import HAND_OVER
-from heliograph_proto.devices import DeviceChange, ReplacedDevice
+from heliograph_proto.devices import DeviceChange, MemberState, ReplacedDevice
 from heliograph_proto.errors import HeliographError, SnapshotFailedError, UnsupportedError
 from heliograph_proto.sessions import StayingSession
 from heliograph_server.resources.failures import typed
@@ -150,20 +150,30 @@ class _Taking:
         sessions = [one for one in self._host.sessions if one.closed is None]
         # Those at rest do not wait for the others.
         sessions.sort(key=_is_at_work)
-        found = [(one, self._take(one)) for one in sessions]
-        return tuple(StayingSession(one.number, one.client, why) for one, why in found if why)
+        is_final = not self._has_others()
+        found = [(one, self._take(one, is_final=is_final)) for one in sessions]
+        return tuple(StayingSession(one.number, one.client, why, is_final) for one, why in found if why)
 
-    def _take(self, session: Session) -> str:
+    def _has_others(self) -> bool:
+        """True if a device is there, or may come back, that could take something."""
+        away = {name for one in self._host.members if one.state is MemberState.AWAY for name in one.devices}
+        names = {one.name for one in self._leaving}
+        others = [one for one in self._host.devices if one.name not in names and one.lost is None]
+        return any(one.name in away or not one.is_draining for one in others)
+
+    def _take(self, session: Session, *, is_final: bool) -> str:
         """Take the values of a session. Return why they stay, or nothing."""
         names = {one.name for one in self._leaving}
         if not holds(session, names):
             self._attempts.pop(session.number, None)
             return ""
         attempts = self._attempts.setdefault(session.number, _Attempts())
-        began = time.monotonic()
+        logged, began = attempts.why, time.monotonic()
+        if is_final:
+            attempts.why, attempts.not_before = _words(no_others()), 0.0
+            return self._stays(session, attempts, logged)
         if began < attempts.not_before:
             return attempts.why
-        logged = attempts.why
         try:
             self._try_to_take(session, attempts.hold_seconds)
         except Exception as error:
@@ -171,11 +181,15 @@ class _Taking:
             if session.closed is not None:
                 return ""
             attempts.failed(failure, time.monotonic() - began)
-            if attempts.why != logged:
-                message = "%s keeps what it has on member %s, which drains: %s"
-                logger.warning(message, session, self._member, attempts.why, extra=session.log_fields)
-            return attempts.why
+            return self._stays(session, attempts, logged)
         return ""
+
+    def _stays(self, session: Session, attempts: _Attempts, logged: str) -> str:
+        """Log why the values of a session stay, unless that was logged, and return it."""
+        if attempts.why != logged:
+            message = "%s keeps what it has on member %s, which drains: %s"
+            logger.warning(message, session, self._member, attempts.why, extra=session.log_fields)
+        return attempts.why
 
     def _try_to_take(self, session: Session, hold_seconds: float) -> None:
         if _is_of_head(self._host, session):
@@ -201,6 +215,14 @@ class _Taking:
         message = "%s went from %s: %d bytes and %d plans, in %.2f s"
         facts = session, places, found.size_bytes, found.plans, found.still_seconds
         logger.info(message, *facts, extra=session.log_fields)
+
+
+def no_others() -> UnsupportedError:
+    """The error of values that no device can take."""
+    return UnsupportedError(
+        "every other device of the pool drains, too, so nothing can take it",
+        advice="undo a drain, or drain members one after the other",
+    )
 
 
 def _is_at_work(session: Session) -> bool:

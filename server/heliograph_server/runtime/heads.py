@@ -6,6 +6,7 @@ here. The daemon waits for that as for running work.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from heliograph_server.session.session import Session
 
 if TYPE_CHECKING:
     from heliograph_server.runtime.host import Host
+
+logger = logging.getLogger(__name__)
 
 #: The most sessions that stay, in a head's message and in a drain's status.
 MOST_STAYING = 1000
@@ -62,14 +65,21 @@ class Heads:
             for one in staying
         )
         with self._lock:
+            before = self._told.get(session, ())
             self._told[session] = clean
+        for one in clean:
+            if one.final and one not in before:
+                message = "session %d of %s at the pool's head has values here that end with this daemon: %s"
+                logger.warning(message, one.number, one.client, one.why)
 
     def waits_for(self, session: Session) -> bool:
-        """True if a session is that of a head that has values here, or has not told so far."""
+        """True if a session is that of a head that has values here which may go, or has not told so
+        far."""
         if not self._hands_over(session) or session.closed is not None:
             return False
         with self._lock:
-            return self._told.get(session) != ()
+            told = self._told.get(session)
+        return told is None or not all(one.final for one in told)
 
     def _hands_over(self, session: Session) -> bool:
         owner = self._host.images.owners.get(session)

@@ -90,14 +90,18 @@ def served(host: Host, messages: Iterable[peer_pb2.ExchangeRequest], takes: int 
     return asyncio.run(serving())
 
 
-def test_who_asks_without_end_and_reads_no_answer_is_read_no_further() -> None:
-    def asks() -> Iterator[peer_pb2.ExchangeRequest]:
-        for first in range(0, 2_000_000, 1000):
+@pytest.mark.parametrize("kind", ["asks", "receipts"])
+def test_who_asks_without_end_and_reads_no_answer_is_read_no_further(kind: str) -> None:
+    def messages() -> Iterator[peer_pb2.ExchangeRequest]:
+        for first in range(1, 2_000_000, 1000):
             numbers = range(first, first + 1000)
-            yield peer_pb2.ExchangeRequest(asks=[peer_pb2.Ask(number=one) for one in numbers])
+            if kind == "asks":
+                yield peer_pb2.ExchangeRequest(asks=[peer_pb2.Ask(number=one) for one in numbers])
+            else:
+                yield peer_pb2.ExchangeRequest(receipts=[peer_pb2.Receipt(number=one) for one in numbers])
 
     with hosts() as host:
-        assert 0 < served(host, asks()).read_messages < 100
+        assert 0 < served(host, messages()).read_messages < 100
 
 
 def test_a_message_that_is_far_too_large_ends_the_stream() -> None:

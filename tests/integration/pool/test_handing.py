@@ -7,12 +7,12 @@ import random
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from member_factory import FactoryMember, MemberFactory
+from member_factory import MemberFactory
+from named_members import SECONDS, SIZE, TRANSPORTS, NamedMembers, recurrent
 from pool_daemons import wait_for_devices
 from waiting import until
 
@@ -20,88 +20,36 @@ import heliograph as hg
 import heliograph.admin
 from heliograph.cli import main
 
-SECONDS = 30.0
-SIZE = 16
-#: A head as a daemon, and a pool of the client's own.
-TRANSPORTS = ["head", "list"]
-
-
-def training(stages: int = 2) -> hg.Graph:
-    """Products one after the other, each with a variable that every run changes: another order of runs
-    gives other bits."""
-    generator = np.random.default_rng(11)
-    g = hg.Graph()
-    value = g.input("x", (SIZE, SIZE), "f32")
-    for number in range(stages):
-        weight = generator.standard_normal((SIZE, SIZE)).astype(np.float32) / 4
-        with g.scope(f"stage{number}"):
-            total = g.variable("total", (SIZE, SIZE), "f32")
-            value = hg.assign(total, total * 0.5 + hg.tanh(value @ g.weight("w", weight)))
-    g.output("y", value + 1.0)
-    return g
-
-
 GIVEN = [np.random.default_rng(n).standard_normal((SIZE, SIZE)).astype(np.float32) for n in range(12)]
 
 
 @pytest.fixture(scope="module")
 def calm() -> list[np.ndarray]:
     with hg.connect("local:#cpu:threads=1") as session:
-        plan = session.compile(training())
+        plan = session.compile(recurrent(2))
         return [plan.run(x=one)["y"] for one in GIVEN]
 
 
 class Pool:
-    """Members under names of their own, and the address of their pool."""
+    """Members of these devices, and what an operator does to them."""
 
     def __init__(self, factory: MemberFactory, transport: str, devices: list[str], *more: str) -> None:
-        self.devices = devices
         # An entry may have several devices, with spaces between them.
-        self.members = [factory.start(*(f"--device={part}" for part in one.split())) for one in devices]
-        hosts = [f"{one.host}:{one.port}" for one in self.members]
-        self.names = [f"{host}/{devices[0].partition(':')[0]}0" for host in hosts]
-        self.own: list[str] = []
-        self.head: FactoryMember | None = None
-        self.address: str | list[str] = [one.url for one in self.members]
-        if transport == "head":
-            own = "cpu:threads=1,memory=1MiB"
-            self._head = ["--device", own, "--pool", f"static:{','.join(hosts)}", *more]
-            self.head = factory.start(*self._head)
-            self.address, self.own = self.head.url, ["cpu0"]
-        self._all = [*self.members, *([self.head] if self.head else [])]
-
-    @contextmanager
-    def connect(self) -> Iterator[hg.Session]:
-        with hg.connect(self.address, timeout=SECONDS) as session:
-            wait_for_devices(session, *self.own, *self.names)
-            yield session
+        self._options = [[f"--device={part}" for part in one.split()] for one in devices]
+        head = "--device", "cpu:threads=1,memory=1MiB", *more
+        self.named = NamedMembers(factory, transport, self._options, head)
+        self.members, self.names, self.own = self.named.members, self.named.names, self.named.own
+        self.address, self.connect, self.end = self.named.address, self.named.connect, self.named.end
 
     def drain(self, place: int, seconds: float = SECONDS) -> heliograph.admin.DrainStatus:
         with heliograph.admin.connect(self.members[place].url) as admin:
             return admin.drain(seconds)
 
-    def restart(self, factory: MemberFactory, place: int) -> None:
-        """Another life of a member that has ended, under its old name."""
-        made = factory.start("--device", self.devices[place], port=self.members[place].port)
-        self._all.append(made)
-        self.members[place] = made
-
-    def restart_head(self, factory: MemberFactory) -> None:
-        """Kill the head, and start it again."""
-        assert self.head is not None
-        self.head.kill()
-        self.head = factory.start(*self._head, port=self.head.port)
-        self._all.append(self.head)
+    def restart(self, place: int) -> None:
+        self.named.restart(place, *self._options[place])
 
     def is_gone(self, session: hg.Session, place: int) -> bool:
         return bool(session.device(self.names[place]).lost)
-
-    def end(self) -> None:
-        for one in self._all:
-            try:
-                one.kill()
-            except ProcessLookupError:
-                pass
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +75,7 @@ def test_a_training_goes_on_with_the_same_bits_when_its_member_drains(
     pool: Pool, calm: list[np.ndarray]
 ) -> None:
     with pool.connect() as session:
-        plan = session.compile(training(), pool.names[:2], pins={"stage0/*": pool.names[0]})
+        plan = session.compile(recurrent(2), pool.names[:2], pins={"stage0/*": pool.names[0]})
         found = [plan.run(x=one)["y"] for one in GIVEN[:3]]
         runs = [plan.submit(x=one) for one in GIVEN[3:7]]
         pool.drain(0)
@@ -143,7 +91,7 @@ def test_asyncio_goes_on_with_the_same_bits(pool: Pool, calm: list[np.ndarray]) 
         with pool.connect():
             pass
         async with hg.aio.connect(pool.address, timeout=SECONDS) as session:
-            plan = await session.compile(training(), pool.names[:2], pins={"stage1/*": pool.names[1]})
+            plan = await session.compile(recurrent(2), pool.names[:2], pins={"stage1/*": pool.names[1]})
             found = [(await plan.run(x=one))["y"] for one in GIVEN[:3]]
             runs = [plan.submit(x=one) for one in GIVEN[3:7]]
             await asyncio.to_thread(pool.drain, 1)
@@ -156,7 +104,7 @@ def test_asyncio_goes_on_with_the_same_bits(pool: Pool, calm: list[np.ndarray]) 
 
 def test_two_members_drain_one_after_the_other(pool: Pool, calm: list[np.ndarray]) -> None:
     with pool.connect() as session:
-        plan = session.compile(training(), pool.names[0])
+        plan = session.compile(recurrent(2), pool.names[0])
         found = []
         for place in (0, 1):
             found += [plan.run(x=one)["y"] for one in GIVEN[4 * place : 4 * place + 4]]
@@ -196,19 +144,19 @@ def test_tensors_views_weights_and_streams_go_along(pool: Pool) -> None:
         late = session.empty(64, "f32", there)
         tensor.copy_to(late, stream=stream)
         assert np.array_equal(late.get(), 2 * x)
-        assert session.compile(training(1), there).run(x=GIVEN[0])["y"].shape == (SIZE, SIZE)
+        assert session.compile(recurrent(1), there).run(x=GIVEN[0])["y"].shape == (SIZE, SIZE)
 
 
 def test_reserved_memory_goes_along_with_the_plans_in_it(pool: Pool, calm: list[np.ndarray]) -> None:
     with pool.connect() as session:
-        reservation = session.reserve(training(), pool.names[0])
-        plan = session.compile(training(), pool.names[0])
+        reservation = session.reserve(recurrent(2), pool.names[0])
+        plan = session.compile(recurrent(2), pool.names[0])
         assert plan.reserved_bytes
         found = [plan.run(x=one)["y"] for one in GIVEN[:6]]
         pool.drain(0)
         until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
         found += [plan.run(x=one)["y"] for one in GIVEN[6:]]
-        again = session.compile(training(), plan.devices)
+        again = session.compile(recurrent(2), plan.devices)
         assert again.reserved_bytes
         assert np.isfinite(again.run(x=GIVEN[0])["y"]).all()
         reservation.reset()
@@ -219,26 +167,26 @@ def test_reserved_memory_goes_along_with_the_plans_in_it(pool: Pool, calm: list[
 
 def test_memory_reserved_under_the_name_of_a_member_that_went_goes_along_too(pool: Pool) -> None:
     with pool.connect() as session:
-        plan = session.compile(training(), pool.names[0])
+        plan = session.compile(recurrent(2), pool.names[0])
         for turn in range(2):
             (there,) = plan.devices
             place = pool.names.index(there)
             pool.drain(place)
             until(lambda place=place: pool.is_gone(session, place), seconds=SECONDS)
             if turn == 0:
-                session.reserve(training(1), pool.names[0])
-        assert session.compile(training(1), plan.devices).reserved_bytes
+                session.reserve(recurrent(1), pool.names[0])
+        assert session.compile(recurrent(1), plan.devices).reserved_bytes
 
 
 def test_a_name_means_its_own_device_again_once_that_is_back(
     pool: Pool, factory: MemberFactory, calm: list[np.ndarray]
 ) -> None:
     with pool.connect() as session:
-        plan = session.compile(training(), pool.names[0])
+        plan = session.compile(recurrent(2), pool.names[0])
         found = [plan.run(x=one)["y"] for one in GIVEN[:6]]
         pool.drain(0)
         until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
-        pool.restart(factory, 0)
+        pool.restart(0)
         until(lambda: not pool.is_gone(session, 0), seconds=SECONDS)
         found += [plan.run(x=one)["y"] for one in GIVEN[6:]]
         other = hg.Graph()
@@ -255,7 +203,7 @@ def test_devices_on_which_a_session_has_nothing_need_no_place(
     pool.own.append(pool.names[0].replace("/cpu0", "/fake0"))
     try:
         with pool.connect() as session:
-            plan = session.compile(training(), pool.names[0])
+            plan = session.compile(recurrent(2), pool.names[0])
             found = [plan.run(x=one)["y"] for one in GIVEN[:6]]
             pool.drain(0)
             until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
@@ -298,7 +246,7 @@ def test_the_devices_of_the_head_take_what_no_member_can(
     pool = Pool(factory, "head", ["cpu:threads=1,memory=64MiB"])
     try:
         with pool.connect() as session:
-            plan = session.compile(training(), pool.names[0])
+            plan = session.compile(recurrent(2), pool.names[0])
             found = [plan.run(x=one)["y"] for one in GIVEN[:6]]
             pool.drain(0)
             until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
@@ -318,7 +266,7 @@ def test_a_plan_that_fits_nowhere_else_leaves_the_session_as_it_was_until_it_is_
     wide.output("y", x @ wide.weight("w", np.ones((1024, 1024), np.float32)))
     try:
         with pool.connect() as session:
-            plan, other = (session.compile(one, pool.names[0]) for one in (training(), wide))
+            plan, other = (session.compile(one, pool.names[0]) for one in (recurrent(2), wide))
             found = [plan.run(x=one)["y"] for one in GIVEN[:4]]
             with heliograph.admin.connect(pool.members[0].url) as admin:
                 admin.drain(3600)
@@ -355,12 +303,28 @@ def test_a_loop_that_does_not_end_keeps_its_member_until_the_drain_is_over(facto
         pool.end()
 
 
+def test_members_that_drain_all_at_once_end_soon_and_say_why(factory: MemberFactory) -> None:
+    pool = Pool(factory, "list", ["cpu:threads=1,memory=64MiB"] * 2)
+    try:
+        with pool.connect() as session:
+            plan = session.compile(recurrent(2), pool.names, pins={"stage0/*": pool.names[0]})
+            plan.run(x=GIVEN[0])
+            # The time of the drains is longer than the test may take.
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(lambda place: pool.drain(place, 3600), (0, 1)))
+            until(lambda: pool.is_gone(session, 0) and pool.is_gone(session, 1), seconds=SECONDS)
+            with pytest.raises(hg.MemberLostError):
+                plan.run(x=GIVEN[1])
+    finally:
+        pool.end()
+
+
 def test_a_plan_that_is_rebuilt_after_losses_goes_on_through_drains_too(
     pool: Pool, calm: list[np.ndarray]
 ) -> None:
     with pool.connect() as session:
         pins = {f"stage{number}/*": name for number, name in enumerate(pool.names[:2])}
-        plan = session.compile(training(), pool.names, pins=pins, on_loss="rebuild")
+        plan = session.compile(recurrent(2), pool.names, pins=pins, on_loss="rebuild")
         found = [plan.run(x=one)["y"] for one in GIVEN[:3]]
         plan.checkpoint()
         found += [plan.run(x=one)["y"] for one in GIVEN[3:5]]
@@ -380,12 +344,12 @@ def test_a_head_that_is_killed_after_a_member_drained_goes_on_with_the_same_bits
     try:
         with hg.connect(pool.address, timeout=SECONDS, durable=True) as session:
             wait_for_devices(session, *pool.own, *pool.names)
-            plan = session.compile(training(), pool.names[0])
+            plan = session.compile(recurrent(2), pool.names[0])
             found = [plan.run(x=one)["y"] for one in GIVEN[:4]]
             pool.drain(0)
             until(lambda: pool.is_gone(session, 0), seconds=SECONDS)
             found += [plan.run(x=one)["y"] for one in GIVEN[4:8]]
-            pool.restart_head(factory)
+            pool.named.restart_head()
             found += [plan.run(x=one, timeout=SECONDS)["y"] for one in GIVEN[8:]]
             late = session.empty(4, "f32", pool.names[0])
             late.set(np.ones(4, np.float32))
@@ -403,7 +367,7 @@ def test_runs_under_way_on_the_member_end_there_and_later_ones_follow_in_order(
     try:
         with pool.connect() as session:
             pins = {f"stage{number}/*": name for number, name in enumerate(pool.names[:2])}
-            plan = session.compile(training(), pool.names, pins=pins, pipeline=2)
+            plan = session.compile(recurrent(2), pool.names, pins=pins, pipeline=2)
             runs = [plan.submit(x=one) for one in GIVEN[:8]]
             found = [runs[0].result(SECONDS)["y"]]
             pool.drain(0)
@@ -413,7 +377,7 @@ def test_runs_under_way_on_the_member_end_there_and_later_ones_follow_in_order(
     finally:
         pool.end()
     with hg.connect("local:#fake") as session:
-        plan = session.compile(training())
+        plan = session.compile(recurrent(2))
         assert same(found, [plan.run(x=one)["y"] for one in GIVEN])
 
 
@@ -426,7 +390,7 @@ def test_members_that_drain_and_come_back_in_any_order_change_no_bit(
     given = [chance.choice(GIVEN) for _ in range(40)]
     found: list[np.ndarray] = []
     with pool.connect() as session:
-        plan = session.compile(training(3), pool.names, pins={"stage1/*": pool.names[1]})
+        plan = session.compile(recurrent(3), pool.names, pins={"stage1/*": pool.names[1]})
         tensor = session.empty(SIZE, "f32", chance.choice(pool.names))
         for turn in range(4):
             tensor.set(np.full(SIZE, turn, np.float32))
@@ -439,8 +403,8 @@ def test_members_that_drain_and_come_back_in_any_order_change_no_bit(
             found += [one.result(SECONDS)["y"] for one in runs]
             until(lambda place=place: pool.is_gone(session, place), seconds=SECONDS)
             assert (tensor.get() == turn).all()
-            pool.restart(factory, place)
+            pool.restart(place)
             until(lambda place=place: not pool.is_gone(session, place), seconds=SECONDS)
     with hg.connect("local:#cpu:threads=1") as session:
-        plan = session.compile(training(3))
+        plan = session.compile(recurrent(3))
         assert same(found, [plan.run(x=one)["y"] for one in given])

@@ -7,39 +7,22 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from losing import SECONDS, Array, inputs, same
-from member_factory import FactoryMember, MemberFactory
+from member_factory import MemberFactory
+from named_members import SIZE, TRANSPORTS, NamedMembers, recurrent
 from pool_daemons import next_event, wait_for_devices
 
 import heliograph as hg
 
-SIZE = 16
 #: A run's partition on each member takes long enough for a kill to come in the middle of runs.
 MEMBER = ("--device", "fake:compute_ms=20")
-#: A pool of the client's own, and the head of one.
-TRANSPORTS = ["list", "head"]
-
-
-def recurrent(stages: int = 3) -> hg.Graph:
-    """Products one after the other, named stage0, stage1, ..., each with a variable that every run changes:
-    another order of runs gives other bits."""
-    generator = np.random.default_rng(11)
-    g = hg.Graph()
-    value = g.input("x", (SIZE, SIZE), "f32")
-    for number in range(stages):
-        weight = generator.standard_normal((SIZE, SIZE)).astype(np.float32) / 4
-        with g.scope(f"stage{number}"):
-            total = g.variable("total", (SIZE, SIZE), "f32")
-            value = hg.assign(total, total * 0.5 + hg.tanh(value @ g.weight("w", weight)))
-    g.output("y", value + 1.0)
-    return g
+STAGES = 3
 
 
 def undisturbed(given: list[Array]) -> list[Array]:
     with hg.connect("local:#fake") as session:
-        plan = session.compile(recurrent())
+        plan = session.compile(recurrent(STAGES))
         return [plan.run(x=one)["y"] for one in given]
 
 
@@ -47,44 +30,25 @@ GIVEN = inputs(12, (SIZE, SIZE))
 
 
 class Pool:
-    """Three members under names of their own, and the address of their pool."""
+    """Three members, each with a stage of its own."""
 
     def __init__(self, factory: MemberFactory, transport: str) -> None:
-        self._factory = factory
-        self.members = [factory.start(*MEMBER) for _ in range(3)]
-        hosts = [f"{one.host}:{one.port}" for one in self.members]
-        self._head: FactoryMember | None = None
-        self._killed: list[FactoryMember] = []
-        self.address: str | list[str] = [one.url for one in self.members]
-        self.own: list[str] = []
-        if transport == "head":
-            self._head = factory.start("--device", "fake", "--pool", f"static:{','.join(hosts)}")
-            self.address, self.own = self._head.url, ["fake0"]
-        self.names = [f"{host}/fake0" for host in hosts]
+        self.named = NamedMembers(factory, transport, [MEMBER] * STAGES, ("--device", "fake"))
+        self.members, self.names, self.own = self.named.members, self.named.names, self.named.own
+        self.address, self.connect, self.end = self.named.address, self.named.connect, self.named.end
         self.pins = {f"stage{number}/*": name for number, name in enumerate(self.names)}
-
-    def connect(self) -> hg.Session:
-        session = hg.connect(self.address, timeout=SECONDS)
-        wait_for_devices(session, *self.own, *self.names)
-        return session
 
     def compile(self, session: hg.Session, pipeline: int = 1) -> hg.Plan:
         """Each stage on a member of its own."""
         how = {"devices": self.names, "pins": self.pins, "pipeline": pipeline}
-        return session.compile(recurrent(), **how, on_loss="rebuild")
+        return session.compile(recurrent(STAGES), **how, on_loss="rebuild")
 
     def kill(self, place: int) -> None:
         self.members[place].kill()
-        self._killed.append(self.members[place])
 
     def restart(self, place: int) -> None:
-        """Another life of a member that was killed, under its old name."""
-        self.members[place] = self._factory.start(*MEMBER, port=self.members[place].port)
-
-    def end(self) -> None:
-        for one in (self._head, *self.members):
-            if one is not None and one not in self._killed:
-                one.kill()
+        """Another life of a member that was killed."""
+        self.named.restart(place, *MEMBER)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +106,7 @@ def test_asyncio_has_the_same_bits_when_a_member_is_killed(pool: Pool, expected:
             pass
         async with hg.aio.connect(pool.address, timeout=SECONDS) as session:
             how = {"devices": pool.names, "pins": pool.pins}
-            plan = await session.compile(recurrent(), **how, on_loss="rebuild")
+            plan = await session.compile(recurrent(STAGES), **how, on_loss="rebuild")
             found = [(await plan.run(x=GIVEN[0]))["y"]]
             await plan.checkpoint()
             runs = [plan.submit(x=one) for one in GIVEN[1:]]
@@ -233,7 +197,7 @@ def test_with_no_member_left_the_loss_is_raised_and_a_checkpoint_goes_on_elsewhe
     with pytest.raises(hg.MemberLostError, match="none of its devices is left"):
         plan.run(x=GIVEN[2], timeout=SECONDS)
     with hg.connect("local:#fake") as elsewhere:
-        other = elsewhere.compile(recurrent())
+        other = elsewhere.compile(recurrent(STAGES))
         other.restore(taken)
         found += [other.run(x=one)["y"] for one in GIVEN[2:]]
     check(found, expected)

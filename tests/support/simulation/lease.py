@@ -7,19 +7,13 @@ client with the same secret, and clocks jump.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from heliograph.core.connection_state import ConnectionState, Dial, GiveUp, Reconnecting
 from heliograph.core.future import Pending
 from heliograph.core.protocol import ClientCore
 from heliograph_proto import commands as c
-from heliograph_proto.codec.inline_runs import (
-    CommandReader,
-    CompletionReader,
-    encode_commands,
-    encode_results,
-)
+from heliograph_proto.codec.inline_runs import CompletionReader, encode_results
 from heliograph_proto.errors import (
     HandleExistsError,
     HeliographError,
@@ -28,25 +22,9 @@ from heliograph_proto.errors import (
     SessionClosedError,
     UnavailableError,
 )
-from heliograph_proto.sessions import Limits
 from heliograph_server.rpc.leases.completion_log import CompletionLog
-from simulation.world import Wire, World, hold
-
-LIMITS = Limits(in_flight_bytes=8192, in_flight_commands=60, inline_bytes=64, chunk_bytes=64)
-LEASE_SECONDS = 20.0
-MESSAGE_BYTES = 600
-
-
-class _Stream:
-    """One connection: a wire each way, and the ends of both sides."""
-
-    def __init__(self, world: World) -> None:
-        self.up, self.down = Wire(world, 0.3), Wire(world, 0.3)
-        self.reader = CommandReader()
-        self.is_over = False
-
-    def cut(self) -> None:
-        self.up.is_cut = self.down.is_cut = True
+from simulation.streams import LEASE_SECONDS, LIMITS, Stream, send_all
+from simulation.world import World, hold
 
 
 class _Daemon:
@@ -55,9 +33,7 @@ class _Daemon:
     def __init__(self, world: World) -> None:
         self._world = world
         self.log = CompletionLog()
-        self.stream: _Stream | None = None
-        self._deliver: Callable[[_Stream, bytes], None] = lambda stream, message: None
-        self._end: Callable[[_Stream, HeliographError], None] = lambda stream, error: None
+        self.stream: Stream | None = None
         self.last = self.done = 0
         #: The work that was done, by its number, in order; and the values that were streamed.
         self.did: list[int] = []
@@ -66,36 +42,27 @@ class _Daemon:
         self._expires = 0.0
         self.is_closed = False
 
-    def attach(
-        self,
-        stream: _Stream,
-        attach: c.Attach | None,
-        deliver: Callable[[_Stream, bytes], None],
-        end: Callable[[_Stream, HeliographError], None],
-    ) -> None:
+    def attach(self, stream: Stream, attach: c.Attach | None) -> None:
         """Begin a stream, as `Conversation.begin` does."""
         try:
             if self.is_closed:
                 raise SessionClosedError("the lease has ended")
             kept = self.log.since(attach.received) if attach is not None else ()
         except HeliographError as error:
-            stream.down.send(partial(end, stream, error))
+            stream.down.send(partial(stream.end, error))
             return
         if (before := self.stream) is not None:
             before.is_over = True
             superseded = HandleExistsError("another connection has attached")
-            before.down.send(partial(self._end_of(before), before, superseded))
-        self.stream, stream.deliver, stream.end = stream, deliver, end  # type: ignore[attr-defined]
+            before.down.send(partial(before.end, superseded))
+        self.stream = stream
         self._expires = float("inf")
         if attach is not None:
             answer = c.CompletionBatch(0, attached=c.Attached(self.last, attach.received + 1))
             for message in (encode_results(answer), *kept):
-                stream.down.send(partial(deliver, stream, message))
+                stream.down.send(partial(stream.deliver, message))
 
-    def _end_of(self, stream: _Stream) -> Callable[[_Stream, HeliographError], None]:
-        return getattr(stream, "end")  # noqa: B009
-
-    def detach(self, stream: _Stream) -> None:
+    def detach(self, stream: Stream) -> None:
         """Notice that a stream broke."""
         stream.is_over = True
         if self.stream is stream:
@@ -107,7 +74,7 @@ class _Daemon:
         if self.stream is None and self._world.now >= self._expires:
             self.is_closed = True
 
-    def receive(self, stream: _Stream, message: bytes) -> None:
+    def receive(self, stream: Stream, message: bytes) -> None:
         """Take the commands of a message, unless the stream is over."""
         for part in stream.reader.read(message):
             if stream.is_over or self.is_closed:
@@ -139,7 +106,7 @@ class _Daemon:
         message = encode_results(batch)
         self.log.append(message)
         if (stream := self.stream) is not None and not stream.is_over:
-            stream.down.send(partial(getattr(stream, "deliver"), stream, message))  # noqa: B009
+            stream.down.send(partial(stream.deliver, message))
 
 
 class _Client:
@@ -154,15 +121,14 @@ class _Client:
         self.sent: list[Pending] = []
         #: The fired commands, and how often each.
         self.fired: dict[int, int] = {}
-        self.stream = _Stream(world)
+        self.stream = self._new_stream()
         self.error: HeliographError | None = None
 
     def begin(self, attach: c.Attach | None = None) -> None:
         """Open a stream, whose first message arrives some time."""
-        stream = self.stream = _Stream(self._world)
+        stream = self.stream = self._new_stream()
         self._completions = CompletionReader()
-        opened = partial(self._daemon.attach, stream, attach, self._came, self._ended)
-        stream.up.send(opened)
+        stream.up.send(partial(self._daemon.attach, stream, attach))
         if self._world.chance(0.1) and attach is not None:
             # Its answer is late: the client tries once more, and both attaches arrive.
             self._world.after(0.5, partial(self._broke, stream))
@@ -183,17 +149,14 @@ class _Client:
             told = int.from_bytes(pending.completion.data, "little")
             hold(told == pending.sequence, f"command {pending.sequence} got the value of {told}")
 
+    def _new_stream(self) -> Stream:
+        return Stream(self._world, self._came, self._ended)
+
     def flush(self) -> None:
         """Send what may leave, in messages that arrive or not."""
-        while self.core.lost is None and self.core.has_output:
-            commands = self.core.take(MESSAGE_BYTES)
-            told = self.core.take_acknowledgement(commands)
-            if not commands and told is None:
-                break
-            stream, message = self.stream, encode_commands(commands, told)
-            stream.up.send(partial(self._daemon.receive, stream, message))
+        send_all(self.core, self.stream, self._daemon.receive)
 
-    def _came(self, stream: _Stream, message: bytes) -> None:
+    def _came(self, stream: Stream, message: bytes) -> None:
         if stream is not self.stream or self.core.lost is not None:
             return
         try:
@@ -219,11 +182,11 @@ class _Client:
         self._world.soon(partial(self._daemon.detach, stream), 3.0)
         self._world.soon(partial(self._broke, stream), 1.0)
 
-    def _broke(self, stream: _Stream) -> None:
+    def _broke(self, stream: Stream) -> None:
         if stream is self.stream:
             self._ended(stream, UnavailableError("the connection broke"))
 
-    def _ended(self, stream: _Stream, error: HeliographError) -> None:
+    def _ended(self, stream: Stream, error: HeliographError) -> None:
         if stream is not self.stream or self.core.lost is not None:
             return
         instruction = self.reconnecting.broke(error, self._world.now)
@@ -232,10 +195,10 @@ class _Client:
             return
         if self.core.is_attached:
             self.core.detached()
-        self.stream = _Stream(self._world)
+        self.stream = self._new_stream()
         self._world.after(instruction.pause_seconds, partial(self._dial, self.stream, instruction))
 
-    def _dial(self, awaited: _Stream, _: Dial) -> None:
+    def _dial(self, awaited: Stream, _: Dial) -> None:
         if awaited is self.stream and self.core.lost is None:
             self.reconnecting.dialling()
             self.begin(self.core.attach(b""))

@@ -22,12 +22,7 @@ from heliograph.procedures.moving import Moving
 from heliograph.procedures.replay import repeat
 from heliograph_proto import codec
 from heliograph_proto import commands as c
-from heliograph_proto.codec.inline_runs import (
-    CommandReader,
-    CompletionReader,
-    encode_commands,
-    encode_results,
-)
+from heliograph_proto.codec.inline_runs import CompletionReader, encode_results
 from heliograph_proto.digests import digest_of, moved_secret
 from heliograph_proto.errors import (
     DeadlineExceededError,
@@ -40,19 +35,17 @@ from heliograph_proto.errors import (
     SnapshotFailedError,
     UnavailableError,
 )
-from heliograph_proto.sessions import Limits, SessionMove
+from heliograph_proto.sessions import SessionMove
 from heliograph_server.rpc.leases.attaching import Attaching
 from heliograph_server.rpc.leases.completion_log import CompletionLog
 from heliograph_server.runtime.whereabouts import Arrivals, Departures
+from simulation.streams import LEASE_SECONDS, LIMITS, Stream, send_all
 from simulation.world import Wire, World, hold
 
-LIMITS = Limits(in_flight_bytes=8192, in_flight_commands=60, inline_bytes=64, chunk_bytes=64)
-LEASE_SECONDS = 20.0
 #: The time for which a daemon waits for the answer of the other one.
 GIVE_SECONDS = 5.0
 #: The time for commands under way to end before a move.
 SETTLE_SECONDS = 5.0
-MESSAGE_BYTES = 600
 TENANT = "t"
 
 
@@ -73,19 +66,6 @@ class _Image:
     messages: tuple[bytes, ...]
 
 
-class _Stream:
-    """One connection: a wire each way, and the calls to its client."""
-
-    def __init__(self, world: World, deliver: Callable[..., None], end: Callable[..., None]) -> None:
-        self.up, self.down = Wire(world, 0.3), Wire(world, 0.3)
-        self.deliver, self.end = partial(deliver, self), partial(end, self)
-        self.reader = CommandReader()
-        self.is_over = False
-
-    def cut(self) -> None:
-        self.up.is_cut = self.down.is_cut = True
-
-
 @dataclass(eq=False)
 class _Session:
     """A session at one daemon."""
@@ -96,7 +76,7 @@ class _Session:
     last: int = 0
     value: int = 0
     did: list[int] = field(default_factory=list)
-    stream: _Stream | None = None
+    stream: Stream | None = None
     waiting: list[c.Command] = field(default_factory=list)
     #: Commands that came while it is held still.
     kept: list[c.Command] | None = None
@@ -192,7 +172,7 @@ class _Daemon:
             raise SessionClosedError("the session is unknown or was closed")
         return found
 
-    def attach(self, token: bytes, stream: _Stream, attach: c.Attach | None) -> None:
+    def attach(self, token: bytes, stream: Stream, attach: c.Attach | None) -> None:
         """Begin a stream, as `Conversation.begin` does."""
         if not self.is_up:
             stream.down.send(partial(stream.end, UnavailableError("nothing listens")))
@@ -215,7 +195,7 @@ class _Daemon:
             for message in (encode_results(c.CompletionBatch(0, attached=answer)), *kept):
                 stream.down.send(partial(stream.deliver, message))
 
-    def detach(self, stream: _Stream) -> None:
+    def detach(self, stream: Stream) -> None:
         """Notice that a stream broke."""
         stream.is_over = True
         for session in self.all:
@@ -225,7 +205,7 @@ class _Daemon:
 
     # Work
 
-    def receive(self, stream: _Stream, message: bytes) -> None:
+    def receive(self, stream: Stream, message: bytes) -> None:
         """Take the commands of a message, unless the stream is over."""
         session = next((one for one in self.all if one.stream is stream), None)
         for part in stream.reader.read(message) if session is not None else ():
@@ -393,7 +373,7 @@ class _Client:
 
     def begin(self, attach: c.Attach | None = None) -> None:
         """Open a stream."""
-        self.stream = _Stream(self._world, self._came, self._ended)
+        self.stream = Stream(self._world, self._came, self._ended)
         self._completions = CompletionReader()
         self.stream.up.send(partial(self.daemon.attach, self.token, self.stream, attach))
 
@@ -415,13 +395,7 @@ class _Client:
 
     def flush(self) -> None:
         """Send what may leave."""
-        while self.core.lost is None and self.core.has_output:
-            commands = self.core.take(MESSAGE_BYTES)
-            told = self.core.take_acknowledgement(commands)
-            if not commands and told is None:
-                break
-            stream, message = self.stream, encode_commands(commands, told)
-            stream.up.send(partial(self.daemon.receive, stream, message))
+        send_all(self.core, self.stream, self.daemon.receive)
         self._settle()
 
     def _settle(self) -> None:
@@ -430,7 +404,7 @@ class _Client:
 
     # The connection
 
-    def _came(self, stream: _Stream, message: bytes) -> None:
+    def _came(self, stream: Stream, message: bytes) -> None:
         if stream is not self.stream or self.core.lost is not None:
             return
         batch = self._completions.read(message)
@@ -465,7 +439,7 @@ class _Client:
         self._world.soon(partial(daemon.detach, stream), 3.0)
         self._world.soon(partial(self._ended, stream, UnavailableError("the connection broke")))
 
-    def _ended(self, stream: _Stream, error: HeliographError) -> None:
+    def _ended(self, stream: Stream, error: HeliographError) -> None:
         if stream is not self.stream or self.core.lost is not None:
             return
         instruction = self.reconnecting.broke(error, self._world.now)
@@ -481,10 +455,10 @@ class _Client:
             self.at, self.token = moved.url, moved_secret(self.token, moved.proof)
         else:
             pause = instruction.pause_seconds
-        self.stream = _Stream(self._world, self._came, self._ended)
+        self.stream = Stream(self._world, self._came, self._ended)
         self._world.after(pause, partial(self._dial, self.stream))
 
-    def _dial(self, awaited: _Stream) -> None:
+    def _dial(self, awaited: Stream) -> None:
         if awaited is self.stream and self.core.lost is None:
             self.reconnecting.dialling()
             self.begin(self.core.attach(self._incarnation))
@@ -627,7 +601,7 @@ class SimulatedMove:
         daemon = self.world.random.choice(list(self.daemons.values()))
         forged = moved_secret(self._first_token, self.world.random.randbytes(16))
         got: list[object] = []
-        stream = _Stream(self.world, lambda _, message: got.append(message), lambda _, error: None)
+        stream = Stream(self.world, lambda _, message: got.append(message), lambda _, error: None)
         before = {id(one): one.is_claimed for one in daemon.all}
         daemon.attach(forged, stream, c.Attach(0))
         claimed = any(one.is_claimed and not before.get(id(one), True) for one in daemon.all)
@@ -637,7 +611,7 @@ class SimulatedMove:
         """Another client has the secret, and claims to have received nothing."""
         self._has_thief = True
         daemon, token = self.client.daemon, self.client.token
-        stream = _Stream(self.world, lambda *_: None, lambda *_: None)
+        stream = Stream(self.world, lambda *_: None, lambda *_: None)
         daemon.attach(token, stream, c.Attach(0))
 
     def _check(self) -> None:

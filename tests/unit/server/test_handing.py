@@ -26,7 +26,7 @@ SECONDS = 20.0
 
 
 def test_a_member_that_was_not_told_what_stays_is_told_again() -> None:
-    device: Any = SimpleNamespace(is_draining=True, lost=None)
+    device: Any = SimpleNamespace(name="m/cpu0", is_draining=True, lost=None)
     answers, told = [False, False, True], list[Sequence[StayingSession]]()
 
     def tell(staying: Sequence[StayingSession]) -> bool:
@@ -34,7 +34,7 @@ def test_a_member_that_was_not_told_what_stays_is_told_again() -> None:
         device.is_draining = len(told) < len(answers)
         return answers[len(told) - 1]
 
-    handing = Handing(cast(Any, SimpleNamespace(sessions=())))
+    handing = Handing(cast(Any, SimpleNamespace(sessions=(), members=(), devices=())))
     try:
         handing.begin(MembershipChange("m", leaving=(device,), tell_staying=tell))
         until(lambda: not device.is_draining, seconds=SECONDS)
@@ -66,6 +66,11 @@ def test_only_heads_say_what_stays_and_only_to_a_daemon_that_drains() -> None:
     assert len(heads.staying) == MOST_STAYING, "of all heads"
     heads.tell(some_heads[0], ())
     assert heads.staying == tuple(staying) and not heads.waits_for(some_heads[0])
+    lost = StayingSession(1, "program", "every other device drains", final=True)
+    heads.tell(some_heads[1], [lost, staying[1]])
+    assert heads.waits_for(some_heads[1]), "for the other session"
+    heads.tell(some_heads[1], [lost])
+    assert heads.staying == (lost,) and not heads.waits_for(some_heads[1])
     host.is_draining = False
     assert not heads.staying
 
