@@ -1,4 +1,4 @@
-"""The image and the compose file, for real: built and run by a container engine that the tests start.
+"""The image and the compose files, for real: built and run by a container engine that the tests start.
 
 `make test-deploy` does, in namespaces of its own. A test says what it was skipped for.
 """
