@@ -47,7 +47,7 @@ help:
 	@echo "make test-torch    PyTorch's modules and each op of Core ATen beside eager torch, which is installed apart"
 	@echo "make wheel         a wheel in dist/, with compiled CPU kernels for x86-64-v3, x86-64-v4 and aarch64"
 	@echo "make test-wheel    that wheel, installed in a new environment: the same bits, and nothing is compiled"
-	@echo "make test-deploy   the image and the compose file, built and run by an engine that the tests start"
+	@echo "make test-deploy   the image and the compose files, built and run by an engine that the tests start"
 	@echo "make simulate      the pure parts under 10,000 random schedules and losses (SEED, COUNT, ONLY=session)"
 	@echo "make fuzz          20,000 mutated conversations against a daemon, and half as many on direct connections (SEED, COUNT; CORPUS=folder keeps the new ones)"
 	@echo "make faults        connections that are cut, reset, stalled, delayed, corrupted at every message (SEED, SHARE=0.1)"

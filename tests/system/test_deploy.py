@@ -1,4 +1,4 @@
-"""The image and the compose file, for real: built and run by a container engine that the tests start.
+"""The image and the compose files, for real: built and run by a container engine that the tests start.
 
 `make test-deploy` does, in namespaces of its own. A test says what it was skipped for.
 """
@@ -291,7 +291,7 @@ def until_client_ends(engine: Engine, compose: str, file: str, project: str) -> 
             *command, "up", "--no-build", "--no-color", "--exit-code-from", "client", both=True
         )
     finally:
-        engine.told(*command, "down", "--volumes", "--timeout", "40")
+        engine.told(*command, "down", "--timeout", "40")
 
 
 def test_the_demo_of_the_compose_file_succeeds(

@@ -18,6 +18,8 @@ from daemon_threads import thread_daemon
 from paths import DEPLOY
 from waiting import SECONDS, until
 
+KSERVE = DEPLOY / "kserve"
+
 
 @pytest.fixture(scope="module")
 def slim() -> dict[str, Any]:
@@ -77,8 +79,14 @@ def test_an_environment_keeps_what_is_imported(slim: dict[str, Any], tmp_path: P
     assert done.stdout.strip() == "af13", done.stderr
 
 
-def test_the_model_of_the_kserve_example_gives_what_its_client_expects(tmp_path: Path) -> None:
-    runpy.run_path(str(DEPLOY / "kserve/write_model.py"))["main"](str(tmp_path))
-    with thread_daemon(models=str(tmp_path), kserve_http="127.0.0.1:0") as daemon:
+def test_the_models_of_the_kserve_example_are_what_its_script_writes(tmp_path: Path) -> None:
+    runpy.run_path(str(KSERVE / "write_model.py"))["main"](str(tmp_path))
+    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.*")}
+    there = {path.relative_to(KSERVE / "models"): path.read_bytes() for path in KSERVE.glob("models/*/**/*.*")}
+    assert written == there and len(written) == 3
+
+
+def test_the_client_of_the_kserve_example_gets_its_scores() -> None:
+    with thread_daemon(models=str(KSERVE / "models"), kserve_http="127.0.0.1:0") as daemon:
         until(lambda: urlopen(f"{daemon.kserve_url}/v2/health/ready", timeout=SECONDS).status == 200)
-        runpy.run_path(str(DEPLOY / "kserve/ask.py"))["main"](daemon.kserve_url)
+        runpy.run_path(str(KSERVE / "ask.py"))["main"](daemon.kserve_url)

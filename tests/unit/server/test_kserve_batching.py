@@ -96,6 +96,38 @@ def test_a_run_is_cut_where_much_of_it_would_be_padding(rows: int, taken: int) -
     assert len(queue) == rows - taken
 
 
+@pytest.mark.parametrize(
+    ("seconds_of_4", "rows", "taken"),
+    [(4.0, 5, 4), (4.0, 7, 4), (4.0, 8, 8), (6.0, 5, 4), (6.0, 6, 6), (6.0, 7, 7)],
+)
+def test_a_run_is_cut_where_the_smaller_plan_computes_more_rows_in_a_second(
+    seconds_of_4: float, rows: int, taken: int
+) -> None:
+    queue = queue_of(*(request() for _ in range(rows)))
+    form = request().form
+    for _ in range(2):
+        queue.ran(form, 4, seconds_of_4)
+        queue.ran(form, 5, 8.0)
+    assert len(queue.take(0.0)) == taken
+
+
+def test_the_first_run_of_a_plan_which_may_compile_it_tells_nothing_of_its_time() -> None:
+    queue = queue_of(*(request() for _ in range(7)))
+    queue.ran(request().form, 4, 1.0)
+    queue.ran(request().form, 8, 1000.0)
+    assert len(queue.take(0.0)) == 7
+
+
+def test_the_time_of_a_plan_falls_at_once_and_rises_slowly() -> None:
+    for last, taken in ((8.0, 4), (5.0, 7)):
+        queue = queue_of(*(request() for _ in range(7)))
+        for seconds in (9.0, 9.0, last):
+            queue.ran(request().form, 8, seconds)
+        for seconds in (4.0, 4.0, 4.1):
+            queue.ran(request().form, 4, seconds)
+        assert len(queue.take(0.0)) == taken
+
+
 def test_without_a_batch_each_request_has_a_run() -> None:
     found = [request() for _ in range(3)]
     queue = queue_of(*found, policy=BatchPolicy())

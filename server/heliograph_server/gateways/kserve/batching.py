@@ -4,6 +4,9 @@ A run begins at once where waiting gains nothing: the queue has as many rows as 
 as many requests as the run before had. Otherwise it waits for others, until its oldest request has
 waited for the window. So one client alone never waits, and clients that return together, as they
 do after a run that they shared, share the next one.
+
+Plans have a few sizes, and a run is padded to one of them. Where rows do not fill a plan, the next
+smaller plan runs first if it computes more of them in a second, as far as the runs so far tell.
 """
 
 from __future__ import annotations
@@ -16,8 +19,13 @@ from typing import Any
 
 from heliograph_proto.errors import LimitExceededError
 
-#: The part of a plan's rows that must not be padding, or a smaller plan runs first.
+#: The part of a plan's rows that must not be padding, or a smaller plan runs first; where the times
+#: of both are not known.
 FULL = 0.75
+#: The part of a longer time by which the known time of a plan rises.
+RISE = 0.125
+#: The most plans whose times are known.
+MOST_TIMES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,8 @@ class BatchQueue:
         self._numbers = 0
         #: The number of requests in the run before.
         self._shared = 1
+        #: The seconds of a run by its form and the rows of its plan; inf after the first one.
+        self._seconds: dict[tuple[Hashable, int], float] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -101,11 +111,21 @@ class BatchQueue:
         if not batch or now < self._begins(batch):
             return []
         if self._policy.sizes:
-            batch = _cut(batch, self._policy.sizes)
+            batch = self._cut(batch)
         taken = set(map(id, batch))
         self._waiting = [one for one in self._waiting if id(one) not in taken]
         self._shared = len(batch)
         return batch
+
+    def ran(self, form: Hashable, rows: int, seconds: float) -> None:
+        """Note the time of a run of so many rows. The first one of a plan may have compiled it."""
+        if (key := (form, _size_of(rows, self._policy.sizes))) not in self._seconds:
+            if len(self._seconds) >= MOST_TIMES:
+                self._seconds.clear()
+            self._seconds[key] = math.inf
+            return
+        known = self._seconds[key]
+        self._seconds[key] = seconds if seconds < known else known + RISE * (seconds - known)
 
     def looks_again(self) -> float:
         """Return the time at which the next run begins, if no request comes; inf if none waits."""
@@ -133,18 +153,26 @@ class BatchQueue:
             return -math.inf
         return min(one.arrived for one in batch) + self._policy.window_seconds
 
-
-def _cut(batch: list[QueuedRequest], sizes: Sequence[int]) -> list[QueuedRequest]:
-    """Return the first requests of a batch that fill a smaller plan, where the larger one would
-    compute much padding; else all."""
-    rows = sum(one.rows for one in batch)
-    size = next((one for one in sizes if one >= rows), rows)
-    if rows >= FULL * size:
+    def _cut(self, batch: list[QueuedRequest]) -> list[QueuedRequest]:
+        """Return the first requests of a batch that fill a smaller plan, where that computes more
+        of them in a second than the larger one, which is padded; else all."""
+        rows, sizes, form = sum(one.rows for one in batch), self._policy.sizes, batch[0].form
+        size, smaller = _size_of(rows, sizes), max((one for one in sizes if one < rows), default=0)
+        of_size, of_smaller = (self._seconds.get((form, one), math.inf) for one in (size, smaller))
+        if max(of_size, of_smaller) < math.inf:
+            is_whole = of_size * smaller <= of_smaller * rows
+        else:
+            is_whole = rows >= FULL * size
+        if rows == size or is_whole:
+            return batch
+        count = 0
+        for place, one in enumerate(batch):
+            count += one.rows
+            if count == smaller:
+                return batch[: place + 1]
         return batch
-    smaller = max((one for one in sizes if one < rows), default=0)
-    count = 0
-    for place, one in enumerate(batch):
-        count += one.rows
-        if count == smaller:
-            return batch[: place + 1]
-    return batch
+
+
+def _size_of(rows: int, sizes: Sequence[int]) -> int:
+    """Return the rows of the plan that so many are padded to."""
+    return next((one for one in sizes if one >= rows), rows)
