@@ -105,11 +105,12 @@ def encode_elementwise(shape: tuple[int, ...], body: Elementwise) -> Encoding:
     sizes, strides, space, operands, places = _walk(shape, given)
     nanoseconds = prod(sizes) * body_ns(body.instructions, body.operands)
     fetches = fetches_operands(body, prod(sizes))
+    long_rows = sizes[-1] >= layout.WIDE_ROW or sizes[-2] == 1
     codes = [
         step_words(
             Kind.ELEMENTWISE,
             space,
-            encode_body(body, operands, streamed, fetches),
+            encode_body(body, operands, streamed, fetches, long_rows),
             nanoseconds,
             bool(streamed),
         )
