@@ -82,8 +82,13 @@ def graphs(random: np.random.Generator) -> dict[str, Maker]:
         sides = tuple(random.integers(0, 256, (2, 70, 8)).astype(np.uint8).view(kind))
         for op in ("add", "sub", "maximum", "minimum", "bitwise_xor", "equal", "less", "less_equal"):
             add("bytes", lambda made, op=op, s=sides: made.node(op, *map(made.input, s)))
+    for kind in (np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float32):
+        sides = tuple(random.integers(0, 9, (2, 70, 8)).astype(kind))
+        for op in ("equal", "less", "less_equal", *(("add", "mul") if sides[0].itemsize == 2 else ())):
+            add("bytes", lambda made, op=op, s=sides: made.node(op, *map(made.input, s)))
     truths = tuple(random.random((2, 70, 8)) < 0.5)
-    add("bytes", lambda made: made.node("logical_and", *map(made.input, truths)))
+    for op in ("logical_and", "logical_or", "logical_xor", "equal"):
+        add("bytes", lambda made, op=op: made.node(op, *map(made.input, truths)))
     add("bytes", lambda made: made.node("logical_not", made.input(truths[0])))
     shape, given = (1, 20, 17, 15), normal(random, 1, 20, 4, 5)
     for mode in (0, 1, 2):

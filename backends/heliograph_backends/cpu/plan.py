@@ -458,20 +458,21 @@ class _Compiler:
         return -1
 
     def _add(self, group: Group, native: bool, number: int) -> None:
-        node = self.plan.graph.nodes[group.last]
+        last = group.nodes[-1]
+        node = self.plan.graph.nodes[last]
         if node.op in SOURCES:
-            value = len(self.plan.graph.leaves) + group.last
-            define_node(self.plan.graph, group.last)(self.plan.memory.array(value))
+            value = len(self.plan.graph.leaves) + last
+            define_node(self.plan.graph, last)(self.plan.memory.array(value))
         elif native and self.lowering.is_native(group):
             if self._builder is None:
                 self._builder = self.lowering.builder()
             memory, storage = self.plan.memory, self.plan.storage
             self.lowering.append(self._builder, group, storage, memory.packed, number)
-            self._numbers += [group.last] * (self._builder.steps - len(self._numbers))
+            self._numbers += [last] * (self._builder.steps - len(self._numbers))
         else:
-            self._append(_DefinitionStep(self.plan, group.last))
+            self._append(_DefinitionStep(self.plan, last))
         if node.op == "assign":
-            self._keep_assigned(group.last)
+            self._keep_assigned(last)
 
     def _append(self, step: _Step) -> None:
         self._close_program()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import starmap
+from operator import neg
 from typing import Protocol
 
 from heliograph_backends.planning.groups import Group, PlainGroup, Role
@@ -105,6 +106,7 @@ class _Grouping:
         #: The steps without fusion, and for the node of each how many come before it.
         self.single = single
         self.order = {number: place for place, (_, (number,)) in enumerate(single)}
+        self.has_mixed = any(role == "mixed" for role, _ in single)
         self._headroom: Headroom | None = None
         self.open: dict[int, PlainGroup] = {}
         self.closed: list[PlainGroup] = []
@@ -134,7 +136,9 @@ class _Grouping:
         node = self.nodes[joined[1][-1]]
         operands, uses, open = node.operands, self.uses, self.open
         found = [value for value in operands if value in open and uses[value] == operands.count(value)]
-        for value in sorted(set(found), key=self._preference) if len(found) > 1 else found:
+        if len(found) > 1:
+            found = sorted(set(found), key=self._preference if self.has_mixed else neg)
+        for value in found:
             producer, type = open[value], self.types[value]
             # Equal types are mostly one object.
             if type is not node.type and type != node.type:
@@ -221,15 +225,15 @@ class _Grouping:
         """Return the bytes of the producer's operands whose other readers all run before node
         `end`."""
         nodes, roots, last_read, leaves = self.nodes, self.roots, self.last_read, self.leaves
-        made, kept, size = producer[1], list[int](), 0
-        for number in made:
-            for value in nodes[number].operands:
-                root = roots[value]
-                if root >= leaves and last_read[root] < end and root not in kept:
-                    kept.append(root)
-                    if root - leaves not in made:
-                        size += self.types[root].nbytes
-        return size
+        made, types = producer[1], self.types
+        read = {roots[value] for number in made for value in nodes[number].operands}
+        return sum(
+            [
+                types[root].nbytes
+                for root in read
+                if root >= leaves and last_read[root] < end and root - leaves not in made
+            ]
+        )
 
 
 def _count_uses(graph: Graph, roots: list[int], needed: list[bool]) -> tuple[list[int], list[int]]:
@@ -250,15 +254,17 @@ def _count_uses(graph: Graph, roots: list[int], needed: list[bool]) -> tuple[lis
 def is_affine_norm(graph: Graph, nodes: tuple[int, ...], kernels: FusedKernels) -> bool:
     """True if the nodes are a norm times a row, optionally plus a row, or an rms_norm times a
     row."""
-    first, *rest = [graph.nodes[number] for number in nodes]
-    if [node.op for node in rest] != _AFFINE.get(first.op, [])[: len(rest)]:
+    first, *rest = nodes
+    ops = _AFFINE.get(graph.nodes[first].op, [])
+    if len(rest) > len(ops):
         return False
-    value = len(graph.leaves) + nodes[0]
-    for number, node in zip(nodes[1:], rest, strict=True):
-        row = other_operand(node.operands, value)
-        if value not in node.operands or row == value:
+    value = len(graph.leaves) + first
+    for number, op in zip(rest, ops, strict=False):
+        node = graph.nodes[number]
+        if node.op != op or value not in node.operands:
             return False
-        if not is_row(graph.type_of(row), node.type) or not kernels.is_row_operand(row):
+        row = other_operand(node.operands, value)
+        if row == value or not is_row(graph.type_of(row), node.type) or not kernels.is_row_operand(row):
             return False
         value = len(graph.leaves) + number
     return True

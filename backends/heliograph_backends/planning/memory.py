@@ -467,7 +467,8 @@ class Headroom:
         if last - first > MOST_STEPS:
             return size_bytes <= 0
         part = self._room[first : last + 1]
-        if size_bytes > np.minimum.reduce(part):
+        # There is room for 0 bytes everywhere.
+        if size_bytes > 0 and size_bytes > np.minimum.reduce(part):
             return False
         part -= size_bytes
         return True

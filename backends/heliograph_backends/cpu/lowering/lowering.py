@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels.program.builder import Step
 from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
+from heliograph_backends.cpu.kernels.program.words import AS_THEY_LIE
 from heliograph_backends.cpu.lowering import (
     attention,
     copies,
@@ -88,8 +89,8 @@ Stored: TypeAlias = tuple[k.Operand, int]
 #: The sources of values, by their numbers, and of staged ones by their conversions, too.
 Known: TypeAlias = dict[int | tuple[int, int], Ref]
 
-#: Elements of one byte in an instruction's value.
-BYTES_IN_WORD = 4
+#: Bytes of an instruction's value.
+VALUE_BYTES = 4
 #: Ops beside moves whose operands have indices.
 CHECKED = frozenset({"mul_mat_id", "flash_attn_paged"})
 #: Matrix products; mul_mat's first operand is the transposed right side.
@@ -192,7 +193,7 @@ class CpuLowering:
 
     def is_native(self, group: Group) -> bool:
         """True if native steps run a group."""
-        return self.has_kernel(group.last)
+        return group.role != "other" or self.has_kernel(group.nodes[-1])
 
     def may_join(self, group: Group) -> bool:
         """True if a group may run beside others. Ops with indices may not: the runner checks all
@@ -314,7 +315,10 @@ class CpuLowering:
             # They run one after the other.
             member = k.ALONE
         for encoding, operands in steps:
-            located = [(found[number][0], found[number][1] + more) for number, more in operands]
+            located = [
+                (found[number][0], found[number][1] + more) if more else found[number]
+                for number, more in operands
+            ]
             builder.append(encoding, located, member)
 
     def _has_form(self, node: Node) -> bool:
@@ -325,11 +329,14 @@ class CpuLowering:
     def _form_of(self, group: Group, packed: Container[int]) -> tuple[Hashable, list[int]]:
         """Return all that decides the steps of a group, and its values: operands, then the
         result."""
+        role, nodes = group
         numbers: dict[int, int] = {}
         inside: dict[int, int] = {}
-        form: list[Hashable] = [group.role]
-        for number in group.nodes:
-            node = self.graph.nodes[number]
+        form: list[Hashable] = [role]
+        all_nodes, leaves, places, types = self.graph.nodes, self.leaves, self.places, self.types
+        weights, scalars = self._weights, self._scalars
+        for number in nodes:
+            node = all_nodes[number]
             form += (node.op, id(node.attributes) if node.attributes else 0, id(node.type))
             for value in node.operands:
                 if value in inside:
@@ -337,13 +344,13 @@ class CpuLowering:
                 elif value in numbers:
                     form.append(numbers[value])
                 else:
-                    root, _, strides = self.places[value]
-                    kind = 2 if root in packed else 1 if root in self._weights else 0
-                    form += (id(self.types[value]), strides, self._scalars.get(value), kind)
+                    root, _, strides = places[value]
+                    kind = 2 if root in packed else 1 if root in weights else 0
+                    form += (id(types[value]), strides, scalars.get(value), kind)
                     numbers[value] = len(numbers)
-            inside[self.leaves + number] = -1 - len(inside)
-        result = self.leaves + group.last
-        form.append(self.places[result].strides)
+            inside[leaves + number] = -1 - len(inside)
+        result = leaves + nodes[-1]
+        form.append(places[result][2])
         return tuple(form), [*numbers, result]
 
     def _append(
@@ -351,8 +358,8 @@ class CpuLowering:
     ) -> None:
         """Append the steps of a group that has a form."""
         node = self.graph.nodes[group.last]
-        if (packed_bytes := self._body_of_bytes(group.nodes, storage)) is not None:
-            builder.elementwise((node.type.size // BYTES_IN_WORD,), packed_bytes)
+        if (lying := self._body_as_they_lie(group.nodes, storage)) is not None:
+            builder.elementwise((node.type.nbytes // VALUE_BYTES,), lying)
         elif group.role in CHAINS or self._typed(node) is not None:
             body = self._body(group.nodes, storage, product=None)
             builder.elementwise(node.type.shape, body)
@@ -415,13 +422,17 @@ class CpuLowering:
             found = self._instructions[forms] = instructions_of(forms)
         return found
 
-    def _body_of_bytes(self, nodes: tuple[int, ...], storage: Located) -> k.Elementwise | None:
-        """Return the instructions of nodes on elements of one byte that lie side by side, on four
-        of them at a time; None for others."""
-        recipes = [self._recipe_of_bytes(number) for number in nodes]
-        if None in recipes or self.graph.nodes[nodes[-1]].type.size % BYTES_IN_WORD:
+    def _body_as_they_lie(self, nodes: tuple[int, ...], storage: Located) -> k.Elementwise | None:
+        """Return the instructions of nodes on elements that lie side by side, of which a value of
+        the results is several; None for others."""
+        type = self.graph.nodes[nodes[-1]].type
+        together = VALUE_BYTES // type.dtype.block_bytes
+        if together < 2 or type.nbytes % VALUE_BYTES:
             return None
-        operands = [self._words(storage, self.leaves + nodes[-1])]
+        recipes = [self._recipe_as_they_lie(number, type.dtype.block_bytes) for number in nodes]
+        if None in recipes:
+            return None
+        operands = [self._values(storage, self.leaves + nodes[-1], together)]
         known: dict[int, Ref] = {}
         forms = []
         for place, (number, recipe) in enumerate(zip(nodes, recipes, strict=True)):
@@ -429,27 +440,30 @@ class CpuLowering:
             for value in node.operands:
                 if value not in known:
                     known[value] = len(operands)
-                    operands.append(self._words(storage, value))
+                    operands.append(self._values(storage, value, together))
             sources = tuple([known[value] for value in node.operands])
             forms.append(ElementwiseForm(node.op, sources, (), recipe or ()))
             known[self.leaves + number] = -1 - place
-        return k.Elementwise(tuple(operands), self._instructions_of(tuple(forms)))
+        narrow = tuple([AS_THEY_LIE if each.strides != (VALUE_BYTES,) else 0 for each in operands])
+        instructions = self._instructions_of(tuple(forms))
+        return k.Elementwise(tuple(operands), instructions, narrow if any(narrow) else ())
 
-    def _recipe_of_bytes(self, number: int) -> typed.Recipe | None:
-        """Return the instructions of a node on four elements at a time; None if they do not lie
-        side by side in the same order everywhere."""
+    def _recipe_as_they_lie(self, number: int, size: int) -> typed.Recipe | None:
+        """Return the instructions of a node on several elements at a time; None if its result's
+        elements do not have so many bytes, or they do not lie side by side in the same order
+        everywhere."""
         node = self.graph.nodes[number]
-        if node.type.dtype.block_bytes != 1 or node.op not in typed.OPS or not node.operands:
+        if node.type.dtype.block_bytes != size or node.op not in typed.OPS or not node.operands:
             return None
         types, strides = self._around(number)
-        if any(each != node.type.strides for each in strides):
+        if any(mine != each.strides for mine, each in zip(strides, (*types, node.type), strict=True)):
             return None
-        return typed.of_bytes(node, types)
+        return typed.as_they_lie(node, types)
 
-    def _words(self, storage: Located, value: int) -> k.Operand:
-        """Return a value whose elements lie side by side as a vector of words."""
+    def _values(self, storage: Located, value: int, together: int) -> k.Operand:
+        """Return elements that lie side by side, so many in a value, as a vector of values."""
         slot, offset, _ = storage.locate(value)
-        return k.Operand(slot, offset, (BYTES_IN_WORD,))
+        return k.Operand(slot, offset, (together * self.types[value].dtype.block_bytes,))
 
     def _sources(self, node: Node, known: Known, operands: list[Stored], storage: Located) -> tuple[Ref, ...]:
         """Return the sources of a node's instructions, and append new operands."""

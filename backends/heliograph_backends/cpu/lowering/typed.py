@@ -2,9 +2,9 @@
 
 Instructions work on four bytes. Other elements are staged: floats of 16 bits as float32, integers
 of fewer bits, and bool, as int32. So a chain of float32, int32, uint32 and bool is one step, in
-which a mask is a register. Elements of one byte that lie side by side are computed as they lie,
-four in a value. Integers of 64 bits are compared as two halves; other elements of 64 bits are only
-cast.
+which a mask is a register. Integers of one or two bytes that lie side by side are computed as they
+lie, several in a value, and elements of any size are compared so. Other integers of 64 bits are
+compared as two halves; other elements of 64 bits are only cast.
 """
 
 from __future__ import annotations
@@ -126,37 +126,67 @@ def _halves_compared(name: str) -> dict[str, Recipe]:
     }
 
 
-_BYTES_OF_INTEGERS = {
-    "add": _one(Op.BYTES_ADD),
-    "sub": _one(Op.BYTES_SUB),
-    "neg": _one(Op.BYTES_SUB, ZERO, 0),
+_BITS = {
     "bitwise_invert": _one(Op.INVERT, 0),
     "bitwise_and": _one(Op.AND),
     "bitwise_or": _one(Op.OR),
     "bitwise_xor": _one(Op.XOR),
 }
-_TRUTHS: Recipe = ((Op.BYTES_TRUTH, (0,)), (Op.BYTES_TRUTH, (1,)))
-#: Instructions on four elements of one byte at a time, by their data type.
 _BYTES = {
+    **_BITS,
+    "add": _one(Op.BYTES_ADD),
+    "sub": _one(Op.BYTES_SUB),
+    "neg": _one(Op.BYTES_SUB, ZERO, 0),
+}
+_SHORTS = {
+    **_BITS,
+    "add": _one(Op.SHORTS_ADD),
+    "sub": _one(Op.SHORTS_SUB),
+    "neg": _one(Op.SHORTS_SUB, ZERO, 0),
+    "mul": _one(Op.SHORTS_MUL),
+    "sqr": _one(Op.SHORTS_MUL, 0, 0),
+}
+#: Instructions on elements that lie side by side, several at a time, by their data type.
+_AS_THEY_LIE = {
     "i8": {
-        **_BYTES_OF_INTEGERS,
+        **_BYTES,
         **_compared(Op.BYTES_SAME, Op.INT_BYTES_LESS, zero=Op.BYTES_ZERO),
         "maximum": _one(Op.INT_BYTES_MAXIMUM),
         "minimum": _one(Op.INT_BYTES_MINIMUM),
     },
     "u8": {
-        **_BYTES_OF_INTEGERS,
+        **_BYTES,
         **_compared(Op.BYTES_SAME, Op.UINT_BYTES_LESS, zero=Op.BYTES_ZERO),
         "maximum": _one(Op.UINT_BYTES_MAXIMUM),
         "minimum": _one(Op.UINT_BYTES_MINIMUM),
     },
+    "i16": {
+        **_SHORTS,
+        **_compared(Op.SHORTS_SAME, Op.INT_SHORTS_LESS, zero=Op.BYTES_ZERO),
+        "maximum": _one(Op.INT_SHORTS_MAXIMUM),
+        "minimum": _one(Op.INT_SHORTS_MINIMUM),
+    },
+    "u16": {
+        **_SHORTS,
+        **_compared(Op.SHORTS_SAME, Op.UINT_SHORTS_LESS, zero=Op.BYTES_ZERO),
+        "maximum": _one(Op.UINT_SHORTS_MAXIMUM),
+        "minimum": _one(Op.UINT_SHORTS_MINIMUM),
+    },
+    "i32": _compared(Op.WORDS_SAME, Op.INT_WORDS_LESS, zero=Op.BYTES_ZERO),
+    "u32": _compared(Op.WORDS_SAME, Op.UINT_WORDS_LESS, zero=Op.BYTES_ZERO),
+    "i64": _compared(Op.LONGS_SAME, Op.INT_LONGS_LESS, zero=Op.BYTES_ZERO),
+    "u64": _compared(Op.LONGS_SAME, Op.UINT_LONGS_LESS, zero=Op.BYTES_ZERO),
+    "f32": {
+        **_compared(Op.FLOATS_EQUAL, Op.FLOATS_LESS, Op.FLOATS_LESS_EQUAL, zero=Op.BYTES_ZERO),
+        "isnan": _not(_one(Op.FLOATS_EQUAL, 0, 0), Op.BYTES_ZERO),
+    },
     # Any byte but 0 is true.
     "bool": {
-        "logical_and": (*_TRUTHS, (Op.AND, (-1, -2))),
-        "logical_or": (*_TRUTHS, (Op.OR, (-1, -2))),
-        "logical_xor": (*_TRUTHS, (Op.XOR, (-1, -2))),
-        "equal": (*_TRUTHS, (Op.BYTES_SAME, (-1, -2))),
-        "not_equal": (*_TRUTHS, (Op.XOR, (-1, -2))),
+        "logical_and": _one(Op.BYTES_BOTH),
+        "logical_or": _one(Op.BYTES_EITHER),
+        "logical_xor": _one(Op.BYTES_DIFFER),
+        "equal": _one(Op.BYTES_AGREE),
+        "not_equal": _one(Op.BYTES_DIFFER),
         "logical_not": _one(Op.BYTES_ZERO, 0),
     },
 }
@@ -195,13 +225,13 @@ def typed(node: Node, types: Sequence[TensorType]) -> Typed | None:
     return _typed(recipe, *[(name, read)] * len(types), (target, "int"))
 
 
-def of_bytes(node: Node, types: Sequence[TensorType]) -> Recipe | None:
-    """Return the instructions of a node on four elements at a time; None unless it is one of some
-    ops on elements of one byte, all of one type and of the result's shape."""
+def as_they_lie(node: Node, types: Sequence[TensorType]) -> Recipe | None:
+    """Return the instructions of a node on several elements at a time; None unless it is one of
+    some ops on elements of one type and of the result's shape."""
     kind = types[0].dtype
     if any(each.dtype is not kind or each.shape != node.type.shape for each in types):
         return None
-    return _BYTES.get(kind.name, {}).get(node.op)
+    return _AS_THEY_LIE.get(kind.name, {}).get(node.op)
 
 
 def _table(name: str) -> dict[str, Recipe]:

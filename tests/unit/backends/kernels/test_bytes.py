@@ -1,4 +1,4 @@
-"""Elements of one byte that lie side by side: four of them are computed as one word."""
+"""Elements that lie side by side are computed as they lie: four or two of a result as one word."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from heliograph_backends.cpu import CpuDevice
 
 INTEGERS = ("add", "sub", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor")
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+SHORTS = (*INTEGERS, "mul")
 LOGICAL = ("logical_and", "logical_or", "logical_xor", "equal", "not_equal")
 #: Elements of a word, of a vector and of several chunks, a word more, and less than a word.
 SIZES = (1, 3, 4, 64, 68, 70, 9000)
@@ -30,7 +31,13 @@ def values(name: str, *shape: int) -> Array:
     random = np.random.default_rng(int(np.prod(shape)))
     if name == "bool":
         return random.random(shape) < 0.5
-    return random.integers(0, 256, shape).astype(np.uint8).view(name)
+    if name == "float32":
+        found = random.integers(-2, 3, shape).astype(np.float32)
+        return np.where(random.random(shape) < 0.2, np.float32("nan"), found)
+    # Equal numbers, and such as differ in their highest or their lowest bits alone.
+    kind = np.dtype(name)
+    bits = random.integers(0, 256, shape) * random.choice([1, 2 ** (8 * kind.itemsize - 8)], shape)
+    return bits.astype(f"u{kind.itemsize}").view(kind)
 
 
 def result(device: CpuDevice, made: Maker, *, fusion: bool = True) -> Array:
@@ -53,8 +60,38 @@ def test_integers_have_the_bits_of_the_definition(
     assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("op", ["neg", "bitwise_invert"])
-@pytest.mark.parametrize("name", ["int8", "uint8"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("op", SHORTS)
+@pytest.mark.parametrize("name", ["int16", "uint16"])
+def test_shorts_have_the_bits_of_the_definition(
+    name: str, op: str, size: int, sides: tuple[CpuDevice, CpuDevice]
+) -> None:
+    test_integers_have_the_bits_of_the_definition(name, op, size, sides)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("op", COMPARISONS)
+@pytest.mark.parametrize("name", ["int16", "uint16", "int32", "uint32", "int64", "uint64", "float32"])
+def test_elements_of_any_size_are_compared(
+    name: str, op: str, size: int, sides: tuple[CpuDevice, CpuDevice]
+) -> None:
+    test_integers_have_the_bits_of_the_definition(name, op, size, sides)
+
+
+def test_comparisons_of_several_types_are_one_step(sides: tuple[CpuDevice, CpuDevice]) -> None:
+    made = Maker()
+    pairs = [[made.input(values(name, 3, 500)) for _ in "ab"] for name in ("int64", "float32", "uint16")]
+    found = [made.node("less_equal", *pair) for pair in pairs]
+    both = made.node("logical_and", found[0], made.node("logical_not", found[1]))
+    made.output(made.node("logical_or", both, found[2]))
+    native, plain = sides
+    with loaded(native, made) as it:
+        assert it.plan.steps == 1
+    assert np.array_equal(result(native, made), result(plain, made))
+
+
+@pytest.mark.parametrize("op", ["neg", "bitwise_invert", "sqr"])
+@pytest.mark.parametrize("name", ["int8", "uint8", "int16", "uint16"])
 def test_ops_of_one_operand_have_them_too(name: str, op: str, sides: tuple[CpuDevice, CpuDevice]) -> None:
     made = Maker()
     made.output(made.node(op, made.input(values(name, 12, 17))))

@@ -1,8 +1,8 @@
 """The instructions on truth values and integers, of sixteen lanes of 32 bits.
 
 Lanes keep the bits of integers. A truth value is 1 or 0. Integers of fewer bits are extended to 32
-before, and cut off after, so sums, products and shifts have the bits of the narrow type. Bytes that
-lie side by side may stay as they are, four in a lane.
+before, and cut off after, so sums, products and shifts have the bits of the narrow type. Bytes and
+shorts that lie side by side may stay as they are, several in a lane.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
 #: The result of two sources.
 Formula = Callable[[Lanes, Lanes], Lanes]
 WIDE = ir.VectorType(I64, LANES)
-BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
+BYTES, SHORTS = ir.VectorType(ir.IntType(8), 4 * LANES), ir.VectorType(ir.IntType(16), 2 * LANES)
 INFINITY = float("inf")
 
 
@@ -168,44 +168,52 @@ def _invert(x: Lanes, y: Lanes) -> Lanes:
     return Lanes.from_bits(x.builder, x.builder.not_(x.bits()))
 
 
-# Four bytes of a lane, each by itself.
+# Several integers of fewer bits in a lane, each by itself.
 
 
-def _bytes(x: Lanes) -> ir.Value:
-    return x.builder.bitcast(x.bits(), BYTES)
+def _parts(x: Lanes, kind: ir.VectorType) -> ir.Value:
+    return x.builder.bitcast(x.bits(), kind)
 
 
-def _of_bytes(builder: ir.IRBuilder, found: ir.Value) -> Lanes:
+def _of_parts(builder: ir.IRBuilder, found: ir.Value) -> Lanes:
     return Lanes.from_bits(builder, builder.bitcast(found, I32_VECTOR))
 
 
 def _bytes_compared(method: str, condition: str) -> Formula:
     def formula(x: Lanes, y: Lanes) -> Lanes:
-        mask = getattr(x.builder, method)(condition, _bytes(x), _bytes(y))
-        return _of_bytes(x.builder, x.builder.zext(mask, BYTES))
+        mask = getattr(x.builder, method)(condition, _parts(x, BYTES), _parts(y, BYTES))
+        return _of_parts(x.builder, x.builder.zext(mask, BYTES))
 
     return formula
 
 
-def _of_method_on_bytes(name: str) -> Formula:
-    return lambda x, y: _of_bytes(x.builder, getattr(x.builder, name)(_bytes(x), _bytes(y)))
+def _of_method_on(kind: ir.VectorType, name: str) -> Formula:
+    return lambda x, y: _of_parts(x.builder, getattr(x.builder, name)(_parts(x, kind), _parts(y, kind)))
 
 
-def _of_intrinsic_on_bytes(name: str) -> Formula:
+def _of_intrinsic_on(kind: ir.VectorType, name: str) -> Formula:
     def formula(x: Lanes, y: Lanes) -> Lanes:
-        function = intrinsic_function(x.builder, f"llvm.{name}.v{4 * LANES}i8", BYTES, BYTES, BYTES)
-        return _of_bytes(x.builder, x.builder.call(function, [_bytes(x), _bytes(y)]))
+        full = f"llvm.{name}.v{kind.count}i{kind.element.width}"
+        function = intrinsic_function(x.builder, full, kind, kind, kind)
+        return _of_parts(x.builder, x.builder.call(function, [_parts(x, kind), _parts(y, kind)]))
 
     return formula
 
 
-def _bytes_truth(x: Lanes, y: Lanes) -> Lanes:
-    one = Lanes.from_bits(x.builder, ir.Constant(I32_VECTOR, [0x01010101] * LANES))
-    return _of_intrinsic_on_bytes("umin")(x, one)
+_SMALLER_BYTES, _ONE_IN_BYTES = _of_intrinsic_on(BYTES, "umin"), ir.Constant(I32_VECTOR, [0x01010101] * LANES)
+
+
+def _truths(x: Lanes) -> Lanes:
+    """Return 1 for each byte but 0."""
+    return _SMALLER_BYTES(x, Lanes.from_bits(x.builder, _ONE_IN_BYTES))
 
 
 def _bytes_zero(x: Lanes, y: Lanes) -> Lanes:
     return _bytes_compared("icmp_signed", "==")(x, Lanes.from_bits(x.builder, _number(0)))
+
+
+def _of_truths(formula: Formula) -> Formula:
+    return lambda x, y: formula(_truths(x), _truths(y))
 
 
 FORMULAS: dict[Op, Formula] = {
@@ -243,15 +251,25 @@ FORMULAS: dict[Op, Formula] = {
     Op.FLOAT_OF_UINT: _floats("uitofp"),
     Op.INT_OF_FLOAT: _int_of_float,
     Op.UINT_OF_FLOAT: _uint_of_float,
-    Op.BYTES_TRUTH: _bytes_truth,
+    Op.BYTES_BOTH: lambda x, y: _truths(_SMALLER_BYTES(x, y)),
+    Op.BYTES_EITHER: lambda x, y: _truths(_of_bits("or_")(x, y)),
+    Op.BYTES_DIFFER: _of_truths(_of_bits("xor")),
+    Op.BYTES_AGREE: _of_truths(_bytes_compared("icmp_signed", "==")),
     Op.BYTES_ZERO: _bytes_zero,
     Op.BYTES_SAME: _bytes_compared("icmp_signed", "=="),
     Op.INT_BYTES_LESS: _bytes_compared("icmp_signed", "<"),
     Op.UINT_BYTES_LESS: _bytes_compared("icmp_unsigned", "<"),
-    Op.BYTES_ADD: _of_method_on_bytes("add"),
-    Op.BYTES_SUB: _of_method_on_bytes("sub"),
-    Op.INT_BYTES_MAXIMUM: _of_intrinsic_on_bytes("smax"),
-    Op.INT_BYTES_MINIMUM: _of_intrinsic_on_bytes("smin"),
-    Op.UINT_BYTES_MAXIMUM: _of_intrinsic_on_bytes("umax"),
-    Op.UINT_BYTES_MINIMUM: _of_intrinsic_on_bytes("umin"),
+    Op.BYTES_ADD: _of_method_on(BYTES, "add"),
+    Op.BYTES_SUB: _of_method_on(BYTES, "sub"),
+    Op.INT_BYTES_MAXIMUM: _of_intrinsic_on(BYTES, "smax"),
+    Op.INT_BYTES_MINIMUM: _of_intrinsic_on(BYTES, "smin"),
+    Op.UINT_BYTES_MAXIMUM: _of_intrinsic_on(BYTES, "umax"),
+    Op.UINT_BYTES_MINIMUM: _of_intrinsic_on(BYTES, "umin"),
+    Op.SHORTS_ADD: _of_method_on(SHORTS, "add"),
+    Op.SHORTS_SUB: _of_method_on(SHORTS, "sub"),
+    Op.SHORTS_MUL: _of_method_on(SHORTS, "mul"),
+    Op.INT_SHORTS_MAXIMUM: _of_intrinsic_on(SHORTS, "smax"),
+    Op.INT_SHORTS_MINIMUM: _of_intrinsic_on(SHORTS, "smin"),
+    Op.UINT_SHORTS_MAXIMUM: _of_intrinsic_on(SHORTS, "umax"),
+    Op.UINT_SHORTS_MINIMUM: _of_intrinsic_on(SHORTS, "umin"),
 }

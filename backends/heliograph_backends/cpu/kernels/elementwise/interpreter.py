@@ -14,6 +14,7 @@ from __future__ import annotations
 from heliograph_backends.cpu.kernels.elementwise.operations import apply_operation
 from heliograph_backends.cpu.kernels.program.words import (
     ACCESS,
+    AS_THEY_LIE,
     BASES_AT,
     BODY_HEADER_WORDS,
     BODY_OPERAND_WORDS,
@@ -78,7 +79,10 @@ def prepare(body: int, slots: int, scratch: int, elements: int) -> None:
 
 @jit
 def is_direct(operand: int, rows: int, columns: int) -> bool:
-    """True if an operand's part of a chunk has four bytes for each element, and is contiguous."""
+    """True if an operand's part of a chunk has four bytes for each element, and is contiguous, or
+    is read as it lies."""
+    if word(operand, ACCESS) & AS_THEY_LIE:
+        return True
     if word(operand, ACCESS) >> WIDENING or (word(operand, COLUMN_STRIDE) != 4 and columns > 1):
         return False
     contiguous: bool = rows == 1 or word(operand, ROW_STRIDE) == 4 * columns

@@ -16,7 +16,12 @@ from heliograph_backends.cpu.kernels.program.program import (
     Operand,
     Register,
 )
-from heliograph_backends.cpu.kernels.program.tiles import MEMORY_BYTES_PER_NS, STREAM_BYTES, Strides
+from heliograph_backends.cpu.kernels.program.tiles import (
+    MEMORY_BYTES_PER_NS,
+    STREAM_BYTES,
+    TILE_ELEMENTS,
+    Strides,
+)
 from heliograph_backends.cpu.kernels.program.words import (
     BINARY,
     IMMEDIATE_COUNTS,
@@ -26,7 +31,9 @@ from heliograph_backends.cpu.kernels.program.words import (
     Operation,
 )
 
-LONG_CHUNK, SHORT_CHUNK = 1024, 512
+#: Elements of a chunk: those of a block where a body has nothing to stage; else so many that all
+#: values of a chunk lie in the first-level cache.
+WHOLE_CHUNK, LONG_CHUNK, SHORT_CHUNK = TILE_ELEMENTS, 1024, 512
 SIMPLE_NS, TRANSCENDENTAL_NS = 0.05, 0.4
 
 #: The sources and immediates of each operation.
@@ -43,13 +50,17 @@ def float_bits(value: float) -> int:
 
 
 def encode_body(
-    body: Elementwise, operands: Sequence[Sequence[int]], streamed: frozenset[int], fetches: bool = False
+    body: Elementwise,
+    operands: Sequence[Sequence[int]],
+    streamed: frozenset[int],
+    fetches: bool = False,
+    long_rows: bool = False,
 ) -> list[int]:
     """Return the words of a checked body with encoded operands.
 
     Values are numbered: operands, then registers, then constants. A constant is told by its
     pattern, since 0.0 equals -0.0. Results in `streamed` are written past the caches. With
-    `fetches`, operands are prefetched.
+    `fetches`, operands are prefetched. `long_rows`: no chunk has several rows.
     """
     instructions, narrow, inputs = body.instructions, body.narrow, len(operands)
     used = {each.result.number for each in instructions if isinstance(each.result, Register)}
@@ -84,6 +95,8 @@ def encode_body(
     if count > layout.MAXIMUM_VALUES:
         raise ValueError(f"an elementwise program of {count} values: at most {layout.MAXIMUM_VALUES}")
     chunk = LONG_CHUNK if count * LONG_CHUNK * 4 <= 48 * 1024 else SHORT_CHUNK
+    if long_rows and count == inputs and all(map(_is_direct, operands, narrow or (0,) * inputs)):
+        chunk = WHOLE_CHUNK
     words = [inputs, len(registers), len(constants), len(instructions), chunk]
     for operand, accessed, stored in zip(operands, access, narrow or (0,) * inputs, strict=True):
         words += operand
@@ -91,6 +104,11 @@ def encode_body(
     words += constants
     words += code
     return words
+
+
+def _is_direct(operand: Sequence[int], stored: int) -> bool:
+    """True if instructions read and write an operand's part of a row where it is."""
+    return stored == layout.AS_THEY_LIE or (not stored and operand[layout.COLUMN_STRIDE] == 4)
 
 
 def immediate_word(immediates: Sequence[float]) -> int:

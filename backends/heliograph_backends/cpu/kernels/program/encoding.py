@@ -105,11 +105,12 @@ def encode_elementwise(shape: tuple[int, ...], body: Elementwise) -> Encoding:
     sizes, strides, space, operands, places = _walk(shape, given)
     nanoseconds = prod(sizes) * body_ns(body.instructions, body.operands)
     fetches = fetches_operands(body, prod(sizes))
+    long_rows = sizes[-1] >= layout.WIDE_ROW or sizes[-2] == 1
     codes = [
         step_words(
             Kind.ELEMENTWISE,
             space,
-            encode_body(body, operands, streamed, fetches),
+            encode_body(body, operands, streamed, fetches, long_rows),
             nanoseconds,
             bool(streamed),
         )
@@ -222,10 +223,12 @@ def encode_rows(
     words += operand_words((*steps_before[-1], 0)) if heads is not None else []
     words += more
     nanoseconds = prod(shape) * TRANSCENDENTAL_NS
-    # A soft_max stages its row in the scratch.
+    # A soft_max stages two of its rows, with a factor behind each, in the second-level cache.
     fits = not form and (kind is not Kind.SOFT_MAX or 4 * shape[-1] <= layout.BUFFER_AREA_BYTES)
     large = kind in _MAPPING_ROWS and prod(shape) * 4 >= STREAM_BYTES and fits
     staged = 4 * (shape[-1] + layout.CACHE_LINE_BYTES) if form else 0
+    if large and kind is Kind.SOFT_MAX:
+        staged = 2 * (4 * shape[-1] + 2 * layout.CACHE_LINE_BYTES)
     codes = [step_words(kind, space, words, nanoseconds, streams) for streams in _choices(large, False)]
     return encoding_of(codes, tuple(places), space, nanoseconds, staged)
 

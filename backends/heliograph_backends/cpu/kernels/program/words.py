@@ -287,6 +287,9 @@ WRITTEN: Final = 2
 # from four bytes, see `elements`.
 WIDENING: Final = 2
 ROUNDING: Final = 12
+# Above all conversions: elements lie side by side and are read as they lie, several in a value; the
+# operand's strides are those of values.
+AS_THEY_LIE: Final = 1 << ROUNDING - 1
 
 # A chain, in place of a body: instructions that each read the result of the one before, of which the
 # first one reads the product and the last one writes it. The product is followed by links, each an
@@ -588,18 +591,43 @@ class Operation(IntEnum):
     FLOAT_OF_UINT = 70
     INT_OF_FLOAT = 71  # towards 0; the least int32 for numbers outside, and NaN
     UINT_OF_FLOAT = 72  # the low bits of the number as int64, 0 for NaN and numbers outside of it
-    # Below, a value is four bytes, each an element by itself.
-    BYTES_TRUTH = 73  # 1 for each byte but 0
-    BYTES_ZERO = 74  # 1 for each byte of 0, else 0
-    BYTES_SAME = 75
-    INT_BYTES_LESS = 76
-    UINT_BYTES_LESS = 77
-    BYTES_ADD = 78
-    BYTES_SUB = 79
-    INT_BYTES_MAXIMUM = 80
-    INT_BYTES_MINIMUM = 81
-    UINT_BYTES_MAXIMUM = 82
-    UINT_BYTES_MINIMUM = 83
+    # Below, a value is four bytes, each an element by itself; of truths, any byte but 0 is true.
+    BYTES_BOTH = 73  # 1 where both are true, else 0, as the next ones
+    BYTES_EITHER = 74
+    BYTES_DIFFER = 75  # one is true
+    BYTES_AGREE = 76
+    BYTES_ZERO = 77  # 1 for each byte of 0
+    BYTES_SAME = 78
+    INT_BYTES_LESS = 79
+    UINT_BYTES_LESS = 80
+    BYTES_ADD = 81
+    BYTES_SUB = 82
+    INT_BYTES_MAXIMUM = 83
+    INT_BYTES_MINIMUM = 84
+    UINT_BYTES_MAXIMUM = 85
+    UINT_BYTES_MINIMUM = 86
+    # Below, a value is two shorts.
+    SHORTS_ADD = 87
+    SHORTS_SUB = 88
+    SHORTS_MUL = 89
+    INT_SHORTS_MAXIMUM = 90
+    INT_SHORTS_MINIMUM = 91
+    UINT_SHORTS_MAXIMUM = 92
+    UINT_SHORTS_MINIMUM = 93
+    # Below, a value is four truths, and sources are operands of four elements for each value: of 2
+    # bytes (shorts), 4 (words, floats) or 8 (longs).
+    SHORTS_SAME = 94
+    INT_SHORTS_LESS = 95
+    UINT_SHORTS_LESS = 96
+    WORDS_SAME = 97
+    INT_WORDS_LESS = 98
+    UINT_WORDS_LESS = 99
+    LONGS_SAME = 100
+    INT_LONGS_LESS = 101
+    UINT_LONGS_LESS = 102
+    FLOATS_EQUAL = 103
+    FLOATS_LESS = 104
+    FLOATS_LESS_EQUAL = 105
 
 
 #: The instructions of chains.
@@ -641,7 +669,8 @@ BINARY: Final = frozenset(
         *range(Operation.AND, Operation.XOR + 1),
         *range(Operation.SHIFT_LEFT, Operation.UINT_MINIMUM + 1),
         *range(Operation.INT_DIVIDE, Operation.UINT_REMAINDER + 1),
-        *range(Operation.BYTES_SAME, Operation.UINT_BYTES_MINIMUM + 1),
+        *range(Operation.BYTES_BOTH, Operation.BYTES_AGREE + 1),
+        *range(Operation.BYTES_SAME, len(Operation)),
     }
 )
 TERNARY: Final = frozenset({Operation.WHERE})

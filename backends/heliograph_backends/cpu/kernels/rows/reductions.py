@@ -27,7 +27,6 @@ from numba import types
 from heliograph_backends.cpu.kernels.elementwise.interpreter import KINDS
 from heliograph_backends.cpu.kernels.program.words import (
     BIAS,
-    BUFFERS_AT,
     INDEX_AT,
     MASKED_AS,
     OUTER_DIMENSIONS,
@@ -59,7 +58,7 @@ from heliograph_backends.cpu.kernels.rows.row import (
     total_of,
     tree,
 )
-from heliograph_backends.cpu.kernels.rows.soft_max import NEGATIVE_INFINITY, soft_max
+from heliograph_backends.cpu.kernels.rows.soft_max import NEGATIVE_INFINITY, finish_staged, soft_max
 from heliograph_backends.cpu.kernels.vector.atomics import float_of_bits, word
 from heliograph_backends.cpu.kernels.vector.lanes import (
     F32,
@@ -217,10 +216,10 @@ def _subroutine(builder: Any, kind: Kind) -> Any:
     def body(inner: Any, *arguments: Any) -> None:
         BODIES[kind](inner, Row(*arguments))
 
-    return subroutine(builder, f"row_{kind.name.lower()}", (*(I64,) * 5, F32, F32, I64, I64), body)
+    return subroutine(builder, f"row_{kind.name.lower()}", (*(I64,) * 5, F32, F32, *(I64,) * 4), body)
 
 
-@emitted(types.void, *[types.int64] * 6, types.float32, types.float32, types.int64, types.int64)
+@emitted(types.void, *[types.int64] * 6, types.float32, types.float32, *[types.int64] * 4)
 def apply_row(
     builder: Any,
     kind: Any,
@@ -233,6 +232,8 @@ def apply_row(
     slope: Any,
     staging: Any,
     ahead: Any,
+    before_target: Any,
+    before: Any,
 ) -> None:
     """Run a row kernel over one row of float32; the arguments are those of `Row`."""
     done = builder.append_basic_block("row.done")
@@ -241,9 +242,16 @@ def apply_row(
         with builder.goto_block(builder.append_basic_block(each.name.lower())):
             switch.add_case(integer(each), builder.block)
             row = [target, source, weight, bias, count, parameter, slope, staging, ahead]
-            builder.call(_subroutine(builder, each), row)
+            builder.call(_subroutine(builder, each), [*row, before_target, before])
             builder.branch(done)
     builder.position_at_end(done)
+
+
+@emitted(types.void, *[types.int64] * 3)
+def finish_soft_max(builder: Any, target: Any, staging: Any, count: Any) -> None:
+    """Write the results of a staged row of a soft_max."""
+    function = subroutine(builder, "finish_soft_max", (I64,) * 3, finish_staged)
+    builder.call(function, [target, staging, count])
 
 
 @jit
@@ -284,9 +292,15 @@ def apply_narrow_row(
     """Run a row kernel over one row of f16 or bf16, as float32 in the packing area."""
     staged = scratch + PACK_AT
     convert_rows(scratch, form >> WIDENING & KINDS, staged, source, 0, 2, 1, columns)
-    apply_row(kind, staged, staged, mask, bias, columns, parameter, slope, 0, staged)
+    apply_row(kind, staged, staged, mask, bias, columns, parameter, slope, 0, staged, 0, 0)
     written = 1 if kind >= FIRST_REDUCTION else columns
     convert_rows(scratch, form >> ROUNDING & KINDS, staged, target, 0, 2, 1, written)
+
+
+@jit
+def stage_bytes(columns: int) -> int:
+    """Return the bytes of a staged row and its factor, as whole cache lines; see `encode_rows`."""
+    return (4 * columns + 127) & -64
 
 
 @Entry
@@ -301,9 +315,12 @@ def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> No
     streams, source_row = word(step, STREAMS), word(step + 8 * SOURCE, ROW_STRIDE)
     masked, slope = word(step, MASKED_AS) if kind == SOFT_MAX else 0, ONE
     form = word(step, ROWS_AS)
+    before_target, before = 0, 0
     for number in range(row, row + rows):
-        # A row that does not start at a cache line is written through the caches.
-        staging = scratch + BUFFERS_AT if streams and target & 63 == 0 else 0
+        # A row that does not start at a cache line is written through the caches. Others take turns
+        # in two places.
+        place = scratch + PACK_AT + number % 2 * stage_bytes(columns)
+        staging = place if streams and target & 63 == 0 else 0
         ahead, mask = source + source_row, weight
         if kind == SOFT_MAX:
             slope = slope_of(step, scratch, number)
@@ -313,8 +330,25 @@ def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> No
         if form:
             apply_narrow_row(kind, form, target, source, mask, bias, columns, parameter, slope, scratch)
         else:
-            apply_row(kind, target, source, mask, bias, columns, parameter, slope, staging, ahead)
+            apply_row(
+                kind,
+                target,
+                source,
+                mask,
+                bias,
+                columns,
+                parameter,
+                slope,
+                staging,
+                ahead,
+                before_target,
+                before,
+            )
+        if kind == SOFT_MAX:
+            before_target, before = target, staging
         target += word(step + 8 * TARGET, ROW_STRIDE)
         source = ahead
         weight += word(step + 8 * WEIGHT, ROW_STRIDE)
         bias += word(step + 8 * BIAS, ROW_STRIDE)
+    if before:
+        finish_soft_max(before_target, before, columns)

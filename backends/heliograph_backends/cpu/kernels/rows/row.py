@@ -83,6 +83,9 @@ class Row(NamedTuple):
     staging: Any
     #: The source's next row, which is prefetched during this one.
     ahead: Any
+    #: The target and staging of a soft_max's row before, which is finished during this one, or 0.
+    before_target: Any
+    before: Any
 
 
 def finish(builder: Any, lanes: Lanes, row: Row, index: Any, mask: Any) -> None:

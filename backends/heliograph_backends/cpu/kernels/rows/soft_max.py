@@ -7,7 +7,9 @@
     result    e * (1 / sum)
 
 The second pass computes t again, which costs less than keeping it. If the target is written past
-the caches, e is kept in the scratch.
+the caches, e is kept in the scratch, and the factor of its sum behind it. The third pass over such
+a row is made during the second one over the next row: memory takes a row's results while the next
+row's exponentials are computed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from heliograph_backends.cpu.kernels.rows.row import (
     Row,
     each_vector,
     fetch_ahead,
-    finish,
     load,
     store,
     tree,
@@ -36,6 +37,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     I32,
     LANES,
     Lanes,
+    element,
     integer,
     local,
     loop,
@@ -88,18 +90,47 @@ def _exponentials(
     def add(lanes: Lanes) -> None:
         builder.store(builder.fadd(builder.load(total), lanes.widen()), total)
 
+    follows = builder.icmp_signed("!=", row.before, integer(0))
+    factor = _factor_of(builder, row.count, builder.select(follows, row.before, row.source))
     whole = builder.and_(row.count, integer(-group))
     with loop(builder, integer(0), whole, group) as index:
-        one, two, three, four = (
-            exponential(builder.add(index, integer(LANES * k)), None) for k in range(GROUP)
-        )
+        places = [builder.add(index, integer(LANES * k)) for k in range(GROUP)]
+        one, two, three, four = (exponential(place, None) for place in places)
         add((one + two) + (three + four))
+        with builder.if_then(follows):
+            for place in places:
+                quotient = load(builder, row.before, place, None) * factor
+                quotient.store_streamed(element(builder, row.before_target, place))
+    with builder.if_then(follows):
+        _finish_rest(builder, row.before_target, row.before, factor, whole, row.count)
     with loop(builder, whole, row.count, LANES) as index:
         mask = tail_mask(builder, builder.sub(row.count, index))
         lanes = builder.select(mask, exponential(index, mask).value, zero.value)
         builder.store(builder.fadd(builder.load(rest), lanes), rest)
     add(Lanes(builder, builder.load(rest)))
     return tree(builder, builder.load(total), builder.fadd)
+
+
+def _factor_of(builder: Any, count: Any, staging: Any) -> Lanes:
+    """Return the factor behind a staged row; any number where none is staged."""
+    return Lanes.broadcast(builder, builder.load(pointer(builder, element(builder, staging, count), F32)))
+
+
+def _finish_rest(builder: Any, target: Any, staging: Any, factor: Lanes, start: Any, count: Any) -> None:
+    """Write the results of a staged row from `start` past the caches, the last ones through them."""
+    whole = builder.and_(count, integer(-LANES))
+    with loop(builder, start, whole, LANES) as index:
+        quotient = load(builder, staging, index, None) * factor
+        quotient.store_streamed(element(builder, target, index))
+    with builder.if_then(builder.icmp_signed("<", whole, count)):
+        mask = tail_mask(builder, builder.sub(count, whole))
+        store(builder, load(builder, staging, whole, mask) * factor, target, whole, mask)
+
+
+def finish_staged(builder: Any, target: Any, staging: Any, count: Any) -> None:
+    """Write the results of a staged row."""
+    factor = _factor_of(builder, count, staging)
+    _finish_rest(builder, target, staging, factor, integer(0), count)
 
 
 def _sunk(builder: Any, row: Row, largest: Any) -> tuple[Any, Any]:
@@ -127,7 +158,8 @@ def _with_sink(builder: Any, row: Row, total: Any, sink: Any, largest: Any) -> A
 
 
 def soft_max(builder: Any, row: Row) -> None:
-    """Write the soft maximum of source * parameter + slope * weight; the weight is the mask."""
+    """Write the soft maximum of source * parameter + slope * weight; the weight is the mask. A row
+    with a staging is left there, and the row before is finished."""
     scale, slope = Lanes.broadcast(builder, row.parameter), Lanes.broadcast(builder, row.slope)
     staged = builder.icmp_signed("!=", row.staging, integer(0))
     staging = builder.select(staged, row.staging, row.target)
@@ -148,9 +180,15 @@ def soft_max(builder: Any, row: Row) -> None:
             largest = Lanes.broadcast(builder, top)
             total = _exponentials(builder, row, score, largest, staging)
             total = _with_sink(builder, row, total, sink, top)
-            factor = Lanes.broadcast(builder, builder.fptrunc(builder.fdiv(one, total), F32))
+            number = builder.fptrunc(builder.fdiv(one, total), F32)
+            factor = Lanes.broadcast(builder, number)
 
             def quotients(index: Any, mask: Any, part: int, factor: Lanes = factor) -> None:
-                finish(builder, load(builder, staging, index, mask) * factor, row, index, mask)
+                store(builder, load(builder, row.target, index, mask) * factor, row.target, index, mask)
 
-            each_vector(builder, row.count, quotients)
+            with builder.if_else(staged) as (later, now):
+                with later:
+                    place = element(builder, staging, row.count)
+                    builder.store(number, pointer(builder, place, F32))
+                with now:
+                    each_vector(builder, row.count, quotients)
