@@ -81,5 +81,6 @@ def test_every_method_is_known_over_the_wire_and_in_this_process() -> None:
         methods.TAKE_UP,
         methods.TELL_HANDOVER,
         methods.MOVE,
+        methods.PREPARE_MOVE,
     }
     assert set(calls._CODECS) == set(blocking._ANSWERS) | over_a_wire_alone == known

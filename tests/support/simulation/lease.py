@@ -120,7 +120,7 @@ class _Client:
         self.reconnecting = Reconnecting(LEASE_SECONDS, world.random.random)
         self.sent: list[Pending] = []
         #: The fired commands, and how often each.
-        self.fired: dict[int, int] = {}
+        self.fired: dict[Pending, int] = {}
         self.stream = self._new_stream()
         self.error: HeliographError | None = None
 
@@ -144,7 +144,8 @@ class _Client:
             self.flush()
 
     def _fire(self, pending: Pending) -> None:
-        self.fired[pending.sequence] = self.fired.get(pending.sequence, 0) + 1
+        # Those that never left have no number.
+        self.fired[pending] = self.fired.get(pending, 0) + 1
         if pending.error is None and pending.completion is not None:
             told = int.from_bytes(pending.completion.data, "little")
             hold(told == pending.sequence, f"command {pending.sequence} got the value of {told}")
