@@ -107,18 +107,16 @@ async def lose(session: hg.aio.Session, model: str, devices: Sequence[str]) -> N
     placed: Any = {"devices": list(devices), "pins": pins(devices)}
     server = await Server.load(session, model, bounds=Bounds(1), context=4000, **placed)
     try:
-        first = server.submit(prompt(1), max_tokens=3900, temperature=0.0)
+        first = server.submit(prompt(1), max_tokens=1000, temperature=0.0)
         second = server.submit(prompt(2), **options(1))
-        try:
-            count = 0
-            async for _ in first:
-                count += 1
-                if count == 3:
-                    tell("under way")
-            tell(["ended", ""])
-        except hg.HeliographError as error:
-            tell([type(error).__name__, error.message])
-        tell(await asyncio.wait_for(read(second), START_SECONDS))
+        count = 0
+        async for _ in first:
+            count += 1
+            if count == 3:
+                tell("under way")
+        tokens, _ = await asyncio.wait_for(read(second), START_SECONDS)
+        again = server.submit(prompt(1), max_tokens=1000, temperature=0.0)
+        tell([first.result.tokens == (await read(again))[0], tokens])
     finally:
         await server.close()
 

@@ -100,14 +100,12 @@ def test_answers_have_the_same_bits_on_one_two_and_three_hosts(
     assert steps and near, "no logits were nearly tied"
 
 
-def test_an_answer_ends_with_the_host_that_is_lost_and_the_next_one_is_written_without_it(
+def test_answers_go_on_without_the_host_that_is_lost(
     network: Network, served: dict[str, subprocess.Popen[str]], model: Path
 ) -> None:
     process = client(network, "lose", model, *HOSTS[:2])
     assert told(process) == "under way"
     served["two"].kill()
-    kind, message = told(process)
-    assert (kind, "two" in message) == ("MemberLostError", True), message
-    tokens, _ = told(process)
-    assert len(tokens) == 10
+    is_same, tokens = told(process)
+    assert is_same and len(tokens) == 10
     assert process.wait(SECONDS) == 0
