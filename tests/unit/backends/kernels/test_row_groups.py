@@ -18,8 +18,8 @@ from heliograph_backends.cpu.kernels import RowGroups, Stored
 from heliograph_backends.cpu.kernels.program.stored_types import FORMS
 from heliograph_backends.host_memory.buffers import aligned_bytes
 
-#: Rows of the left side: one, a few, and as many as take panels.
-LEFT_ROWS = (1, 3, 4, 5, 70)
+#: Rows of the left side: one, a few, more than are multiplied at once, and as many as take panels.
+LEFT_ROWS = (1, 3, 4, 5, 13, 70)
 
 
 def of_any_bytes(kind: Stored, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, Any]:

@@ -54,7 +54,7 @@ ROWS_AT_ONCE: Final = max(SIDE_BY_SIDE)
 #: So many rows leave no registers for words that two runs share.
 MANY_ROWS: Final = 8
 #: Conversions that leave registers for the sums of fewer rows.
-_LONG: Final = (Stored.IQ4_XS, Stored.TQ1_0)
+_LONG: Final = (Stored.IQ4_XS, Stored.Q2_K, Stored.Q5_K, Stored.TQ1_0, Stored.TQ2_0)
 #: By the number of a type: the most rows that are multiplied at once.
 MOST_AT_ONCE: Final = tuple(4 if kind in _LONG else ROWS_AT_ONCE for kind in range(GROUPED))
 

@@ -82,10 +82,32 @@ def staged_bytes(depth: int) -> int:
     return depth // STAGED_BLOCK * STAGED_BLOCK_BYTES
 
 
-#: The types in groups of rows with another number: those of many bytes stream twice in the time in
-#: which panels of them are written, and digits in base three take long to read again.
+#: The types in groups of rows with another number. Most stream twice in less time than it takes to
+#: write panels of them and to read these; digits in base three take long to read again.
 _GROUPED_ROWS: Final[dict[int, int]] = {
-    **dict.fromkeys((Stored.F16, Stored.BF16, Stored.Q8_0), 2 * FEW_GROUPED_ROWS),
+    **dict.fromkeys(
+        (
+            Stored.F16,
+            Stored.BF16,
+            Stored.Q8_0,
+            Stored.Q4_0,
+            Stored.Q4_1,
+            Stored.Q5_0,
+            Stored.Q5_1,
+            Stored.Q2_K,
+            Stored.Q3_K,
+            Stored.Q4_K,
+            Stored.Q5_K,
+            Stored.Q6_K,
+            Stored.IQ4_NL,
+            Stored.MXFP4,
+            Stored.NVFP4,
+            Stored.TQ2_0,
+            Stored.Q1_0,
+            Stored.Q2_0,
+        ),
+        2 * FEW_GROUPED_ROWS,
+    ),
     Stored.TQ1_0: FEW_ROWS,
 }
 
