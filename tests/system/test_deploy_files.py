@@ -82,7 +82,9 @@ def test_an_environment_keeps_what_is_imported(slim: dict[str, Any], tmp_path: P
 def test_the_models_of_the_kserve_example_are_what_its_script_writes(tmp_path: Path) -> None:
     runpy.run_path(str(KSERVE / "write_model.py"))["main"](str(tmp_path))
     written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.*")}
-    there = {path.relative_to(KSERVE / "models"): path.read_bytes() for path in KSERVE.glob("models/*/**/*.*")}
+    there = {
+        path.relative_to(KSERVE / "models"): path.read_bytes() for path in KSERVE.glob("models/*/**/*.*")
+    }
     assert written == there and len(written) == 3
 
 
