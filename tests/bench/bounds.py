@@ -26,8 +26,8 @@ BOUNDS = {
     "ggml-rpc/decode-*": (
         "A client's weights keep its order, so sixteen rows are transposed as they are read: one thread "
         "takes 1.09 ms for q4_0 of 4,096 by 4,096, beside 0.76 ms in groups, and 0.74 ms in ggml without its "
-        "own order. For f16 the product takes 1.0 to 1.2 of ggml's. Commands of a token take 0.8 ms of one "
-        "processor: a model of width 64 needs 1.0 ms, 0.2 of it in kernels, and 0.24 ms with ggml's server."
+        "own order. For f16 the product takes 1.0 to 1.2 of ggml's time. Commands of a token take 0.8 ms of "
+        "one processor: a model of width 64 needs 1.0 ms, 0.2 in kernels, and 0.24 ms with ggml's server."
     ),
     "llm/*": "As quantized products, which are 96 % of a step.",
     "bandwidth/*": (
