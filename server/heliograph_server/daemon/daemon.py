@@ -129,8 +129,8 @@ MOVE_THREADS = 2
 DECODE_THREADS = 1
 #: Threads that move bytes of direct connections.
 DIRECT_THREADS = 4
-#: Threads that hand sessions to other daemons, and that restore theirs.
-LEAVE_THREADS, TAKE_THREADS = 4, 8
+#: Threads that hand sessions to other daemons, that send copies ahead, and that restore theirs.
+LEAVE_THREADS, PREPARE_THREADS, TAKE_THREADS = 4, 4, 8
 #: How long calls may take to end once their sessions are closed.
 STOP_SECONDS = 2.0
 #: How long work may take to end after the second signal.
@@ -177,6 +177,7 @@ class Daemon:
             "read": READ_THREADS,
             "relay": RELAY_THREADS,
             "leave": LEAVE_THREADS,
+            "prepare": PREPARE_THREADS,
             "take": TAKE_THREADS,
             "move": MOVE_THREADS,
             "decode": DECODE_THREADS,
@@ -299,7 +300,7 @@ class Daemon:
 
     def _add_services(self, server: aio.Server) -> None:
         hashers, closers, askers, listeners, readers, relays, *others = self._pools
-        leavers, takers, movers, decoders, _ = others
+        leavers, preparers, takers, movers, decoders, _ = others
         assert self.access is not None
         requests = Requests(self._slot, decoders)
         facts = lambda: self._facts  # noqa: E731
@@ -309,7 +310,14 @@ class Daemon:
         self._peer_service = peers
         for service in (
             SessionService(
-                self._slot, askers, closers, leavers, self._memory.offer, self._direct.offer, hidden
+                self._slot,
+                askers,
+                closers,
+                leavers,
+                preparers,
+                self._memory.offer,
+                self._direct.offer,
+                hidden,
             ),
             DeviceService(self._slot, askers, listeners, facts),
             PlanService(self._slot, self._turns, listeners, compile_seconds),

@@ -35,6 +35,8 @@ TAKE = f"/{links.SERVICE}/TakeSession"
 PIECE_BYTES = 2**20
 #: The longest time that a session is on its way.
 MOST_SECONDS = 3600.0
+#: The same of a copy that goes ahead, without which the session moves, too.
+MOST_AHEAD_SECONDS = 600.0
 
 Read = Callable[[bytes], Iterator[memoryview]]
 
@@ -61,7 +63,10 @@ def hand_over(shown: Shown, address: str, image: bytes, read: Read, limits: Limi
             is_ahead=how.is_ahead,
             ahead=how.ahead,
         )
-        call = method(_requests(first, image, wanted, read, failures), timeout=MOST_SECONDS)
+        call = method(
+            _requests(first, image, wanted, read, failures),
+            timeout=MOST_AHEAD_SECONDS if how.is_ahead else MOST_SECONDS,
+        )
         for answer in call:
             if answer.taken:
                 return

@@ -44,13 +44,14 @@ class SessionService:
         askers: Executor,
         closers: Executor,
         leavers: Executor,
+        preparers: Executor,
         offer: Callable[[str], SharedMemoryOffer | None],
         offer_direct: Callable[[Session, str], DirectOffer | None],
         hidden: Collection[str] = (),
     ) -> None:
         """`hidden`: features that are off here. Sessions go to other daemons on the threads of
-        `leavers`."""
-        self._leavers = leavers
+        `leavers`, and copies ahead on those of `preparers`."""
+        self._leavers, self._preparers = leavers, preparers
         self._hidden = hidden
         self._slot = slot
         #: Returns the offer of shared memory for a client, by its gRPC peer.
@@ -127,7 +128,9 @@ class SessionService:
     async def PrepareMove(
         self, request: session_pb2.PrepareMoveRequest, context: Context
     ) -> session_pb2.PrepareMoveResponse:
-        sending = self._leavers.submit(self._slot.host.moves.prepare, self._leaving(request), request.address)
+        sending = self._preparers.submit(
+            self._slot.host.moves.prepare, self._leaving(request), request.address
+        )
         sent_bytes = await asyncio.shield(asyncio.wrap_future(sending))
         return session_pb2.PrepareMoveResponse(sent_bytes=sent_bytes)
 

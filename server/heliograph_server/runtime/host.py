@@ -92,7 +92,6 @@ from heliograph_server.state.snapshots import (
     recover,
 )
 from heliograph_server.weights.cache_writer import CacheWriter
-from heliograph_server.weights.session_weights import SessionWeights
 from heliograph_server.weights.store import ContentStore, tenant_of
 
 logger = logging.getLogger(__name__)
@@ -489,9 +488,7 @@ class Host:
                 deadlines=self._deadlines,
                 room=self._room,
                 exchange=self.exchange,
-                contents=SessionWeights(
-                    devices.present, self._room, self.store, opening.tenant, self.cache_writer, account
-                ),
+                contents=opening.weights(devices.present, self._room, self.store, self.cache_writer, account),
                 times=self.measurements.of_tenant(opening.tenant),
                 holding=holding,
                 flow=share,
@@ -507,8 +504,9 @@ class Host:
                 self.tracing,
             )
             self._sessions[opening.token] = session
-            seconds = opening.attach_seconds(self.limits)
-            self._reapers[opening.token] = self._deadlines.after(seconds, lambda: self._reap(session))
+            if not opening.is_restored:
+                seconds = self.limits.attach_timeout_ms / 1e3
+                self._reapers[opening.token] = self._deadlines.after(seconds, lambda: self.reap(session))
         return session
 
     def session(self, token: bytes, principal: Principal | None = None) -> Session:
@@ -545,8 +543,9 @@ class Host:
         for session in self._all_sessions():
             session.drop_unmatched_transfers()
 
-    def _reap(self, session: Session) -> None:
-        if not session.is_attached:
+    def reap(self, session: Session) -> None:
+        """End a session whose client has not attached in time."""
+        if not session.is_attached and session.closed is None:
             logger.info("%s: the command stream was not opened in time", session, extra=session.log_fields)
             error = SessionClosedError("the command stream was not opened in time", advice="open another")
             # Closing may wait for a compile; the timer thread must not.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -57,18 +58,19 @@ class SessionImages:
         """Restore a copy of another daemon's session, whose memory `take_in` takes. Blocks.
 
         Raises as `reopen`. The copy lacks what cannot be restored. `ahead`: as there."""
-        kept = self._memory_of(ahead, image)
+        with self._copy_of(ahead, image) as (kept, name):
 
-        def copy(session: Session) -> None:
-            restore = Restore(session, image, contents, kept)
-            restore.run()
-            with self._lock:
-                self._copies[image.secret_digest] = Copied(session, image, restore.storages)
+            def copy(session: Session) -> None:
+                restore = Restore(session, image, contents, kept)
+                restore.run()
+                with self._lock:
+                    self._copies[image.secret_digest] = Copied(session, image, restore.storages)
 
-        try:
-            session, place = self._restored(image, copy, self._lease_seconds(image), is_durable=False)
-        finally:
-            kept.free()
+            session, place = self._restored(image, copy, self._lease_seconds(image), name, is_durable=False)
+        if session.closed is not None:
+            # Perhaps before its entry.
+            self.forget(session, place)
+            raise session.closed.anew()
         self._offer(image, place)
         return session
 
@@ -77,17 +79,15 @@ class SessionImages:
     ) -> Session:
         """Restore a session of another daemon. Blocks. Raises as `reopen`, and the first error of
         an object that cannot be restored. `ahead` is the digest of the secret of a copy that ends."""
-        kept = self._memory_of(ahead, image)
+        with self._copy_of(ahead, image) as (kept, name):
 
-        def restore(session: Session) -> None:
-            problems: list[HeliographError] = Restore(session, image, contents, kept).run()
-            if problems:
-                raise problems[0].anew()
+            def restore(session: Session) -> None:
+                problems: list[HeliographError] = Restore(session, image, contents, kept).run()
+                if problems:
+                    raise problems[0].anew()
 
-        try:
-            session, place = self._restored(image, restore, self._lease_seconds(image), is_durable=is_durable)
-        finally:
-            kept.free()
+            seconds = self._lease_seconds(image)
+            session, place = self._restored(image, restore, seconds, name, is_durable=is_durable)
         session.has_moved_here = True
         if is_durable and self._host.snapshots is not None:
             self._host.snapshots.enter(session, image.secret_digest, image.owner)
@@ -95,26 +95,51 @@ class SessionImages:
         self._offer(image, place)
         return session
 
-    def _memory_of(self, ahead: bytes, image: Image) -> KeptMemory:
-        """End the copy of a session that went ahead, and return its memory that an image needs."""
+    @contextmanager
+    def _copy_of(self, ahead: bytes, image: Image) -> Iterator[tuple[KeptMemory, bytes]]:
+        """A context in which what an image needs of the copy that went ahead is there, whose session
+        ends: its memory, and the name of its contents."""
         with self._lock:
             found = self._copies.get(ahead)
-            if found is None or found.image.owner != image.owner:
-                return KeptMemory()
-            del self._copies[ahead]
-        return memory_of_copy(found, image)
+            found = (
+                self._copies.pop(ahead) if found is not None and found.image.owner == image.owner else None
+            )
+        if found is None:
+            yield KeptMemory(), b""
+            return
+        with found.session.inside.contents.lent() as name:
+            kept = memory_of_copy(found, image)
+            try:
+                yield kept, name
+            finally:
+                kept.free()
 
     def _lease_seconds(self, image: Image) -> float:
         return min(image.owner.lease_ms / 1e3, self._host.lease_seconds)
 
     def _restored(
-        self, image: Image, restore: Callable[[Session], None], lease_seconds: float, *, is_durable: bool
+        self,
+        image: Image,
+        restore: Callable[[Session], None],
+        lease_seconds: float,
+        contents: bytes = b"",
+        *,
+        is_durable: bool,
     ) -> tuple[Session, bytes]:
-        """Open a session and restore it. Return it with its place."""
+        """Open a session and restore it. Return it with its place.
+
+        `contents`: the name of those that it takes over, if it has no tenant."""
         owner, place = image.owner, secrets.token_bytes(32)
-        who, features = principal_of(owner), owner.features
         opening = Opening(
-            place, owner.client, owner.tenant, features, who, lease_seconds, is_durable, is_restored=True
+            place,
+            owner.client,
+            owner.tenant,
+            owner.features,
+            principal_of(owner),
+            lease_seconds,
+            is_durable,
+            is_restored=True,
+            contents=contents,
         )
         session = self._host.add_session(opening)
         try:
@@ -123,6 +148,7 @@ class SessionImages:
             session.close(typed(error, "restoring a session"))
             raise
         self.owners[session] = owner
+        self._host.after(opening.attach_seconds(self._host.limits), partial(self._host.reap, session))
         return session, place
 
     def _offer(self, image: Image, place: bytes) -> None:

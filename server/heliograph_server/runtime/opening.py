@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from heliograph_backends.contract import Device
 from heliograph_backends.registry import Registry
 from heliograph_proto import MOVE, VERSION_MAX, VERSION_MIN, WATCH
 from heliograph_proto.codec import packing
 from heliograph_proto.errors import ConfigurationError, VersionMismatchError
 from heliograph_proto.sessions import Limits
 from heliograph_server.resources.principals import Principal
+from heliograph_server.resources.quotas import Account
+from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.session.identity import SessionIdentity
+from heliograph_server.weights.cache_writer import CacheWriter
+from heliograph_server.weights.session_weights import SessionWeights
+from heliograph_server.weights.store import ContentStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,10 @@ class Opening:
     lease_seconds: float = 0.0
     #: True if snapshots of it are taken.
     is_durable: bool = False
-    #: True if an earlier daemon had it.
+    #: True if an earlier daemon had it: its client has time from the end of its restore on.
     is_restored: bool = False
+    #: The name of the contents that it takes over, if it has no tenant.
+    contents: bytes = b""
 
     @property
     def may_move(self) -> bool:
@@ -44,9 +52,20 @@ class Opening:
             number, printable(self.client), principal, WATCH in self.agreed, encodings, self.lease_seconds
         )
 
+    def weights(
+        self,
+        devices: Callable[[], Sequence[Device]],
+        room: MemoryReclaim,
+        store: ContentStore,
+        cache_writer: CacheWriter | None,
+        account: Account,
+    ) -> SessionWeights:
+        """Return the contents of the session: none so far."""
+        return SessionWeights(devices, room, store, self.tenant, cache_writer, account, self.contents)
+
     def attach_seconds(self, limits: Limits) -> float:
-        """The time that its client has to open the command stream."""
-        return max(limits.attach_timeout_ms / 1e3, self.lease_seconds if self.is_restored else 0.0)
+        """The time that the client of a restored session has to open the command stream."""
+        return max(limits.attach_timeout_ms / 1e3, self.lease_seconds)
 
 
 def common_version(versions: tuple[int, int]) -> int:

@@ -158,6 +158,8 @@ class Departure:
         Raises MissingContentError if it has other bytes."""
         space = host_bytes(np.empty(min(BATCH_BYTES, size_bytes - start), np.uint8))
         with self._still():
+            if (closed := self._session.closed) is not None:
+                raise closed.anew()
             if storage.version != version or storage.buffer is None:
                 raise MissingContentError("a tensor has changed since its session was listed")
             storage.buffer.get(start, space)

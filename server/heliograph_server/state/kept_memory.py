@@ -17,8 +17,8 @@ from heliograph_server.state.capture import PIECE_BYTES
 from heliograph_server.state.image import Image, ImageStorage
 from heliograph_server.state.taking_up import LEAST_PIECE_BYTES, close_keeping
 
-#: The device ("" for any), the size, and the digests of the pieces.
-_Key: TypeAlias = tuple[str, int, tuple[bytes, ...]]
+#: The device ("" for any), the buffer type, the size, and the digests of the pieces.
+_Key: TypeAlias = tuple[str, str, int, tuple[bytes, ...]]
 
 
 class KeptMemory:
@@ -32,16 +32,17 @@ class KeptMemory:
 
     def add(self, want: WantedBytes, buffer: Buffer) -> None:
         """Add a buffer with wanted bytes."""
-        self._buffers[want.device, want.size_bytes, want.digests].append(buffer)
+        buffer_type = buffer.buffer_type.name if want.device else ""
+        self._buffers[want.device, buffer_type, want.size_bytes, want.digests].append(buffer)
 
-    def take(self, storage: ImageStorage) -> Buffer | None:
-        """Take a buffer with the bytes of a storage."""
-        same = self._buffers.get(_key(storage))
+    def take(self, storage: ImageStorage, buffer_type: str) -> Buffer | None:
+        """Take a buffer of a type with the bytes of a storage."""
+        same = self._buffers.get((storage.device, buffer_type, storage.buffer_bytes, storage.pieces))
         return same.pop() if same else None
 
     def take_weight(self, digest: bytes, size_bytes: int) -> list[Buffer]:
         """Take the buffers with a weight, each on another device."""
-        return self._buffers.pop(("", size_bytes, (digest,)), [])
+        return self._buffers.pop(("", "", size_bytes, (digest,)), [])
 
     def free(self) -> None:
         """Free what was not taken."""
@@ -78,7 +79,7 @@ def memory_of_copy(copied: Copied, image: Image) -> KeptMemory:
 
 
 def _key(storage: ImageStorage) -> _Key:
-    return storage.device, storage.buffer_bytes, storage.pieces
+    return storage.device, storage.buffer_type, storage.buffer_bytes, storage.pieces
 
 
 def wanted_of(images: Iterable[Image], own: Collection[str]) -> Sequence[WantedBytes]:

@@ -93,11 +93,20 @@ class Restore:
     def run(self) -> list[HeliographError]:
         """Restore everything. Return the errors of what could not be restored. Blocks.
 
-        Raises SnapshotFailedError if a content is gone or damaged.
+        Raises SnapshotFailedError if a content is gone or damaged, and the error of a session that
+        was closed meanwhile.
         """
+        try:
+            return self._run()
+        except BaseException:
+            self._free_unowned()
+            raise
+
+    def _run(self) -> list[HeliographError]:
         self._rename_devices()
         problems = [one for one in map(self._add_storage, self._image.storages) if one is not None]
         with self._inside.lock:
+            self._check_open()
             self._add_handles()
         # The streams are opened.
         self._inside.executor.event(lambda: None)
@@ -130,6 +139,7 @@ class Restore:
         )
         storage.error = found.error
         self.storages.append(storage)
+        self._check_open()
         if found.error is not None or not found.buffer_bytes:
             return None
         try:
@@ -142,12 +152,26 @@ class Restore:
             return storage.error
         return None
 
+    def _check_open(self) -> None:
+        """Raise the error of a session that was closed meanwhile."""
+        if self._core.closed is not None:
+            raise self._core.closed.anew()
+
+    def _free_unowned(self) -> None:
+        """Free the memory that the session does not have, after a restore that failed."""
+        with self._inside.lock:
+            owned = self._core.resources.storages
+            unowned = [one for one in self.storages if one not in owned and one.buffer is not None]
+        for storage in unowned:
+            storage.buffer.free()
+            storage.buffer = None
+
     def _allocate(self, storage: HandleStorage, found: ImageStorage) -> bool:
         """Give a storage its memory. True if that has the bytes already."""
         memory = find_buffer_type(self._inside.devices.device(found.device), found.buffer_type)
         self._inside.holding.take(QuotaKind.MEMORY, storage.size_bytes)
         storage.is_charged = True
-        if (kept := self._kept.take(found)) is not None:
+        if (kept := self._kept.take(found, memory.name)) is not None:
             kept.usage = Usage(found.usage)
             storage.buffer = kept
             return True

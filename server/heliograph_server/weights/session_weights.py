@@ -56,7 +56,9 @@ class SessionWeights:
         tenant: bytes = b"",
         cache_writer: CacheWriter | None = None,
         account: Account | None = None,
+        name: bytes = b"",
     ) -> None:
+        """`name`: that of the contents which a session without a tenant takes over (`lent`)."""
         self._account = account or Account()
         #: By priority.
         self._devices = devices
@@ -65,7 +67,7 @@ class SessionWeights:
         self._cache_writer = cache_writer
         self._is_known = bool(tenant)
         #: A session without a secret is a tenant of its own.
-        self._tenant = tenant or secrets.token_bytes(16)
+        self._tenant = tenant or name or secrets.token_bytes(16)
         self._holdings = self._store.enter(self._tenant, room, self._account)
         self._lock = threading.Lock()
         self._held: set[bytes] = set()
@@ -105,6 +107,19 @@ class SessionWeights:
             yield pieces_of(self._holdings.whole(digest, reader))
         finally:
             self._holdings.release((digest,), reader)
+
+    @contextmanager
+    def lent(self) -> Iterator[bytes]:
+        """A context in which the contents stay when the session ends. Gives the name by which
+        another session takes them over."""
+        holder = object()
+        self._store.enter(self._tenant, self._room, self._account)
+        held = [one for one in self._all_held() if self._holdings.hold(one, holder)]
+        try:
+            yield self._tenant
+        finally:
+            self._holdings.release(held, holder)
+            self._store.leave(self._tenant)
 
     def _all_held(self) -> tuple[bytes, ...]:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,6 +157,84 @@ def test_a_move_does_without_a_copy_that_could_not_go(
         session.move(pair[1].url)
         assert not sent.ahead and sum(sent.itself) >= LARGE.nbytes
         assert tensor.get().tobytes() == LARGE.tobytes()
+
+
+def test_weights_that_went_ahead_do_not_go_again(pair: tuple[ThreadDaemon, ThreadDaemon], sent: Sent) -> None:
+    """Also those of a session without a tenant, which no other session finds."""
+    g = hg.Graph()
+    g.output("y", g.input("x", (1,), "f32") + hg.sum(g.weight("w", LARGE)))
+    one, other = pair
+    before = free_bytes(other)
+    with hg.connect(one.url, progress=None) as session:
+        plan, tensor = session.compile(g), session.put(ONES)
+        expected = plan.run(x=[1.0])["y"]
+        session.move(other.url)
+        assert sum(sent.ahead) >= LARGE.nbytes + ONES.nbytes and sum(sent.itself) < 4096
+        assert plan.run(x=[1.0])["y"] == expected and tensor.get().tobytes() == ONES.tobytes()
+        assert before - free_bytes(other) < LARGE.nbytes + ONES.nbytes + 4096
+    until(lambda: free_bytes(other) == before)
+
+
+def test_a_tensor_stays_in_memory_of_its_buffer_type() -> None:
+    """Though another one with the same bytes lies elsewhere."""
+    with thread_daemon() as one, thread_daemon() as other, hg.connect(one.url, progress=None) as session:
+        types = [None, "shared"]
+        tensors = [session.empty(len(ONES), "f32", buffer_type=one) for one in types]
+        for tensor in tensors:
+            tensor.set(ONES)
+        session.move(other.url)
+        (there,) = other.host.sessions
+        names = [
+            (storage.buffer_type, storage.buffer.buffer_type.name)
+            for storage in there.inside.core.resources.storages
+        ]
+        assert len({name for name, _ in names}) == 2
+        assert all(wished in ("", found) for wished, found in names)
+
+
+def test_a_restore_that_lasts_longer_than_the_lease_is_awaited(
+    pair: tuple[ThreadDaemon, ThreadDaemon], sent: Sent
+) -> None:
+    """The time of its client begins with the end of the restore."""
+    with thread_daemon(SOON, lease=0.5) as slow, hg.connect(pair[0].url, progress=None) as session:
+        tensor = session.put(LARGE)
+        moves = pair[0].host.moves
+        give = moves.give
+
+        def late(address: str, image: bytes, read: Any, limits: Any, how: Handing) -> None:
+            end = time.monotonic() + 1.2
+
+            def read_late(digest: bytes) -> Iterator[memoryview]:
+                until(lambda: time.monotonic() > end)
+                yield from read(digest)
+
+            give(address, image, read_late, limits, how)
+
+        moves.give = late
+        session.move(slow.url)
+        assert tensor.get().tobytes() == LARGE.tobytes()
+
+
+def test_bytes_that_are_wrong_leave_nothing(pair: tuple[ThreadDaemon, ThreadDaemon]) -> None:
+    one, other = pair
+    before = free_bytes(other)
+    with hg.connect(one.url, progress=None) as session:
+        tensors = [session.put(LARGE), session.put(ONES)]
+        moves = one.host.moves
+        give = moves.give
+
+        def wrong(address: str, image: bytes, read: Any, limits: Any, how: Handing) -> None:
+            def changed(digest: bytes) -> Iterator[memoryview]:
+                for piece in read(digest):
+                    yield memoryview(bytes(piece.nbytes)) if piece.nbytes == ONES.nbytes % 2**22 else piece
+
+            give(address, image, changed, limits, how)
+
+        moves.give = wrong
+        with pytest.raises(hg.SnapshotFailedError, match="changed on their way"):
+            session.move(other.url)
+        assert tensors[0].get().tobytes() == LARGE.tobytes()
+        until(lambda: not other.host.sessions and free_bytes(other) == before)
 
 
 def test_another_attempt_sends_only_what_changed_since(
