@@ -97,8 +97,8 @@ class SessionImages:
 
     @contextmanager
     def _copy_of(self, ahead: bytes, image: Image) -> Iterator[tuple[KeptMemory, bytes]]:
-        """A context in which what an image needs of the copy that went ahead is there, whose session
-        ends: its memory, and the name of its contents."""
+        """A context with what an image needs of the copy that went ahead, whose session ends: its
+        memory, and the name of its contents."""
         with self._lock:
             found = self._copies.get(ahead)
             found = (
