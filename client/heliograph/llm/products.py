@@ -5,29 +5,10 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import heliograph as hg
+from heliograph_proto.quantization import ROUNDED_ROWS
 
 #: The precision of rows in products with blocks: "f32", or "q8", which rounds them to q8_0.
 Activations: TypeAlias = Literal["f32", "q8"]
-#: The types of weights for which rows are rounded: CPUs multiply these in integers.
-ROUNDED = frozenset(
-    [
-        "q8_0",
-        "q4_0",
-        "q4_1",
-        "q5_0",
-        "q5_1",
-        "q2_k",
-        "q3_k",
-        "q4_k",
-        "q5_k",
-        "q6_k",
-        "iq4_nl",
-        "iq4_xs",
-        "mxfp4",
-        "tq1_0",
-        "tq2_0",
-    ]
-)
 
 
 def multiply(weight: hg.Value, x: hg.Value, activations: Activations) -> hg.Value:
@@ -42,5 +23,5 @@ def multiply_chosen(weight: hg.Value, x: hg.Value, chosen: hg.Value, activations
 
 def _rounded(weight: hg.Value, x: hg.Value, activations: Activations) -> hg.Value:
     """Return the rows as the product takes them. Those for other types stay as they are."""
-    is_rounded = activations == "q8" and weight.dtype.name in ROUNDED
+    is_rounded = activations == "q8" and weight.dtype.name in ROUNDED_ROWS
     return hg.astype(x, "q8_0") if is_rounded else x

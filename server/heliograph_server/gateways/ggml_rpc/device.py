@@ -7,9 +7,11 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 
 from heliograph_proto import commands as c
+from heliograph_proto.devices import DeviceType
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.types import TensorType
 from heliograph_server.gateways.ggml_rpc import wire
@@ -55,8 +57,15 @@ class _KnownGraph:
 class RpcDevice:
     """The devices of a connection as ggml's protocol has them."""
 
-    def __init__(self, session: GatewaySession, version: wire.Version) -> None:
+    def __init__(self, session: GatewaySession, version: wire.Version, activations: str = "auto") -> None:
+        """`activations`: as the setting `ggml_rpc_activations`."""
         self._session = session
+        #: The devices whose products with blocks round their rows.
+        self._rounding = frozenset(
+            number
+            for number, one in enumerate(session.info.devices)
+            if activations == "q8" or (activations == "auto" and one.type is DeviceType.CPU)
+        )
         self._version = version
         self.names = session.device_names
         self._buffers = Buffers()
@@ -235,7 +244,9 @@ class RpcDevice:
     def _compile(self, known: _KnownGraph, message: wire.GraphMessage) -> None:
         name = self.check_device(message.device)
         size_bytes = NODE_BYTES * len(message.nodes)
-        found = self._session.in_turn(size_bytes, lambda: bound_graphs(message, self._buffers))
+        rounds_rows = message.device in self._rounding
+        made = partial(bound_graphs, message, self._buffers, rounds_rows=rounds_rows)
+        found = self._session.in_turn(size_bytes, made)
         used: set[int] = set()
         runs: list[_Run] = []
         try:

@@ -84,16 +84,20 @@ def _with_further_results(step: Step) -> list[Step]:
     return found
 
 
-def bound_graphs(message: wire.GraphMessage, buffers: Buffers) -> list[BoundGraph]:
-    """Return the graphs that compute a client's graph, in order. Raises RefusedError."""
-    return [_Translation(part).result() for part in parts_of(steps_of(message, buffers))]
+def bound_graphs(
+    message: wire.GraphMessage, buffers: Buffers, *, rounds_rows: bool = False
+) -> list[BoundGraph]:
+    """Return the graphs that compute a client's graph, in order. Raises RefusedError.
+
+    `rounds_rows`: products with blocks round their rows."""
+    return [_Translation(part, rounds_rows).result() for part in parts_of(steps_of(message, buffers))]
 
 
 class _Translation:
     """Makes a graph of a part."""
 
-    def __init__(self, part: Part) -> None:
-        self._part = part
+    def __init__(self, part: Part, rounds_rows: bool) -> None:
+        self._part, self._rounds_rows = part, rounds_rows
         self._builder = Builder()
         #: Memory that is read as it was, by region, and kept regions with their present values.
         self._leaves: dict[Value, tuple[Region, TensorType]] = {}
@@ -125,7 +129,7 @@ class _Translation:
             for place, source in zip(step.reads, self._part.sources[number], strict=True)
         ]
         want = TensorType(step.writes.dtype, step.writes.ne[::-1])
-        given = ops.Call(builder, step.tensor, sources, want, step.result)
+        given = ops.Call(builder, step.tensor, sources, want, step.result, self._rounds_rows)
         # A sum of nothing is 0.
         found = rule.make(given) if sources or not rule.least else ops.zeros(given)
         made = builder.reshape(builder.cast(found, want.dtype), want.shape)

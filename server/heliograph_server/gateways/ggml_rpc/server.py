@@ -39,7 +39,9 @@ class GgmlRpcServer:
         principal: Principal,
         turns: CompileTurns,
         compile_seconds: Callable[[], float],
+        activations: str = "auto",
     ) -> None:
+        self._activations = activations
         self._turns, self._compile_seconds = turns, compile_seconds
         self._version = version
         self._host_of = host_of
@@ -124,7 +126,7 @@ class GgmlRpcServer:
                 self._turns, self._compile_seconds,
             )  # fmt: skip
             sessions.append(made)
-            return RpcDevice(sessions[0], self._version)
+            return RpcDevice(sessions[0], self._version, self._activations)
 
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -164,6 +166,8 @@ def server_of(config: ServerConfig, host_of: Callable[[], Host], turns: CompileT
     address = host_and_port(config.ggml_rpc, "ggml_rpc")
     principal = Principal(config.ggml_rpc_tenant, frozenset((Right.USE,)), config.quota, "ggml-rpc")
     version = wire.VERSIONS[config.ggml_rpc_version]
-    made = GgmlRpcServer(version, host_of, principal, turns, lambda: config.compile_seconds)
+    compile_seconds = lambda: config.compile_seconds  # noqa: E731
+    activations = config.ggml_rpc_activations
+    made = GgmlRpcServer(version, host_of, principal, turns, compile_seconds, activations)
     made.bind(address.host, address.port)
     return made

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from heliograph_proto.quantization import ROUNDED_ROWS
+from heliograph_proto.types import DTYPES
 from heliograph_server.gateways.ggml_rpc.building import Value
 from heliograph_server.gateways.ggml_rpc.ops.rows import fitted_mask
 from heliograph_server.gateways.ggml_rpc.ops.rule import F32, Call, Rule, plain
 
+Q8_0 = DTYPES["q8_0"]
+
+
+def _rounded(call: Call, rows: Value) -> Value:
+    """Return the rows of a product, in the type in which they are multiplied."""
+    is_rounded = call.rounds_rows and call.dtype(0).name in ROUNDED_ROWS and call.dtype(1) is F32
+    return call.builder.cast(rows, Q8_0) if is_rounded else rows
+
+
+def _mul_mat(call: Call) -> Value:
+    # Several matrices of blocks are rare, and their rows stay as they are.
+    is_matrix = all(size == 1 for size in call.shape(0)[:-2])
+    return call.node("mul_mat", call[0], _rounded(call, call[1]) if is_matrix else call[1])
+
 
 def _mul_mat_id(call: Call) -> Value:
     ids = call.builder.reshape(call[2], call.shape(2)[-2:])
-    return call.node("mul_mat_id", call.of_rank(0, 3), call.of_rank(1, 3), ids)
+    return call.node("mul_mat_id", call.of_rank(0, 3), _rounded(call, call.of_rank(1, 3)), ids)
 
 
 def _attention(call: Call) -> Value:
@@ -28,7 +44,7 @@ def _attention(call: Call) -> Value:
 
 
 RULES: dict[str, Rule] = {
-    "mul_mat": plain("mul_mat", 2),
+    "mul_mat": Rule(_mul_mat, 2, frozenset((0, 1))),
     "mul_mat_id": Rule(_mul_mat_id, 3),
     "out_prod": plain("out_prod", 2),
     "flash_attn_ext": Rule(_attention, 3),

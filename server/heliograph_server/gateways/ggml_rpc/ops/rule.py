@@ -24,6 +24,8 @@ class Call:
     want: TensorType
     #: The number of the result, of an op that writes several.
     result: int = 0
+    #: True if rows are rounded for products with blocks, as ggml's CPU rounds them.
+    rounds_rows: bool = False
 
     def __getitem__(self, place: int) -> Value:
         """Return a source that the rule requires."""
