@@ -131,7 +131,7 @@ class KeeperMedium:
         self._files: dict[str, int] = {}
         #: Held while files are removed: a name that is given meanwhile waits.
         self._removing = threading.Lock()
-        #: Files that are to be removed, also those that could not be so far.
+        #: Files that are to be removed, also those that could not be so far: as good as gone.
         self._garbage: set[str] = set()
         self._losses = 0
         #: When the last stream ended.
@@ -140,6 +140,8 @@ class KeeperMedium:
         self._why: HeliographError | None = None
         self._thread = threading.Thread(target=self._run, name="heliograph-keeper", daemon=True)
         self._thread.start()
+        self._cleaner = threading.Thread(target=self._clean, name="heliograph-garbage", daemon=True)
+        self._cleaner.start()
         try:
             self._start(start_seconds)
         except BaseException:
@@ -360,8 +362,10 @@ class KeeperMedium:
 
     def name(self, parts: Mapping[str, str]) -> None:
         """As `Medium.name`."""
-        link = self._for_writing()
-        with self._removing:
+        self._for_writing()
+        with self._removing, self._changed:
+            # The stream whose list is known: what it has is there, or replaced.
+            link = self._ready(0.0)
             self._garbage.difference_update(parts.values())
         for some in _batches(parts.items()):
             request = keeper_pb2.RenameRequest(state=link.state)
@@ -378,21 +382,41 @@ class KeeperMedium:
 
     def remove(self, paths: Iterable[str]) -> None:
         """As `Medium.remove`. Files that cannot be removed now are removed with the next ones."""
-        with self._removing:
+        with self._changed:
             self._garbage.update(paths)
-            link = self._link
-            if link is None:
-                return
-            gone = [one for one in self._garbage if one in self._files]
+        self._remove_garbage()
+
+    def _clean(self) -> None:
+        """Remove what could not be removed while the keeper was away. On a thread of its own, as
+        the one of the stream is to notice its end."""
+        last: _Link | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over or self._link not in (None, last))  # noqa: B023
+                if self._is_over:
+                    return
+                last = self._link
+            self._remove_garbage()
+
+    def _remove_garbage(self) -> None:
+        with self._removing:
+            with self._changed:
+                link = self._link
+                if link is None:
+                    return
+                # What the keeper does not list is not there.
+                self._garbage.intersection_update(self._files)
+                gone = sorted(self._garbage)
             try:
                 for some in _batches(gone):
                     request = keeper_pb2.RemoveRequest(state=link.state, paths=some)
                     self._call(link, REMOVE, request.SerializeToString())
                     with self._changed:
+                        # Else they stay garbage, so that the next list is not taken for a loss.
                         if self._link is link:
                             for path in some:
                                 self._files.pop(path, None)
-                self._garbage.clear()
+                                self._garbage.discard(path)
             except KeeperError as error:
                 logger.warning("%s: files cannot be removed yet: %s", self.where, error.strerror)
 
@@ -412,12 +436,14 @@ class KeeperMedium:
 
     def size_of(self, path: str) -> int | None:
         """As `Medium.size_of`."""
-        return self._files.get(path)
+        with self._changed:
+            return None if path in self._garbage else self._files.get(path)
 
     def paths(self, folder: str) -> Sequence[str]:
         """As `Medium.paths`."""
         with self._changed:
-            return sorted(one for one in self._files if one.startswith(f"{folder}/"))
+            found = [one for one in self._files if one.startswith(f"{folder}/")]
+            return sorted(one for one in found if one not in self._garbage)
 
     def blocks(self, path: str) -> Iterator[ReadBlock]:
         """As `Medium.blocks`."""
@@ -440,7 +466,7 @@ class KeeperMedium:
         return b"".join(self._get(path, 0, min(most_bytes, self._size(path))))
 
     def _size(self, path: str) -> int:
-        size_bytes = self._files.get(path)
+        size_bytes = self.size_of(path)
         if size_bytes is None:
             raise FileNotFoundError(errno.ENOENT, f"{path} is not in {self.shown}")
         return size_bytes
@@ -479,7 +505,7 @@ class KeeperMedium:
     def size_bytes(self) -> int:
         """As `Medium.size_bytes`."""
         with self._changed:
-            return sum(self._files.values())
+            return sum(size for path, size in self._files.items() if path not in self._garbage)
 
     def advice(self, error: OSError) -> str:
         """As `Medium.advice`."""
@@ -494,7 +520,8 @@ class KeeperMedium:
             link = self._link or self._opening
         if link is not None:
             link.close()
-        self._thread.join(END_SECONDS)
+        for thread in (self._thread, self._cleaner):
+            thread.join(END_SECONDS)
 
 
 def _messages(

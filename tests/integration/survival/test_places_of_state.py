@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -23,9 +24,10 @@ from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, SnapshotFailedError
 from heliograph_proto.types import tensor_type
 from heliograph_proto.v1 import keeper_pb2
+from heliograph_server.links.keeping import KeeperMedium
 from heliograph_server.state.image import Image, ImageOwner, ImageStorage
 from heliograph_server.state.links import KeptLink, KeptLinks
-from heliograph_server.state.medium import MediumLostError
+from heliograph_server.state.medium import Medium, MediumLostError
 from heliograph_server.state.store import StateStore
 
 __all__ = ["place"]
@@ -52,6 +54,24 @@ def files(store: StateStore) -> list[str]:
     return [one for folder in ("contents", "sessions", "parts") for one in store.medium.paths(folder)]
 
 
+@contextmanager
+def cut(medium: Medium) -> Iterator[None]:
+    """Cut the connection to a keeper, which is there again at the end; a folder has none."""
+    if not isinstance(medium, KeeperMedium):
+        yield
+        return
+    wanted, real = threading.Event(), medium._hold
+    medium._hold = lambda: (wanted.wait(20), real())  # type: ignore[method-assign, assignment]
+    link = medium._link
+    assert link is not None
+    link.close()
+    until(lambda: not medium.is_reachable)
+    yield
+    medium._hold = real  # type: ignore[method-assign]
+    wanted.set()
+    until(lambda: medium.is_reachable)
+
+
 # Stores
 
 
@@ -76,6 +96,21 @@ def test_what_no_image_names_is_removed(place: Place) -> None:
     assert len(files(store)) == 4
     store.forget(SECRET)
     assert files(store) == [] and store.size_bytes() < 100
+    store.close()
+
+
+def test_contents_that_could_not_be_removed_stay_once_another_session_has_them(place: Place) -> None:
+    store, other = StateStore(place.open()), digest_of(b"other")
+    put(store, 1, b"weights")
+    with cut(store.medium):
+        store.forget(SECRET)
+        assert files(store) == [] and store.medium.size_of(f"sessions/{SECRET.hex()}/1.image") is None
+    put(store, 1, b"weights", other)
+    assert store.holds(digest_of(b"weights")) and len(files(store)) == 2
+    store.close()
+    store = StateStore(place.open())
+    ((found,), broken) = store.load()
+    assert found.secret_digest == other and not broken and store.whole(digest_of(b"weights")) == b"weights"
     store.close()
 
 
@@ -327,6 +362,17 @@ def test_an_owner_whose_stream_broke_comes_back_to_what_it_had(keeper: KeeperPla
     until(lambda: store.medium.is_reachable and store.medium._link is not link)  # type: ignore[attr-defined]
     put(store, 2, b"more")
     assert store.medium.losses == 0 and len(files(store)) == 4
+    store.close()
+
+
+def test_a_session_that_was_closed_while_the_keeper_was_away_does_not_come_back(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, bytes(100_000))
+    with cut(store.medium):
+        store.forget(SECRET)
+        assert keeper.keeper.figures().used_bytes > 100_000
+    until(lambda: keeper.keeper.figures().used_bytes == 0)
+    assert store.medium.losses == 0
     store.close()
 
 
