@@ -124,6 +124,7 @@ class KeeperMedium:
         #: The stream that holds the state, once its list is complete.
         self._link: _Link | None = None
         self._opening: _Link | None = None
+        #: Names this object alone, which no other process has: its threads would not be there.
         self._owner = secrets.token_bytes(16)
         #: The keeper and the epoch of the last stream.
         self._earlier, self._epoch = b"", 0

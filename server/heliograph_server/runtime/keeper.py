@@ -150,6 +150,7 @@ class Keeper:
 
     def hold(self, tenant: str, name: str, owner: bytes, epoch: int, daemon: bytes, now: float) -> Ownership:
         """Let an owner hold a state. `epoch`: that in which it held the state before, here; else 0.
+        It may have missed later answers, and the first one: an owner is known by its name alone.
 
         Raises TakenOverError, HandleExistsError, InvalidArgumentError, LimitExceededError, and
         UnsupportedError if nothing is kept here.
@@ -172,9 +173,9 @@ class Keeper:
                 self._refused += 1
                 raise LimitExceededError(f"{MOST_STATES:,} states are kept here, which is the most")
             found = self._states[tenant, name] = State(tenant, name, self._next(), owner, None)
-        elif epoch and epoch != found.epoch:
+        elif epoch and owner != found.owner:
             raise TakenOverError(f"another daemon has taken over the state {name!r}")
-        elif found.hold is not None and (epoch != found.epoch or owner != found.owner):
+        elif found.hold is not None and owner != found.owner:
             raise HandleExistsError(
                 f"another daemon keeps the state of its sessions here as {name!r}",
                 advice="end that daemon, or choose another name: --state URL/NAME",

@@ -365,6 +365,27 @@ def test_an_owner_whose_stream_broke_comes_back_to_what_it_had(keeper: KeeperPla
     store.close()
 
 
+def test_an_owner_that_missed_an_answer_comes_back(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, b"data")
+    medium: Any = store.medium
+    came, missed = medium._came, []
+
+    def miss(link: Any, listed: dict[str, int]) -> None:
+        if missed:
+            came(link, listed)
+        else:
+            missed.append(link)
+            link.close()
+
+    medium._came = miss
+    medium._link.close()
+    until(lambda: missed and medium.is_reachable)
+    put(store, 2, b"more")
+    assert not medium.is_taken_over and medium.losses == 0 and len(files(store)) == 4
+    store.close()
+
+
 def test_a_session_that_was_closed_while_the_keeper_was_away_does_not_come_back(keeper: KeeperPlace) -> None:
     store = StateStore(keeper.open())
     put(store, 1, bytes(100_000))

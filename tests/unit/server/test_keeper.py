@@ -116,6 +116,25 @@ def test_an_owner_comes_back_in_a_new_epoch_before_its_old_stream_is_found_dead(
     put(keeper, again, "more", b"")
 
 
+def test_an_owner_that_missed_answers_is_still_the_owner(keeper: Keeper) -> None:
+    hold(keeper)
+    first = hold(keeper)
+    put(keeper, first, "kept", b"data")
+    missed = hold(keeper, ME, first.epoch)
+    for is_gone in (False, True):
+        if is_gone:
+            keeper.let_go(missed, 2.0)
+        missed = hold(keeper, ME, first.epoch, 3.0)
+        assert read(keeper, missed, "kept") == b"data"
+    with pytest.raises(HandleExistsError, match="another daemon keeps"):
+        hold(keeper, OTHER)
+    keeper.let_go(missed, 4.0)
+    other = hold(keeper, OTHER, now=5.0)
+    with pytest.raises(TakenOverError):
+        hold(keeper, ME, first.epoch, 6.0)
+    assert keeper.figures().held == 1 and not other.is_replaced
+
+
 def test_a_state_without_its_owner_is_forgotten_after_its_time(keeper: Keeper) -> None:
     held = hold(keeper)
     put(keeper, held, "kept", b"data")
