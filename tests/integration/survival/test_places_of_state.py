@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -140,6 +141,42 @@ def test_an_image_whose_contents_are_gone_gives_way_to_the_one_before(place: Pla
         store.commit(image(3, b"three"), pins)
     with pytest.raises(SnapshotFailedError, match="is gone"):
         store.whole(digest_of(b"two"))
+    store.close()
+
+
+def test_an_image_whose_name_may_have_been_given_is_removed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StateStore(place.open())
+    put(store, 1, b"one")
+    real = store.medium.name
+
+    def unknown(parts: Mapping[str, str]) -> None:
+        real(parts)
+        if any(path.startswith("sessions/") for path in parts.values()):
+            raise OSError(errno.EIO, "no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.medium, "name", unknown)
+        with pytest.raises(SnapshotFailedError, match="no answer"):
+            put(store, 2, b"two")
+    assert len(files(store)) == 2
+    put(store, 3, b"three")
+    assert [one.last_sequence for one in store.load()[0]] == [3] and len(files(store)) == 4
+    store.close()
+
+
+def test_the_newest_image_has_the_highest_number_also_above_one_that_is_damaged(place: Place) -> None:
+    store, folder = StateStore(place.open()), f"sessions/{SECRET.hex()}"
+    put(store, 1, b"one")
+    part = store.medium.write((memoryview(b"damaged"),), 7)
+    store.medium.name({part: f"{folder}/7.image"})
+    assert [one.last_sequence for one in store.load()[0]] == [1]
+    put(store, 2, b"two")
+    assert [one.last_sequence for one in store.load()[0]] == [2]
+    for number in (3, 4):
+        put(store, number, b"more")
+    assert [path.rpartition("/")[2] for path in store.medium.paths(folder)] == ["10.image", "9.image"]
     store.close()
 
 
@@ -362,6 +399,25 @@ def test_an_owner_whose_stream_broke_comes_back_to_what_it_had(keeper: KeeperPla
     until(lambda: store.medium.is_reachable and store.medium._link is not link)  # type: ignore[attr-defined]
     put(store, 2, b"more")
     assert store.medium.losses == 0 and len(files(store)) == 4
+    store.close()
+
+
+def test_an_image_that_is_written_after_an_unnoticed_loss_counts(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    for number in range(1, 4):
+        put(store, number, bytes([number]))
+    with store.pinned() as pins:
+        with cut(store.medium):
+            # As if it was restarted.
+            keeper.keeper._states.clear()
+            keeper.keeper.identity = b"another run"
+        pins.add_whole(b"four")
+        store.commit(image(4, b"four"), pins)
+    assert store.medium.losses == 1 and [one.last_sequence for one in store.load()[0]] == [4]
+    put(store, 5, b"five")
+    assert [one.last_sequence for one in store.load()[0]] == [5] and len(files(store)) == 4
+    store.forget(SECRET)
+    assert files(store) == []
     store.close()
 
 
