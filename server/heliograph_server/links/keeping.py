@@ -23,7 +23,7 @@ import grpc
 
 from heliograph.transport.channels import open_channel
 from heliograph_proto.addresses import Address, Shown, nothing_shown
-from heliograph_proto.codec.bulk import decode_piece, encode_piece
+from heliograph_proto.codec.bulk import LEAST_PIECE_BYTES, decode_piece, encode_piece
 from heliograph_proto.codec.status import error_from_metadata
 from heliograph_proto.errors import (
     ConfigurationError,
@@ -482,11 +482,14 @@ class KeeperMedium:
             except KeeperError as error:
                 if error.errno == errno.ENOENT:
                     raise FileNotFoundError(errno.ENOENT, error.strerror) from None
-                if time.monotonic() >= end or self._is_taken_over or self._is_over:
+                is_refused = error.errno in (errno.EACCES, errno.EIO)
+                if is_refused or time.monotonic() >= end or self._is_taken_over or self._is_over:
                     raise MediumLostError(
                         f"{self.where} cannot be read: {error.strerror}",
-                        advice="see after that daemon, then start this one again",
+                        advice=f"{error.advice or 'see after that daemon'}, then start this one again",
                     ) from None
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_over, PAUSE_SECONDS[0])
         return []
 
     def _pieces(self, link: _Link, path: str, offset: int, size_bytes: int) -> list[memoryview]:
@@ -496,11 +499,15 @@ class KeeperMedium:
         try:
             get: Any = link.bulk.unary_stream(GET, None, None)
             answers = get(request.SerializeToString(), timeout=CALL_SECONDS)
-            found = [_data(one) for one in answers]
+            found, left = [], size_bytes
+            for one in answers:
+                found.append(_data(one))
+                left -= found[-1].nbytes
+                if left < 0:
+                    answers.cancel()
+                    raise KeeperError(errno.EIO, f"{self._url} sent more than was asked for")
         except (grpc.RpcError, ValueError) as error:
             raise self._failed(link, _rpc_error(error)) from None
-        if sum(one.nbytes for one in found) > size_bytes:
-            raise KeeperError(errno.EIO, f"{self._url} sent more than was asked for")
         return found
 
     def size_bytes(self) -> int:
@@ -532,9 +539,20 @@ def _messages(
     drops it. On a thread of gRPC's."""
     yield first
     try:
+        rest = b""
         for piece in pieces:
-            for start in range(0, piece.nbytes, most_bytes):
+            # The keeper takes no small piece before the last one.
+            start = min(piece.nbytes, most_bytes - len(rest)) if rest else 0
+            rest += bytes(piece[:start])
+            if len(rest) >= LEAST_PIECE_BYTES:
+                yield encode_piece(rest)
+                rest = b""
+            while piece.nbytes - start >= LEAST_PIECE_BYTES:
                 yield encode_piece(piece[start : start + most_bytes])
+                start += most_bytes
+            rest += bytes(piece[start:])
+        if rest:
+            yield encode_piece(rest)
     except Exception as error:
         failures.append(error)
 

@@ -9,9 +9,11 @@ One thread, the event loop's.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from heliograph_proto.codec.bulk import LEAST_PIECE_BYTES
 from heliograph_proto.errors import (
     HandleExistsError,
     InvalidArgumentError,
@@ -28,8 +30,8 @@ MOST_NAME, MOST_PATH = 255, 255
 OWNER_BYTES = 16
 #: The most states at once, of all tenants.
 MOST_STATES = 1024
-#: The memory that a file and a piece take besides their bytes.
-FILE_BYTES, PIECE_BYTES = 1024, 128
+#: The memory that a file and a piece take besides their bytes, with all objects of Python.
+FILE_BYTES, PIECE_BYTES = 1024, 512
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class KeptBytes:
 
     size_bytes: int
     pieces: list[memoryview] = field(default_factory=list)
+    #: Where each of them begins.
+    starts: list[int] = field(default_factory=list)
     received_bytes: int = 0
     #: The memory that it takes.
     charged_bytes: int = 0
@@ -45,13 +49,15 @@ class KeptBytes:
     def read(self, offset_bytes: int, size_bytes: int) -> Iterator[memoryview]:
         """Yield a part of the bytes; those beyond the end are left out."""
         end = min(self.size_bytes, offset_bytes + size_bytes)
-        begin = 0
         # A file that is removed meanwhile is read to its end.
-        for piece in tuple(self.pieces):
-            first, last = max(offset_bytes - begin, 0), min(end - begin, piece.nbytes)
-            if first < last:
-                yield piece[first:last]
-            begin += piece.nbytes
+        pieces, starts = self.pieces, self.starts
+        if offset_bytes >= end:
+            return
+        for number in range(bisect_right(starts, offset_bytes) - 1, len(pieces)):
+            begin = starts[number]
+            if begin >= end:
+                return
+            yield pieces[number][max(0, offset_bytes - begin) : end - begin]
 
 
 @dataclass(slots=True, eq=False)
@@ -244,7 +250,7 @@ class Keeper:
         """Give the memory of a file back."""
         self._used_bytes -= file.charged_bytes
         file.charged_bytes = 0
-        file.pieces.clear()
+        file.pieces, file.starts = [], []
 
     def finish(self, coming: Coming) -> None:
         """A file is whole. Raises HandleExistsError, InvalidArgumentError."""
@@ -313,8 +319,14 @@ class Coming:
             raise ProtocolError(
                 f"a piece of {data.nbytes:,} bytes after {file.received_bytes:,} of {file.size_bytes:,}"
             )
+        is_last = file.received_bytes + data.nbytes == file.size_bytes
+        if data.nbytes < LEAST_PIECE_BYTES and not is_last:
+            raise ProtocolError(
+                f"a piece of {data.nbytes:,} bytes; {LEAST_PIECE_BYTES:,} are the fewest but for the last one"
+            )
         self.keeper.charge(file, PIECE_BYTES)
         file.pieces.append(data)
+        file.starts.append(file.received_bytes)
         file.received_bytes += data.nbytes
 
     def finish(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,9 @@ from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, SnapshotFailedError
 from heliograph_proto.types import tensor_type
 from heliograph_proto.v1 import keeper_pb2
-from heliograph_server.links.keeping import KeeperMedium
+from heliograph_server.links import keeping
+from heliograph_server.links.keeping import KeeperError, KeeperMedium
+from heliograph_server.runtime.keeper import KeptBytes
 from heliograph_server.state.image import Image, ImageOwner, ImageStorage
 from heliograph_server.state.links import KeptLink, KeptLinks
 from heliograph_server.state.medium import Medium, MediumLostError
@@ -203,6 +206,21 @@ def test_bytes_that_cannot_be_read_leave_nothing(place: Place) -> None:
     with store.pinned() as pins, pytest.raises(SnapshotFailedError, match="bytes changed"):
         pins.add_checked(digest_of(b"x"), 3, [memoryview(b"abc")])
     assert files(store) == before and len(store.load()[0]) == 1
+    store.close()
+
+
+def test_pieces_of_any_size_are_written(place: Place) -> None:
+    store = StateStore(place.open())
+    sizes = (1, 0, 4095, 4096, 2**20 - 1, 2**20, 2**20 + 1, 5, 3 * 2**20 + 7, 2**20 - 5000, 5001, 2, 3)
+    for last in range(1, len(sizes) + 1):
+        pieces = [np.full(size, size % 251, np.uint8).data for size in sizes[:last]]
+        data = b"".join(pieces)
+        with store.pinned() as pins:
+            pins.add_checked(digest_of(data), len(data), pieces)
+            storages = (ImageStorage(len(data), 64, "cpu0", "cpu", 1, (digest_of(data),)),)
+            store.commit(Image(SECRET, OWNER, last, storages=storages), pins)
+        assert store.whole(digest_of(data)) == data
+        store.tidy(SECRET)
     store.close()
 
 
@@ -418,6 +436,37 @@ def test_an_image_that_is_written_after_an_unnoticed_loss_counts(keeper: KeeperP
     assert [one.last_sequence for one in store.load()[0]] == [5] and len(files(store)) == 4
     store.forget(SECRET)
     assert files(store) == []
+    store.close()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_refused_read_is_not_asked_for_again_and_again(
+    keeper: KeeperPlace, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, asked = StateStore(keeper.open()), []
+    put(store, 1, b"data")
+
+    def refused(*what: object) -> Any:
+        asked.append(what)
+        raise KeeperError(number, "it is refused", "give it a token")
+
+    monkeypatch.setattr(store.medium, "_pieces", refused)
+    monkeypatch.setattr(keeping, "READ_SECONDS", 0.3)
+    with pytest.raises(MediumLostError, match="refused") as caught:
+        store.whole(digest_of(b"data"))
+    assert "give it a token" in caught.value.advice
+    assert len(asked) <= 5 if number == errno.ESTALE else len(asked) == 1
+    store.close()
+
+
+def test_a_keeper_that_sends_more_than_was_asked_for_is_not_read(
+    keeper: KeeperPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, bytes(100_000))
+    monkeypatch.setattr(KeptBytes, "read", lambda *_: itertools.repeat(memoryview(bytes(2**16))))
+    with pytest.raises(MediumLostError, match="more than was asked"):
+        store.whole(digest_of(bytes(100_000)))
     store.close()
 
 

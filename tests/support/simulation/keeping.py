@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from heliograph_proto.errors import HandleExistsError, HeliographError, UnknownHandleError
+from heliograph_proto.codec.bulk import LEAST_PIECE_BYTES
+from heliograph_proto.errors import (
+    HandleExistsError,
+    HeliographError,
+    LimitExceededError,
+    UnknownHandleError,
+)
 from heliograph_server.runtime.keeper import Coming, Keeper, Ownership, TakenOverError
 from simulation.world import Wire, World, hold
 
@@ -134,12 +140,15 @@ class SimulatedKeeping:
                 coming = keeper.begin("", "state", epoch, part, data.nbytes)
             except HeliographError:
                 return
-            if self.world.chance(0.1):
-                coming.take(data[: data.nbytes // 2])
-                self.world.soon(coming.give_up)
-                return
-            coming.take(data)
-            self.world.soon(partial(finish, coming))
+            is_torn = self.world.chance(0.1)
+            try:
+                if is_torn and data.nbytes > LEAST_PIECE_BYTES:
+                    coming.take(data[:LEAST_PIECE_BYTES])
+                elif not is_torn:
+                    coming.take(data)
+            except LimitExceededError:
+                is_torn = True
+            self.world.soon(coming.give_up if is_torn else partial(finish, coming))
 
         def finish(coming: Coming) -> None:
             try:
