@@ -405,7 +405,7 @@ class KeeperMedium:
                 link = self._link
                 if link is None:
                     return
-                # What the keeper does not list is not there.
+                # A file that the keeper does not list is not there.
                 self._garbage.intersection_update(self._files)
                 gone = sorted(self._garbage)
             try:
