@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import random
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -499,6 +500,51 @@ def test_a_session_that_was_closed_while_the_keeper_was_away_does_not_come_back(
         assert keeper.keeper.figures().used_bytes > 100_000
     until(lambda: keeper.keeper.figures().used_bytes == 0)
     assert store.medium.losses == 0
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_acknowledged_snapshots_stay_and_closed_sessions_go_whatever_answers_are_lost(
+    keeper: KeeperPlace, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions share a few contents, and the stream ends after calls that the keeper has done."""
+    chance, store, kept = random.Random(seed), StateStore(keeper.open()), dict[bytes, int]()
+    medium: Any = store.medium
+    real = medium._call
+    monkeypatch.setattr(keeping, "WRITE_SECONDS", 0.0)
+
+    def unanswered(link: Any, method: str, request: bytes) -> None:
+        real(link, method, request)
+        if chance.random() < 0.15:
+            medium._end(link)
+            link.close()
+            raise KeeperError(errno.EHOSTUNREACH, "no answer")
+
+    medium._call = unanswered
+    secrets = [digest_of(bytes([one])) for one in range(3)]
+    for number in range(1, 50):
+        if chance.random() < 0.7:
+            until(lambda: medium.is_reachable)
+        secret, data = chance.choice(secrets), bytes([chance.randrange(3)]) * 100
+        if chance.random() < 0.4:
+            store.forget(secret)
+            kept.pop(secret, None)
+            continue
+        try:
+            put(store, number, data, secret)
+        except SnapshotFailedError:
+            continue
+        kept[secret] = number
+    medium._call = real
+    until(lambda: medium.is_reachable)
+    medium.remove(())
+    assert medium.losses == 0 and not medium.is_taken_over
+    store.close()
+    store = StateStore(keeper.open())
+    images, broken = store.load()
+    assert not broken and {one.secret_digest: one.last_sequence for one in images} == kept
+    for one in images:
+        assert len(store.whole(one.storages[0].pieces[0])) == 100
     store.close()
 
 
