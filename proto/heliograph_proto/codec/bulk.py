@@ -23,6 +23,8 @@ _DATA = 0x7A
 _UPLOAD_NUMBERS = _UPLOAD_OFFSET, _ENCODING, _PLAIN
 _DOWNLOAD_NUMBERS = _DOWNLOAD_OFFSET, _DOWNLOAD_SIZE, _ENCODING, _PLAIN
 _U64 = 2**64 - 1
+#: The fewest bytes of a piece of a file that is put in a keeper, but for the last one.
+LEAST_PIECE_BYTES = 4096
 #: Enums have 32 bits; protobuf cuts larger ones.
 _LARGEST_ENCODING = 2**31 - 1
 

@@ -11,6 +11,7 @@ from heliograph_proto.addresses import Address, parse_address, without_token
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 
 _URL = re.compile(r"(grpcs?://[^/?#]*)/?([^?#]*)(.*)|unix:.*", re.IGNORECASE)
+_LIKE_URL = re.compile(r"://|^grpcs?:|^unix:", re.IGNORECASE)
 #: The longest name of a state, in characters.
 MOST_NAME = 255
 
@@ -24,11 +25,22 @@ class KeptElsewhere:
     name: str
 
 
+def is_like_url(text: str) -> bool:
+    """Return whether a text is meant as a URL, and not as a folder, even if it is not a right one."""
+    return _LIKE_URL.search(text) is not None
+
+
 def kept_elsewhere(text: str, listened: Address) -> KeptElsewhere | None:
     """Parse the setting `state`; None if it is a folder. Raises ConfigurationError.
 
     Without a name, it is that of this host with the port or socket at which the daemon listens."""
     found = _URL.fullmatch(text)
+    if found is None and is_like_url(text):
+        raise _wrong(
+            text,
+            "it is no URL of a daemon",
+            "give a folder, or a daemon: grpc://HOST:PORT/NAME, grpcs://HOST:PORT/NAME or unix:///PATH",
+        )
     if found is None:
         return None
     url, name = (found[1] + found[3], unquote(found[2])) if found[1] else (text, "")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from heliograph_backends.registry.plugins import is_folder
 from heliograph_proto.errors import ConfigurationError
+from heliograph_server.config.addresses import is_like_url
 from heliograph_server.config.schema import PREFIX, SettingEntry, entries, inner_entries, suggest, top_entries
 from heliograph_server.config.values import checked, from_text, size_as_written
 
@@ -158,7 +159,7 @@ def _known(name: str, known: Mapping[str, SettingEntry], message: str) -> Settin
 def _resolved(entry: SettingEntry, value: Any, folder: Path) -> Any:
     """A value of a file in this folder, with absolute paths."""
     here = folder.absolute()
-    is_url = entry.setting.kind == "path or URL" and ("://" in value or value.startswith("unix:"))
+    is_url = entry.setting.kind == "path or URL" and is_like_url(value)
     if entry.setting.kind in ("path", "path or URL") and value and not is_url:
         return str(here / value)
     if entry.setting.kind == "plugin":

@@ -23,7 +23,7 @@ import grpc
 
 from heliograph.transport.channels import open_channel
 from heliograph_proto.addresses import Address, Shown, nothing_shown
-from heliograph_proto.codec.bulk import decode_piece, encode_piece
+from heliograph_proto.codec.bulk import LEAST_PIECE_BYTES, decode_piece, encode_piece
 from heliograph_proto.codec.status import error_from_metadata
 from heliograph_proto.errors import (
     ConfigurationError,
@@ -124,6 +124,7 @@ class KeeperMedium:
         #: The stream that holds the state, once its list is complete.
         self._link: _Link | None = None
         self._opening: _Link | None = None
+        #: Names this object alone, which no other process has: its threads would not be there.
         self._owner = secrets.token_bytes(16)
         #: The keeper and the epoch of the last stream.
         self._earlier, self._epoch = b"", 0
@@ -131,7 +132,7 @@ class KeeperMedium:
         self._files: dict[str, int] = {}
         #: Held while files are removed: a name that is given meanwhile waits.
         self._removing = threading.Lock()
-        #: Files that are to be removed, also those that could not be so far.
+        #: Files that are to be removed, also those that could not be so far: as good as gone.
         self._garbage: set[str] = set()
         self._losses = 0
         #: When the last stream ended.
@@ -140,6 +141,8 @@ class KeeperMedium:
         self._why: HeliographError | None = None
         self._thread = threading.Thread(target=self._run, name="heliograph-keeper", daemon=True)
         self._thread.start()
+        self._cleaner = threading.Thread(target=self._clean, name="heliograph-garbage", daemon=True)
+        self._cleaner.start()
         try:
             self._start(start_seconds)
         except BaseException:
@@ -360,8 +363,10 @@ class KeeperMedium:
 
     def name(self, parts: Mapping[str, str]) -> None:
         """As `Medium.name`."""
-        link = self._for_writing()
-        with self._removing:
+        self._for_writing()
+        with self._removing, self._changed:
+            # The stream whose list is known: what it has is there, or replaced.
+            link = self._ready(0.0)
             self._garbage.difference_update(parts.values())
         for some in _batches(parts.items()):
             request = keeper_pb2.RenameRequest(state=link.state)
@@ -378,21 +383,41 @@ class KeeperMedium:
 
     def remove(self, paths: Iterable[str]) -> None:
         """As `Medium.remove`. Files that cannot be removed now are removed with the next ones."""
-        with self._removing:
+        with self._changed:
             self._garbage.update(paths)
-            link = self._link
-            if link is None:
-                return
-            gone = [one for one in self._garbage if one in self._files]
+        self._remove_garbage()
+
+    def _clean(self) -> None:
+        """Remove what could not be removed while the keeper was away. On a thread of its own, as
+        the one of the stream is to notice its end."""
+        last: _Link | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over or self._link not in (None, last))  # noqa: B023
+                if self._is_over:
+                    return
+                last = self._link
+            self._remove_garbage()
+
+    def _remove_garbage(self) -> None:
+        with self._removing:
+            with self._changed:
+                link = self._link
+                if link is None:
+                    return
+                # A file that the keeper does not list is not there.
+                self._garbage.intersection_update(self._files)
+                gone = sorted(self._garbage)
             try:
                 for some in _batches(gone):
                     request = keeper_pb2.RemoveRequest(state=link.state, paths=some)
                     self._call(link, REMOVE, request.SerializeToString())
                     with self._changed:
+                        # Else they stay garbage, so that the next list is not taken for a loss.
                         if self._link is link:
                             for path in some:
                                 self._files.pop(path, None)
-                self._garbage.clear()
+                                self._garbage.discard(path)
             except KeeperError as error:
                 logger.warning("%s: files cannot be removed yet: %s", self.where, error.strerror)
 
@@ -412,12 +437,14 @@ class KeeperMedium:
 
     def size_of(self, path: str) -> int | None:
         """As `Medium.size_of`."""
-        return self._files.get(path)
+        with self._changed:
+            return None if path in self._garbage else self._files.get(path)
 
     def paths(self, folder: str) -> Sequence[str]:
         """As `Medium.paths`."""
         with self._changed:
-            return sorted(one for one in self._files if one.startswith(f"{folder}/"))
+            found = [one for one in self._files if one.startswith(f"{folder}/")]
+            return sorted(one for one in found if one not in self._garbage)
 
     def blocks(self, path: str) -> Iterator[ReadBlock]:
         """As `Medium.blocks`."""
@@ -440,7 +467,7 @@ class KeeperMedium:
         return b"".join(self._get(path, 0, min(most_bytes, self._size(path))))
 
     def _size(self, path: str) -> int:
-        size_bytes = self._files.get(path)
+        size_bytes = self.size_of(path)
         if size_bytes is None:
             raise FileNotFoundError(errno.ENOENT, f"{path} is not in {self.shown}")
         return size_bytes
@@ -455,11 +482,14 @@ class KeeperMedium:
             except KeeperError as error:
                 if error.errno == errno.ENOENT:
                     raise FileNotFoundError(errno.ENOENT, error.strerror) from None
-                if time.monotonic() >= end or self._is_taken_over or self._is_over:
+                is_refused = error.errno in (errno.EACCES, errno.EIO)
+                if is_refused or time.monotonic() >= end or self._is_taken_over or self._is_over:
                     raise MediumLostError(
                         f"{self.where} cannot be read: {error.strerror}",
-                        advice="see after that daemon, then start this one again",
+                        advice=f"{error.advice or 'see after that daemon'}, then start this one again",
                     ) from None
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_over, PAUSE_SECONDS[0])
         return []
 
     def _pieces(self, link: _Link, path: str, offset: int, size_bytes: int) -> list[memoryview]:
@@ -469,17 +499,21 @@ class KeeperMedium:
         try:
             get: Any = link.bulk.unary_stream(GET, None, None)
             answers = get(request.SerializeToString(), timeout=CALL_SECONDS)
-            found = [_data(one) for one in answers]
+            found, left = [], size_bytes
+            for one in answers:
+                found.append(_data(one))
+                left -= found[-1].nbytes
+                if left < 0:
+                    answers.cancel()
+                    raise KeeperError(errno.EIO, f"{self._url} sent more than was asked for")
         except (grpc.RpcError, ValueError) as error:
             raise self._failed(link, _rpc_error(error)) from None
-        if sum(one.nbytes for one in found) > size_bytes:
-            raise KeeperError(errno.EIO, f"{self._url} sent more than was asked for")
         return found
 
     def size_bytes(self) -> int:
         """As `Medium.size_bytes`."""
         with self._changed:
-            return sum(self._files.values())
+            return sum(size for path, size in self._files.items() if path not in self._garbage)
 
     def advice(self, error: OSError) -> str:
         """As `Medium.advice`."""
@@ -494,7 +528,8 @@ class KeeperMedium:
             link = self._link or self._opening
         if link is not None:
             link.close()
-        self._thread.join(END_SECONDS)
+        for thread in (self._thread, self._cleaner):
+            thread.join(END_SECONDS)
 
 
 def _messages(
@@ -504,9 +539,20 @@ def _messages(
     drops it. On a thread of gRPC's."""
     yield first
     try:
+        rest = b""
         for piece in pieces:
-            for start in range(0, piece.nbytes, most_bytes):
+            # The keeper takes no small piece before the last one.
+            start = min(piece.nbytes, most_bytes - len(rest)) if rest else 0
+            rest += bytes(piece[:start])
+            if len(rest) >= LEAST_PIECE_BYTES:
+                yield encode_piece(rest)
+                rest = b""
+            while piece.nbytes - start >= LEAST_PIECE_BYTES:
                 yield encode_piece(piece[start : start + most_bytes])
+                start += most_bytes
+            rest += bytes(piece[start:])
+        if rest:
+            yield encode_piece(rest)
     except Exception as error:
         failures.append(error)
 

@@ -9,9 +9,11 @@ One thread, the event loop's.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from heliograph_proto.codec.bulk import LEAST_PIECE_BYTES
 from heliograph_proto.errors import (
     HandleExistsError,
     InvalidArgumentError,
@@ -28,8 +30,8 @@ MOST_NAME, MOST_PATH = 255, 255
 OWNER_BYTES = 16
 #: The most states at once, of all tenants.
 MOST_STATES = 1024
-#: The memory that a file and a piece take besides their bytes.
-FILE_BYTES, PIECE_BYTES = 1024, 128
+#: The memory that a file and a piece take besides their bytes, with all objects of Python.
+FILE_BYTES, PIECE_BYTES = 1024, 512
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class KeptBytes:
 
     size_bytes: int
     pieces: list[memoryview] = field(default_factory=list)
+    #: Where each of them begins.
+    starts: list[int] = field(default_factory=list)
     received_bytes: int = 0
     #: The memory that it takes.
     charged_bytes: int = 0
@@ -45,13 +49,15 @@ class KeptBytes:
     def read(self, offset_bytes: int, size_bytes: int) -> Iterator[memoryview]:
         """Yield a part of the bytes; those beyond the end are left out."""
         end = min(self.size_bytes, offset_bytes + size_bytes)
-        begin = 0
         # A file that is removed meanwhile is read to its end.
-        for piece in tuple(self.pieces):
-            first, last = max(offset_bytes - begin, 0), min(end - begin, piece.nbytes)
-            if first < last:
-                yield piece[first:last]
-            begin += piece.nbytes
+        pieces, starts = self.pieces, self.starts
+        if offset_bytes >= end:
+            return
+        for number in range(bisect_right(starts, offset_bytes) - 1, len(pieces)):
+            begin = starts[number]
+            if begin >= end:
+                return
+            yield pieces[number][max(0, offset_bytes - begin) : end - begin]
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +156,7 @@ class Keeper:
 
     def hold(self, tenant: str, name: str, owner: bytes, epoch: int, daemon: bytes, now: float) -> Ownership:
         """Let an owner hold a state. `epoch`: that in which it held the state before, here; else 0.
+        It may have missed later answers, and the first one: an owner is known by its name alone.
 
         Raises TakenOverError, HandleExistsError, InvalidArgumentError, LimitExceededError, and
         UnsupportedError if nothing is kept here.
@@ -172,9 +179,9 @@ class Keeper:
                 self._refused += 1
                 raise LimitExceededError(f"{MOST_STATES:,} states are kept here, which is the most")
             found = self._states[tenant, name] = State(tenant, name, self._next(), owner, None)
-        elif epoch and epoch != found.epoch:
+        elif epoch and owner != found.owner:
             raise TakenOverError(f"another daemon has taken over the state {name!r}")
-        elif found.hold is not None and (epoch != found.epoch or owner != found.owner):
+        elif found.hold is not None and owner != found.owner:
             raise HandleExistsError(
                 f"another daemon keeps the state of its sessions here as {name!r}",
                 advice="end that daemon, or choose another name: --state URL/NAME",
@@ -243,7 +250,7 @@ class Keeper:
         """Give the memory of a file back."""
         self._used_bytes -= file.charged_bytes
         file.charged_bytes = 0
-        file.pieces.clear()
+        file.pieces, file.starts = [], []
 
     def finish(self, coming: Coming) -> None:
         """A file is whole. Raises HandleExistsError, InvalidArgumentError."""
@@ -312,8 +319,14 @@ class Coming:
             raise ProtocolError(
                 f"a piece of {data.nbytes:,} bytes after {file.received_bytes:,} of {file.size_bytes:,}"
             )
+        is_last = file.received_bytes + data.nbytes == file.size_bytes
+        if data.nbytes < LEAST_PIECE_BYTES and not is_last:
+            raise ProtocolError(
+                f"a piece of {data.nbytes:,} bytes; {LEAST_PIECE_BYTES:,} are the fewest but for the last one"
+            )
         self.keeper.charge(file, PIECE_BYTES)
         file.pieces.append(data)
+        file.starts.append(file.received_bytes)
         file.received_bytes += data.nbytes
 
     def finish(self) -> None:

@@ -17,6 +17,7 @@ Any thread.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -101,15 +102,20 @@ class StateStore:
             )
 
     def _look_for_losses(self) -> None:
-        """Forget the images of a medium that has lost everything, and write the links again."""
+        """Forget the images that a medium has lost, and write the links again."""
         with self._lock:
             losses = self.medium.losses
             if losses != self._images_after:
                 self._images_after = losses
-                self._images.clear()
+                # An image may have been written after the loss, and before it was noticed here.
+                for name, known in list(self._images.items()):
+                    self._images[name] = [one for one in known if self._has_image(name, one[0])]
             links = self._links if losses != self._links_after else None
         if links is not None:
             self.write_links(links)
+
+    def _has_image(self, name: str, number: int) -> bool:
+        return self.medium.size_of(_image(name, number)) is not None
 
     # Contents
 
@@ -248,10 +254,17 @@ class StateStore:
             raise self._damaged(missing[0], "is gone")
         name, data = image.secret_digest.hex(), encode_image(image)
         with self._lock:
-            known = self._images.get(name, ())
-            number = known[-1][0] + 1 if known else 1
+            known = [number for number, _ in self._images.get(name, ())]
+        # Above those that could not be read, too.
+        number = 1 + max([0, *known, *self._numbers(name)])
         with self._failing_with("writing an image"):
-            self._write(_image(name, number), data)
+            try:
+                self._write(_image(name, number), data)
+            except BaseException:
+                # It may be there all the same, and outlive its session.
+                if not self.medium.is_taken_over:
+                    self.medium.remove([_image(name, number)])
+                raise
         with self._lock:
             self._images.setdefault(name, []).append((number, image.contents()))
             self.statistics.images += 1
@@ -358,7 +371,10 @@ class StateStore:
             else:
                 self._images.pop(name, None)
             unneeded = {digest for _, digests in gone for digest in digests} - self._named()
-            self.medium.remove([_image(name, number) for number, _ in gone])
+            first = left[0][0] if left else math.inf
+            # Also those that could not be read.
+            older = {number for number in self._numbers(name) if number < first}
+            self.medium.remove([_image(name, one) for one in older | {number for number, _ in gone}])
             if not left:
                 self.medium.remove_folder(f"sessions/{name}")
             self._remove(unneeded)

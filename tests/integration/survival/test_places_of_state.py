@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -23,9 +27,12 @@ from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, SnapshotFailedError
 from heliograph_proto.types import tensor_type
 from heliograph_proto.v1 import keeper_pb2
+from heliograph_server.links import keeping
+from heliograph_server.links.keeping import KeeperError, KeeperMedium
+from heliograph_server.runtime.keeper import KeptBytes
 from heliograph_server.state.image import Image, ImageOwner, ImageStorage
 from heliograph_server.state.links import KeptLink, KeptLinks
-from heliograph_server.state.medium import MediumLostError
+from heliograph_server.state.medium import Medium, MediumLostError
 from heliograph_server.state.store import StateStore
 
 __all__ = ["place"]
@@ -52,6 +59,24 @@ def files(store: StateStore) -> list[str]:
     return [one for folder in ("contents", "sessions", "parts") for one in store.medium.paths(folder)]
 
 
+@contextmanager
+def cut(medium: Medium) -> Iterator[None]:
+    """Cut the connection to a keeper, which is there again at the end; a folder has none."""
+    if not isinstance(medium, KeeperMedium):
+        yield
+        return
+    wanted, real = threading.Event(), medium._hold
+    medium._hold = lambda: (wanted.wait(20), real())  # type: ignore[method-assign, assignment]
+    link = medium._link
+    assert link is not None
+    link.close()
+    until(lambda: not medium.is_reachable)
+    yield
+    medium._hold = real  # type: ignore[method-assign]
+    wanted.set()
+    until(lambda: medium.is_reachable)
+
+
 # Stores
 
 
@@ -76,6 +101,21 @@ def test_what_no_image_names_is_removed(place: Place) -> None:
     assert len(files(store)) == 4
     store.forget(SECRET)
     assert files(store) == [] and store.size_bytes() < 100
+    store.close()
+
+
+def test_contents_that_could_not_be_removed_stay_once_another_session_has_them(place: Place) -> None:
+    store, other = StateStore(place.open()), digest_of(b"other")
+    put(store, 1, b"weights")
+    with cut(store.medium):
+        store.forget(SECRET)
+        assert files(store) == [] and store.medium.size_of(f"sessions/{SECRET.hex()}/1.image") is None
+    put(store, 1, b"weights", other)
+    assert store.holds(digest_of(b"weights")) and len(files(store)) == 2
+    store.close()
+    store = StateStore(place.open())
+    ((found,), broken) = store.load()
+    assert found.secret_digest == other and not broken and store.whole(digest_of(b"weights")) == b"weights"
     store.close()
 
 
@@ -108,6 +148,42 @@ def test_an_image_whose_contents_are_gone_gives_way_to_the_one_before(place: Pla
     store.close()
 
 
+def test_an_image_whose_name_may_have_been_given_is_removed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StateStore(place.open())
+    put(store, 1, b"one")
+    real = store.medium.name
+
+    def unknown(parts: Mapping[str, str]) -> None:
+        real(parts)
+        if any(path.startswith("sessions/") for path in parts.values()):
+            raise OSError(errno.EIO, "no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.medium, "name", unknown)
+        with pytest.raises(SnapshotFailedError, match="no answer"):
+            put(store, 2, b"two")
+    assert len(files(store)) == 2
+    put(store, 3, b"three")
+    assert [one.last_sequence for one in store.load()[0]] == [3] and len(files(store)) == 4
+    store.close()
+
+
+def test_the_newest_image_has_the_highest_number_also_above_one_that_is_damaged(place: Place) -> None:
+    store, folder = StateStore(place.open()), f"sessions/{SECRET.hex()}"
+    put(store, 1, b"one")
+    part = store.medium.write((memoryview(b"damaged"),), 7)
+    store.medium.name({part: f"{folder}/7.image"})
+    assert [one.last_sequence for one in store.load()[0]] == [1]
+    put(store, 2, b"two")
+    assert [one.last_sequence for one in store.load()[0]] == [2]
+    for number in (3, 4):
+        put(store, number, b"more")
+    assert [path.rpartition("/")[2] for path in store.medium.paths(folder)] == ["10.image", "9.image"]
+    store.close()
+
+
 def test_two_daemons_do_not_share_a_place(place: Place) -> None:
     store = StateStore(place.open())
     with pytest.raises(ConfigurationError, match="another daemon keeps the state of its sessions in"):
@@ -131,6 +207,21 @@ def test_bytes_that_cannot_be_read_leave_nothing(place: Place) -> None:
     with store.pinned() as pins, pytest.raises(SnapshotFailedError, match="bytes changed"):
         pins.add_checked(digest_of(b"x"), 3, [memoryview(b"abc")])
     assert files(store) == before and len(store.load()[0]) == 1
+    store.close()
+
+
+def test_pieces_of_any_size_are_written(place: Place) -> None:
+    store = StateStore(place.open())
+    sizes = (1, 0, 4095, 4096, 2**20 - 1, 2**20, 2**20 + 1, 5, 3 * 2**20 + 7, 2**20 - 5000, 5001, 2, 3)
+    for last in range(1, len(sizes) + 1):
+        pieces = [np.full(size, size % 251, np.uint8).data for size in sizes[:last]]
+        data = b"".join(pieces)
+        with store.pinned() as pins:
+            pins.add_checked(digest_of(data), len(data), pieces)
+            storages = (ImageStorage(len(data), 64, "cpu0", "cpu", 1, (digest_of(data),)),)
+            store.commit(Image(SECRET, OWNER, last, storages=storages), pins)
+        assert store.whole(digest_of(data)) == data
+        store.tidy(SECRET)
     store.close()
 
 
@@ -327,6 +418,133 @@ def test_an_owner_whose_stream_broke_comes_back_to_what_it_had(keeper: KeeperPla
     until(lambda: store.medium.is_reachable and store.medium._link is not link)  # type: ignore[attr-defined]
     put(store, 2, b"more")
     assert store.medium.losses == 0 and len(files(store)) == 4
+    store.close()
+
+
+def test_an_image_that_is_written_after_an_unnoticed_loss_counts(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    for number in range(1, 4):
+        put(store, number, bytes([number]))
+    with store.pinned() as pins:
+        with cut(store.medium):
+            # As if it was restarted.
+            keeper.keeper._states.clear()
+            keeper.keeper.identity = b"another run"
+        pins.add_whole(b"four")
+        store.commit(image(4, b"four"), pins)
+    assert store.medium.losses == 1 and [one.last_sequence for one in store.load()[0]] == [4]
+    put(store, 5, b"five")
+    assert [one.last_sequence for one in store.load()[0]] == [5] and len(files(store)) == 4
+    store.forget(SECRET)
+    assert files(store) == []
+    store.close()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_refused_read_is_not_asked_for_again_and_again(
+    keeper: KeeperPlace, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, asked = StateStore(keeper.open()), []
+    put(store, 1, b"data")
+
+    def refused(*what: object) -> Any:
+        asked.append(what)
+        raise KeeperError(number, "it is refused", "give it a token")
+
+    monkeypatch.setattr(store.medium, "_pieces", refused)
+    monkeypatch.setattr(keeping, "READ_SECONDS", 0.3)
+    with pytest.raises(MediumLostError, match="refused") as caught:
+        store.whole(digest_of(b"data"))
+    assert "give it a token" in caught.value.advice
+    assert len(asked) <= 5 if number == errno.ESTALE else len(asked) == 1
+    store.close()
+
+
+def test_a_keeper_that_sends_more_than_was_asked_for_is_not_read(
+    keeper: KeeperPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, bytes(100_000))
+    monkeypatch.setattr(KeptBytes, "read", lambda *_: itertools.repeat(memoryview(bytes(2**16))))
+    with pytest.raises(MediumLostError, match="more than was asked"):
+        store.whole(digest_of(bytes(100_000)))
+    store.close()
+
+
+def test_an_owner_that_missed_an_answer_comes_back(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, b"data")
+    medium: Any = store.medium
+    came, missed = medium._came, []
+
+    def miss(link: Any, listed: dict[str, int]) -> None:
+        if missed:
+            came(link, listed)
+        else:
+            missed.append(link)
+            link.close()
+
+    medium._came = miss
+    medium._link.close()
+    until(lambda: missed and medium.is_reachable)
+    put(store, 2, b"more")
+    assert not medium.is_taken_over and medium.losses == 0 and len(files(store)) == 4
+    store.close()
+
+
+def test_a_session_that_was_closed_while_the_keeper_was_away_does_not_come_back(keeper: KeeperPlace) -> None:
+    store = StateStore(keeper.open())
+    put(store, 1, bytes(100_000))
+    with cut(store.medium):
+        store.forget(SECRET)
+        assert keeper.keeper.figures().used_bytes > 100_000
+    until(lambda: keeper.keeper.figures().used_bytes == 0)
+    assert store.medium.losses == 0
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_acknowledged_snapshots_stay_and_closed_sessions_go_whatever_answers_are_lost(
+    keeper: KeeperPlace, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions share a few contents, and the stream ends after calls that the keeper has done."""
+    chance, store, kept = random.Random(seed), StateStore(keeper.open()), dict[bytes, int]()
+    medium: Any = store.medium
+    real = medium._call
+    monkeypatch.setattr(keeping, "WRITE_SECONDS", 0.0)
+
+    def unanswered(link: Any, method: str, request: bytes) -> None:
+        real(link, method, request)
+        if chance.random() < 0.15:
+            medium._end(link)
+            link.close()
+            raise KeeperError(errno.EHOSTUNREACH, "no answer")
+
+    medium._call = unanswered
+    secrets = [digest_of(bytes([one])) for one in range(3)]
+    for number in range(1, 50):
+        if chance.random() < 0.7:
+            until(lambda: medium.is_reachable)
+        secret, data = chance.choice(secrets), bytes([chance.randrange(3)]) * 100
+        if chance.random() < 0.4:
+            store.forget(secret)
+            kept.pop(secret, None)
+            continue
+        try:
+            put(store, number, data, secret)
+        except SnapshotFailedError:
+            continue
+        kept[secret] = number
+    medium._call = real
+    until(lambda: medium.is_reachable)
+    medium.remove(())
+    assert medium.losses == 0 and not medium.is_taken_over
+    store.close()
+    store = StateStore(keeper.open())
+    images, broken = store.load()
+    assert not broken and {one.secret_digest: one.last_sequence for one in images} == kept
+    for one in images:
+        assert len(store.whole(one.storages[0].pieces[0])) == 100
     store.close()
 
 

@@ -1,7 +1,8 @@
 """A state in another daemon's memory: the real keeper, and owners that are cut off, killed and replaced.
 
 Each owner writes what it knows as a new file, names it, and drops the one before, by calls that arrive late
-or twice, or not at all. Streams end on one side before the other notices; the keeper restarts; time jumps.
+or twice, or not at all. Answers to owners get lost. Streams end on one
+side before the other notices; the keeper restarts; time jumps.
 """
 
 from __future__ import annotations
@@ -9,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from heliograph_proto.errors import HandleExistsError, HeliographError, UnknownHandleError
+from heliograph_proto.codec.bulk import LEAST_PIECE_BYTES
+from heliograph_proto.errors import (
+    HandleExistsError,
+    HeliographError,
+    LimitExceededError,
+    UnknownHandleError,
+)
 from heliograph_server.runtime.keeper import Coming, Keeper, Ownership, TakenOverError
 from simulation.world import Wire, World, hold
 
@@ -58,6 +65,8 @@ class SimulatedKeeping:
         self._last_epoch = 0
         #: The number of the newest image that the keeper has, as far as an owner may rely on it.
         self._kept = 0
+        #: The owner that was taken last.
+        self._last: _Owner | None = None
 
     def _act(self) -> None:
         chance = self.world.chance
@@ -89,14 +98,21 @@ class SimulatedKeeping:
         try:
             held = self.keeper.hold("", "state", owner.mark, epoch, b"", self.world.now)
         except TakenOverError:
+            hold(self._last is not owner, "an owner is told of another, and there is none")
             owner.is_over = True
             return
         except HandleExistsError:
-            hold(bool(live) or any(one.hold for one in self.keeper.states), "nobody holds it")
+            is_held = bool(live) or any(one.hold for one in self.keeper.states)
+            hold(is_held and self._last is not owner, "nobody else holds it")
             return
         hold(not live, "two owners hold the state")
         hold(held.epoch > self._last_epoch, "an epoch came again")
-        self._last_epoch = held.epoch
+        self._last_epoch, self._last = held.epoch, owner
+        if self.world.chance(0.2):
+            # The stream breaks before its answers come.
+            keeper = self.keeper
+            self.world.soon(lambda: keeper.let_go(held, self.world.now), SILENCE_SECONDS)
+            return
         owner.held, owner.epoch, owner.keeper = held, held.epoch, self.keeper.identity
         owner.way = Wire(self.world)
         images = sorted(int(one.partition("/")[2]) for one in held.state.files if one.startswith("image/"))
@@ -124,12 +140,15 @@ class SimulatedKeeping:
                 coming = keeper.begin("", "state", epoch, part, data.nbytes)
             except HeliographError:
                 return
-            if self.world.chance(0.1):
-                coming.take(data[: data.nbytes // 2])
-                self.world.soon(coming.give_up)
-                return
-            coming.take(data)
-            self.world.soon(partial(finish, coming))
+            is_torn = self.world.chance(0.1)
+            try:
+                if is_torn and data.nbytes > LEAST_PIECE_BYTES:
+                    coming.take(data[:LEAST_PIECE_BYTES])
+                elif not is_torn:
+                    coming.take(data)
+            except LimitExceededError:
+                is_torn = True
+            self.world.soon(coming.give_up if is_torn else partial(finish, coming))
 
         def finish(coming: Coming) -> None:
             try:

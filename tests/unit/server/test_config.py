@@ -111,12 +111,17 @@ def test_the_state_is_in_a_folder_beside_the_file_or_in_another_daemon(tmp_path:
         ("grpc://10.0.0.2:port/a", "port"),
         ("grpc://10.0.0.2/" + "a" * 256, "too long"),
         ("grpc://10.0.0.2/a%0a", "not printable"),
+        ("grcp://10.0.0.2/a?token=hgt_secret", "no URL of a daemon"),
+        ("https://10.0.0.2/a", "no URL of a daemon"),
+        ("grpc:/10.0.0.2/a", "no URL of a daemon"),
+        ("GRPCS:10.0.0.2:7070", "no URL of a daemon"),
     ],
 )
-def test_a_state_elsewhere_that_is_wrong_is_said_with_advice(state: str, said: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        load_config(above={"state": state})
-    assert said in str(caught.value) and "secret" not in str(caught.value) and caught.value.advice
+def test_a_state_elsewhere_that_is_wrong_is_said_with_advice(tmp_path: Path, state: str, said: str) -> None:
+    for path, above in ((None, {"state": state}), (write(tmp_path, f'state = "{state}"'), {})):
+        with pytest.raises(ConfigurationError) as caught:
+            load_config(path, above=above)
+        assert said in str(caught.value) and "secret" not in str(caught.value) and caught.value.advice
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:

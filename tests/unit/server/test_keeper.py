@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from heliograph_proto.codec.bulk import decode_piece, encode_piece
@@ -44,21 +46,62 @@ def read(keeper: Keeper, held: Ownership, path: str, offset: int = 0, size_bytes
 
 
 def test_a_file_is_there_once_all_its_bytes_came(keeper: Keeper) -> None:
-    held = hold(keeper)
-    coming = keeper.begin("tenant", "a", held.epoch, "parts/x", 6)
-    for piece in (b"ab", b"cd"):
-        coming.take(memoryview(piece))
+    held, data = hold(keeper), bytes(range(1, 251)) * 40
+    coming = keeper.begin("tenant", "a", held.epoch, "parts/x", len(data))
+    for begin in (0, 4096):
+        coming.take(memoryview(data)[begin : begin + 4096])
     with pytest.raises(UnknownHandleError):
         read(keeper, held, "parts/x")
-    with pytest.raises(ProtocolError, match="ended after 4"):
+    with pytest.raises(ProtocolError, match="ended after 8,192"):
         coming.finish()
-    with pytest.raises(ProtocolError, match="after 4 of 6"):
-        coming.take(memoryview(b"efg"))
-    coming.take(memoryview(b"ef"))
+    with pytest.raises(ProtocolError, match="after 8,192 of 10,000"):
+        coming.take(memoryview(bytes(4096)))
+    coming.take(memoryview(data)[8192:])
     coming.finish()
-    for begin in range(8):
-        for count in range(8):
-            assert read(keeper, held, "parts/x", begin, count) == b"abcdef"[begin : begin + count]
+    edges = (0, 1, 4095, 4096, 4097, 8191, 8192, 8193, 9999, 10_000, 10_001)
+    for begin in edges:
+        for count in edges:
+            assert read(keeper, held, "parts/x", begin, count) == data[begin : begin + count]
+
+
+def test_a_small_piece_is_the_last_one_or_refused(keeper: Keeper) -> None:
+    held = hold(keeper)
+    coming = keeper.begin("tenant", "a", held.epoch, "parts/x", 5000)
+    with pytest.raises(ProtocolError, match="4,096 are the fewest"):
+        coming.take(memoryview(bytes(4095)))
+    for size in (4096, 904):
+        coming.take(memoryview(bytes(size)))
+    coming.finish()
+    assert [one.nbytes for one in coming.file.read(4095, 2)] == [1, 1]
+    assert [one.nbytes for one in coming.file.read(10, 1)] == [1]
+
+
+def test_a_piece_is_charged_with_at_least_what_it_takes() -> None:
+    keeper, count = Keeper(2**30, KEEP_SECONDS, b"keeper"), 1000
+    held = hold(keeper)
+    message = encode_piece(bytes(4096))
+    tracemalloc.start()
+    coming = keeper.begin("tenant", "a", held.epoch, "parts/x", 4096 * count)
+    for _ in range(count):
+        piece = decode_piece(bytes(bytearray(message)))
+        assert piece is not None
+        coming.take(piece)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken <= coming.file.charged_bytes < 1.1 * taken
+
+
+def test_a_file_that_is_removed_is_still_read_to_its_end(keeper: Keeper) -> None:
+    held = hold(keeper)
+    coming = keeper.begin("tenant", "a", held.epoch, "parts/x", 8192)
+    for number in (1, 2):
+        coming.take(memoryview(bytes([number]) * 4096))
+    coming.finish()
+    reading = coming.file.read(0, 8192)
+    first = next(reading)
+    keeper.remove("tenant", "a", held.epoch, ["parts/x"])
+    assert bytes(first) + b"".join(reading) == b"\1" * 4096 + b"\2" * 4096
+    assert keeper.figures().used_bytes == 0
 
 
 def test_files_are_renamed_all_or_none_and_replace_others(keeper: Keeper) -> None:
@@ -116,6 +159,25 @@ def test_an_owner_comes_back_in_a_new_epoch_before_its_old_stream_is_found_dead(
     put(keeper, again, "more", b"")
 
 
+def test_an_owner_that_missed_answers_is_still_the_owner(keeper: Keeper) -> None:
+    hold(keeper)
+    first = hold(keeper)
+    put(keeper, first, "kept", b"data")
+    missed = hold(keeper, ME, first.epoch)
+    for is_gone in (False, True):
+        if is_gone:
+            keeper.let_go(missed, 2.0)
+        missed = hold(keeper, ME, first.epoch, 3.0)
+        assert read(keeper, missed, "kept") == b"data"
+    with pytest.raises(HandleExistsError, match="another daemon keeps"):
+        hold(keeper, OTHER)
+    keeper.let_go(missed, 4.0)
+    other = hold(keeper, OTHER, now=5.0)
+    with pytest.raises(TakenOverError):
+        hold(keeper, ME, first.epoch, 6.0)
+    assert keeper.figures().held == 1 and not other.is_replaced
+
+
 def test_a_state_without_its_owner_is_forgotten_after_its_time(keeper: Keeper) -> None:
     held = hold(keeper)
     put(keeper, held, "kept", b"data")
@@ -142,10 +204,10 @@ def test_memory_is_bounded_with_what_files_take_besides_their_bytes(keeper: Keep
     coming = len(held.state.files)
     assert 50 < coming < 100 and keeper.figures().used_bytes <= 100_000
     keeper.remove("tenant", "a", held.epoch, list(held.state.files))
-    small = keeper.begin("tenant", "a", held.epoch, "parts/small", 90_000)
+    small = keeper.begin("tenant", "a", held.epoch, "parts/small", 95_000)
     with pytest.raises(LimitExceededError):
-        for _ in range(90_000):
-            small.take(memoryview(b"x"))
+        for _ in range(95_000 // 4096):
+            small.take(memoryview(bytes(4096)))
     small.give_up()
     assert keeper.figures().used_bytes == 0
 

@@ -216,6 +216,21 @@ def _states_of_the_cut_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keeper.Keeper, "hold", taken)
 
 
+def _owners_by_their_last_answer(patch: pytest.MonkeyPatch) -> None:
+    """A keeper takes an owner that missed an answer for another one."""
+    real = keeper.Keeper.hold
+
+    def known(
+        self: keeper.Keeper, tenant: str, name: str, owner: bytes, epoch: int, *how: Any
+    ) -> keeper.Ownership:
+        found = self._states.get((tenant, name))
+        if found is not None and epoch and epoch != found.epoch:
+            raise keeper.TakenOverError("another daemon has taken over")
+        return real(self, tenant, name, owner, epoch, *how)
+
+    patch.setattr(keeper.Keeper, "hold", known)
+
+
 @pytest.mark.parametrize(
     ("kind", "plant"),
     [
@@ -237,6 +252,7 @@ def _states_of_the_cut_off(patch: pytest.MonkeyPatch) -> None:
         (SimulatedMove, _unwritten_messages),
         (SimulatedKeeping, _calls_of_ended_streams),
         (SimulatedKeeping, _states_of_the_cut_off),
+        (SimulatedKeeping, _owners_by_their_last_answer),
     ],
 )
 def test_a_planted_bug_is_found(kind: Any, plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
