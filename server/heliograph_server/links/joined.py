@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from heliograph.transport.command_socket.on_loop import READ_BYTES, LoopSocket
-from heliograph_proto.codec.frames import framed
+from heliograph_proto.codec.frames import LENGTH_BYTES, framed
 from heliograph_proto.errors import ProtocolError
 from heliograph_proto.v1 import direct_pb2
 
@@ -141,7 +141,7 @@ class JoinedStream:
 
     def _taken(self) -> bytes:
         message = self._messages.popleft()
-        self._waiting_bytes -= len(message)
+        self._waiting_bytes -= len(message) + LENGTH_BYTES
         if not self._messages and self._socket is not None:
             self._socket.read_on()
         return message
@@ -156,7 +156,8 @@ class JoinedStream:
             if not self._is_told:
                 self._change_over()
         self._messages.extend(messages)
-        self._waiting_bytes += sum(map(len, messages))
+        # With their lengths: empty messages take memory, too.
+        self._waiting_bytes += sum(map(len, messages)) + len(messages) * LENGTH_BYTES
         if self._waiting_bytes >= READ_BYTES and self._socket is not None:
             self._socket.pause()
         self._wake()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from grpc import aio
 
+from heliograph.transport.command_socket.on_loop import LoopSocket
 from heliograph_proto.codec.frames import framed
 from heliograph_proto.v1 import direct_pb2
 from heliograph_server.links.joined import JoinedStream
@@ -177,14 +178,39 @@ def test_garbage_on_a_connection_changes_nothing(data: bytes) -> None:
     assert run(work).closed == 1
 
 
-def test_messages_that_must_wait_are_bounded() -> None:
+def test_the_end_waits_for_nothing_that_comes_after_it() -> None:
+    ours, theirs = socket.socketpair()
+    came: list[bytes] = []
+    ends: list[Exception | None] = []
+
+    def received(messages: Sequence[bytes]) -> None:
+        came.extend(messages)
+        assert len(came) < 200, "a flood is read for as long as it lasts"
+        theirs.send(framed(b"late") * 10)
+
+    async def work() -> None:
+        end = LoopSocket(ours, MOST_BYTES, received, ends.append)
+        theirs.sendall(framed(b"early") * 20)
+        end.drain()
+        assert came == [b"early"] * 20
+        assert ends == [None]
+        end.drain()
+        end.close()
+        end.drain()
+
+    with ours, theirs:
+        asyncio.run(work())
+
+
+@pytest.mark.parametrize("size_bytes", [0, 10_000])
+def test_messages_that_must_wait_are_bounded(size_bytes: int) -> None:
     async def work(streams: Streams) -> None:
         streams.taker.take(streams.sockets[1], streams._count)
         ours = streams.sockets[0]
         ours.setblocking(False)
         # The message before these never comes.
         switch = direct_pb2.ExchangeSwitch(sent_messages=2**63).SerializeToString()
-        data, taken = framed(switch) + framed(bytes(10_000)) * 1000, 0
+        data, taken = framed(switch) + framed(bytes(size_bytes)) * (10**7 // (size_bytes + 4)), 0
         for _ in range(200):
             try:
                 taken += ours.send(data[taken:])
