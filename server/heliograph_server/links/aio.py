@@ -170,9 +170,9 @@ class LoopLink:
         self.source = source
         self._peers = peers
         self._loop = peers.loop
-        options = links.channel_options(peers.silence_seconds)
         self._address = links.address_of(source.address)
-        self._new_channel = partial(open_aio_channel, self._address, options, peers.shown(source.address))
+        # A link without credentials that may go there is none.
+        peers.shown(source.address)
         self._requests = LinkRequests(source, peers.next_attempt)
         self._redialling = Redialling(peers.lease_seconds, random.random)
         #: Counts the connections, so that a break is noted once.
@@ -274,6 +274,11 @@ class LoopLink:
         assert self._stream is not None
         self._is_written.clear()
         begin(self._stream.write(self._requests.next()), partial(self._written, self._is_written))
+
+    def _new_channel(self) -> aio.Channel:
+        # The credentials may have changed since the last one.
+        shown = self._peers.shown(self.source.address)
+        return open_aio_channel(self._address, links.channel_options(self._peers.silence_seconds), shown)
 
     def _channel(self) -> aio.Channel:
         """Another one, which ends with the link or with its next break."""

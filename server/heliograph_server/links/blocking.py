@@ -117,10 +117,9 @@ class BlockingLink:
     def __init__(self, peers: BlockingPeers, source: PeerSource) -> None:
         self.source = source
         self._peers = peers
-        options = links.channel_options(peers.silence_seconds)
-        self._new_channel = partial(
-            open_channel, links.address_of(source.address), options, peers.shown(source.address)
-        )
+        self._address = links.address_of(source.address)
+        # A link without credentials that may go there is none.
+        peers.shown(source.address)
         self._lock = threading.Lock()
         #: Notified when the connection is there again, when a value is not needed, and at the end.
         self._changed = threading.Condition(self._lock)
@@ -202,6 +201,11 @@ class BlockingLink:
             self._start(partial(self._read, self._call, self._generation))
         while self._requests.is_ready:
             self._outgoing.put(self._requests.next())
+
+    def _new_channel(self) -> grpc.Channel:
+        # The credentials may have changed since the last one.
+        shown = self._peers.shown(self.source.address)
+        return open_channel(self._address, links.channel_options(self._peers.silence_seconds), shown)
 
     def _channel(self) -> grpc.Channel:
         """Another one, which ends with the link or with its next break."""
