@@ -14,6 +14,8 @@ from heliograph_proto.errors import UnavailableError
 READ_BYTES = 65_536
 #: The same of messages, which may be empty.
 READ_MESSAGES = 1024
+#: The most bytes that lie in the other end's system, as Linux has it unless it is told otherwise.
+SENDING_BYTES = 4 * 2**20
 
 
 class LoopSocket:
@@ -87,9 +89,8 @@ class LoopSocket:
         return len(data)
 
     def drain(self) -> None:
-        """Pass on what lies in the system now, and end. What comes meanwhile may never cease."""
-        # Another byte would tell how the connection ended.
-        left = 0 if self._has_ended else _bytes_in_system(self._connection) + 1
+        """Pass on what lies in the systems of both ends, and end. More may come without end."""
+        left = 0 if self._has_ended else _bytes_in_system(self._connection) + SENDING_BYTES
         while not self._has_ended and (left or self._frames.has_more):
             if (read := self._read(min(left, READ_BYTES))) is None:
                 break
