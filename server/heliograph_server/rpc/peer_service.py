@@ -385,7 +385,10 @@ class Conversation:
 
         Raises ProtocolError for a number that is in use.
         """
-        self._given.received(request.received_answers)
+        with self._giving:
+            had = self._given.received(request.received_answers)
+        for value in had:
+            value.acknowledge(value.size_bytes)
         for receipt in request.receipts:
             self._receive(receipt)
             if len(self._answers) > UNREAD_ANSWERS:
@@ -550,11 +553,14 @@ class Conversation:
         self._answers.clear()
 
     async def said(self) -> None:
-        """Wait until all answers so far are written, for a bounded time."""
+        """Wait until the system has all answers so far, for a bounded time."""
         # Answers of other threads come with the loop's next turn.
         await asyncio.sleep(0)
         self._flush()
         await self.written()
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(LAST_WRITE_SECONDS):
+                await self._stream.sent()
 
     async def written(self) -> None:
         """Wait until the write under way has ended, for a bounded time.
