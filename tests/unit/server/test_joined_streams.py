@@ -6,6 +6,7 @@ import asyncio
 import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -109,6 +110,12 @@ def test_messages_keep_their_order_in_both_directions(seed: int) -> None:
     assert run(work).closed == 1
 
 
+def sent_now(stream: JoinedStream, message: bytes) -> bool:
+    """Send from another thread. The loop stands still meanwhile, and so takes nothing."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(stream.send_now, message).result(SECONDS)
+
+
 def test_threads_send_whole_messages_and_never_wait() -> None:
     large = bytes(3 * 2**20)
 
@@ -118,8 +125,7 @@ def test_threads_send_whole_messages_and_never_wait() -> None:
         await streams.opener.write(b"hello")
         assert await streams.taker.read() == b"hello"
         # More than the system takes at once: the rest follows, and others must wait.
-        assert await asyncio.to_thread(streams.taker.send_now, large)
-        assert not await asyncio.to_thread(streams.taker.send_now, b"too early")
+        assert [sent_now(streams.taker, one) for one in (large, b"too early")] == [True, False]
         writing = asyncio.ensure_future(streams.taker.write(b"behind"))
         assert [await streams.opener.read(), await streams.opener.read()] == [large, b"behind"]
         await writing
@@ -139,7 +145,7 @@ def test_an_end_that_waits_loses_nothing_of_what_threads_sent() -> None:
         streams.change_over()
         await streams.opener.write(b"hello")
         assert await streams.taker.read() == b"hello"
-        assert await asyncio.to_thread(streams.taker.send_now, large)
+        assert sent_now(streams.taker, large)
         given_up, *waits = [asyncio.ensure_future(streams.taker.sent()) for _ in range(3)]
         await asyncio.sleep(0)
         assert not given_up.done()
@@ -153,7 +159,7 @@ def test_an_end_that_waits_loses_nothing_of_what_threads_sent() -> None:
         streams.change_over()
         await streams.opener.write(b"hello")
         assert await streams.taker.read() == b"hello"
-        assert await asyncio.to_thread(streams.taker.send_now, large)
+        assert sent_now(streams.taker, large)
         waiting = asyncio.ensure_future(streams.taker.sent())
         await asyncio.sleep(0)
         streams.taker.close()
