@@ -229,7 +229,7 @@ class Ledger(Generic[Payload, Waiter]):
         `again`: it got nothing, and may come back because its stream broke.
         """
         state = self._states.get(run)
-        if isinstance(state, _Shown) and state.waiter is waiter:
+        if isinstance(state, _Shown) and state.waiter == waiter:
             self._go(run)
             if again:
                 del self._states[run]

@@ -258,12 +258,15 @@ class GivenAnswers:
         """Forget the last answer, which was not sent."""
         self._values.pop()
 
-    def received(self, answers: int) -> None:
-        """Note that so many answers of the stream were received: their values may go."""
+    def received(self, answers: int) -> list[OutgoingValue]:
+        """Note that so many answers of the stream were received. Return their values, which may
+        go."""
+        found: list[OutgoingValue] = []
         while self._values and self._received < answers:
             self._received += 1
             if (value := self._values.popleft()) is not None:
-                value.acknowledge(value.size_bytes)
+                found.append(value)
+        return found
 
 
 def copy_out(tensor: Tensor, value: OutgoingValue, chunk_bytes: int) -> None:

@@ -170,9 +170,9 @@ class LoopLink:
         self.source = source
         self._peers = peers
         self._loop = peers.loop
-        options = links.channel_options(peers.silence_seconds)
         self._address = links.address_of(source.address)
-        self._new_channel = partial(open_aio_channel, self._address, options, peers.shown(source.address))
+        # A link without credentials that may go there is none.
+        peers.shown(source.address)
         self._requests = LinkRequests(source, peers.next_attempt)
         self._redialling = Redialling(peers.lease_seconds, random.random)
         #: Counts the connections, so that a break is noted once.
@@ -275,6 +275,11 @@ class LoopLink:
         self._is_written.clear()
         begin(self._stream.write(self._requests.next()), partial(self._written, self._is_written))
 
+    def _new_channel(self) -> aio.Channel:
+        # The credentials may have changed since the last one.
+        shown = self._peers.shown(self.source.address)
+        return open_aio_channel(self._address, links.channel_options(self._peers.silence_seconds), shown)
+
     def _channel(self) -> aio.Channel:
         """Another one, which ends with the link or with its next break."""
         self._channels.append(made := self._new_channel())
@@ -289,11 +294,14 @@ class LoopLink:
             self._flush()
 
     async def _read(self, stream: JoinedStream, generation: int) -> None:
+        # One offer of each stream is taken.
+        joining: asyncio.Task[None] | None = None
         try:
             while (data := await stream.read()) is not aio.EOF:
                 response = peer_pb2.ExchangeResponse.FromString(data)
-                if response.HasField("direct") and not self._joining:
-                    self._joining.add(joining := self._loop.create_task(self._join(stream, response.direct)))
+                if response.HasField("direct") and joining is None:
+                    joining = self._loop.create_task(self._join(stream, response.direct))
+                    self._joining.add(joining)
                     joining.add_done_callback(self._joining.discard)
                 for answered in self._requests.answered(response):
                     self._take(answered)
@@ -334,9 +342,10 @@ class LoopLink:
     async def _join(self, stream: JoinedStream, offer: direct_pb2.DirectOffer) -> None:
         """Have the stream go on by a connection of its own, if there can be one."""
         request = direct_pb2.DirectRequest(exchange=direct_pb2.ExchangeConnection())
-        found = decode(offer, DirectOffer)
-        ask = partial(open_offered, self._address, found, request, self._peers.silence_seconds)
+        silence_seconds = self._peers.silence_seconds
         try:
+            found = decode(offer, DirectOffer)
+            ask = partial(open_offered, self._address, found, request, silence_seconds)
             stream.begin(await asyncio.to_thread(ask))
         except HeliographError as error:
             logger.debug("values of %s come by gRPC: %s", self.source.address, error.message)

@@ -62,7 +62,8 @@ class BlockingPeers:
     def pull(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
         """As `PeerLinks.pull`."""
         try:
-            self._link(source).pull(sinks)
+            while not self._link(source).pull(sinks):
+                pass
         except Exception as error:
             for sink in sinks:
                 sink.fail(typed(error, f"pulling from {source.address}"))
@@ -77,7 +78,8 @@ class BlockingPeers:
     def push(self, destination: PeerSource, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
         """As `PeerLinks.push`."""
         try:
-            self._link(destination).push(edge, run, value, done)
+            while not self._link(destination).push(edge, run, value, done):
+                pass
         except Exception as error:
             value.drop()
             done(typed(error, f"pushing to {destination.address}"))
@@ -93,7 +95,7 @@ class BlockingPeers:
             return self._links[source]
 
     def drop(self, link: BlockingLink) -> None:
-        """Forget a broken link. The next use opens another one."""
+        """Forget a link that has ended. The next use opens another one."""
         with self._lock:
             if self._links.get(link.source) is link:
                 del self._links[link.source]
@@ -117,10 +119,9 @@ class BlockingLink:
     def __init__(self, peers: BlockingPeers, source: PeerSource) -> None:
         self.source = source
         self._peers = peers
-        options = links.channel_options(peers.silence_seconds)
-        self._new_channel = partial(
-            open_channel, links.address_of(source.address), options, peers.shown(source.address)
-        )
+        self._address = links.address_of(source.address)
+        # A link without credentials that may go there is none.
+        peers.shown(source.address)
         self._lock = threading.Lock()
         #: Notified when the connection is there again, when a value is not needed, and at the end.
         self._changed = threading.Condition(self._lock)
@@ -143,10 +144,11 @@ class BlockingLink:
         waiting = len(self._requests.waiting)
         return f"<BlockingLink to {self.source.address}: {waiting} small, {len(self._calls)} large>"
 
-    def pull(self, sinks: Sequence[Sink]) -> None:
-        """Request values. Raises the error of a broken link."""
+    def pull(self, sinks: Sequence[Sink]) -> bool:
+        """Request values. Return False if the link has ended: there is another one."""
         with self._lock:
-            self._check()
+            if self._error is not None:
+                return False
             for sink in sinks:
                 if sink.size_bytes > SMALL_BYTES:
                     self._calls[sink] = None
@@ -154,6 +156,7 @@ class BlockingLink:
                 else:
                     self._requests.ask(sink)
             self._flush()
+        return True
 
     def forget(self, sinks: Sequence[Sink]) -> None:
         """Cancel the requests for values."""
@@ -172,23 +175,21 @@ class BlockingLink:
             if call is not None:
                 call.cancel()
 
-    def push(self, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
-        """Push a value. Raises the error of a broken link."""
+    def push(self, edge: Edge, run: int, value: OutgoingValue, done: Done) -> bool:
+        """Push a value. Return False as `pull`."""
         data = value.whole
         with self._lock:
-            self._check()
+            if self._error is not None:
+                return False
             if data is None:
                 self._calls[value] = None
                 self._start(partial(self._push_large, edge, run, value, done))
             else:
                 self._requests.bring(edge, run, value, data, done)
                 self._flush()
+        return True
 
     # Called with the lock held
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error.at(self._error.origin)
 
     def _flush(self) -> None:
         """Send the gathered requests."""
@@ -202,6 +203,11 @@ class BlockingLink:
             self._start(partial(self._read, self._call, self._generation))
         while self._requests.is_ready:
             self._outgoing.put(self._requests.next())
+
+    def _new_channel(self) -> grpc.Channel:
+        # The credentials may have changed since the last one.
+        shown = self._peers.shown(self.source.address)
+        return open_channel(self._address, links.channel_options(self._peers.silence_seconds), shown)
 
     def _channel(self) -> grpc.Channel:
         """Another one, which ends with the link or with its next break."""
@@ -268,7 +274,8 @@ class BlockingLink:
         Raises CancelledError if the value is no longer needed, and the error of a broken link.
         """
         with self._lock:
-            self._check()
+            if self._error is not None:
+                raise self._error.at(self._error.origin)
             if key not in self._calls:
                 raise unneeded()
             channel = self._bulk_channel()
@@ -415,8 +422,10 @@ class BlockingLink:
                 self._requests.broke()
                 closing = self._let_go()
                 self._start(partial(self._redial, error, pause, closing))
-        if pause is None:
-            self.end(error)
+                return
+            # Under the same lock, so that no new request meets the error.
+            tell = self._ended(error)
+        tell()
 
     def _let_go(self) -> Callable[[], None]:
         """Forget the connections. Return what closes them, to be called without the lock."""
@@ -431,8 +440,10 @@ class BlockingLink:
         while pause is not None:
             with self._changed:
                 is_over = self._changed.wait_for(self._is_idle, pause)
-            if is_over:
-                break
+                tell = self._ended(error) if is_over else None
+            if tell is not None:
+                tell()
+                return
             try:
                 self._dial()
             except grpc.RpcError as broken:
@@ -480,17 +491,27 @@ class BlockingLink:
 
     def end(self, error: HeliographError) -> None:
         """Fail all requests with this error, and close the link. Idempotent."""
-        with self._changed:
-            if self._error is not None:
-                return
-            self._error = error
-            waiting = self._requests.end()
-            closing = self._let_go()
-            self._changed.notify_all()
+        with self._lock:
+            tell = self._ended(error)
+        tell()
+
+    def _ended(self, error: HeliographError) -> Callable[[], None]:
+        """End the link, with the lock held. Return what tells those who wait, and closes the
+        connections, to be called without the lock."""
+        if self._error is not None:
+            return lambda: None
+        self._error = error
         self._peers.drop(self)
-        for one in waiting:
-            _take(Answered(one, b"", error))
-        closing()
+        waiting = self._requests.end()
+        closing = self._let_go()
+        self._changed.notify_all()
+
+        def tell() -> None:
+            for one in waiting:
+                _take(Answered(one, b"", error))
+            closing()
+
+        return tell
 
     def join(self) -> None:
         """Wait for the threads of a link that has ended."""

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from heliograph.transport.command_socket.on_loop import READ_BYTES, LoopSocket
-from heliograph_proto.codec.frames import framed
+from heliograph_proto.codec.frames import LENGTH_BYTES, framed
 from heliograph_proto.errors import ProtocolError
 from heliograph_proto.v1 import direct_pb2
 
@@ -65,7 +65,8 @@ class JoinedStream:
         self._closed: Callable[[], None] = lambda: None
         #: Bytes for which the system had no room.
         self._unsent = bytearray()
-        self._room: asyncio.Future[None] | None = None
+        #: Set when the system has them.
+        self._room = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<JoinedStream {'beside' if self._is_told else 'by'} gRPC, {len(self._messages)} unread>"
@@ -141,7 +142,7 @@ class JoinedStream:
 
     def _taken(self) -> bytes:
         message = self._messages.popleft()
-        self._waiting_bytes -= len(message)
+        self._waiting_bytes -= len(message) + LENGTH_BYTES
         if not self._messages and self._socket is not None:
             self._socket.read_on()
         return message
@@ -156,7 +157,8 @@ class JoinedStream:
             if not self._is_told:
                 self._change_over()
         self._messages.extend(messages)
-        self._waiting_bytes += sum(map(len, messages))
+        # With their lengths: empty messages take memory, too.
+        self._waiting_bytes += sum(map(len, messages)) + len(messages) * LENGTH_BYTES
         if self._waiting_bytes >= READ_BYTES and self._socket is not None:
             self._socket.pause()
         self._wake()
@@ -185,11 +187,20 @@ class JoinedStream:
             return
         with self._sending:
             self._send(framed(message))
-        while self._unsent:
-            if self._connection is None:
+        await self.sent()
+
+    async def sent(self) -> None:
+        """Wait until the system has all bytes. Raises ConnectionError once this end is closed."""
+        while self._is_behind():
+            self._room.clear()
+            await self._room.wait()
+
+    def _is_behind(self) -> bool:
+        # Under the lock, as a thread may have sent a part.
+        with self._sending:
+            if self._unsent and self._connection is None:
                 raise ConnectionError("the connection for values is closed")
-            self._room = self._loop.create_future()
-            await self._room
+            return bool(self._unsent)
 
     def send_now(self, message: bytes) -> bool:
         """Send a message from any thread if the system takes it at once. Return False if `write`
@@ -233,11 +244,7 @@ class JoinedStream:
             if self._unsent:
                 return
             self._loop.remove_writer(self._connection.fileno())
-        self._make_room()
-
-    def _make_room(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        self._room.set()
 
     # The end
 
@@ -257,5 +264,5 @@ class JoinedStream:
                 self._connection = None
                 beside.close()
             self._closed()
-        self._make_room()
+        self._room.set()
         self._wake()

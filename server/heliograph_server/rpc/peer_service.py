@@ -385,7 +385,10 @@ class Conversation:
 
         Raises ProtocolError for a number that is in use.
         """
-        self._given.received(request.received_answers)
+        with self._giving:
+            had = self._given.received(request.received_answers)
+        for value in had:
+            value.acknowledge(value.size_bytes)
         for receipt in request.receipts:
             self._receive(receipt)
             if len(self._answers) > UNREAD_ANSWERS:
@@ -524,7 +527,7 @@ class Conversation:
             elif found is None:
                 response.answers.add(number=number, data=b"")
             else:
-                response.answers.add(number=number, error=encode_error(found))
+                size += _add_error(response, number, found)
         return response.SerializeToString()
 
     def _add_value(self, response: peer_pb2.ExchangeResponse, number: int, value: OutgoingValue) -> int:
@@ -533,8 +536,7 @@ class Conversation:
             is_gone = value.is_dropped or value.is_taken
             error = unneeded() if is_gone else _too_large(value.size_bytes)
             value.drop()
-            response.answers.add(number=number, error=encode_error(error))
-            return 0
+            return _add_error(response, number, error)
         response.answers.add(number=number, data=data)
         self._exchange.counter.sent(len(data))
         return len(data)
@@ -543,18 +545,22 @@ class Conversation:
         """End the stream. Its requests may come again, and get the same answers."""
         self._is_closed = True
         waiting, self._open = self._open, {}
-        for withdraw in waiting.values():
+        # A copy: a thread that answers meanwhile may still take its number out.
+        for withdraw in list(waiting.values()):
             withdraw(again=True)
         for number in tuple(self._held):
             self._let_go(number)
         self._answers.clear()
 
     async def said(self) -> None:
-        """Wait until all answers so far are written, for a bounded time."""
+        """Wait until the system has all answers so far, for a bounded time."""
         # Answers of other threads come with the loop's next turn.
         await asyncio.sleep(0)
         self._flush()
         await self.written()
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(LAST_WRITE_SECONDS):
+                await self._stream.sent()
 
     async def written(self) -> None:
         """Wait until the write under way has ended, for a bounded time.
@@ -566,6 +572,11 @@ class Conversation:
                 while self._is_writing:
                     self._went_on.clear()
                     await self._went_on.wait()
+
+
+def _add_error(response: peer_pb2.ExchangeResponse, number: int, error: HeliographError) -> int:
+    """Add the answer, and return its size in bytes."""
+    return response.answers.add(number=number, error=encode_error(error)).ByteSize()
 
 
 def _too_large(size_bytes: int) -> ProtocolError:

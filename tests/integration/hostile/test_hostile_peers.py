@@ -39,7 +39,7 @@ class SilentReader:
 
     def __init__(self, messages: Iterator[bytes], takes: int = 0) -> None:
         self._messages, self._takes = messages, takes
-        self.read_messages = 0
+        self.read_messages = self.largest_bytes = 0
         self.answers: list[peer_pb2.Answer] = []
 
     async def read(self) -> bytes:
@@ -53,6 +53,11 @@ class SilentReader:
         if not self._takes:
             await asyncio.get_running_loop().create_future()
         self._takes -= 1
+        # As gRPC's, a write takes a while: answers gather meanwhile.
+        loop = asyncio.get_running_loop()
+        loop.call_soon((written := loop.create_future()).set_result, None)
+        await written
+        self.largest_bytes = max(self.largest_bytes, len(message))
         self.answers += peer_pb2.ExchangeResponse.FromString(message).answers
 
 
@@ -102,6 +107,14 @@ def test_who_asks_without_end_and_reads_no_answer_is_read_no_further(kind: str) 
 
     with hosts() as host:
         assert 0 < served(host, messages()).read_messages < 100
+
+
+def test_refusals_of_many_requests_go_in_several_messages() -> None:
+    request = peer_pb2.ExchangeRequest(asks=[peer_pb2.Ask(number=one) for one in range(1, 9000)])
+    with hosts() as host:
+        made = served(host, [request], takes=100)
+    assert len(made.answers) == 8999
+    assert made.largest_bytes < 1.1 * 2**20
 
 
 def test_a_message_that_is_far_too_large_ends_the_stream() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -16,7 +17,7 @@ from waiting import until
 
 from heliograph_backends.contract import Abort
 from heliograph_proto.codec import decode_error
-from heliograph_proto.codec.frames import framed
+from heliograph_proto.codec.frames import FrameReader, framed
 from heliograph_proto.errors import HeliographError, ProtocolError, SessionClosedError
 from heliograph_proto.plans import Arrival, Departure, Edge, Partition
 from heliograph_proto.types import tensor_type
@@ -122,6 +123,34 @@ def test_a_ticket_is_good_once_and_for_its_stream_alone(producer: ThreadDaemon) 
         # The offer ends with its stream.
         until(lambda: len(daemon_port(producer)._offered) == 1, SECONDS)
         assert isinstance(refusal(other.request(ticket)), SessionClosedError)
+
+
+def test_a_daemon_that_ends_sends_the_rest_of_what_its_threads_began(producer: ThreadDaemon) -> None:
+    type, count = tensor_type("u8", (60_000,)), 150
+    out = producer.exchange.open(Partition(departures=(Departure(0, EDGE),)))
+    service: Any = producer._daemon and producer._daemon._peer_service
+    with raw_stream(producer) as raw, raw.request() as connection, ThreadPoolExecutor(1) as threads:
+        assert answer_of(connection).proof == raw.offer.proof
+        asks = peer_pb2.ExchangeRequest(asks=[ask(run, run) for run in range(1, count)])
+        for message in (direct_pb2.ExchangeSwitch(sent_messages=1), asks):
+            connection.sendall(framed(message.SerializeToString()))
+        message_of(connection)
+        [conversation] = service._open
+        until(lambda: len(conversation._open) == count - 1, SECONDS)
+        offered = 0
+        while not conversation._stream._unsent:
+            offered += 1
+            out.offer(0, offered, producer.tensor(type, offered), Abort())
+        ending = threads.submit(producer.call, service.hang_up())
+        frames, came = FrameReader(2**20), list[bytes]()
+        while data := connection.recv(2**20):
+            came += frames.feed(data)
+        ending.result(SECONDS)
+    for run, message in enumerate(came, 1):
+        [answer] = peer_pb2.ExchangeResponse.FromString(message).answers
+        assert (answer.number, answer.data) == (run, bytes([run]) * type.nbytes)
+    assert frames.is_empty and len(came) == offered
+    out.close()
 
 
 def daemon_port(daemon: ThreadDaemon) -> Any:

@@ -537,6 +537,31 @@ def test_a_way_on_threads_that_broke_is_not_kept_though_only_large_values_went_t
     assert repr(peers) == "<BlockingPeers 0 links>"
 
 
+@pytest.mark.parametrize("type", [SMALL, LARGE], ids=["small", "large"])
+def test_a_request_that_comes_to_a_link_as_it_ends_goes_by_another_one(
+    producer: ThreadDaemon, monkeypatch: pytest.MonkeyPatch, type: TensorType
+) -> None:
+    peers, ended = BlockingPeers(), list[BlockingLink]()
+    link_of = BlockingPeers._link
+
+    def as_it_ends(peers: BlockingPeers, source: PeerSource) -> BlockingLink:
+        link = link_of(peers, source)
+        if not ended:
+            ended.append(link)
+            link.end(MemberLostError("the connection broke while nothing waited"))
+        return link
+
+    monkeypatch.setattr(BlockingPeers, "_link", as_it_ends)
+    out = producer.exchange.open(Partition(departures=(Departure(0, EDGE),)))
+    landing = IncomingValue(Arrival(0, EDGE, producer.source), 1, target := producer.tensor(type))
+    peers.pull(producer.source, [landing])
+    out.offer(0, 1, source := numbered(producer, type), Abort())
+    landing.wait(Abort())
+    assert np.array_equal(target.array, source.array)
+    peers.close()
+    out.close()
+
+
 def test_a_large_value_that_is_forgotten_before_its_call_is_made_is_not_asked_for(
     producer: ThreadDaemon, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

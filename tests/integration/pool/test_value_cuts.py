@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
@@ -20,9 +21,12 @@ from heliograph_proto.errors import CancelledError, HeliographError, MemberLostE
 from heliograph_proto.plans import Arrival, Departure, Edge, Partition, PeerSource
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, tensor_type
+from heliograph_server.auth.tokens import hash_of, new_token
+from heliograph_server.daemon.daemon import Daemon
 from heliograph_server.exchange.exchange import LiveExchange, LivePorts
 from heliograph_server.exchange.outgoing import OutgoingValue, parts_of
 from heliograph_server.links.blocking import BlockingPeers
+from heliograph_server.links.links import PoolCredentials
 
 SECONDS = 30.0
 SMALL = tensor_type("f32", (3, 4))
@@ -343,4 +347,41 @@ def test_a_source_that_stays_away_is_lost_at_the_lease_s_end(
         ends.out.offer(0, 2, producer.tensor(type, 2), Abort())
         ends.into.expect(2, [target]).wait(0, Abort())
         assert (target.array == 2).all()
+        ends.close()
+
+
+@pytest.mark.parametrize("kind", ["loop", "threads"])
+def test_a_connection_is_made_again_with_the_token_of_that_time(tmp_path: Path, kind: str) -> None:
+    table, token = tmp_path / "tokens.toml", tmp_path / "token"
+
+    def renew() -> None:
+        token.write_text(made := new_token())
+        table.write_text(f'[[token]]\nname = "pool"\nrights = ["use", "pool"]\nhash = "{hash_of(made)}"\n')
+        table.chmod(0o600)
+
+    async def look(daemon: Daemon) -> None:
+        daemon.watch.look(at_once=True)
+
+    renew()
+    with (
+        thread_daemon(LIMITS, **LEASE, tokens=str(table)) as producer,
+        thread_daemon(LIMITS, **LEASE, pool_token=str(token)) as consumer,
+        cut_proxy(producer.url) as way,
+    ):
+        if kind == "threads":
+            consumer.exchange.use(BlockingPeers(0.5, shown=PoolCredentials(str(token))))
+        ends = Ends(producer, consumer, way)
+        for run in (1, 2, 3):
+            source, target = numbered(producer, SMALL, run), consumer.tensor(SMALL)
+            incoming = ends.into.expect(run, [target])
+            until(lambda: way.passed_bytes)
+            renew()
+            assert producer._daemon is not None
+            producer.call(look(producer._daemon))
+            way.cut()
+            ends.out.offer(0, run, source, Abort())
+            incoming.wait(0, Abort())
+            assert np.array_equal(target.array, source.array)
+            ends.out.end(run)
+            ends.into.end(run)
         ends.close()

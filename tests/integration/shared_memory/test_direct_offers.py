@@ -16,8 +16,10 @@ from direct_clients import (
 from middlemen import middleman
 
 import heliograph as hg
+from heliograph.connection import address_of
 from heliograph.transport.direct import opening
 from heliograph_proto.codec.frames import framed
+from heliograph_proto.sessions import DirectOffer
 from heliograph_proto.v1 import direct_pb2
 
 SECONDS = 60
@@ -63,6 +65,16 @@ def test_a_port_that_nobody_listens_at_is_no_error(
     with hg.connect(lone.url) as session:
         assert "refused" in session.why_no_command_socket
         assert session.put(np.arange(MIB)).get()[-1] == MIB - 1
+
+
+def test_a_server_has_nobody_send_more_than_a_ticket_to_a_port_of_its_choice() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.setblocking(False)
+        offer = DirectOffer(other.getsockname()[1], bytes(65), b"proof", own_ports=(1,))
+        with pytest.raises(hg.UnsupportedError, match="a ticket of 65 bytes"):
+            opening.open_offered(address_of("grpc://127.0.0.1:1"), offer, direct_pb2.DirectRequest(), 1.0)
+        with pytest.raises(BlockingIOError):
+            other.accept()
 
 
 def test_another_program_at_the_port_is_not_trusted(

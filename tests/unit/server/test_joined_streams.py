@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from grpc import aio
 
+from heliograph.transport.command_socket.on_loop import LoopSocket
 from heliograph_proto.codec.frames import framed
 from heliograph_proto.v1 import direct_pb2
 from heliograph_server.links.joined import JoinedStream
@@ -108,6 +110,12 @@ def test_messages_keep_their_order_in_both_directions(seed: int) -> None:
     assert run(work).closed == 1
 
 
+def sent_now(stream: JoinedStream, message: bytes) -> bool:
+    """Send from another thread. The loop stands still meanwhile, and so takes nothing."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(stream.send_now, message).result(SECONDS)
+
+
 def test_threads_send_whole_messages_and_never_wait() -> None:
     large = bytes(3 * 2**20)
 
@@ -117,8 +125,7 @@ def test_threads_send_whole_messages_and_never_wait() -> None:
         await streams.opener.write(b"hello")
         assert await streams.taker.read() == b"hello"
         # More than the system takes at once: the rest follows, and others must wait.
-        assert await asyncio.to_thread(streams.taker.send_now, large)
-        assert not await asyncio.to_thread(streams.taker.send_now, b"too early")
+        assert [sent_now(streams.taker, one) for one in (large, b"too early")] == [True, False]
         writing = asyncio.ensure_future(streams.taker.write(b"behind"))
         assert [await streams.opener.read(), await streams.opener.read()] == [large, b"behind"]
         await writing
@@ -128,6 +135,39 @@ def test_threads_send_whole_messages_and_never_wait() -> None:
         assert not await asyncio.to_thread(streams.taker.send_now, b"late")
 
     run(work)
+
+
+def test_an_end_that_waits_loses_nothing_of_what_threads_sent() -> None:
+    large = bytes(3 * 2**20)
+
+    async def work(streams: Streams) -> None:
+        await streams.taker.sent()
+        streams.change_over()
+        await streams.opener.write(b"hello")
+        assert await streams.taker.read() == b"hello"
+        assert sent_now(streams.taker, large)
+        given_up, *waits = [asyncio.ensure_future(streams.taker.sent()) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert not given_up.done()
+        given_up.cancel()
+        reading = asyncio.ensure_future(streams.opener.read())
+        await asyncio.gather(*waits)
+        streams.taker.close()
+        assert await reading == large
+
+    async def closed(streams: Streams) -> None:
+        streams.change_over()
+        await streams.opener.write(b"hello")
+        assert await streams.taker.read() == b"hello"
+        assert sent_now(streams.taker, large)
+        waiting = asyncio.ensure_future(streams.taker.sent())
+        await asyncio.sleep(0)
+        streams.taker.close()
+        with pytest.raises(ConnectionError):
+            await waiting
+
+    run(work)
+    run(closed)
 
 
 def test_a_connection_that_nobody_uses_leaves_the_stream_with_grpc() -> None:
@@ -177,14 +217,39 @@ def test_garbage_on_a_connection_changes_nothing(data: bytes) -> None:
     assert run(work).closed == 1
 
 
-def test_messages_that_must_wait_are_bounded() -> None:
+def test_the_end_reads_what_was_sent_before_it_and_no_flood() -> None:
+    ours, theirs = socket.socketpair()
+    came: list[bytes] = []
+    ends: list[Exception | None] = []
+
+    def received(messages: Sequence[bytes]) -> None:
+        came.extend(messages)
+        assert len(came) < 1000, "a flood is read for as long as it lasts"
+        theirs.send(framed(bytes(10_000)))
+
+    async def work() -> None:
+        end = LoopSocket(ours, MOST_BYTES, received, ends.append)
+        theirs.sendall(framed(b"early") * 20)
+        end.drain()
+        assert came[:20] == [b"early"] * 20
+        assert ends == [None]
+        end.drain()
+        end.close()
+        end.drain()
+
+    with ours, theirs:
+        asyncio.run(work())
+
+
+@pytest.mark.parametrize("size_bytes", [0, 10_000])
+def test_messages_that_must_wait_are_bounded(size_bytes: int) -> None:
     async def work(streams: Streams) -> None:
         streams.taker.take(streams.sockets[1], streams._count)
         ours = streams.sockets[0]
         ours.setblocking(False)
         # The message before these never comes.
         switch = direct_pb2.ExchangeSwitch(sent_messages=2**63).SerializeToString()
-        data, taken = framed(switch) + framed(bytes(10_000)) * 1000, 0
+        data, taken = framed(switch) + framed(bytes(size_bytes)) * (10**7 // (size_bytes + 4)), 0
         for _ in range(200):
             try:
                 taken += ours.send(data[taken:])

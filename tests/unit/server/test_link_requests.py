@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -56,9 +57,9 @@ def sent(link: LinkRequests) -> peer_pb2.ExchangeRequest:
     return peer_pb2.ExchangeRequest.FromString(link.next())
 
 
-def answers(*pairs: tuple[int, bytes]) -> bytes:
+def answers(*pairs: tuple[int, bytes]) -> peer_pb2.ExchangeResponse:
     made = [peer_pb2.Answer(number=number, data=data) for number, data in pairs]
-    return peer_pb2.ExchangeResponse(answers=made).SerializeToString()
+    return peer_pb2.ExchangeResponse(answers=made)
 
 
 # Requests
@@ -173,27 +174,41 @@ def test_a_value_is_read_from_any_piece_on_until_that_is_acknowledged() -> None:
 
 
 def test_answers_that_were_received_let_their_values_go_in_order() -> None:
-    freed: list[int] = []
-    given, values = GivenAnswers(), [OutgoingValue.of(bytes(size), freed.append) for size in (1, 2, 4)]
+    given, values = GivenAnswers(), [OutgoingValue.of(bytes(size)) for size in (1, 2, 4)]
     for one in (values[0], None, values[1], values[2]):
         given.add(one)
-    given.received(2)
-    given.received(1)
-    assert freed == [1] and not values[1].is_taken
-    given.received(100)
-    assert freed == [1, 2, 4]
+    assert given.received(2) == [values[0]]
+    assert given.received(1) == []
+    assert given.received(100) == values[1:]
 
 
 def test_answers_without_a_receipt_are_bounded() -> None:
-    freed: list[int] = []
     given = GivenAnswers()
     for _ in range(MOST_GIVEN + 5):
-        given.add(OutgoingValue.of(b"x", freed.append))
-    given.received(6)
-    assert (len(freed), repr(given)) == (1, f"<GivenAnswers 6 received, {MOST_GIVEN - 1} under way>")
+        given.add(OutgoingValue.of(b"x"))
+    assert (len(given.received(6)), repr(given)) == (
+        1,
+        f"<GivenAnswers 6 received, {MOST_GIVEN - 1} under way>",
+    )
 
 
 # Attempts
+
+
+class Asker:
+    """Its method is another object each time it is named."""
+
+    def answer(self, found: object) -> None:
+        raise AssertionError
+
+
+def test_a_waiter_is_withdrawn_whichever_way_it_is_named() -> None:
+    ledger: Ledger[Callable[[object], None], str] = Ledger(EDGE)
+    one, other = Asker(), Asker()
+    assert ledger.show(1, EDGE.capability(1), one.answer, 1) is None
+    assert not ledger.withdraw(1, other.answer, again=True)
+    assert ledger.withdraw(1, one.answer, again=True)
+    assert ledger.show(1, EDGE.capability(1), other.answer, 1) is None
 
 
 def test_a_larger_attempt_takes_the_place_of_an_earlier_one_and_gets_the_same() -> None:

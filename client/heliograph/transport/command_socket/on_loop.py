@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable, Sequence
 
 from heliograph_proto.codec.frames import FrameReader, framed
@@ -13,6 +14,8 @@ from heliograph_proto.errors import UnavailableError
 READ_BYTES = 65_536
 #: The same of messages, which may be empty.
 READ_MESSAGES = 1024
+#: The most bytes that lie in the other end's system, as Linux has it unless it is told otherwise.
+SENDING_BYTES = 4 * 2**20
 
 
 class LoopSocket:
@@ -63,32 +66,35 @@ class LoopSocket:
         if self._is_reading and self._frames.has_more:
             self._read()
 
-    def _read(self) -> bool:
-        """Pass on what has come. Returns False if nothing has."""
+    def _read(self, most_bytes: int = READ_BYTES) -> int | None:
+        """Pass on what has come. Returns how many bytes were read for that; None if nothing has."""
         try:
-            data = b"" if (has_more := self._frames.has_more) else self._connection.recv(READ_BYTES)
+            data = b"" if (has_more := self._frames.has_more) else self._connection.recv(most_bytes)
         except (BlockingIOError, InterruptedError):
-            return False
+            return None
         except OSError as error:
             self._end(UnavailableError(f"the command socket broke: {error.strerror}"))
-            return False
+            return None
         if not (data or has_more):
             self._end(None)
-            return False
+            return None
         try:
             if messages := self._frames.feed(data):
                 self._received(messages)
         except Exception as error:
             self._end(error)
-            return False
+            return None
         if self._is_reading:
             self._read_rest()
-        return True
+        return len(data)
 
     def drain(self) -> None:
-        """Pass on everything that has come, and end."""
-        while not self._has_ended and self._read():
-            pass
+        """Pass on what lies in the systems of both ends, and end. More may come without end."""
+        left = 0 if self._has_ended else _bytes_in_system(self._connection) + SENDING_BYTES
+        while not self._has_ended and (left or self._frames.has_more):
+            if (read := self._read(min(left, READ_BYTES))) is None:
+                break
+            left -= read
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
@@ -136,3 +142,11 @@ class LoopSocket:
     def abandon(self) -> None:
         """Close it in the child of a fork, without an effect on the parent's loop."""
         self._connection.close()
+
+
+def _bytes_in_system(connection: socket.socket) -> int:
+    """Return how many bytes have come that were not read."""
+    import fcntl
+    import termios
+
+    return int.from_bytes(fcntl.ioctl(connection, termios.FIONREAD, bytes(4)), sys.byteorder)

@@ -26,6 +26,8 @@ AVOIDED_SECONDS = 60.0
 MOST_AVOIDED = 256
 #: The most addresses of one name that are tried.
 MOST_PLACES = 4
+#: The longest ticket: the server has these bytes sent to a port of its choice.
+TICKET_BYTES = 64
 #: The largest answer.
 ANSWER_BYTES = 65_536
 
@@ -104,6 +106,8 @@ def _check(address: Address, offer: DirectOffer) -> None:
         raise UnsupportedError("the server takes no direct connections")
     if address.is_tls or address.port not in offer.own_ports:
         raise UnsupportedError("a proxy or a tunnel is between this client and the server")
+    if len(offer.ticket) > TICKET_BYTES:
+        raise UnsupportedError(f"the server offers a ticket of {len(offer.ticket):,} bytes")
 
 
 def _ask(made: socket.socket, request: direct_pb2.DirectRequest, offer: DirectOffer, end: float) -> None:
