@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from guarded import guarded
+from waiting import until
 
 import heliograph as hg
 
@@ -246,6 +248,26 @@ def test_a_wrapped_array_lives_as_long_as_its_tensor() -> None:
         assert t.get().tolist() == [7] * 4096
         t.free()
         session.synchronize(timeout=10)
+
+
+def test_a_wrapped_array_is_let_go_with_its_tensor_although_a_plan_has_used_it() -> None:
+    with hg.connect("local:") as session:
+        g = hg.Graph()
+        g.output("y", -g.input("x", (4, 3), "f32"))
+        plan = session.compile(g)
+        arrays = [hg.aligned_empty((4, 3), "f32") for _ in range(2)]
+        arrays[0][:] = X
+        x, y = map(session.wrap, arrays)
+        for _ in range(2):
+            plan.run(x=x, out={"y": y}, fetch=False)
+        assert np.array_equal(arrays[1], -X)
+        kept = [weakref.ref(each.base) for each in arrays]
+        x.free()
+        y.free()
+        session.synchronize(timeout=10)
+        del x, y, arrays
+        until(lambda: gc.collect() >= 0 and all(each() is None for each in kept), "the arrays are gone")
+        assert np.array_equal(plan.run(x=X)["y"], -X)
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "int64", "int32", "int16", "uint8"])
