@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from weakref import ref
 
 from heliograph_backends.contract import Buffer, Tensor
 from heliograph_proto.commands import SERVER_HANDLE
@@ -161,7 +162,7 @@ class HandleStorage:
         return first, max(first, bisect_left(self.poisons, end, key=_START))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class TensorHandle:
     """A tensor or a view: a layout on a storage."""
 
@@ -338,8 +339,9 @@ class PlanHandle:
     request: CompileRequest | None = None
     #: The tensors among its leaves that are weights: each run reads them.
     weights: tuple[TensorHandle, ...] = field(init=False)
-    #: The tensors that a run wrote and used last, which do not overlap.
-    separate: tuple[tuple[TensorHandle, ...], tuple[TensorHandle, ...]] = ((), ())
+    #: The tensors of the client that a run wrote and used last, which do not overlap. They may be
+    #: freed meanwhile.
+    separate: tuple[tuple[ref[TensorHandle], ...], tuple[ref[TensorHandle], ...]] = ((), ())
 
     def __post_init__(self) -> None:
         self.weights = self.bound.weight_tensors

@@ -12,7 +12,7 @@ from heliograph_server.plans.loaded_plan import LoadedPlan
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.resources.checks import len_bytes
 from heliograph_server.resources.device_queue import SHORT_US, DeviceLock
-from heliograph_server.resources.handles import DeviceQueue, TensorHandle
+from heliograph_server.resources.handles import DeviceQueue, HandleStorage, TensorHandle
 from heliograph_server.session.protocol.dependencies import CommandState
 from heliograph_server.session.protocol.instructions import CopyTask, ReadTask, RunTask, WriteTask
 
@@ -91,10 +91,17 @@ def is_short(work: CommandWork) -> bool:
     loaded: LoadedPlan = task.plan.plan
     if loaded.expected_us >= SHORT_US or not loaded.is_on_host:
         return False
-    # Copying a tensor from another device may take long.
     bound = (*task.inputs, *(one.into for one in task.outputs))
     storages = (one.storage for one in bound if isinstance(one, TensorHandle))
-    return all(one is None or one.device == work.queue.device for one in storages)
+    return all(one is None or _is_ready(one, work.queue.device) for one in storages)
+
+
+def _is_ready(storage: HandleStorage, device: str) -> bool:
+    """True if a run on a device uses bytes where they are and as they are.
+
+    Copying a tensor from another device may take long, and so may waiting for its own order.
+    """
+    return storage.device == device and storage.buffer is not None and storage.buffer.is_plain
 
 
 def _copies_little(task: WriteTask | ReadTask | CopyTask) -> bool:
@@ -109,5 +116,12 @@ def _copies_little(task: WriteTask | ReadTask | CopyTask) -> bool:
 
 
 def _is_on_host(tensor: TensorHandle) -> bool:
+    """True if a tensor's bytes are where the host reads and writes them in one piece, at once.
+
+    Others may wait until a plan that is loaded has put a whole weight in order, or touch a page for
+    each element.
+    """
     buffer = None if tensor.storage is None else tensor.storage.buffer
-    return buffer is not None and buffer.buffer_type.is_host
+    if buffer is None or not (buffer.buffer_type.is_host and buffer.is_plain):
+        return False
+    return tensor.layout.is_contiguous

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from guarded import guarded
+from waiting import until
 
 import heliograph as hg
 
@@ -245,6 +248,48 @@ def test_a_wrapped_array_lives_as_long_as_its_tensor() -> None:
         assert t.get().tolist() == [7] * 4096
         t.free()
         session.synchronize(timeout=10)
+
+
+def test_a_wrapped_array_is_let_go_with_its_tensor_although_a_plan_has_used_it() -> None:
+    with hg.connect("local:") as session:
+        g = hg.Graph()
+        g.output("y", -g.input("x", (4, 3), "f32"))
+        plan = session.compile(g)
+        arrays = [hg.aligned_empty((4, 3), "f32") for _ in range(2)]
+        arrays[0][:] = X
+        x, y = map(session.wrap, arrays)
+        for _ in range(2):
+            plan.run(x=x, out={"y": y}, fetch=False)
+        assert np.array_equal(arrays[1], -X)
+        kept = [weakref.ref(each.base) for each in arrays]
+        x.free()
+        y.free()
+        session.synchronize(timeout=10)
+        del x, y, arrays
+        until(lambda: gc.collect() >= 0 and all(each() is None for each in kept), "the arrays are gone")
+        assert np.array_equal(plan.run(x=X)["y"], -X)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "int64", "int32", "int16", "uint8"])
+def test_a_wrapped_array_may_end_where_mapped_memory_does(name: str) -> None:
+    """Arrays start at a multiple of 64 bytes: these rows of an odd length end at a page's end."""
+    rows, kind = 64 // np.dtype(name).itemsize, np.dtype(name)
+    x = guarded((np.arange(rows * 17) % 5).astype(kind).reshape(rows, 17))
+    with hg.connect("local:") as session:
+        g = hg.Graph()
+        mine = g.input("x", x.shape, kind)
+        last = mine[-1]
+        g.output("less", mine < last)
+        g.output("sum", last + last)
+        if kind.kind == "f":
+            g.output("softmax", hg.softmax(mine))
+            g.output("last", hg.softmax(last))
+            g.output("mean", hg.mean(mine))
+        found = session.compute(g, x=session.wrap(x))
+    assert np.array_equal(found["less"], x < x[-1]) and np.array_equal(found["sum"], 2 * x[-1])
+    if kind.kind == "f":
+        assert np.array_equal(found["softmax"][-1], found["last"])
+        assert np.allclose(found["mean"], x.mean(), rtol=1e-3)
 
 
 @pytest.mark.parametrize(

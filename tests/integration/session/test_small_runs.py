@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from daemon_urls import DaemonUrls
 import heliograph as hg
 from heliograph.core.future import Outcome
 from heliograph.core.protocol import ClientCore
+from heliograph_backends.contract import Usage
 from heliograph_backends.cpu import CpuDevice
+from heliograph_backends.host_memory.order import Bytes
 from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
 from heliograph_proto.codec import decode_completions
@@ -31,6 +33,7 @@ from heliograph_proto.plans import CompileRequest
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import tensor_type
 from heliograph_proto.v1 import command_pb2
+from heliograph_server.resources.handles import TensorHandle
 from heliograph_server.rpc.completion_writer import LATE_COMMANDS, CompletionWriter
 from heliograph_server.runtime.host import Host, HostStatistics
 from heliograph_server.session.session import Session
@@ -469,6 +472,76 @@ def test_a_plan_whose_runs_take_long_after_all_goes_to_the_devices_thread(attach
         short.note(1_000.0)
     assert attached.short_run is None
     assert not attached.session.answer(run_of(1), attached.given.append)
+
+
+# The daemon's core: where small copies are done
+
+
+class SlowForm:
+    """An order of a weight's bytes that takes long to make."""
+
+    size_bytes = SMALL.nbytes
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def pack(self, memory: Bytes) -> None:
+        self.begun.set()
+        assert self.goes_on.wait(SECONDS)
+
+    def unpack(self, memory: Bytes) -> None:
+        pass
+
+    def read(self, memory: Bytes, offset_bytes: int, out: memoryview) -> None:
+        np.frombuffer(out, np.uint8)[:] = memory[offset_bytes : offset_bytes + out.nbytes]
+
+    def write(self, memory: Bytes, offset_bytes: int, data: memoryview) -> None:
+        memory[offset_bytes : offset_bytes + data.nbytes] = np.frombuffer(data, np.uint8)
+
+
+def buffer_of(attached: Attached, tensor: int, usage: Usage = Usage.ANY) -> Any:
+    """Allocate a tensor, and a plain one of the next number, by two commands; return its buffer."""
+    plain = c.Command(2, c.Allocate(tensor + 1, SMALL), notify=True)
+    attached.session.submit([c.Command(1, c.Allocate(tensor, SMALL, usage=usage)), plain])
+    attached.wait(2)
+    storage = attached.session._core.handles.get(tensor, TensorHandle).storage
+    assert storage is not None
+    return storage.buffer
+
+
+@pytest.mark.parametrize("kind", [c.GetTensor(7, 0, 16), c.SetTensor(7, 0, bytes(16)), c.CopyTensor(7, 8)])
+def test_a_small_copy_keeps_nobody_waiting_while_its_weight_is_packed(
+    attached: Attached, kind: c.CommandKind
+) -> None:
+    weight, form = buffer_of(attached, 7, Usage.WEIGHTS), SlowForm()
+    packing = threading.Thread(target=weight.hold, args=(form,), name="packing")
+    packing.start()
+    assert form.begun.wait(SECONDS)
+    attached.session.submit([c.Command(3, kind, notify=True)])
+    assert 3 not in attached.done
+    form.goes_on.set()
+    assert attached.wait(3).error is None
+    packing.join(SECONDS)
+
+
+@pytest.mark.parametrize("has_gaps", [False, True])
+def test_a_small_read_is_done_where_it_arrives_if_its_bytes_lie_together(
+    has_gaps: bool, attached: Attached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elements of a view with gaps may be on a page each."""
+    buffer, readers = buffer_of(attached, 7), set[int]()
+    for method in (buffer.get, buffer.array):
+
+        def told(*arguments: Any, method: Callable[..., Any] = method) -> Any:
+            readers.add(threading.get_ident())
+            return method(*arguments)
+
+        monkeypatch.setattr(buffer, method.__name__, told)
+    view = c.View(9, 7, 0, tensor_type("f32", (2,)), (8,) if has_gaps else ())
+    attached.session.submit([c.Command(3, view), c.Command(4, c.GetTensor(9, 0, 8), notify=True)])
+    assert attached.wait(4).error is None
+    assert (threading.get_ident() in readers) is not has_gaps
+    assert len(readers) == 1
 
 
 # Acknowledgements

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import ref
 
 from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_forms import InlineResult, ResultForm, RunForm
@@ -66,10 +67,12 @@ class RunValidator:
         if plan.slots.queues:
             state.queue, state.overlaps = plan.slots.queues[slot], True
         state.uses, state.heals = (*bound, *plan.read, *plan.assigned, *plan.weights), tuple(into)
-        if state.heals and (state.heals, state.uses) != plan.separate:
-            check_separate(state.heals, state.uses)
-            # Most plans are run on the same tensors again.
-            plan.separate = (state.heals, state.uses)
+        if into:
+            # Most plans are run on the same tensors again; the plan's own stay what they are.
+            last = tuple(map(ref, into)), tuple(map(ref, bound))
+            if last != plan.separate:
+                check_separate(state.heals, state.uses)
+                plan.separate = last
         state.targets = (*made, *plan.assigned, *into)
         if plan.assigned:
             state.in_place = dict(zip(plan.assigned, plan.assigned_names, strict=True))

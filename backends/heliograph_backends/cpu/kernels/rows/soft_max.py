@@ -91,7 +91,9 @@ def _exponentials(
         builder.store(builder.fadd(builder.load(total), lanes.widen()), total)
 
     follows = builder.icmp_signed("!=", row.before, integer(0))
-    factor = _factor_of(builder, row.count, builder.select(follows, row.before, row.source))
+    # Without a row before, any number is read: the source's first, since it ends at its last.
+    place = builder.select(follows, element(builder, row.before, row.count), row.source)
+    factor = _factor_at(builder, place)
     whole = builder.and_(row.count, integer(-group))
     with loop(builder, integer(0), whole, group) as index:
         places = [builder.add(index, integer(LANES * k)) for k in range(GROUP)]
@@ -111,9 +113,9 @@ def _exponentials(
     return tree(builder, builder.load(total), builder.fadd)
 
 
-def _factor_of(builder: Any, count: Any, staging: Any) -> Lanes:
-    """Return the factor behind a staged row; any number where none is staged."""
-    return Lanes.broadcast(builder, builder.load(pointer(builder, element(builder, staging, count), F32)))
+def _factor_at(builder: Any, place: Any) -> Lanes:
+    """Return the factor that lies behind a staged row."""
+    return Lanes.broadcast(builder, builder.load(pointer(builder, place, F32)))
 
 
 def _finish_rest(builder: Any, target: Any, staging: Any, factor: Lanes, start: Any, count: Any) -> None:
@@ -129,7 +131,7 @@ def _finish_rest(builder: Any, target: Any, staging: Any, factor: Lanes, start: 
 
 def finish_staged(builder: Any, target: Any, staging: Any, count: Any) -> None:
     """Write the results of a staged row."""
-    factor = _factor_of(builder, count, staging)
+    factor = _factor_at(builder, element(builder, staging, count))
     _finish_rest(builder, target, staging, factor, integer(0), count)
 
 
