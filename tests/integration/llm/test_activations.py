@@ -13,8 +13,8 @@ from gguf_files import write_model
 from llm_models import error_of, write_encoder, write_other
 
 import heliograph as hg
-from heliograph.llm.products import ROUNDED
 from heliograph_backends.cpu.kernels.program.stored_types import INTEGER_KINDS
+from heliograph_proto.quantization import ROUNDED_ROWS
 
 TOKENS = np.random.default_rng(12).integers(3, 500, 45).tolist()
 #: Rounding to eight bits, in each product of a small model.
@@ -84,4 +84,4 @@ def test_another_precision_is_refused_by_name(session: hg.Session, tmp_path: Pat
 
 
 def test_rows_are_rounded_where_a_cpu_multiplies_integers() -> None:
-    assert {kind.name.lower() for kind in INTEGER_KINDS} == ROUNDED
+    assert {kind.name.lower() for kind in INTEGER_KINDS} == ROUNDED_ROWS

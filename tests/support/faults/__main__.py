@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from heliograph import admin
 from heliograph.transport.direct import opening
 from heliograph_proto.addresses import Address
 from heliograph_proto.errors import HeliographError
-from heliograph_proto.sessions import DirectOffer, SessionInfo
+from heliograph_proto.sessions import DirectOffer
 
 #: The silence after which both sides take the other for lost.
 SILENCE_SECONDS = 1.0
@@ -149,16 +150,16 @@ def moving(session: hg.Session) -> None:
 @contextmanager
 def _led_to(port: int) -> Iterator[None]:
     """Have the clients of this process open direct connections at another port than the offered one."""
-    offered = opening._offer_of
+    offered = opening.open_offered
 
-    def elsewhere(address: Address, info: SessionInfo) -> DirectOffer:
-        return replace(offered(address, info), port=port)
+    def elsewhere(address: Address, offer: DirectOffer, *rest: Any) -> socket.socket:
+        return offered(address, replace(offer, port=port), *rest)
 
-    opening._offer_of = elsewhere
+    opening.open_offered = elsewhere
     try:
         yield
     finally:
-        opening._offer_of = offered
+        opening.open_offered = offered
 
 
 @contextmanager
