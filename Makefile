@@ -114,7 +114,7 @@ test-fast: $(VENV)/.dev
 # Some minutes, for who has changed CUDA's kernels or the definition.
 test-long: $(VENV)/.dev
 	$(COMPILE)
-	$(BIN)/pytest -q -rs -n 2 --dist worksteal -m long tests/unit tests/conformance
+	$(BIN)/pytest -q -rs -n 2 --dist worksteal -m long tests/unit tests/conformance tests/integration/llm
 
 # About a minute. It fails where a case is wrong, and where fewer pass than are recorded.
 test-onnx: $(VENV)/.dev
@@ -163,13 +163,13 @@ test-web: $(VENV)/.dev .venv-web/.web
 	elif ! [ -e .venv-web/.web ]; then echo "skipped: playwright (PyPI) or axe-core (npm) could not be installed"; \
 	else $(BIN)/pytest -q -rs tests/web; fi
 
-# Takes about five minutes. It needs root, Docker's engine, and once what prepare.sh fetches.
+# Takes about five minutes; QUICK=1 builds one image less. It needs root, Docker's engine, and once what prepare.sh fetches.
 test-deploy: $(VENV)/.dev
 	@if [ "$$(id -u)" != 0 ]; then echo "skipped: a container engine needs root"; \
 	elif ! command -v dockerd > /dev/null; then echo "skipped: no dockerd command: install docker.io"; \
 	elif ! why=$$(unshare --net --pid --fork --mount-proc true 2>&1); then echo "skipped: no namespaces: $$why"; \
 	else MODEL=$(MODEL) tests/support/deploying/prepare.sh .venv-deploy $(BIN)/python && \
-	  tests/support/deploying/alone.sh $(BIN)/pytest -q -rs tests/system/test_deploy.py; fi
+	  tests/support/deploying/alone.sh $(BIN)/pytest -q -rs $(if $(QUICK),-m 'not long') tests/system/test_deploy.py; fi
 
 # The processors that a wheel has compiled kernels for.
 LEVELS = x86-64-v4 x86-64-v3 aarch64

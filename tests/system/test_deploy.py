@@ -304,6 +304,7 @@ def test_the_demo_of_the_compose_file_succeeds(
         print("\n" + "\n".join(line for line in said.splitlines() if line.startswith("client")))
 
 
+@pytest.mark.long
 def test_a_client_of_the_open_inference_protocol_gets_scores_from_a_container(
     engine: Engine, compose: str
 ) -> None:

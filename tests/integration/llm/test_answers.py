@@ -70,7 +70,10 @@ def test_a_prompt_in_two_calls_gives_the_bits_of_one(url: str, model: Path) -> N
     assert continued.tokens == whole.tokens and continued.logprobs == whole.logprobs
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["llama", pytest.param("qwen3", marks=pytest.mark.long), pytest.param("gemma3", marks=pytest.mark.long)],
+)
 def test_threads_and_answers_that_were_cancelled_change_no_bits(tmp_path: Path, architecture: str) -> None:
     path = write_model(tmp_path / "m.gguf", architecture, "f16", context=256)
     tokens = [one - 250 for one in long_prompt(100)]
