@@ -284,7 +284,7 @@ def compose() -> str:
 
 
 def until_client_ends(engine: Engine, compose: str, file: str, project: str) -> str:
-    """What the containers of a compose file say until its client ends, well."""
+    """The output of the containers of a compose file, until its client ends well."""
     command = [compose, "--file", file, "--project-name", project]
     try:
         return engine.told(

@@ -101,9 +101,10 @@ class SessionImages:
         memory, and the name of its contents."""
         with self._lock:
             found = self._copies.get(ahead)
-            found = (
-                self._copies.pop(ahead) if found is not None and found.image.owner == image.owner else None
-            )
+            if found is not None and found.image.owner == image.owner:
+                del self._copies[ahead]
+            else:
+                found = None
         if found is None:
             yield KeptMemory(), b""
             return

@@ -224,16 +224,14 @@ class Moves:
             return 0
         made = _Ahead(address)
         with self._lock:
-            before = self._ahead.get(session)
-            if before is None or before.ended.is_set():
-                self._ahead[session] = made
-        if before is not None and not before.ended.is_set():
-            before.ended.wait(session.lease_seconds)
-            return before.sent_bytes
-        try:
             # After another attempt, only what changed since is sent.
-            is_there = before is not None and before.address == address
-            self._send_ahead(session, owner, made, before if before and is_there else _Ahead(address))
+            before = self._take_ahead(session, address)
+            under_way = self._ahead.setdefault(session, made)
+        if under_way is not made:
+            under_way.ended.wait(session.lease_seconds)
+            return under_way.sent_bytes
+        try:
+            self._send_ahead(session, owner, made, before)
         finally:
             made.ended.set()
             with self._lock:
@@ -257,13 +255,14 @@ class Moves:
         with self._lock:
             self._ahead.pop(session, None)
 
-    def _gone_ahead(self, session: Session, address: str) -> _Ahead:
-        """Take the copy of a session that is at an address; an empty one if there is none."""
-        with self._lock:
-            found = self._ahead.get(session)
-            if found is None or not found.ended.is_set():
-                return _Ahead(address)
-            del self._ahead[session]
+    def _take_ahead(self, session: Session, address: str) -> _Ahead:
+        """Take the copy of a session that is at an address; an empty one if there is none.
+
+        Under the lock."""
+        found = self._ahead.get(session)
+        if found is None or not found.ended.is_set():
+            return _Ahead(address)
+        del self._ahead[session]
         return found if found.address == address else _Ahead(address)
 
     # Going
@@ -292,7 +291,8 @@ class Moves:
         with self._leaving(session), held_still(session.inside, wait_seconds):
             stilled = time.monotonic()
             check_between_commands(session)
-            ahead = self._gone_ahead(session, address)
+            with self._lock:
+                ahead = self._take_ahead(session, address)
             digest = digest_of_secret(moved_secret(token, proof))
             departure = Departure(session, digest, owner, ahead.known)
             with messages_held(session) as (acknowledged, messages):

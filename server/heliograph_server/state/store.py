@@ -27,6 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from heliograph_proto.digests import DIGEST_BYTES, digest_of, hasher
 from heliograph_proto.errors import SnapshotFailedError
@@ -256,7 +257,7 @@ class StateStore:
         with self._lock:
             known = [number for number, _ in self._images.get(name, ())]
         # Above those that could not be read, too.
-        number = 1 + max([0, *known, *self._numbers(name)])
+        number = 1 + max(chain(known, self._numbers(name)), default=0)
         with self._failing_with("writing an image"):
             try:
                 self._write(_image(name, number), data)

@@ -37,6 +37,17 @@ class Cuttable:
             stack.enter_context(cuts_by_bytes(way, seed + number, most_bytes))
         return stack
 
+    def part(self) -> None:
+        """Cut both ways until `meet`."""
+        for way in self.ways:
+            way.refuse()
+            way.cut()
+
+    def meet(self) -> None:
+        """Let the members find each other again."""
+        for way in self.ways:
+            way.go_on()
+
     def compile(self, graph: hg.Graph, count: int, **options: Any) -> hg.Plan:
         """Scopes s0, s1, ... alternate between the members."""
         pins = {f"s{number}/*": self.names[number % 2] for number in range(count)}
@@ -133,14 +144,11 @@ def test_a_run_goes_on_when_members_find_each_other_again(pool: Cuttable) -> Non
     given = inputs(64, 2)
     plan = pool.compile(chain(64), 4)
     plan.run(x=given[0])
-    for way in pool.ways:
-        way.refuse()
-        way.cut()
+    pool.part()
     waiting = plan.submit(x=given[1])
     with pytest.raises(hg.DeadlineExceededError):
         waiting.result(timeout=0.3)
-    for way in pool.ways:
-        way.go_on()
+    pool.meet()
     assert waiting.result(SECONDS)["y"].tobytes() == calm(pool, chain(64), given)[1]
 
 
@@ -148,15 +156,12 @@ def test_a_run_is_cancelled_while_members_do_not_find_each_other(pool: Cuttable)
     given = inputs(64, 3)
     plan = pool.compile(chain(64), 4)
     plan.run(x=given[0])
-    for way in pool.ways:
-        way.refuse()
-        way.cut()
+    pool.part()
     waiting = plan.submit(x=given[1])
     waiting.cancel()
     with pytest.raises(hg.CancelledError):
         waiting.result(SECONDS)
-    for way in pool.ways:
-        way.go_on()
+    pool.meet()
     plan.run(x=given[2], timeout=SECONDS)
 
 

@@ -415,7 +415,7 @@ def test_a_value_whose_push_broke_off_is_brought_by_another_attempt_from_where_i
     for attempt in (1, 2):
         with pytest.raises(PermissionDeniedError):
             raw.push(target(attempt), 48)
-    # What is there is not written again.
+    # Bytes that are there are not written again.
     assert raw.push(target(3), 48, (0, b"\2" * 40), (40, b"\2" * 8)) == 48
     incoming.wait(0, Abort())
     assert tensor.array.tobytes() == b"\1" * 40 + b"\2" * 8

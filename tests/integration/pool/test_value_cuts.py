@@ -152,7 +152,7 @@ def test_a_large_value_goes_on_behind_what_arrived(
         value.put(encode_download(offset, LARGE.nbytes, data), data.nbytes)
     incoming.wait(0, Abort())
     assert np.array_equal(target.array, source.array) and way.cuts == 1
-    # What the call that was cut had sent is not counted.
+    # The count leaves out the bytes of the call that was cut.
     until(lambda: producer.exchange.traffic.sent_values)
     assert producer.exchange.traffic.sent_bytes < LARGE.nbytes, "it was sent from the beginning"
     assert consumer.exchange.traffic.received_values == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +15,8 @@ from certificates import Authority
 from cutting import cut_proxy
 from forked_daemons import serve
 from killed_programs import compared
+from metric_figures import figures
 from pool_daemons import DEVICE, Daemon, daemons, wait_for_devices
-from prometheus_client.parser import text_string_to_metric_families
 from surviving_daemons import SurvivingDaemon, free_port
 from waiting import until
 
@@ -38,18 +37,6 @@ def adder() -> hg.Graph:
     return g
 
 
-def figures(port: int) -> dict[str, float]:
-    """The figures of states, by name and label."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-        text = answer.read().decode()
-    return {
-        " ".join([sample.name, *sample.labels.values()]): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if "state" in sample.name or "snapshots" in sample.name
-    }
-
-
 @pytest.fixture
 def keeper() -> Iterator[Daemon]:
     with daemons(1, *KEEPS) as made:
@@ -63,7 +50,7 @@ def owner(keeper: Daemon, *arguments: str, name: str = "owner") -> Iterator[Surv
 
 
 def refusal(*arguments: str) -> str:
-    """What a daemon says that does not start."""
+    """The last words of a daemon that does not start."""
     process = serve("--listen", "grpc://127.0.0.1:0", *CALM, *arguments, stderr=subprocess.PIPE)
     assert process.stderr is not None
     said: str = process.stderr.read()
@@ -103,7 +90,7 @@ def test_a_keeper_that_is_restarted_gets_a_whole_snapshot_by_itself(keeper: Daem
         before = figures(port)
         assert before["heliograph_state_reachable"] == 1 and before["heliograph_state_losses_total"] == 0
         keeper.restart()
-        # Nobody asks for it, and no command came since the last one.
+        # No client asks for it, and no command came since the last one.
         taken = "heliograph_snapshots_total ok"
         until(lambda: figures(port)[taken] > before[taken], seconds=SECONDS)
         assert figures(port)["heliograph_state_losses_total"] == 1

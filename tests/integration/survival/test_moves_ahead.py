@@ -44,7 +44,7 @@ def pair() -> Iterator[tuple[ThreadDaemon, ThreadDaemon]]:
 
 @pytest.fixture
 def sent(pair: tuple[ThreadDaemon, ThreadDaemon]) -> Sent:
-    """What the first daemon sends."""
+    """The bytes that the first daemon sends."""
     moves, found = pair[0].host.moves, Sent()
     give = moves.give
 
@@ -263,7 +263,7 @@ def test_a_small_session_sends_nothing_ahead(pair: tuple[ThreadDaemon, ThreadDae
 
 
 def test_a_copy_without_its_session_ends_with_its_lease() -> None:
-    """Nobody can use it, and a move to a third daemon does without it."""
+    """No client can use it, and a move to a third daemon does without it."""
     with thread_daemon() as one, thread_daemon(SOON, lease=1.0) as other, thread_daemon() as third:
         before = free_bytes(other)
         with hg.connect(one.url, progress=None) as session:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from metric_figures import figures
 from surviving_daemons import SurvivingDaemon, free_port
 
 import heliograph as hg
@@ -24,18 +23,6 @@ def counting() -> hg.Graph:
     total = g.variable("total", (SIZE_BYTES // 4,), "f32")
     g.output("total", hg.assign(total, total + 1.0))
     return g
-
-
-def figures(port: int) -> dict[str, float]:
-    """The figures of snapshots, by name and label."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-        text = answer.read().decode()
-    return {
-        " ".join([sample.name, *sample.labels.values()]): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if "snapshot" in sample.name or "restored" in sample.name
-    }
 
 
 def test_snapshots_are_counted_with_their_bytes_their_time_and_their_failures(tmp_path: Path) -> None:

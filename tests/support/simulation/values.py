@@ -71,7 +71,7 @@ class Connection:
         self.is_begun = False
         self.given = GivenAnswers()
         self.attempt = 0
-        #: What the producer withdraws when it finds the connection gone.
+        #: Requests that the producer withdraws when it finds the connection gone.
         self.waiting: list[Callable[[], None]] = []
 
 
