@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Awaitable
 from typing import Any, NoReturn, TypeVar
@@ -52,4 +53,15 @@ async def abort(context: aio.ServicerContext[Any, Any], error: HeliographError) 
     """End a call with an error."""
     # gRPC sends the details in a header, which must be short and on one line.
     details = " ".join(error.message.split())[:1000]
-    await context.abort(_CODES[code_for(error)], details, error_to_metadata(error))
+    try:
+        await context.abort(_CODES[code_for(error)], details, error_to_metadata(error))
+    except aio.InternalError:
+        raise call_is_over() from None
+
+
+def call_is_over() -> asyncio.CancelledError:
+    """Return the error of a handler whose call ended under a write.
+
+    gRPC would log its own as a defect, with a traceback that keeps the whole server.
+    """
+    return asyncio.CancelledError("the call is over")

@@ -29,7 +29,7 @@ from heliograph_proto.errors import CancelledError, DeadlineExceededError, Limit
 from heliograph_proto.sessions import Limits
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.decoding import MOST_GROWTH, decode, graph_path
-from heliograph_server.rpc.errors import abort, forgetting, refusal_of
+from heliograph_server.rpc.errors import abort, call_is_over, forgetting, refusal_of
 from heliograph_server.rpc.receiving import first_of, next_of
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.staging import Staging
@@ -106,6 +106,8 @@ class Requests:
             try:
                 with self._slot.calling(is_operators=is_operators):
                     return await forgetting(answer(messages, context))
+            except aio.InternalError:
+                raise call_is_over() from None
             except (asyncio.CancelledError, aio.BaseError):
                 # The call or the server has ended: no client waits, and gRPC reports it itself.
                 raise
