@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 #: What is left out of later collections of garbage once there is this much of it.
 MANY_OBJECTS = 50_000
 
+# NumPy is imported later. Its threads, one a processor in each of many test processes, would spin for
+# each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it runs in the background so, and every child of ours would ignore Ctrl-C too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
