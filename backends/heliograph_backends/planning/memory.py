@@ -325,6 +325,8 @@ class _Blocks:
         self.places = places
         self.groups = groups
         self.roots = [place[0] for place in places]
+        #: The roots that have views.
+        self.viewed = {root for value, root in enumerate(self.roots) if value != root}
         self.types = value_types(graph)
         self.leaves = len(graph.leaves)
         self.elsewhere = elsewhere
@@ -379,22 +381,27 @@ class _Blocks:
         """Return the root whose memory the group's result takes over: that of the first suitable
         operand."""
         role, numbers = group
-        nodes, roots, last, blocks = self.nodes, self.roots, self.last, self.blocks
-        for number in numbers if role == "elementwise" else numbers[:1]:
+        nodes, roots, last, blocks, types = self.nodes, self.roots, self.last, self.blocks, self.types
+        is_elementwise, type = role == "elementwise", types[root]
+        for number in numbers if is_elementwise else numbers[:1]:
             node = nodes[number]
             operands = node.operands
             for place in _IN_PLACE.get(node.op, ()):
-                if place < len(operands):
-                    value = operands[place]
-                    source = roots[value]
-                    if (
-                        last[source] == step
-                        and source in blocks
-                        and (self.sets is None or self._is_last(source, step))
-                        and self._is_whole(value, self.types[root])
-                        and self._is_alone(value, group)
-                    ):
-                        return source
+                if place >= len(operands):
+                    continue
+                value = operands[place]
+                source = roots[value]
+                if (
+                    last[source] != step
+                    or source not in blocks
+                    or (self.sets is not None and not self._is_last(source, step))
+                ):
+                    continue
+                # Without views, all operands that lie there are the value itself.
+                if is_elementwise and types[value] is type and source not in self.viewed:
+                    return source
+                if self._is_whole(value, type) and self._is_alone(value, group):
+                    return source
         return None
 
     def _is_last(self, root: int, step: int) -> bool:
