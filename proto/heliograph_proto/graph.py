@@ -232,7 +232,6 @@ def _check_nodes(graph: Graph, forms: _Forms) -> tuple[tuple[Node, ...], int]:
         except HeliographError as error:
             raise error.at(_partial_origin(number, node, types)) from None
         complete.append(checked)
-        types.append(checked.type)
         depths.append(1 + max([depths[value] for value in node.operands], default=0))
     return tuple(complete), max(depths, default=0)
 
@@ -248,17 +247,19 @@ class _Forms:
     def __init__(self, graph: Graph) -> None:
         self._types: dict[TensorType, TensorType] = {}
         self._attributes: dict[str, Mapping[str, Any]] = {}
-        #: The types of the leaves, to which the caller adds those of the nodes.
+        #: The types of the leaves, and of the nodes checked so far.
         self.types = [self._types.setdefault(leaf.type, leaf.type) for leaf in graph.leaves]
         pairs = zip(graph.leaves, self.types, strict=True)
         self.leaves = tuple([leaf if leaf.type is type else replace(leaf, type=type) for leaf, type in pairs])
         #: Result and attributes.
         self._known: dict[tuple[Any, ...], tuple[TensorType, Mapping[str, Any]]] = {}
+        self._ids = [*map(id, self.types)]
 
     def check(self, node: Node) -> Node:
-        """Return a node complete. Raises InvalidGraphError, UnknownOpError."""
-        _check_name(node.name, "node", required=False)
-        operands, attributes, types = node.operands, node.attributes, self.types
+        """Return a node complete, and append its type. Raises InvalidGraphError, UnknownOpError."""
+        operands, attributes, types, name = node.operands, node.attributes, self.types, node.name
+        if len(name) > MAX_NAME or not name.isprintable():
+            _check_name(name, "node", required=False)
         if operands and not 0 <= min(operands) <= max(operands) < len(types):
             value = next(value for value in operands if not 0 <= value < len(types))
             raise InvalidGraphError(
@@ -266,7 +267,7 @@ class _Forms:
                 advice="each node comes after its operands; a graph has no cycles",
             )
         # The graph keeps the attributes alive, so their id is theirs.
-        key = node.op, id(attributes) if attributes else 0, *[id(types[value]) for value in operands]
+        key = node.op, id(attributes) if attributes else 0, *map(self._ids.__getitem__, operands)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._infer(node)
@@ -275,6 +276,8 @@ class _Forms:
             self._check_assigned(operands[0])
         if found is not node.type and found != node.type:
             raise InvalidGraphError(f"the result is {found}, but the graph says {node.type}")
+        types.append(found)
+        self._ids.append(id(found))
         if found is node.type and (complete is attributes or not (complete or attributes)):
             return node
         return Node(node.op, operands, found, complete, node.name)
