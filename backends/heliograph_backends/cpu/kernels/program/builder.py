@@ -498,7 +498,7 @@ class ProgramBuilder:
             self._sets[first:] = [ALONE] * appended
 
     def build(self) -> Program:
-        """Return the program of the steps. It takes their words, so no step can follow."""
+        """Return the program of the steps so far."""
         steps, header = self._steps, bytes(WORD_BYTES * PROGRAM_HEADER_WORDS)
         code = np.frombuffer(bytearray().join((header, *self._codes)), np.int64)
         code[STEP_COUNT] = len(steps)
