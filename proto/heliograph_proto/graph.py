@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from heliograph_proto.digests import DIGEST_BYTES
 from heliograph_proto.errors import HeliographError, InvalidGraphError, LimitExceededError, Origin
@@ -30,32 +30,36 @@ class LeafKind(Enum):
     VARIABLE = "variable"
 
 
-@dataclass(frozen=True, slots=True)
+# Large graphs are made of these two, and Python makes a frozen dataclass four times as slowly as
+# one whose fields only type checkers protect.
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class Leaf:
     """A tensor that a graph takes as an input, a weight or a variable."""
 
-    kind: LeafKind
+    kind: Final[LeafKind]
     #: Unique among the leaves of its kind.
-    name: str
-    type: TensorType
+    name: Final[str]
+    type: Final[TensorType]
     #: The BLAKE3 digest of a weight's bytes; empty for other kinds.
-    digest: bytes = b""
+    digest: Final[bytes] = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Node:
     """An op applied to earlier values."""
 
     #: A name in the op table, such as "matmul".
-    op: str
+    op: Final[str]
     #: The numbers of its operands' values.
-    operands: tuple[int, ...]
+    operands: Final[tuple[int, ...]]
     #: The type of its result.
-    type: TensorType
+    type: Final[TensorType]
     #: By name; all of the op's attributes, once the graph is validated.
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Final[Mapping[str, Any]] = field(default_factory=dict)
     #: For people; may be empty, and several nodes may have the same.
-    name: str = ""
+    name: Final[str] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +232,6 @@ def _check_nodes(graph: Graph, forms: _Forms) -> tuple[tuple[Node, ...], int]:
         except HeliographError as error:
             raise error.at(_partial_origin(number, node, types)) from None
         complete.append(checked)
-        types.append(checked.type)
         depths.append(1 + max([depths[value] for value in node.operands], default=0))
     return tuple(complete), max(depths, default=0)
 
@@ -244,17 +247,19 @@ class _Forms:
     def __init__(self, graph: Graph) -> None:
         self._types: dict[TensorType, TensorType] = {}
         self._attributes: dict[str, Mapping[str, Any]] = {}
-        #: The types of the leaves, to which the caller adds those of the nodes.
+        #: The types of the leaves, and of the nodes checked so far.
         self.types = [self._types.setdefault(leaf.type, leaf.type) for leaf in graph.leaves]
         pairs = zip(graph.leaves, self.types, strict=True)
         self.leaves = tuple([leaf if leaf.type is type else replace(leaf, type=type) for leaf, type in pairs])
         #: Result and attributes.
         self._known: dict[tuple[Any, ...], tuple[TensorType, Mapping[str, Any]]] = {}
+        self._ids = [*map(id, self.types)]
 
     def check(self, node: Node) -> Node:
-        """Return a node complete. Raises InvalidGraphError, UnknownOpError."""
-        _check_name(node.name, "node", required=False)
-        operands, attributes, types = node.operands, node.attributes, self.types
+        """Return a node complete, and append its type. Raises InvalidGraphError, UnknownOpError."""
+        operands, attributes, types, name = node.operands, node.attributes, self.types, node.name
+        if len(name) > MAX_NAME or not name.isprintable():
+            _check_name(name, "node", required=False)
         if operands and not 0 <= min(operands) <= max(operands) < len(types):
             value = next(value for value in operands if not 0 <= value < len(types))
             raise InvalidGraphError(
@@ -262,7 +267,7 @@ class _Forms:
                 advice="each node comes after its operands; a graph has no cycles",
             )
         # The graph keeps the attributes alive, so their id is theirs.
-        key = node.op, id(attributes) if attributes else 0, *[id(types[value]) for value in operands]
+        key = node.op, id(attributes) if attributes else 0, *map(self._ids.__getitem__, operands)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._infer(node)
@@ -271,6 +276,8 @@ class _Forms:
             self._check_assigned(operands[0])
         if found is not node.type and found != node.type:
             raise InvalidGraphError(f"the result is {found}, but the graph says {node.type}")
+        types.append(found)
+        self._ids.append(id(found))
         if found is node.type and (complete is attributes or not (complete or attributes)):
             return node
         return Node(node.op, operands, found, complete, node.name)

@@ -36,6 +36,9 @@ class Cause(Enum):
     DIVIDED_WEIGHT = 13
     PREDICTED = 14
 
+    #: Each is one object, so its identity is a hash, and a quick one.
+    __hash__ = object.__hash__
+
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
 

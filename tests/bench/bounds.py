@@ -35,12 +35,12 @@ BOUNDS = {
         "elements of a `soft_max` take 2.9 ns, and 2.9 from memory, where a copy takes 3.1."
     ),
     "planner-time/*": (
-        "Python: 37 of 70 ms join the nodes of `wide`, 4,400 times: 9 find the room under the peak of "
-        "memory, 8 take of it, 6 count the bytes that wait, and 6 merge."
+        "Python: half of the time joins the nodes of `wide`, 4,400 times: it finds the room under the peak "
+        "of memory and takes of it, counts the bytes that wait, and merges."
     ),
     "compile-new/*": "Python: 800 programs that differ are encoded one by one.",
     "scheduler-time/*": (
-        "Python: two schedules of 20 ms and three estimates of 19 ms, most of it the devices' own planning."
+        "Python: of a tight memory, two schedules, and the devices' own planning of three parts."
     ),
 }
 

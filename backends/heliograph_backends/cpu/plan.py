@@ -458,17 +458,14 @@ class _Compiler:
         return -1
 
     def _add(self, group: Group, native: bool, number: int) -> None:
-        last = group.nodes[-1]
-        node = self.plan.graph.nodes[last]
+        plan, last = self.plan, group.nodes[-1]
+        node = plan.graph.nodes[last]
         if node.op in SOURCES:
-            value = len(self.plan.graph.leaves) + last
-            define_node(self.plan.graph, last)(self.plan.memory.array(value))
+            define_node(plan.graph, last)(plan.memory.array(len(plan.graph.leaves) + last))
         elif native and self.lowering.is_native(group):
-            if self._builder is None:
-                self._builder = self.lowering.builder()
-            memory, storage = self.plan.memory, self.plan.storage
-            self.lowering.append(self._builder, group, storage, memory.packed, number)
-            self._numbers += [last] * (self._builder.steps - len(self._numbers))
+            builder = self._builder = self._builder or self.lowering.builder()
+            self.lowering.append(builder, group, plan.storage, plan.memory.packed, number)
+            self._numbers += [last] * (builder.steps - len(self._numbers))
         else:
             self._append(_DefinitionStep(self.plan, last))
         if node.op == "assign":

@@ -19,8 +19,7 @@ Fusion does not change results: every kernel rounds after each op, as the single
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import starmap
-from operator import neg
+from itertools import chain, starmap
 from typing import Protocol
 
 from heliograph_backends.planning.groups import Group, PlainGroup, Role
@@ -48,6 +47,15 @@ MAX_NODES = 12
 _AFFINE = {"norm": ["mul", "add"], "rms_norm": ["mul"]}
 #: The roles of nodes in chains.
 CHAINS = ("elementwise", "mixed")
+#: The roles of steps that take elementwise nodes.
+_WITH_CHAINS: tuple[Role, ...] = ("matmul", "windows", "norm")
+#: The role of a group joined with a producer, by the roles of both.
+_JOINED: dict[tuple[Role, Role], Role] = {
+    ("elementwise", "elementwise"): "elementwise",
+    **dict.fromkeys([("mixed", "mixed"), ("mixed", "elementwise"), ("elementwise", "mixed")], "mixed"),
+    **{("elementwise", role): role for role in _WITH_CHAINS},
+    **{(role, "elementwise"): role for role in _WITH_CHAINS},
+}
 #: Ops whose nodes may be no steps, see `is_step`.
 NO_STEPS = VIEWS | {"assign"}
 
@@ -76,7 +84,7 @@ def group_nodes(
         for number, node in enumerate(in_turns(graph.nodes))
         if needed[number] and (node.op not in NO_STEPS or is_step(graph, places, number))
     ]
-    if not fusion:
+    if not fusion or all(role == "other" for role, _ in single):
         return tuple(starmap(Group, single))
     grouping = _Grouping(graph, places, kernels, needed, single)
     for group in in_turns(single):
@@ -98,6 +106,7 @@ class _Grouping:
         self.graph = graph
         self.nodes = graph.nodes
         self.types = value_types(graph)
+        self.sizes = [type.nbytes for type in self.types]
         self.places = places
         self.roots = [place[0] for place in places]
         self.kernels = kernels
@@ -105,7 +114,9 @@ class _Grouping:
         self.uses, self.last_read = _count_uses(graph, self.roots, needed)
         #: The steps without fusion, and for the node of each how many come before it.
         self.single = single
-        self.order = {number: place for place, (_, (number,)) in enumerate(single)}
+        self.order = [0] * len(graph.nodes)
+        for place, (_, (number,)) in enumerate(single):
+            self.order[number] = place
         self.has_mixed = any(role == "mixed" for role, _ in single)
         self._headroom: Headroom | None = None
         self.open: dict[int, PlainGroup] = {}
@@ -127,47 +138,50 @@ class _Grouping:
             self.open[value] = group
 
     def finish(self) -> tuple[Group, ...]:
-        found = sorted([*self.closed, *self.open.values()], key=lambda group: group[1][-1])
-        return tuple(starmap(Group, found))
+        found: list[PlainGroup | None] = [None] * len(self.nodes)
+        for group in chain(self.closed, self.open.values()):
+            found[group[1][-1]] = group
+        return tuple(starmap(Group, filter(None, found)))
 
     def _joined(self, joined: PlainGroup) -> PlainGroup:
         """Merge a node with the groups of its producers where allowed, the latest producer
         first."""
-        node = self.nodes[joined[1][-1]]
-        operands, uses, open = node.operands, self.uses, self.open
-        found = [value for value in operands if value in open and uses[value] == operands.count(value)]
+        number = joined[1][-1]
+        node, open, uses = self.nodes[number], self.open, self.uses
+        operands = node.operands
+        found = [
+            value
+            for value in operands
+            if value in open and (uses[value] == 1 or uses[value] == operands.count(value))
+        ]
         if len(found) > 1:
-            found = sorted(set(found), key=self._preference if self.has_mixed else neg)
+            found = sorted({*found}, reverse=True)
+            if self.has_mixed:
+                # Chains of several data types, which join no others, are the last.
+                found.sort(key=lambda value: open[value][0] == "mixed")
+        writes_variable = self.roots[self.leaves + number] < self.leaves
         for value in found:
             producer, type = open[value], self.types[value]
+            role = _JOINED.get((joined[0], producer[0]))
+            if role is None or len(joined[1]) + len(producer[1]) > MAX_NODES:
+                continue
             # Equal types are mostly one object.
             if type is not node.type and type != node.type:
                 mixed = "mixed" in (joined[0], producer[0])
                 if not mixed or type.shape != node.type.shape:
                     continue
-            merged = self._merge(joined, producer)
-            if merged is not None and self._may_write(merged) and self._may_wait(producer, joined):
+            merged = self._merge(role, joined[1], producer[1])
+            if merged is None or (writes_variable and not self._may_write(merged)):
+                continue
+            if self._may_wait(producer, joined):
                 joined = merged
                 del open[value]
         return joined
 
-    def _preference(self, value: int) -> tuple[bool, int]:
-        """Return the key of an operand in the order in which producers are tried: chains of several
-        data types, which join no others, are the last."""
-        return self.open[value][0] == "mixed", -value
-
-    def _merge(self, group: PlainGroup, producer: PlainGroup) -> PlainGroup | None:
-        """Return both groups as one, or None if no kernel runs that."""
-        mine, nodes = group
-        other, before = producer
-        role: Role
-        if mine in CHAINS and other in CHAINS:
-            role = "mixed" if "mixed" in (mine, other) else "elementwise"
-        else:
-            role = mine if other == "elementwise" else other
-            if mine not in ("elementwise", role) or mine == other:
-                return None
-        if len(nodes) + len(before) > MAX_NODES:
+    def _merge(self, role: Role, nodes: tuple[int, ...], before: tuple[int, ...]) -> PlainGroup | None:
+        """Return the nodes of a group and of its producer as one group of this role, or None if no
+        kernel runs that."""
+        if role == "norm" and self.nodes[nodes[0]].op not in _AFFINE.get(self.nodes[before[0]].op, ()):
             return None
         whole = before + nodes if before[-1] < nodes[0] else tuple(sorted(before + nodes))
         if role == "windows" and not self._has_flat_planes(whole):
@@ -189,13 +203,10 @@ class _Grouping:
         return True
 
     def _may_write(self, group: PlainGroup) -> bool:
-        """True unless the group writes a variable that it also reads; an elementwise group may read
+        """True unless a group that writes a variable also reads it; an elementwise group may read
         it in place."""
         role, numbers = group
-        value = self.leaves + numbers[-1]
-        if self.roots[value] >= self.leaves:
-            return True
-        variable = self.places[value]
+        variable = self.places[self.leaves + numbers[-1]]
         read = {self.places[value] for number in numbers for value in self.nodes[number].operands}
         found = {place for place in read if place.root == variable.root}
         return not found or (role == "elementwise" and found == {variable})
@@ -208,7 +219,7 @@ class _Grouping:
         # True also if all steps between them are the group's own.
         if last - first == len(nodes) - 1 - bisect_right(nodes, number):
             return True
-        more = self._kept_bytes(producer, end) - self.types[self.leaves + number].nbytes
+        more = self._kept_bytes(producer, end) - self.sizes[self.leaves + number]
         if self._headroom is None and more <= 0:
             return True
         return self.headroom.take(first, last, more)
@@ -225,15 +236,10 @@ class _Grouping:
         """Return the bytes of the producer's operands whose other readers all run before node
         `end`."""
         nodes, roots, last_read, leaves = self.nodes, self.roots, self.last_read, self.leaves
-        made, types = producer[1], self.types
+        made, sizes = producer[1], self.sizes
         read = {roots[value] for number in made for value in nodes[number].operands}
-        return sum(
-            [
-                types[root].nbytes
-                for root in read
-                if root >= leaves and last_read[root] < end and root - leaves not in made
-            ]
-        )
+        kept = [root for root in read if root >= leaves and last_read[root] < end]
+        return sum([sizes[root] for root in kept if root - leaves not in made]) if kept else 0
 
 
 def _count_uses(graph: Graph, roots: list[int], needed: list[bool]) -> tuple[list[int], list[int]]:

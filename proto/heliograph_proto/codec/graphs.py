@@ -183,7 +183,9 @@ class _Decoder:
             self._check_room(self._nodes, "nodes", end - start)
         (op, type, attributes, parts), packed, name = self._alike(start, end) or self._node(start, end)
         operands = tuple(packed) if packed.isascii() else _numbers(packed)
-        self._count(parts + len(operands))
+        self._parts_left -= parts + len(operands)
+        if self._parts_left < 0:
+            self._count(0)
         self._nodes.append(Node(op, operands, type, attributes, name.decode()))
 
     def _node(self, start: int, end: int) -> tuple[_Form, bytes, bytes]:
@@ -214,16 +216,13 @@ class _Decoder:
         behind = begin + data[first + 1]
         stop = behind + rest
         form = self._forms.get(op + data[behind:stop])
-        if form is None or (stop != end and not self._is_name(stop, end)):
+        if form is None:
             return None
-        return form, data[begin:behind], data[stop + 2 : end]
-
-    def _is_name(self, place: int, end: int) -> bool:
-        """True if a node's name lies there, and ends there."""
-        data = self._data
-        if place + 2 > end:
-            return False
-        return data[place] == _NODE_NAME and data[place + 1] < 0x80 and place + 2 + data[place + 1] == end
+        # Nothing follows, or a name does, and ends there.
+        size = end - stop - 2
+        if size == -2 or (0 <= size < 0x80 and data[stop] == _NODE_NAME and data[stop + 1] == size):
+            return form, data[begin:behind], data[stop + 2 : end]
+        return None
 
     def _add_leaf(self, start: int, end: int) -> None:
         self._check_room(self._leaves, "leaves", end - start)

@@ -35,7 +35,7 @@ def kinds_of(graph: Graph) -> NodeKinds:
     for number, node in enumerate(in_turns(graph.nodes)):
         # Clients choose attributes, and could choose many with one hash.
         attributes = id(node.attributes) if node.attributes else 0
-        key = (node.op, attributes, *[types[value] for value in node.operands])
+        key = (node.op, attributes, *map(types.__getitem__, node.operands))
         kind = known.setdefault(key, len(examples))
         if kind == len(examples):
             examples.append(number)

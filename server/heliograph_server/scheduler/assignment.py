@@ -63,7 +63,7 @@ class Table:
     @property
     def is_complete(self) -> bool:
         """True if all nodes are assigned, but for views."""
-        return None not in compress(self.found, self._computed)
+        return all(compress(self.found, self._computed))
 
     def can(self, device: int, number: int) -> bool:
         return not self.devices[device].refusals[number]
@@ -255,7 +255,7 @@ def complete(table: Table) -> None:
     """Assign views to their source's device, else to their consumer's; the rest to the first device
     that can."""
     _follow_sources(table)
-    if None not in table.found:
+    if all(table.found):
         return
     consumers = _first_consumers(table)
     for number in range(len(table.graph.nodes) - 1, -1, -1):

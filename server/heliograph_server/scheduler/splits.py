@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeAlias
 
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output, reordered
@@ -56,7 +57,8 @@ class _Draft:
     """A split under construction; values are in the order of their first use."""
 
     device: int
-    nodes: list[int] = field(default_factory=list)
+    #: The first node.
+    begin: int = 0
     copies: dict[int, Copy] = field(default_factory=dict)
     inputs: dict[int, None] = field(default_factory=dict)
     outputs: dict[int, None] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class _Drafts:
         #: The device in whose memory each value is made; -1: an input.
         self._devices = [*homes, *(found.device for found in assignments)]
         self._drafts: list[_Draft] = []
-        #: The split of each node so far.
+        #: The split of each node before the present one's.
         self._split_of: list[int] = []
         #: Values that do not change, and the devices that they were copied to.
         self._copied: set[tuple[int, int]] = set()
@@ -90,28 +92,31 @@ class _Drafts:
 
     def add_all(self) -> None:
         """Add all nodes, in order."""
-        leaves, split_of, names, taps = self._leaves, self._split_of, self._names, self._taps
-        # Without any of these, a split begins only where the device changes, or has copies.
-        may_begin, present, draft = bool(self._begins or taps or names), -1, _Draft(-1)
-        for number, node in enumerate(self._graph.nodes):
-            device = self._devices[leaves + number]
-            is_other = present < 0 or device != draft.device
-            if is_other or ((may_begin or draft.copies) and self._begins_split(number)):
-                draft, present = _Draft(device), present + 1
-                self._drafts.append(draft)
-            for place, value in enumerate(node.operands):
-                made_in = split_of[value - leaves] if value >= leaves else -1
-                if made_in == present:
-                    continue
-                rows = self._rows(number) if names and place == 0 and number in names else ALL_ROWS
-                if value not in draft.inputs:
-                    self._read(draft, value, made_in, rows)
-                elif draft.copies and value in draft.copies and draft.copies[value].rows != rows:
-                    self._copy_all(draft, value)
-            draft.nodes.append(number)
-            split_of.append(present)
+        leaves, names, taps = self._leaves, self._names, self._taps
+        # Without any of these, a split begins only where the device changes, or where a node reads a
+        # leaf and the split has copies.
+        may_begin, draft = bool(self._begins or taps or names), _Draft(-1)
+        nodes, devices = self._graph.nodes, self._devices[leaves:]
+        for number, (node, device) in enumerate(zip(nodes, devices, strict=True)):
+            operands = node.operands
+            may_copy = draft.copies and operands and min(operands) < leaves
+            if device != draft.device or ((may_begin or may_copy) and self._begins_split(draft, number)):
+                draft = self._begin(device, number)
+                # Values from this one on are made in the split.
+                inputs, first = draft.inputs, leaves + number
+            for place, value in enumerate(operands):
+                if value < first and (draft.copies or value not in inputs):
+                    rows = self._rows(draft, number) if names and not place and number in names else ALL_ROWS
+                    self._read(draft, value, rows)
             if taps and number in taps:
                 draft.outputs[leaves + number] = None
+        self._begin(-1, len(nodes))
+
+    def _begin(self, device: int, number: int) -> _Draft:
+        """End the present split before a node, and return the one that begins with it."""
+        self._split_of += [len(self._drafts) - 1] * (number - len(self._split_of))
+        self._drafts.append(_Draft(device, number))
+        return self._drafts[-1]
 
     def splits(self) -> tuple[Split, ...]:
         """Return all splits, with the values that the graph returns as outputs."""
@@ -121,54 +126,50 @@ class _Drafts:
         return tuple(
             Split(
                 one.device,
-                tuple(one.nodes),
+                tuple(range(one.begin, behind.begin)),
                 tuple(one.copies.values()),
                 tuple(one.inputs),
                 tuple(sorted(one.outputs)),
             )
-            for one in self._drafts
+            for one, behind in pairwise(self._drafts)
         )
 
-    def _begins_split(self, number: int) -> bool:
+    def _begins_split(self, draft: _Draft, number: int) -> bool:
         """True if a new split must begin with a node: the node before is observed, the problem
         requires it, the node needs another weight copied, or it needs rows of a weight that the
         present split names."""
-        if number in self._begins:
+        if number in self._begins or number - 1 in self._taps:
             return True
-        draft = self._drafts[-1]
-        if number - 1 in self._taps:
-            return True
-        if not draft.copies and number not in self._names:
-            return False
         operands = self._graph.nodes[number].operands
-        if self._names_rows_now(number):
-            weights = [operands[0]]
-        else:
-            weights = [value for value in operands if value < self._leaves and draft.copies]
+        weights: Sequence[int] = ()
+        # The present split computes the row numbers that the node reads.
+        if self._names.get(number, -1) >= self._leaves + draft.begin:
+            weights = operands[:1]
+        elif draft.copies:
+            weights = [value for value in operands if value < self._leaves]
         return any(value not in draft.inputs and self._must_copy(value, draft.device) for value in weights)
 
-    def _names_rows_now(self, number: int) -> bool:
-        """True if the present split computes the row numbers that a node reads of a weight."""
-        names = self._names.get(number, -1)
-        return names >= self._leaves and self._split_of[names - self._leaves] == len(self._drafts) - 1
-
-    def _rows(self, number: int) -> int:
+    def _rows(self, draft: _Draft, number: int) -> int:
         """Return the value that names the rows to copy, if it is known before the split begins;
         else ALL_ROWS."""
         names = self._names[number]
         comes_with_run = names < self._leaves and self._graph.leaves[names].kind is LeafKind.INPUT
-        is_made = names >= self._leaves and self._split_of[names - self._leaves] < len(self._drafts) - 1
+        is_made = self._leaves <= names < self._leaves + draft.begin
         return names if comes_with_run or is_made else ALL_ROWS
 
-    def _copy_all(self, draft: _Draft, value: int) -> None:
-        """Copy all rows of a value of which only some were to be copied."""
-        draft.copies[value] = replace(draft.copies[value], rows=ALL_ROWS)
-        self._copied.add((value, draft.device))
-
-    def _read(self, draft: _Draft, value: int, made_in: int, rows: int) -> None:
+    def _read(self, draft: _Draft, value: int, rows: int) -> None:
+        """Read a value from outside in the present split, and copy it, or these rows of it, if
+        needed."""
+        if value in draft.inputs:
+            found = draft.copies.get(value)
+            if found is not None and found.rows != rows:
+                # Of a value of which only some rows were to be copied, all are.
+                draft.copies[value] = replace(found, rows=ALL_ROWS)
+                self._copied.add((value, draft.device))
+            return
         draft.inputs[value] = None
-        if made_in >= 0:
-            self._drafts[made_in].outputs[value] = None
+        if value >= self._leaves:
+            self._drafts[self._split_of[value - self._leaves]].outputs[value] = None
         if self._must_copy(value, draft.device):
             if rows == ALL_ROWS and not self._may_change(value):
                 self._copied.add((value, draft.device))
@@ -238,24 +239,17 @@ def _part(graph: Graph, split: Split, copied: Set[int]) -> SplitGraph:
         else:
             bound.append((place, value))
             leaves.append(Leaf(leaf.kind, f"leaf {value}", leaf.type, leaf.digest))
-    renumbered = {value: number for number, value in enumerate(split.inputs)}
-    nodes = _nodes(graph, split, renumbered)
-    outputs = tuple(Output(f"value {value}", renumbered[value]) for value in split.outputs)
-    made = Graph(tuple(leaves), nodes, outputs)
-    return SplitGraph(made, tuple(inputs), split.outputs, tuple(bound), split.nodes)
-
-
-def _nodes(graph: Graph, split: Split, renumbered: dict[int, int]) -> tuple[Node, ...]:
-    """Return the split's nodes, and add their values to `renumbered`, which maps the whole graph's
-    values to the part's."""
+    # The nodes follow each other as in the whole graph, so all their values are less by one number.
+    first = len(graph.leaves) + split.nodes[0]
+    less = first - len(leaves)
+    number_of = {value: number for number, value in enumerate(split.inputs)}
     nodes: list[Node] = []
-    whole, leaves = graph.nodes, len(graph.leaves)
-    for value, number in enumerate(split.nodes, len(split.inputs)):
-        node = whole[number]
-        renumbered[leaves + number] = value
-        operands = tuple([renumbered[operand] for operand in node.operands])
-        nodes.append(Node(node.op, operands, node.type, node.attributes, node.name))
-    return tuple(nodes)
+    for node in graph.nodes[split.nodes[0] : split.nodes[-1] + 1]:
+        operands = [value - less if value >= first else number_of[value] for value in node.operands]
+        nodes.append(Node(node.op, tuple(operands), node.type, node.attributes, node.name))
+    outputs = tuple([Output(f"value {value}", value - less) for value in split.outputs])
+    made = Graph(tuple(leaves), tuple(nodes), outputs)
+    return SplitGraph(made, tuple(inputs), split.outputs, tuple(bound), split.nodes)
 
 
 #: For each device the last of its splits that has ended; -1: none.

@@ -124,8 +124,9 @@ class CpuLowering:
         self.leaves = len(graph.leaves)
         self.types = value_types(graph)
         self._is_f32 = [found.dtype is F32 for found in self.types]
-        self._kernels: dict[int, bool] = {}
-        self._kernels_of_forms: dict[Hashable, bool] = {}
+        #: The role of each node in fusion and whether it has a kernel, and those of each form of a node.
+        self._roles: dict[int, tuple[Role, bool]] = {}
+        self._roles_of_forms: dict[Hashable, tuple[Role, bool]] = {}
         self._weights = {n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT}
         #: Constants that instructions can hold: each `fill` of one element.
         self._scalars = {
@@ -147,43 +148,46 @@ class CpuLowering:
 
     def role(self, number: int) -> Role:
         """Return the role of a node in fusion."""
-        node = self.graph.nodes[number]
-        if node.op in ELEMENTWISE and self._is_f32_alone(number):
+        if self.graph.nodes[number].op in ELEMENTWISE and self._is_f32_alone(number):
             return "elementwise"
-        if not self.has_kernel(number):
-            return "other"
-        if node.op in ELEMENTWISE and self._is_f32_alone(number):
-            return "elementwise"
+        return self._role_and_kernel(number)[0]
+
+    def has_kernel(self, number: int) -> bool:
+        """True if a native step runs this node."""
+        if self.graph.nodes[number].op in ELEMENTWISE and self._is_f32_alone(number):
+            return True
+        return self._role_and_kernel(number)[1]
+
+    def _role_and_kernel(self, number: int) -> tuple[Role, bool]:
+        """Return the role of a node that is not elementwise on f32, and whether it has a kernel."""
+        found = self._roles.get(number)
+        if found is None:
+            node, places, types = self.graph.nodes[number], self.places, self.types
+            if node.op == "assign":
+                form: Hashable = number
+            else:
+                around = [(id(types[value]), places[value][2]) for value in node.operands]
+                # The graph keeps types and attributes alive, so an id is that of one object.
+                attributes = id(node.attributes) if node.attributes else 0
+                form = node.op, attributes, id(node.type), places[self.leaves + number][2], *around
+            found = self._roles_of_forms.get(form)
+            if found is None:
+                has_kernel = self._find_kernel(number)
+                role = self._role_of_native(node) if has_kernel else "other"
+                found = self._roles_of_forms[form] = role, has_kernel
+            self._roles[number] = found
+        return found
+
+    def _role_of_native(self, node: Node) -> Role:
         if self._typed(node) is not None:
             return "mixed" if node.type.dtype.name in typed.REGISTERS else "other"
-        if not self._is_f32[self.leaves + number]:
+        if node.type.dtype is not F32:
             return "other"
         if node.op in PRODUCTS:
             return "matmul"
         if node.op in windows.OPS:
             return "windows"
         return "norm" if node.op in ("norm", "rms_norm") else "other"
-
-    def has_kernel(self, number: int) -> bool:
-        """True if a native step runs this node."""
-        node = self.graph.nodes[number]
-        if node.op in ELEMENTWISE and self._is_f32_alone(number):
-            return True
-        found = self._kernels.get(number)
-        if found is None:
-            places = self.places
-            if node.op == "assign":
-                form: Hashable = number
-            else:
-                around = [(id(self.types[value]), places[value].strides) for value in node.operands]
-                # The graph keeps types and attributes alive, so an id is that of one object.
-                attributes = id(node.attributes) if node.attributes else 0
-                form = node.op, attributes, id(node.type), places[self.leaves + number].strides, *around
-            found = self._kernels_of_forms.get(form)
-            if found is None:
-                found = self._kernels_of_forms[form] = self._find_kernel(number)
-            self._kernels[number] = found
-        return found
 
     def _is_f32_alone(self, number: int) -> bool:
         """True if a node reads and writes nothing but f32."""
@@ -295,11 +299,11 @@ class CpuLowering:
             return
         form, values = self._form_of(group, packed)
         places, regions = self.places, storage.regions
-        found = []
+        found: list[tuple[int, int]] = []
         for value in values:
             root, offset, _ = places[value]
-            slot, start = regions[root]
-            found.append((slot, start + offset))
+            region = regions[root]
+            found.append((region[0], region[1] + offset) if offset else region)
         numbers: Sequence[int] = range(len(found))
         if len(set(found)) < len(found):
             # Values at one place have one number: a step that runs in place is another one.
@@ -330,28 +334,30 @@ class CpuLowering:
         """Return all that decides the steps of a group, and its values: operands, then the
         result."""
         role, nodes = group
+        #: The numbers of operands, and below 0 those of the group's own values.
         numbers: dict[int, int] = {}
-        inside: dict[int, int] = {}
+        values: list[int] = []
         form: list[Hashable] = [role]
         all_nodes, leaves, places, types = self.graph.nodes, self.leaves, self.places, self.types
-        weights, scalars = self._weights, self._scalars
-        for number in nodes:
+        for place, number in enumerate(nodes):
             node = all_nodes[number]
             form += (node.op, id(node.attributes) if node.attributes else 0, id(node.type))
             for value in node.operands:
-                if value in inside:
-                    form.append(inside[value])
-                elif value in numbers:
+                if value in numbers:
                     form.append(numbers[value])
-                else:
-                    root, _, strides = places[value]
-                    kind = 2 if root in packed else 1 if root in weights else 0
-                    form += (id(types[value]), strides, scalars.get(value), kind)
-                    numbers[value] = len(numbers)
-            inside[leaves + number] = -1 - len(inside)
-        result = leaves + nodes[-1]
-        form.append(places[result][2])
-        return tuple(form), [*numbers, result]
+                    continue
+                root, _, strides = places[value]
+                form += (id(types[value]), strides)
+                if root < leaves and root in self._weights:
+                    form.append("packed" if root in packed else "weight")
+                if value in self._scalars:
+                    form.append(self._scalars[value])
+                numbers[value] = len(values)
+                values.append(value)
+            numbers[leaves + number] = -1 - place
+        values.append(leaves + nodes[-1])
+        form.append(places[values[-1]][2])
+        return tuple(form), values
 
     def _append(
         self, builder: k.ProgramBuilder, group: Group, storage: Located, packed: Container[int]

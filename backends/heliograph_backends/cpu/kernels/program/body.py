@@ -133,8 +133,9 @@ def streamed_results(body: Elementwise, strides: Sequence[Strides], sizes: Seque
 
 def fetches_operands(body: Elementwise, elements: int) -> bool:
     """True if operands come from memory and computing takes long enough to hide their prefetch."""
-    long = any(each.operation in TRANSCENDENTAL for each in body.instructions)
-    return long and 4 * elements >= STREAM_BYTES
+    if 4 * elements < STREAM_BYTES:
+        return False
+    return any(each.operation in TRANSCENDENTAL for each in body.instructions)
 
 
 def check_body(body: Elementwise, shape: Sequence[int], strides: Sequence[Strides]) -> None:

@@ -8,11 +8,12 @@ elements are float32. Errors are ValueErrors.
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from operator import or_
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -72,22 +73,11 @@ TOGETHER_NS = 20_000.0
 ALONE = -1
 
 
+Array: TypeAlias = np.ndarray[Any, Any]
 #: The slot and offset of an operand.
 Place: TypeAlias = tuple[int, int]
 #: The form of a step and the places of its operands, from which `append` makes it again.
 Step: TypeAlias = tuple[Encoding, Sequence[Place]]
-
-
-class _Added(NamedTuple):
-    """An appended step."""
-
-    #: The position of its first word.
-    start: int
-    #: True if workers share it.
-    shared: bool
-    nanoseconds: float
-    #: The set of steps that it may run with.
-    set: int
 
 
 class Encodings:
@@ -114,14 +104,13 @@ class ProgramBuilder:
         """`record` receives the steps, of which then no program is built."""
         self._encodings = encodings or Encodings()
         self._record = record
-        self._code = bytearray(WORD_BYTES * PROGRAM_HEADER_WORDS)
-        self._size = PROGRAM_HEADER_WORDS
-        # Positions in the code, and the slot and offset to fill in at each.
-        self._places, self._filled = array("q"), array("q")
-        self._steps: list[_Added] = []
+        #: The steps so far, in columns: their forms, their words, and the sets that they may run with.
+        self._steps: list[Encoding] = []
+        self._codes: list[bytes] = []
+        self._sets: list[int] = []
+        #: The slots and offsets to fill in, of all steps' operands in order.
+        self._places: list[Place] = []
         self._set = ALONE
-        self._pack_bytes = 0
-        self._needs = words.ALWAYS
 
     def elementwise(self, shape: Sequence[int], body: Elementwise) -> None:
         """Run an elementwise program over `shape`, whose axes must merge to at most eight."""
@@ -505,32 +494,36 @@ class ProgramBuilder:
         self._set = number
         yield
         self._set = ALONE
-        if len(self._steps) - first > 1:
-            for place in range(first, len(self._steps)):
-                self._steps[place] = self._steps[place]._replace(set=ALONE)
+        if (appended := len(self._steps) - first) > 1:
+            self._sets[first:] = [ALONE] * appended
 
     def build(self) -> Program:
-        """Return the program of the steps. It takes their words, so no step can follow."""
-        steps = _share_sets(self._steps)
-        code = np.frombuffer(self._code, np.int64)
+        """Return the program of the steps so far."""
+        steps, header = self._steps, bytes(WORD_BYTES * PROGRAM_HEADER_WORDS)
+        code = np.frombuffer(bytearray().join((header, *self._codes)), np.int64)
         code[STEP_COUNT] = len(steps)
-        places, filled = np.array(self._places, np.intp), np.array(self._filled).reshape(-1, 2)
+        sizes = np.array([len(each) for each in self._codes], np.intp) // WORD_BYTES
+        starts = PROGRAM_HEADER_WORDS + np.cumsum(sizes) - sizes
+        operands = np.array([len(step.operands) for step in steps], np.intp)
+        words_of = np.fromiter(chain.from_iterable([step.operands for step in steps]), np.intp)
+        places = np.repeat(starts, operands) + words_of
+        filled = np.fromiter(chain.from_iterable(self._places), np.int64).reshape(-1, 2)
         if filled.min(initial=0) < 0:
             raise ValueError("slots and offsets are not negative")
         code[places], code[places + 1] = filled.T
-        shared = [step for step in steps if step.shared]
-        starts = np.array([step.start for step in steps], np.intp)
-        code[np.array([step.start for step in shared], np.intp) + COUNTER] = np.arange(len(shared))
-        code[starts + TOGETHER] = list(_together(steps))
+        nanoseconds = np.array([step.nanoseconds for step in steps])
+        shared, together = _shared(steps, nanoseconds, np.array(self._sets, np.int64))
+        code[starts[shared] + COUNTER] = np.arange(np.count_nonzero(shared))
+        code[starts + TOGETHER] = together
         return Program(
             code=code,
             slots=int(filled[:, 0].max(initial=-1)) + 1,
             steps=len(steps),
-            shared_steps=len(shared),
-            needs=self._needs,
-            scratch_bytes=words.PACK_AT + self._pack_bytes,
-            shared_cost_ns=sum(step.nanoseconds for step in shared),
-            long_cost_ns=sum(step.nanoseconds for step in steps if step.nanoseconds > SHARING_NS),
+            shared_steps=int(np.count_nonzero(shared)),
+            needs=reduce(or_, {step.needs for step in steps}, words.ALWAYS),
+            scratch_bytes=words.PACK_AT + max([step.pack_bytes for step in steps], default=0),
+            shared_cost_ns=float(nanoseconds[shared].sum()),
+            long_cost_ns=float(nanoseconds[nanoseconds > SHARING_NS].sum()),
         )
 
     def _move(
@@ -586,48 +579,28 @@ class ProgramBuilder:
         if self._record is not None:
             self._record.append((encoding, places))
             return
-        if self._set != ALONE:
-            member = self._set
-        code, size, operands = encoding.code, self._size, encoding.operands
-        if len(places) != len(operands):
-            raise ValueError(f"{len(places)} places of {len(operands)} operands")
-        self._places.extend([size + word for word in operands])
-        self._filled.extend(chain.from_iterable(places))
+        if len(places) != len(encoding.operands):
+            raise ValueError(f"{len(places)} places of {len(encoding.operands)} operands")
+        code = encoding.code
         if encoding.through_caches and len(set(places)) < len(places):
             # Two operands start at the same place, as in a step that runs in place.
             code = encoding.through_caches
-        self._code += code
-        self._size = size + len(code) // WORD_BYTES
-        self._steps.append(_Added(size, encoding.shared, encoding.nanoseconds, member))
-        self._pack_bytes = max(self._pack_bytes, encoding.pack_bytes)
-        self._needs |= encoding.needs
+        self._steps.append(encoding)
+        self._codes.append(code)
+        self._sets.append(member if self._set == ALONE else self._set)
+        self._places += places
 
 
-def _runs(steps: Sequence[_Added]) -> Iterator[tuple[int, int]]:
-    """Yield the first step of each set and the end of the set."""
-    first = 0
-    for place in range(1, len(steps) + 1):
-        if place == len(steps) or steps[place].set != steps[first].set or steps[first].set == ALONE:
-            yield first, place
-            first = place
+def _shared(steps: Sequence[Encoding], nanoseconds: Array, sets: Array) -> tuple[Array, Array]:
+    """Return for each step whether workers share it, and its word TOGETHER.
 
-
-def _share_sets(steps: Sequence[_Added]) -> list[_Added]:
-    """Return the steps. In sets of several also single-tile steps are shared, so that workers take
-    one each."""
-    found: list[_Added] = []
-    for first, behind in _runs(steps):
-        for step in steps[first:behind]:
-            if behind - first > 1 and not step.shared and step.nanoseconds > TOGETHER_NS:
-                step = step._replace(shared=True)
-            found.append(step)
-    return found
-
-
-def _together(steps: Sequence[_Added]) -> Iterator[int]:
-    """Yield the word TOGETHER of each step."""
-    opened = 0
-    for first, behind in _runs(steps):
-        opened += sum(step.shared for step in steps[first:behind])
-        for place in range(first, behind):
-            yield opened << 1 | int(place > first)
+    In sets of several also single-tile steps are shared, so that workers take one each.
+    """
+    begins = np.ones(len(steps), bool)
+    begins[1:] = (sets[1:] != sets[:-1]) | (sets[1:] == ALONE)
+    set_of = np.cumsum(begins) - 1
+    is_several = np.bincount(set_of)[set_of] > 1
+    shared = np.array([step.shared for step in steps], bool) | (is_several & (nanoseconds > TOGETHER_NS))
+    # The shared steps up to the end of each set.
+    opened = np.cumsum(np.bincount(set_of, shared))[set_of].astype(np.int64)
+    return shared, opened << 1 | ~begins

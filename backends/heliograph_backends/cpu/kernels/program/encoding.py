@@ -314,10 +314,11 @@ def body_places(start: int, operands: int) -> tuple[int, ...]:
 
 def step_words(kind: Kind, space: Space, payload: list[int], nanoseconds: float, streams: bool) -> bytes:
     """Prepend the header. `ProgramBuilder.build` fills in how a step is shared."""
-    words = [kind, STEP_HEADER_WORDS + len(payload), space.tiles, space.blocks, space.blocks_per_tile]
+    tiles = space.tiles
+    words = [kind, STEP_HEADER_WORDS + len(payload), tiles, space.blocks, space.blocks_per_tile]
     words += [-1, space.rows, space.columns, space.row_block, space.column_block]
-    most_claimed = max(1, int(space.tiles * CLAIM_NS / max(nanoseconds, 1.0)))
-    words += [space.row_blocks, space.column_blocks, int(streams), 0, min(space.tiles, most_claimed)]
+    most_claimed = max(1, int(tiles * CLAIM_NS / max(nanoseconds, 1.0)))
+    words += [space.row_blocks, space.column_blocks, int(streams), 0, min(tiles, most_claimed)]
     words += [1] * (OUTER_DIMENSIONS - len(space.outer)) + list(space.outer)
     return array("q", words + payload).tobytes()
 

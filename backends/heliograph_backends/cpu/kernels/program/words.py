@@ -517,6 +517,9 @@ class Operation(IntEnum):
     unfused.
     """
 
+    #: An enum's own hash is computed in Python.
+    __hash__ = int.__hash__
+
     COPY = 0
     ADD = 1
     SUB = 2
