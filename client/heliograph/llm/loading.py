@@ -25,11 +25,11 @@ from heliograph.llm.generating import Engine
 from heliograph.llm.graphs import Decoder
 from heliograph.llm.language_model import AsyncLanguageModel, LanguageModel
 from heliograph.llm.pooling import pooling_of
-from heliograph.llm.products import Activations
 from heliograph.llm.sampling import is_within
 from heliograph.llm.speculating import LOOKUP, Draft, Speculator, check_same_words
 from heliograph.llm.tokenizers import Tokenizer, read_tokenizer
 from heliograph.lowerings.importers import check_session
+from heliograph_proto.devices import Activations, rounds_rows
 from heliograph_proto.types import dtype
 
 #: A file here, or one on the server: `session.server_weights(name)`.
@@ -48,7 +48,7 @@ class Loading:
 
     context: int | None = None
     cache: str = "f16"
-    activations: Activations = "f32"
+    activations: Activations = "auto"
     adapters: Sequence[AdapterArgument] = ()
     #: Arguments of `session.compile`.
     options: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
-    activations: Activations = "f32",
+    activations: Activations = "auto",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
     draft: FileArgument | Draft | None = None,
@@ -74,7 +74,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
-    activations: Activations = "f32",
+    activations: Activations = "auto",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
     draft: FileArgument | Draft | None = None,
@@ -86,7 +86,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
-    activations: Activations = "f32",
+    activations: Activations = "auto",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
     draft: FileArgument | Draft | None = None,
@@ -102,8 +102,10 @@ def load(
         context: The most tokens of a prompt and its answer; the default is the model's, at most
             4096. The cache takes memory for all of them.
         cache: The type that keys and values are kept in.
-        activations: "q8" rounds rows to q8_0 before products with weights of blocks, which a CPU
-            then computes in integers: two to three times as fast, with other bits.
+        activations: The precision of rows in products with quantized weights. "q8" rounds them to
+            q8_0, as llama.cpp does, and a CPU multiplies integers: two to three times as fast as
+            "f32", with other bits. "auto" is "q8" where all devices of the model are CPUs, else
+            "f32"; a model keeps what it was loaded with.
         chat_template: A template in place of the file's own, in Jinja's language.
         adapters: Up to 16 LoRA adapters for the model: files, or `hg.llm.Adapter` with a scale.
             Their additions to a product are summed up.
@@ -176,6 +178,7 @@ def engine_of(session: CurrentSession, found: File, how: Loading) -> Engine | En
             advice="load its model with adapters=[...], or with --lora",
         )
     session.uses(found.weights)
+    rounds = rounds_rows(how.activations, session.device_types(how.options.get("devices")))
     fields, pooling = Fields(found.header), pooling_of(found.header)
     if fields.architecture in ENCODERS:
         if how.adapters:
@@ -183,10 +186,10 @@ def engine_of(session: CurrentSession, found: File, how: Loading) -> Engine | En
                 f"{fields.name} is a model of the architecture {fields.architecture!r}: it takes no adapters",
                 advice="models that write text take them",
             )
-        encoder = replace(bert.configure(fields), activations=how.activations)
+        encoder = replace(bert.configure(fields), rounds_rows=rounds)
         return EncoderEngine(session, encoder, found.weights, pooling, how.options)
     config = architecture_of(fields.architecture, fields.name).configure(fields)
-    config = replace(config, activations=how.activations)
+    config = replace(config, rounds_rows=rounds)
     _check_cache(config, how.cache)
     scales = open_adapters(found, how.adapters)
     kept = Cache(f"llm{next(_numbers)}", _context(config, how.context), how.cache)

@@ -24,7 +24,6 @@ from heliograph.llm.generating import Array, Engine, Speculation, inputs_of
 from heliograph.llm.graphs import carries
 from heliograph.llm.language_model import Asked, AsyncLanguageModel, Options
 from heliograph.llm.loading import CacheType, FileArgument, Loading, draft_of, engine_of, tokenizer_of
-from heliograph.llm.products import Activations
 from heliograph.llm.serving.answering import Answering
 from heliograph.llm.serving.drafting import Checking
 from heliograph.llm.serving.following import Following, masks_for, take_forced
@@ -42,6 +41,7 @@ from heliograph.llm.serving.scheduler import (
     Scheduler,
 )
 from heliograph.llm.speculating import UNFOUND, Draft, Speculator
+from heliograph_proto.devices import Activations
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Server:
         bounds: Bounds | None = None,
         context: int | None = None,
         cache: CacheType = "f16",
-        activations: Activations = "f32",
+        activations: Activations = "auto",
         chat_template: str | None = None,
         adapters: Sequence[AdapterArgument] = (),
         draft: FileArgument | Draft | None = None,
