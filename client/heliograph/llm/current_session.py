@@ -76,14 +76,14 @@ class CurrentSession:
         """As `Session.device`."""
         return self._session.device(name)
 
-    def device_types(self, devices: Any) -> list[hg.DeviceType]:
-        """Return the types of the devices of a plan, which are named as for `Session.compile`. Those
-        that are lost count.
+    def devices_of(self, devices: Any) -> list[Any]:
+        """Return the devices of a plan, which are named as for `Session.compile`. Those that are lost
+        count.
 
         Raises UnknownDeviceError.
         """
         names = device_names(self._session._shell, devices)
-        return [one.type for one in self.devices if one.name in names]
+        return [one for one in self.devices if one.name in names]
 
     def compile(self, graph: hg.Graph, **options: Any) -> Any:
         """As `Session.compile`."""

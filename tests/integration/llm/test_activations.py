@@ -14,6 +14,8 @@ from llm_models import NumpyModel, error_of, write_encoder, write_other
 
 import heliograph as hg
 from heliograph_backends.cpu.kernels.program.stored_types import INTEGER_KINDS
+from heliograph_backends.fake import FakeDevice
+from heliograph_backends.registry import Registry, open_registry
 from heliograph_proto.quantization import ROUNDED_ROWS
 
 TOKENS = np.random.default_rng(12).integers(3, 500, 45).tolist()
@@ -109,3 +111,43 @@ def test_another_precision_is_refused_by_name(session: hg.Session, tmp_path: Pat
 
 def test_rows_are_rounded_where_a_cpu_multiplies_integers() -> None:
     assert {kind.name.lower() for kind in INTEGER_KINDS} == ROUNDED_ROWS
+
+
+# Devices that are no CPUs
+
+
+class Wide(FakeDevice):
+    """It multiplies rows of floats alone."""
+
+    def supports_op(self, op: str, attributes: Any, operands: Any, result: Any) -> str:
+        rounds = op in ("mul_mat", "mul_mat_id") and operands[1].dtype.name == "q8_0"
+        return "no kernel takes rows in q8_0" if rounds else ""
+
+
+@pytest.fixture
+def mixed(monkeypatch: pytest.MonkeyPatch) -> Iterator[hg.Session]:
+    """A processor, and an accelerator with memory of its own."""
+    made = [*open_registry(("cpu:threads=1",)).devices, Wide("far", 2**26, is_host=False)]
+    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: Registry.of(*made))
+    with hg.connect("local:") as session:
+        yield session
+
+
+def test_a_model_on_devices_of_both_kinds_keeps_all_rows_in_f32(mixed: hg.Session, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", "q4_0")
+    placed: Any = {"devices": ["cpu0", "far"], "pins": {"layer0/*": "cpu0", "layer1/*": "far"}}
+    llm = hg.llm.load(mixed, path, **placed)
+    assert {node.device for node in llm.plans[0].explain().nodes} == {"cpu0", "far"}
+    found = llm.logits(TOKENS)
+    assert found.tobytes() == logits(mixed, path, activations="f32", **placed).tobytes()
+    wide, rounded = (
+        error_of(found, logits(mixed, path, devices="cpu0", activations=one)) for one in ("f32", "auto")
+    )
+    assert wide < 1e-9 < rounded
+
+
+def test_a_device_that_takes_no_rounded_rows_is_named(mixed: hg.Session, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", "q4_0")
+    with pytest.raises(hg.UnsupportedError, match="far.*no kernel takes rows in q8_0") as caught:
+        hg.llm.load(mixed, path, devices="far", activations="q8")
+    assert 'activations="f32"' in str(caught.value.advice)
