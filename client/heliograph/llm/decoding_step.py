@@ -26,6 +26,10 @@ class FilledError(Exception):
 class Weights(Protocol):
     """The tensors of a model's file, here or on the server."""
 
+    @property
+    def name(self) -> str:
+        """The name of the file in errors."""
+
     def __contains__(self, name: object) -> bool: ...
 
     def add(self, graph: hg.Graph, name: str) -> hg.Value:
