@@ -77,8 +77,7 @@ class CurrentSession:
         return self._session.device(name)
 
     def devices_of(self, devices: Any) -> list[Any]:
-        """Return the devices of a plan, which are named as for `Session.compile`. Those that are lost
-        count.
+        """Return the devices of a plan, named as for `Session.compile`. Those that are lost count.
 
         Raises UnknownDeviceError.
         """

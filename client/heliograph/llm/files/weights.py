@@ -122,8 +122,8 @@ def open_file(file: str | Path | hg.ServerWeights) -> File:
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
-    """Map a file of so many bytes at least. Raises InvalidModelError for one that is another now than
-    when its header was read."""
+    """Map a file of so many bytes at least. Raises InvalidModelError for one that is another now
+    than when its header was read."""
     try:
         with path.open("rb") as opened:
             found = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
