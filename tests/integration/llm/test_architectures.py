@@ -112,7 +112,7 @@ def test_a_size_out_of_range_is_refused_by_its_key(session: hg.Session, tmp_path
 
 def test_sizes_that_contradict_the_tensors_are_refused(session: hg.Session, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", "llama", entries={"llama.attention.head_count_kv": 4})
-    with pytest.raises(hg.InvalidModelError, match="tensors do not fit its metadata"):
+    with pytest.raises(hg.InvalidModelError, match="the tensors of m.gguf do not fit its metadata"):
         hg.llm.load(session, path)
 
 
