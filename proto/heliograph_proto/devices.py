@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.types import TensorType
@@ -18,6 +18,16 @@ class DeviceType(Enum):
     GPU = 2
     INTEGRATED_GPU = 3
     ACCELERATOR = 4
+
+
+#: The precision of rows in products with quantized weights: "f32", or "q8", which rounds them to
+#: q8_0, as ggml does on CPUs; "auto" is "q8" where CPUs alone compute, else "f32".
+Activations: TypeAlias = Literal["auto", "f32", "q8"]
+
+
+def rounds_rows(activations: str, types: Iterable[DeviceType]) -> bool:
+    """Return True if rows are rounded where devices of these types compute."""
+    return activations == "q8" or (activations == "auto" and all(one is DeviceType.CPU for one in types))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ BOUNDS = {
         "integers. Zen 4 runs 512-bit instructions in two halves, so 16 weights take at least 2 cycles, and "
         "q4_0 takes 2.75 (six other ways to convert took 2.4 to 3.3): at 3.67 GHz at least 0.57 ms for 4,096 "
         "by 4,096 on one thread, where ggml takes 0.46 (q4_0), 0.41 (q4_k) and 0.29 ms (tq2_0). With "
-        '`activations="q8"` one row takes 0.45 to 0.65 of ggml\'s processor time (q4_0, q4_k, tq2_0).'
+        "rows in q8_0 one row takes 0.45 to 0.65 of ggml's processor time (q4_0, q4_k, tq2_0)."
     ),
     "ggml-rpc/decode-*": (
         "A client's weights keep its order, so sixteen rows are transposed as they are read: one thread "
@@ -29,7 +29,7 @@ BOUNDS = {
         "own order. For f16 the product takes 1.0 to 1.2 of ggml's time. Commands of a token take 0.8 ms of "
         "one processor: a model of width 64 needs 1.0 ms, 0.2 in kernels, and 0.24 ms with ggml's server."
     ),
-    "llm/*": "As quantized products, which are 96 % of a step.",
+    "llm/*-f32": "As quantized products, which are 96 % of a step.",
     "bandwidth/*": (
         "The polynomials of exp and erf, whose bits are defined: from the first-level cache, sixteen "
         "elements of a `soft_max` take 2.9 ns, and 2.9 from memory, where a copy takes 3.1."

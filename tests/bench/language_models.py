@@ -31,7 +31,7 @@ SHAPE = replace(SHAPES["tinyllama"], layers=6)
 SMALL = Shape("llama", 256, 2, 4, 2, 64, 704, SHAPE.context)
 PROMPT, DECODED = 128, 24
 #: The most that ours may take of llama.cpp's time.
-BARS = {"prompt": 1.2, "decode": 1.2, "prompt-q8": 1.0, "decode-q8": 1.0}
+BARS = {"prompt": 1.0, "decode": 1.0, "prompt-f32": 1.2, "decode-f32": 1.2}
 #: The most that a sampled token may take of the likeliest one's time.
 SAMPLED_BAR = 1.15
 #: The most that a token with an adapter of rank 16 for all matrices of layers may take.
@@ -66,8 +66,8 @@ def figures() -> Iterator[Figure]:
             threads = len(os.sched_getaffinity(0))
             with PeerProcess("peer_llama.py", path, threads, python=PEER_PYTHON) as peer:
                 yield from beside(ours, peer)
-                rounded = Ours(hg.llm.load(session, path, activations="q8"))
-                yield from beside(rounded, peer, "-q8")
+                wide = Ours(hg.llm.load(session, path, activations="f32"))
+                yield from beside(wide, peer, "-f32")
 
 
 def adapted(session: hg.Session, ours: Ours, path: Path) -> Figure:

@@ -54,29 +54,39 @@ def figures() -> Iterator[Figure]:
 
 def loads(path: Path, shape: Shape) -> Iterator[Figure]:
     """The first and the second session of new daemons, and the memory of the last daemon."""
-    first, second = [], []
+    first, second, used = list[float](), list[float](), list[float]()
     for _ in range(LOADS):
         with daemon("--models", path.parent) as (url, pid):
             for found in (first, second):
-                begin = time.perf_counter()
+                begin, before = time.perf_counter(), cpu_seconds(os.getpid(), pid)
                 with hg.connect(url) as session:
                     llm = hg.llm.load(session, session.server_weights(NAME))
                     llm.generate([300], max_tokens=1, temperature=0).result()
                     found.append(time.perf_counter() - begin)
+                    used.append(cpu_seconds(os.getpid(), pid) - before)
                     llm.generate([300], max_tokens=TOKENS, temperature=0).result()
                     held = psutil.Process(pid).memory_info().rss
     if (PEERS / "ggml-rpc" / "llama_cpp").exists():
         with PeerProcess("peer_llama.py", path, len(os.sched_getaffinity(0)), python=PEER_PYTHON) as peer:
-            theirs = statistics.median(peer.seconds("load", 1, shared(LOADS)))
-        note = f"{path.stat().st_size / 1e6:.0f} MB"
+            before = cpu_seconds(peer.pid)
+            times = peer.seconds("load", 1, shared(LOADS))
+            theirs, theirs_used = statistics.median(times), (cpu_seconds(peer.pid) - before) / len(times)
+        mine = statistics.median(used[::2])
+        note = f"{path.stat().st_size / 1e6:.0f} MB; CPU {mine:.2f} against {theirs_used:.2f} s"
         yield Figure(
             "llm-daemon/load", statistics.median(first), theirs, LOAD_BAR, "s", "llama.cpp, mapped", note
         )
     else:
         print("no load beside llama.cpp's: `make peers` builds it", file=sys.stderr)
-    again = statistics.median(second)
-    yield Figure("llm-daemon/second-session", again, SECOND_SESSION_SECONDS, 1.0, "s", "a limit")
+    again, note = statistics.median(second), f"CPU {statistics.median(used[1::2]):.2f} s"
+    yield Figure("llm-daemon/second-session", again, SECOND_SESSION_SECONDS, 1.0, "s", "a limit", note)
     cache = 2 * 2 * shape.layers * shape.context * shape.kv_heads * shape.row
     most = path.stat().st_size + cache + BESIDE_BYTES
     against = "weights, cache and 300 MB"
     yield Figure("llm-daemon/memory", held / 1e6, most / 1e6, 1.0, "MB", against, f"after {TOKENS} tokens")
+
+
+def cpu_seconds(*processes: int) -> float:
+    """The processor time of processes so far."""
+    times = (psutil.Process(one).cpu_times() for one in processes)
+    return sum(one.user + one.system for one in times)

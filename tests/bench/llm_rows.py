@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from figures import Figure, paired_medians
@@ -27,10 +27,11 @@ from heliograph.llm.current_session import CurrentSession
 from heliograph.llm.files.weights import open_file
 from heliograph.llm.graphs import CARRIES
 from heliograph.llm.loading import Loading, engine_of
-from heliograph.llm.products import Activations
 from heliograph.llm.sampling import ENDS, Form
 from heliograph.llm.serving.graphs import PagedDecoder
+from heliograph_proto.devices import Activations
 
+ACTIVATIONS: tuple[Activations, ...] = ("auto", "f32")
 ROWS, PROMPTS, MOST_ROWS = (1, 4, 8), (128, 512), 8
 #: The most that ours may take of llama.cpp's time.
 BARS = {1: 1.0, 4: 1.2, 8: 1.2, 128: 1.0, 512: 1.0}
@@ -46,7 +47,7 @@ def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="bench-rows-") as folder, hg.connect("local:") as session:
         path = write(Path(folder) / "model.gguf", chosen())
         with PeerProcess("peer_llama.py", path, threads, MOST_ROWS, python=PEER_PYTHON) as peer:
-            for activations in get_args(Activations):
+            for activations in ACTIVATIONS:
                 yield from beside(session, path, peer, activations)
 
 

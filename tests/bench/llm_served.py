@@ -33,7 +33,7 @@ CLIENTS, TOKENS, PROMPT, CONTEXT = 16, 24, 24, 512
 TIME_BAR, GAP_BAR = 1.0, 1.2
 ROUNDS, SECONDS = 3, 120.0
 COMMAND = [sys.executable, "-m", "heliograph.cli"]
-ACTIVATIONS = ("f32", "q8")
+ACTIVATIONS = ("auto", "f32")
 
 
 def figures() -> Iterator[Figure]:

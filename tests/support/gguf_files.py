@@ -202,11 +202,13 @@ def write_model(
     chat_template: str | None = "",
     entries: dict[str, Any] | None = None,
     part_tensors: int = 0,
+    outer: str = "",
     **sizes: Any,
 ) -> Path:
     """Write a model. `sizes` are fields of Shape; `chat_template` None leaves it out. `entries` are
     further ones, and None for a value leaves one out that is there. With `part_tensors` the model
-    is split into files of so many tensors, of which the first has none; its path is returned."""
+    is split into files of so many tensors, of which the first has none; its path is returned. `outer`
+    is the type of the matrices outside of layers, where it is another one."""
     shape = replace(SHAPES[architecture], **sizes)
     if not vocabulary:
         vocabulary = "bpe" if architecture.startswith("qwen") else "spm"
@@ -224,7 +226,7 @@ def write_model(
             part.pop(key, None)
         if value is not None:
             _ADD[type(value)](writer, key, value)
-    _Tensors(writer, stored, np.random.default_rng(seed)).write(shape, len(words.tokens))
+    _Tensors(writer, stored, outer or stored, np.random.default_rng(seed)).write(shape, len(words.tokens))
     save(writer)
     return sorted(path.parent.glob(f"{path.stem}-?????-of-*.gguf"))[0] if part_tensors else path
 
@@ -310,6 +312,7 @@ class _Tensors:
 
     writer: GGUFWriter
     stored: str
+    outer: str
     rng: np.random.Generator
 
     def write(self, shape: Shape, words: int) -> None:
@@ -321,14 +324,15 @@ class _Tensors:
                 self.writer.add_tensor(name, self.rng.uniform(low, high, sizes).astype(np.float32))
 
     def _matrix(self, name: str, found: np.ndarray[Any, Any]) -> None:
-        if self.stored == "f32":
+        stored = self.stored if name.startswith("blk.") else self.outer
+        if stored == "f32":
             self.writer.add_tensor(name, found)
-        elif self.stored == "f16":
+        elif stored == "f16":
             self.writer.add_tensor(name, found.astype(np.float16))
-        elif self.stored.startswith(_SLOW):
+        elif stored.startswith(_SLOW):
             self._some_blocks(name, found)
         else:
-            self._stored(name, hg.quantize(found, self.stored), self.stored)
+            self._stored(name, hg.quantize(found, stored), stored)
 
     def _some_blocks(self, name: str, found: np.ndarray[Any, Any]) -> None:
         """Write a matrix of few blocks in any order; those of tokens in q8_0, so that all rows

@@ -16,6 +16,7 @@ from gguf.quants import dequantize, quantize
 from gguf_files import save, spm, wordpiece
 
 import heliograph as hg
+from heliograph_proto.quantization import ROUNDED_ROWS
 
 Array = np.ndarray[Any, Any]
 
@@ -127,10 +128,14 @@ def _shapes(kind: str, sizes: dict[str, Any], words: int) -> dict[str, tuple[int
 
 
 class NumpyModel:
-    """A decoder that computes all logits at once, in f64."""
+    """A decoder that computes all logits at once, in f64; with `rounds_rows`, from rows in q8_0 where
+    a CPU multiplies integers."""
 
-    def __init__(self, path: Path, context: int = 0) -> None:
+    def __init__(self, path: Path, context: int = 0, *, rounds_rows: bool = False) -> None:
         reader = GGUFReader(path)
+        self.rounding = {
+            one.name for one in reader.tensors if rounds_rows and one.tensor_type.name.lower() in ROUNDED_ROWS
+        }
         self.fields = {key: one.contents() for key, one in reader.fields.items()}
         self.name: str = self.fields["general.architecture"]
         self.tensors = {
@@ -155,8 +160,8 @@ class NumpyModel:
             x = x * self.width**0.5
         for layer in range(self.get("block_count")):
             x = self._block(layer, x)
-        x = self._norm("output_norm", x)
-        y = x @ self.tensors.get("output.weight", self.tensors["token_embd.weight"]).T
+        output = "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
+        y = self._rounded(output, self._norm("output_norm", x)) @ self.tensors[output].T
         cap = self.get("final_logit_softcapping")
         return cap * np.tanh(y / cap) if cap else y
 
@@ -174,7 +179,14 @@ class NumpyModel:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * self.tensors[name + ".weight"]
 
     def _dense(self, name: str, x: Array) -> Array:
-        return x @ self.tensors[name + ".weight"].T + self.tensors.get(name + ".bias", 0.0)
+        rows = self._rounded(name + ".weight", x)
+        return rows @ self.tensors[name + ".weight"].T + self.tensors.get(name + ".bias", 0.0)
+
+    def _rounded(self, tensor: str, x: Array) -> Array:
+        if tensor not in self.rounding:
+            return x
+        kind = GGMLQuantizationType.Q8_0
+        return dequantize(quantize(x.astype(np.float32), kind), kind).astype(np.float64)
 
     def _attention(self, layer: int, x: Array) -> Array:
         p, n = f"blk.{layer}.", len(x)
@@ -273,7 +285,9 @@ class NumpyModel:
                 self.tensors.get(f"{p}ffn_{one}_exps.bias", np.zeros((len(chances[0]), 1)))[chosen]
                 for one in ("gate", "up", "down")
             )
-            inner = self._inner(gate @ x[row] + gate_bias, up @ x[row] + up_bias)
+            mine = self._rounded(f"{p}ffn_up_exps.weight", x[row])
+            inner = self._inner(gate @ mine + gate_bias, up @ mine + up_bias)
+            inner = self._rounded(f"{p}ffn_down_exps.weight", inner)
             shares = chance[chosen] / chance[chosen].sum()
             found[row] = shares @ (np.einsum("ewh,eh->ew", down, inner) + down_bias)
         return found

@@ -31,10 +31,10 @@ pytestmark = pytest.mark.hosts
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its tokens come in pairs whose logits differ in the last bits, if at all."""
-    path = write_model(
-        tmp_path_factory.mktemp("models") / "ties.gguf", "llama", "f32", layers=3, context=4096
-    )
+    """Its tokens come in pairs whose logits differ in the last bits, if at all. Its layers round their
+    rows, and logits are of rows in f32."""
+    path = tmp_path_factory.mktemp("models") / "ties.gguf"
+    write_model(path, "llama", "q8_0", outer="f32", layers=3, context=4096)
     (output,) = (one for one in read_header(path).tensors if one.name == "output.weight")
     rows = np.memmap(path, np.float32, "r+", output.offset_bytes, output.shape)
     pairs = len(rows) // 2 * 2

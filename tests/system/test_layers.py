@@ -24,7 +24,7 @@ ONNX_BASE = "= onnx/checks onnx/elements onnx/errors onnx/node onnx/ports onnx/r
 #: The same of PyTorch's.
 TORCH_BASE = "= torch/elements torch/errors torch/node torch/rules"
 #: The sizes of a language model, and the parts of its layers.
-LLM_BASE = "= llm/configuration llm/decoding_step llm/products"
+LLM_BASE = "= llm/configuration llm/decoding_step"
 #: The layers of each package, bottom first: folders, and modules at the package's root. Those of one line do
 #: not import each other, except where the line begins with "=": it is one place.
 LAYERS = {
@@ -106,6 +106,7 @@ LAYERS = {
         TORCH_BASE,
         "torch/ops",
         "torch",
+        "llm/products",
         "llm/tokenizers llm/chat llm/files",
         "llm/constraints",
         "llm/tools",
@@ -148,13 +149,15 @@ NARROWER = {
     f"heliograph/{TORCH_BASE}": ("lowerings",),
     "heliograph/llm/tokenizers": ("errors",),
     "heliograph/llm/chat": ("errors",),
-    "heliograph/llm/files": (),
+    "heliograph/llm/products": (),
+    "heliograph/llm/files": ("llm/products",),
     "heliograph/llm/constraints": ("errors", "llm/tokenizers"),
     "heliograph/llm/tools": ("errors", "llm/constraints"),
-    f"heliograph/{LLM_BASE}": (),
-    "heliograph/llm/architectures": (LLM_BASE,),
+    f"heliograph/{LLM_BASE}": ("llm/products",),
+    "heliograph/llm/architectures": (LLM_BASE, "llm/products"),
     "heliograph/llm": (
         LLM_BASE,
+        "_base",
         "llm/architectures",
         "llm/chat",
         "llm/constraints",

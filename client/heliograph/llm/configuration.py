@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 import heliograph as hg
-from heliograph.llm.products import Activations
 from heliograph_proto.gguf import GgufHeader
 
 #: The most of each size, so that no file makes this process take what it does not have.
@@ -90,8 +89,8 @@ class Configuration:
     experts_used: int = 0
     #: The embedding of layers with a window, where it is another one.
     local_rope: Rope | None = None
-    #: The precision of rows in products with blocks.
-    activations: Activations = "f32"
+    #: Whether rows are rounded to q8_0 before products with blocks.
+    rounds_rows: bool = False
 
     @property
     def scale(self) -> float:

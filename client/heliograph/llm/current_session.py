@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import heliograph as hg
+from heliograph._base.device import device_names
 from heliograph.llm.effects import Ask, Pause, Procedure
 from heliograph.llm.files.weights import LocalWeights, ServerFileWeights
 
@@ -74,6 +75,14 @@ class CurrentSession:
     def device(self, name: str) -> Any:
         """As `Session.device`."""
         return self._session.device(name)
+
+    def devices_of(self, devices: Any) -> list[Any]:
+        """Return the devices of a plan, named as for `Session.compile`. Those that are lost count.
+
+        Raises UnknownDeviceError.
+        """
+        names = device_names(self._session._shell, devices)
+        return [one for one in self.devices if one.name in names]
 
     def compile(self, graph: hg.Graph, **options: Any) -> Any:
         """As `Session.compile`."""

@@ -26,6 +26,10 @@ class FilledError(Exception):
 class Weights(Protocol):
     """The tensors of a model's file, here or on the server."""
 
+    @property
+    def name(self) -> str:
+        """The name of the file in errors."""
+
     def __contains__(self, name: object) -> bool: ...
 
     def add(self, graph: hg.Graph, name: str) -> hg.Value:
@@ -170,12 +174,14 @@ class Step:
         return self.adaptation.product(f"{name}.weight", y, x) if self.adaptation else y
 
     def _plain_product(self, name: str, x: hg.Value) -> hg.Value:
-        return self._scaled(name, multiply(self.weight(f"{name}.weight"), x, self.config.activations))
+        y = multiply(self.weight(f"{name}.weight"), x, rounds_rows=self.config.rounds_rows)
+        return self._scaled(name, y)
 
     def product_of_experts(self, name: str, x: hg.Value, chosen: hg.Value) -> hg.Value:
         """Multiply rows [n, 1 or used, k] by the matrices of the experts that each token chose:
         [n, used, m]."""
-        y = multiply_chosen(self.weight(f"{name}.weight"), x, chosen, self.config.activations)
+        weight = self.weight(f"{name}.weight")
+        y = multiply_chosen(weight, x, chosen, rounds_rows=self.config.rounds_rows)
         y = self._scaled(name, y, chosen)
         return self.adaptation.experts(f"{name}.weight", y, x, chosen) if self.adaptation else y
 

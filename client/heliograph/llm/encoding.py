@@ -62,7 +62,7 @@ class EncoderEngine:
     def refuse(self, *_: object) -> NoReturn:
         """Raises UnsupportedError."""
         raise hg.UnsupportedError(
-            f"a model of the architecture {self.config.architecture!r} writes no text",
+            f"{self._weights.name}: a model of the architecture {self.config.architecture!r} writes no text",
             advice="llm.embed(texts) is what it is for",
         )
 
@@ -102,7 +102,7 @@ class EncoderEngine:
             self._number = self.session.number
             self.plans.clear()
         if (batch, length) not in self.plans:
-            graph = built(partial(self.graph, batch, length))
+            graph = built(self._weights, partial(self.graph, batch, length))
             self.plans[batch, length] = yield Ask(partial(self.session.compile, graph, **self._options))
         return self.plans[batch, length]
 

@@ -18,6 +18,7 @@ from heliograph.llm.chunks import SIZES, Chunk, cut, shared, smaller_than
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.constraints import Matcher
 from heliograph.llm.current_session import CurrentSession
+from heliograph.llm.decoding_step import Weights
 from heliograph.llm.effects import Ask, AskNext, Give, Procedure, Work
 from heliograph.llm.files.adapters import SCALES, Scales
 from heliograph.llm.graphs import Decoder, carries
@@ -183,7 +184,9 @@ class Engine:
         self.session = session
         #: The number of the session that the plans are of.
         self._number = session.number
-        self._spreading = Spreading(session, partial(built, partial(decoder.decode, Form(1))), options)
+        self._spreading = Spreading(
+            session, partial(built, decoder.weights, partial(decoder.decode, Form(1))), options
+        )
         self._sizes: Sequence[int] = [size for size in SIZES if size <= decoder.cache.rows]
         #: It proposes tokens, if there is one.
         self.draft: Drafting | None = None
@@ -289,7 +292,7 @@ class Engine:
 
     def _later(self, sizes: Sequence[int]) -> Iterator[hg.Graph]:
         """Yield the graphs of prompts and of a choice among candidates."""
-        yield from (built(partial(self.decoder.fill, size)) for size in sizes)
+        yield from (built(self.decoder.weights, partial(self.decoder.fill, size)) for size in sizes)
         yield self.decoder.decode(Form(CANDIDATES, is_biased=True, has_logprobs=True))
 
     @property
@@ -319,7 +322,7 @@ class Engine:
         if self._is_lost:
             yield from self._freed()
         if key not in self.plans:
-            self.plans[key] = yield from self._spreading.compiled(built(build))
+            self.plans[key] = yield from self._spreading.compiled(built(self.decoder.weights, build))
         return self.plans[key]
 
     # Prompts
@@ -514,14 +517,14 @@ def is_over(pieces: AnyPieces, result: Result, steps: int) -> bool:
     return bool(result.finish_reason) or pieces.is_stopped or len(result.tokens) >= steps
 
 
-def built(build: Callable[[], hg.Graph]) -> hg.Graph:
+def built(weights: Weights, build: Callable[[], hg.Graph]) -> hg.Graph:
     """Build a graph of a model. Raises InvalidModelError where its sizes and its tensors
     contradict each other."""
     try:
         return build()
     except hg.InvalidGraphError as error:
         raise hg.InvalidModelError(
-            f"the model's tensors do not fit its metadata: {error.message}",
+            f"the tensors of {weights.name} do not fit its metadata: {error.message}",
             advice="convert the model to GGUF again",
         ) from None
 

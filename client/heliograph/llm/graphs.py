@@ -59,7 +59,7 @@ class Decoder:
         return graph, self._step(graph, positions), tokens
 
     def _step(self, graph: hg.Graph, positions: hg.Value) -> Step:
-        adaptation = adapt(graph, self.loras)
+        adaptation = adapt(graph, self.loras, rounds_rows=self.config.rounds_rows)
         return Step(graph, self.config, self.weights, self.cache, positions, adaptation=adaptation)
 
     def decode(self, form: Form) -> hg.Graph:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from numbers import Integral
 from pathlib import Path
@@ -17,7 +18,7 @@ from heliograph.llm.architectures import ENCODERS, architecture_of, bert
 from heliograph.llm.configuration import Configuration, Fields
 from heliograph.llm.current_session import CurrentSession
 from heliograph.llm.decoding_step import Cache
-from heliograph.llm.effects import awaiting, blocking
+from heliograph.llm.effects import Ask, Procedure, awaiting, blocking
 from heliograph.llm.encoding import EncoderEngine
 from heliograph.llm.files.adapters import AdapterArgument, open_adapters
 from heliograph.llm.files.weights import File, LocalWeights, open_file
@@ -25,12 +26,12 @@ from heliograph.llm.generating import Engine
 from heliograph.llm.graphs import Decoder
 from heliograph.llm.language_model import AsyncLanguageModel, LanguageModel
 from heliograph.llm.pooling import pooling_of
-from heliograph.llm.products import Activations
 from heliograph.llm.sampling import is_within
 from heliograph.llm.speculating import LOOKUP, Draft, Speculator, check_same_words
 from heliograph.llm.tokenizers import Tokenizer, read_tokenizer
 from heliograph.lowerings.importers import check_session
-from heliograph_proto.types import dtype
+from heliograph_proto.devices import Activations, rounds_rows
+from heliograph_proto.types import TensorType, dtype
 
 #: A file here, or one on the server: `session.server_weights(name)`.
 FileArgument: TypeAlias = str | Path | hg.ServerWeights
@@ -48,7 +49,7 @@ class Loading:
 
     context: int | None = None
     cache: str = "f16"
-    activations: Activations = "f32"
+    activations: Activations = "auto"
     adapters: Sequence[AdapterArgument] = ()
     #: Arguments of `session.compile`.
     options: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +62,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
-    activations: Activations = "f32",
+    activations: Activations = "auto",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
     draft: FileArgument | Draft | None = None,
@@ -74,7 +75,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
-    activations: Activations = "f32",
+    activations: Activations = "auto",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
     draft: FileArgument | Draft | None = None,
@@ -86,7 +87,7 @@ def load(
     *,
     context: int | None = None,
     cache: CacheType = "f16",
-    activations: Activations = "f32",
+    activations: Activations = "auto",
     chat_template: str | None = None,
     adapters: Sequence[AdapterArgument] = (),
     draft: FileArgument | Draft | None = None,
@@ -102,8 +103,10 @@ def load(
         context: The most tokens of a prompt and its answer; the default is the model's, at most
             4096. The cache takes memory for all of them.
         cache: The type that keys and values are kept in.
-        activations: "q8" rounds rows to q8_0 before products with weights of blocks, which a CPU
-            then computes in integers: two to three times as fast, with other bits.
+        activations: The precision of rows in products with quantized weights. "q8" rounds them to
+            q8_0, as llama.cpp does, and a CPU multiplies integers: two to three times as fast as
+            "f32", with other bits. "auto" is "q8" where all devices of the model are CPUs, else
+            "f32"; a model keeps what it was loaded with.
         chat_template: A template in place of the file's own, in Jinja's language.
         adapters: Up to 16 LoRA adapters for the model: files, or `hg.llm.Adapter` with a scale.
             Their additions to a product are summed up.
@@ -112,7 +115,8 @@ def load(
             model checks several in one run. This changes the time of an answer, and no bit of it.
         options: Arguments of `session.compile`, such as `devices` and `memory`.
 
-    Raises UnsupportedError for an architecture or a type that Heliograph lacks, which it names,
+    Raises UnsupportedError for an architecture or a type that Heliograph lacks, and for a device
+    that lacks what `activations` asks for, which it names,
     InvalidModelError for a broken file and for an adapter that does not fit, InvalidArgumentError
     for what is no session, and the errors of `session.compile`.
     """
@@ -127,6 +131,8 @@ def load(
         assert isinstance(engine, Engine)
         engine.draft = speculator
     if isinstance(session, hg.Session):
+        for _ in blocking(check_rounding(current, how)):
+            pass
         with _tokenizing(found, engine) as tokenizer:
             for _ in blocking(engine.prepare()):
                 pass
@@ -134,7 +140,7 @@ def load(
             for _ in blocking(engine.close()):
                 pass
         return LanguageModel(found.header, engine, tokenizer.result(), chat_template)
-    return _load(found, engine, chat_template)
+    return _load(current, found, engine, how, chat_template)
 
 
 @contextmanager
@@ -148,7 +154,15 @@ def _tokenizing(found: File, engine: Engine | EncoderEngine) -> Iterator[Future[
         yield tokenizer
 
 
-async def _load(found: File, engine: Engine | EncoderEngine, chat_template: str | None) -> AsyncLanguageModel:
+async def _load(
+    session: CurrentSession,
+    found: File,
+    engine: Engine | EncoderEngine,
+    how: Loading,
+    chat_template: str | None,
+) -> AsyncLanguageModel:
+    async for _ in awaiting(check_rounding(session, how)):
+        pass
     tokenizer = await asyncio.to_thread(tokenizer_of, found, engine)
     async for _ in awaiting(engine.prepare()):
         pass
@@ -176,6 +190,9 @@ def engine_of(session: CurrentSession, found: File, how: Loading) -> Engine | En
             advice="load its model with adapters=[...], or with --lora",
         )
     session.uses(found.weights)
+    rounds = rounds_rows(
+        how.activations, [one.type for one in session.devices_of(how.options.get("devices"))]
+    )
     fields, pooling = Fields(found.header), pooling_of(found.header)
     if fields.architecture in ENCODERS:
         if how.adapters:
@@ -183,10 +200,10 @@ def engine_of(session: CurrentSession, found: File, how: Loading) -> Engine | En
                 f"{fields.name} is a model of the architecture {fields.architecture!r}: it takes no adapters",
                 advice="models that write text take them",
             )
-        encoder = replace(bert.configure(fields), activations=how.activations)
+        encoder = replace(bert.configure(fields), rounds_rows=rounds)
         return EncoderEngine(session, encoder, found.weights, pooling, how.options)
     config = architecture_of(fields.architecture, fields.name).configure(fields)
-    config = replace(config, activations=how.activations)
+    config = replace(config, rounds_rows=rounds)
     _check_cache(config, how.cache)
     scales = open_adapters(found, how.adapters)
     kept = Cache(f"llm{next(_numbers)}", _context(config, how.context), how.cache)
@@ -194,6 +211,21 @@ def engine_of(session: CurrentSession, found: File, how: Loading) -> Engine | En
         session.uses(lora.weights)
     decoder = Decoder(config, found.weights, kept, scales.loras)
     return Engine(session, decoder, pooling, how.options, scales)
+
+
+def check_rounding(session: CurrentSession, how: Loading) -> Procedure[Any, None]:
+    """Raises UnsupportedError where the caller wants rounded rows, and a device has no product of
+    them: others would compute all of these."""
+    if how.activations != "q8":
+        return
+    blocks, rows, result = (TensorType(dtype(one), (32, 32)) for one in ("q8_0", "q8_0", "f32"))
+    for device in session.devices_of(how.options.get("devices")):
+        [answer] = yield Ask(partial(device.query, [hg.OpQuery("mul_mat", (blocks, rows), result)]))
+        if answer.why_not:
+            raise hg.UnsupportedError(
+                f"activations is 'q8', and {device.name} multiplies no rows in q8_0: {answer.why_not}",
+                advice='activations="f32" computes with rows in f32, "auto" where a device is no CPU',
+            )
 
 
 def draft_of(

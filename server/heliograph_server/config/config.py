@@ -13,9 +13,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from heliograph_proto.addresses import DEFAULT_URL, Address
+from heliograph_proto.devices import Activations
 from heliograph_proto.errors import ConfigurationError
 from heliograph_proto.sessions import LEVELS, LONGEST_DRAIN_SECONDS, LONGEST_LEASE_SECONDS, Limits, Quota
 from heliograph_proto.settings import Setting
@@ -414,7 +415,7 @@ class ServerConfig:
             "Precision of rows in products with quantized weights for clients of that protocol.",
             '"q8" rounds them to q8_0, as ggml does, which is two to three times as fast on CPUs. "auto": q8 '
             "on CPUs, f32 elsewhere.",
-            words=("auto", "f32", "q8"),
+            words=get_args(Activations),
             section="listening",
         ),
     ] = "auto"

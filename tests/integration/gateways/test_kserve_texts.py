@@ -43,6 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_encoder(add(made, "encoder"), "bert")
     write_model(add(made, "writer", "max_batch_size = 4\nmax_queue = 8\ncontext = 128"), "llama", "f16")
     write_model(add(made, "decoder", 'task = "embed"'), "llama", "f32")
+    write_model(add(made, "rounded", 'task = "embed"'), "llama", "q8_0")
+    write_model(add(made, "wide", 'task = "embed"\nactivations = "f32"'), "llama", "q8_0")
     write_model(add(made, "parts", "context = 128"), "llama", "f16", part_tensors=4)
     return made
 
@@ -93,6 +95,16 @@ def test_texts_become_the_vectors_of_our_own_client(models: ServedModels, name: 
         given.set_data_from_numpy(np.array(TEXTS, np.object_), binary_data=binary)
         over_http = models.http.infer(name, [given])
         np.testing.assert_allclose(over_http.as_numpy("embedding"), found, rtol=1e-5, atol=1e-6)
+
+
+def test_settings_say_whether_rows_are_rounded(models: ServedModels) -> None:
+    found = {one: models.grpc.infer(one, [texts(TEXTS)]).as_numpy("embedding") for one in ("rounded", "wide")}
+    with hg.connect(models.url) as session:
+        for name, activations in (("rounded", "q8"), ("wide", "f32")):
+            path = models.folder / name / "1" / "model.gguf"
+            expected = hg.llm.load(session, path, activations=activations).embed(TEXTS)
+            np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6)
+    assert abs(found["rounded"] - found["wide"]).max() > 1e-5
 
 
 def test_texts_of_several_clients_share_runs(models: ServedModels) -> None:
@@ -287,12 +299,14 @@ def test_a_broken_file_or_setting_is_reported_and_hurts_no_other(tmp_path: Path)
     hg.save(doubling(), place / "model.hgraph")
     (tmp_path / "graph" / "model.toml").write_text("context = 64")
     write_encoder(add(tmp_path, "good"), "bert")
+    write_model(add(tmp_path, "precision", 'activations = "q4"'), "llama", "f32")
     with served(tmp_path) as models:
-        until(lambda: len(states(models.grpc)) == 5, "all are seen")
+        until(lambda: len(states(models.grpc)) == 6, "all are seen")
         index = models.grpc.get_model_repository_index().models
         reasons = {one.name: one.reason for one in index}
         assert states(models.grpc)["good", "1"] == "READY"
     assert "writes no text" in reasons["wrong_task"]
     assert "no sequences" in reasons["sequences"]
+    assert "activations is 'q4'" in reasons["precision"]
     assert "settings of language models" in reasons["graph"]
     assert reasons["noise"]

@@ -77,8 +77,12 @@ def test_adapters_are_stored_as_the_converter_writes_them(
 ) -> None:
     path = write_model(tmp_path / "m.gguf", "llama", "f16")
     adapter = write_adapter(tmp_path / "a.gguf", path, rank=32, stored=stored)
-    llm = hg.llm.load(session, path, cache="f32", adapters=[adapter])
-    assert error_of(llm.logits(tokens()), merged(path, (adapter, 1.0)).logits(tokens())) < 1e-5
+    llm = hg.llm.load(session, path, cache="f32", adapters=[adapter], activations="f32")
+    expected = merged(path, (adapter, 1.0)).logits(tokens())
+    assert error_of(llm.logits(tokens()), expected) < 1e-5
+    rounded = hg.llm.load(session, path, cache="f32", adapters=[adapter]).logits(tokens())
+    is_rounded = stored == "q8_0"
+    assert (rounded != llm.logits(tokens())).any() == is_rounded and error_of(rounded, expected) < 1e-3
 
 
 def test_a_scale_changes_without_a_compile(session: hg.Session, model: Path, first: Path) -> None:

@@ -95,7 +95,7 @@ class Encoding:
         return self._product(f"{name}.attn_output", hg.reshape(attended, (x.shape[0], width)))
 
     def _product(self, name: str, x: hg.Value) -> hg.Value:
-        y = multiply(self._weight(f"{name}.weight"), x, self.config.activations)
+        y = multiply(self._weight(f"{name}.weight"), x, rounds_rows=self.config.rounds_rows)
         if f"{name}.scale" in self.weights:
             # Files with weights in nvfp4 have such.
             y = y * self._weight(f"{name}.scale")

@@ -17,6 +17,7 @@ import numpy as np
 
 import heliograph as hg
 from heliograph.llm.files.weights import File, LocalWeights, ServerFileWeights, open_file, unsupported
+from heliograph.llm.products import multiply, multiply_chosen
 
 ops = hg.ops
 
@@ -62,6 +63,8 @@ class Adaptation:
     loras: Sequence[Lora]
     #: f32 [1, adapters], or [n, adapters] for n tokens.
     scales: hg.Value
+    #: As in the model's configuration.
+    rounds_rows: bool
     _columns: dict[tuple[int, float], hg.Value] = field(default_factory=dict)
     _used: set[str] = field(default_factory=set)
 
@@ -76,28 +79,30 @@ class Adaptation:
     def product(self, tensor: str, y: hg.Value, x: hg.Value) -> hg.Value:
         """Return the product y of a model's matrix and rows x with those of the adapters added."""
         for number, lora in self._having(tensor):
-            inner = ops.mul_mat(self._matrix(number, lora, tensor, "a"), x)
-            y = y + ops.mul_mat(
-                self._matrix(number, lora, tensor, "b"), inner * self._column(number, lora, tensor)
-            )
+            inner = self._multiply(self._matrix(number, lora, tensor, "a"), x)
+            scaled = inner * self._column(number, lora, tensor)
+            y = y + self._multiply(self._matrix(number, lora, tensor, "b"), scaled)
         return y
 
     def experts(self, tensor: str, y: hg.Value, x: hg.Value, chosen: hg.Value) -> hg.Value:
         """As `product`, for the experts that each token chose: [n, used, m]."""
         for number, lora in self._having(tensor):
-            inner = ops.mul_mat_id(self._matrix(number, lora, tensor, "a"), x, chosen)
-            scale = hg.expand_dims(self._column(number, lora, tensor), axis=2)
-            y = y + ops.mul_mat_id(self._matrix(number, lora, tensor, "b"), inner * scale, chosen)
+            inner = self._multiply(self._matrix(number, lora, tensor, "a"), x, chosen)
+            scaled = inner * hg.expand_dims(self._column(number, lora, tensor), axis=2)
+            y = y + self._multiply(self._matrix(number, lora, tensor, "b"), scaled, chosen)
         return y
 
     def embedding(self, x: hg.Value, tokens: hg.Value) -> hg.Value:
         """Return the embeddings x of tokens with those of the adapters added."""
         for number, lora in self._having(EMBEDDING):
             rows = ops.get_rows(self._matrix(number, lora, EMBEDDING, "a"), tokens)
-            x = x + ops.mul_mat(
-                self._matrix(number, lora, EMBEDDING, "b"), rows * self._column(number, lora, EMBEDDING)
-            )
+            scaled = rows * self._column(number, lora, EMBEDDING)
+            x = x + self._multiply(self._matrix(number, lora, EMBEDDING, "b"), scaled)
         return x
+
+    def _multiply(self, matrix: hg.Value, x: hg.Value, *chosen: hg.Value) -> hg.Value:
+        product = multiply_chosen if chosen else multiply
+        return product(matrix, x, *chosen, rounds_rows=self.rounds_rows)
 
     def _having(self, tensor: str) -> list[tuple[int, Lora]]:
         self._used.add(tensor)
@@ -115,10 +120,12 @@ class Adaptation:
         return self._columns[key]
 
 
-def adapt(graph: hg.Graph, loras: Sequence[Lora], rows: int = 1) -> Adaptation | None:
+def adapt(graph: hg.Graph, loras: Sequence[Lora], rows: int = 1, *, rounds_rows: bool) -> Adaptation | None:
     """Add the input of scales to a graph: one row for all tokens, or one for each. None: the model
     has no adapters."""
-    return Adaptation(loras, graph.input(SCALES, (rows, len(loras)), "f32")) if loras else None
+    if not loras:
+        return None
+    return Adaptation(loras, graph.input(SCALES, (rows, len(loras)), "f32"), rounds_rows)
 
 
 @dataclass(slots=True)

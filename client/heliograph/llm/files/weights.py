@@ -28,7 +28,8 @@ class LocalWeights:
     """The tensors of a file here, or of the parts of one, which are mapped into memory."""
 
     def __init__(self, name: str, parts: Sequence[mmap.mmap], tensors: Mapping[str, GgufTensor]) -> None:
-        self._name = name
+        #: The name of the file in errors.
+        self.name = name
         self._parts = parts
         self._tensors = tensors
         #: The same array for each graph, so that its digest is taken once.
@@ -47,10 +48,10 @@ class LocalWeights:
         UnsupportedError."""
         found = self._tensors.get(name)
         if found is None:
-            raise missing(self._name, name)
+            raise missing(self.name, name)
         type_ = found.type
         if type_ is None:
-            raise unsupported(self._name, name, found.type_name)
+            raise unsupported(self.name, name, found.type_name)
         if name not in self._arrays:
             raw = np.frombuffer(self._parts[found.part], np.uint8, type_.nbytes, found.offset_bytes)
             self._arrays[name] = raw.view(type_.dtype.storage).reshape(type_.storage_shape)
@@ -115,9 +116,22 @@ def open_file(file: str | Path | hg.ServerWeights) -> File:
     parts = read_parts(path)
     header, data = joined(parts), []
     for part in parts:
-        with path.with_name(part.name).open("rb") as opened:
-            data.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+        end = max((one.offset_bytes + (one.nbytes or 0) for one in part.tensors), default=0)
+        data.append(_mapped(path.with_name(part.name), end))
     return File(header, LocalWeights(header.name, data, {one.name: one for one in header.tensors}))
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """Map a file of so many bytes at least. Raises InvalidModelError for one that is another now
+    than when its header was read."""
+    try:
+        with path.open("rb") as opened:
+            found = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise hg.InvalidModelError(f"cannot read {path}: {error}", advice="load it again") from None
+    if len(found) < size:
+        raise hg.InvalidModelError(f"{path} became shorter while it was read", advice="load it again")
+    return found
 
 
 def missing(file: str, name: str) -> hg.InvalidModelError:

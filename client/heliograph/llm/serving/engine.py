@@ -23,8 +23,15 @@ from heliograph.llm.files.weights import open_file
 from heliograph.llm.generating import Array, Engine, Speculation, inputs_of
 from heliograph.llm.graphs import carries
 from heliograph.llm.language_model import Asked, AsyncLanguageModel, Options
-from heliograph.llm.loading import CacheType, FileArgument, Loading, draft_of, engine_of, tokenizer_of
-from heliograph.llm.products import Activations
+from heliograph.llm.loading import (
+    CacheType,
+    FileArgument,
+    Loading,
+    check_rounding,
+    draft_of,
+    engine_of,
+    tokenizer_of,
+)
 from heliograph.llm.serving.answering import Answering
 from heliograph.llm.serving.drafting import Checking
 from heliograph.llm.serving.following import Following, masks_for, take_forced
@@ -42,6 +49,7 @@ from heliograph.llm.serving.scheduler import (
     Scheduler,
 )
 from heliograph.llm.speculating import UNFOUND, Draft, Speculator
+from heliograph_proto.devices import Activations
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +127,7 @@ class Server:
         bounds: Bounds | None = None,
         context: int | None = None,
         cache: CacheType = "f16",
-        activations: Activations = "f32",
+        activations: Activations = "auto",
         chat_template: str | None = None,
         adapters: Sequence[AdapterArgument] = (),
         draft: FileArgument | Draft | None = None,
@@ -138,6 +146,8 @@ class Server:
         how = Loading(context, cache, activations, adapters, dict(options))
         current = CurrentSession(session)
         engine = await asyncio.to_thread(engine_of, current, found, how)
+        async for _ in awaiting(check_rounding(current, how)):
+            pass
         tokenizer = await asyncio.to_thread(tokenizer_of, found, engine)
         model = AsyncLanguageModel(found.header, engine, tokenizer, chat_template)
         server = cls(current, model, engine, bounds, dict(options))

@@ -89,7 +89,7 @@ class PagedDecoder:
         positions = graph.input("start", (1,), "i32") + graph.constant(np.arange(count, dtype=np.int32))
         step = self._step(graph, graph.input("table", (1, pages), "i32"), places, positions)
         step.only_fills = True
-        step.adaptation = adapt(graph, self.loras)
+        step.adaptation = adapt(graph, self.loras, rounds_rows=self.config.rounds_rows)
         with suppress(FilledError):
             hidden(step, tokens)
         graph.output("end", positions[-1:] + 1)
@@ -114,7 +114,7 @@ class PagedDecoder:
         own = hg.where(is_active, position, 0)
         places = self._places(graph, table, own, is_active)
         step = self._step(graph, table, places, own)
-        step.adaptation = adapt(graph, self.loras, rows)
+        step.adaptation = adapt(graph, self.loras, rows, rounds_rows=self.config.rounds_rows)
         logits = step.logits(step.norm("output_norm", hidden(step, hg.maximum(token, 0))))
         chosen = choose(graph, logits, own, form, is_active)
         has_ended = hg.any(hg.expand_dims(chosen, axis=1) == ends, axis=1)
@@ -146,7 +146,7 @@ class PagedDecoder:
         proposed = proposed_tokens(graph, count, proposer, most)
         positions = position + graph.constant(np.arange(count + 1, dtype=np.int32))
         step = self._step(graph, graph.input("table", (1, pages), "i32"), places, positions)
-        step.adaptation = adapt(graph, self.loras)
+        step.adaptation = adapt(graph, self.loras, rounds_rows=self.config.rounds_rows)
         logits = step.logits(step.norm("output_norm", hidden(step, hg.concat([token, proposed], axis=0))))
         graph.output("chosen", checked(logits, positions, proposed, form))
         return graph

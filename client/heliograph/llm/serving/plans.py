@@ -39,7 +39,7 @@ class ServedPlans:
         options: Any,
     ) -> None:
         self._session, self._decoder, self._scheduler, self._loras = session, decoder, scheduler, loras
-        self._spreading = Spreading(session, partial(built, self._whole), options)
+        self._spreading = Spreading(session, partial(built, decoder.weights, self._whole), options)
         #: The plans, the least recently used first.
         self._plans: dict[Any, Any] = {}
         self._cache = replace(decoder.cache, name=f"{decoder.cache.name}-pages")
@@ -93,7 +93,7 @@ class ServedPlans:
             self._plans[key] = self._plans.pop(key)
         else:
             keep = partial(self._plans.__setitem__, key)
-            async for _ in awaiting(self._spreading.compiled(built(build)), keep):
+            async for _ in awaiting(self._spreading.compiled(built(self._decoder.weights, build)), keep):
                 pass
             others = [one for one in self._plans if one != self._first]
             for oldest in others[: max(0, len(self._plans) - MOST_PLANS)]:
@@ -131,7 +131,7 @@ class ServedPlans:
     def _later(self, sizes: Sequence[int]) -> Iterator[hg.Graph]:
         """Yield the graphs of prompts and of a choice among candidates, for the largest tables."""
         decoder, pages = self.decoder(is_adapted=bool(self._loras)), self._scheduler.table_sizes[-1]
-        yield from (built(partial(decoder.fill, size, pages)) for size in sizes)
+        yield from (built(self._decoder.weights, partial(decoder.fill, size, pages)) for size in sizes)
         rows = next(size for size in SIZES if size >= self._scheduler.bounds.answers)
         yield decoder.decode(rows, pages, Form(CANDIDATES, is_biased=True, has_logprobs=True))
 

@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import blake2b
 
 from heliograph_proto import commands as c
-from heliograph_proto.devices import DeviceType
+from heliograph_proto.devices import rounds_rows
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.types import TensorType
 from heliograph_server.gateways.ggml_rpc import wire
@@ -62,9 +62,7 @@ class RpcDevice:
         self._session = session
         #: The devices whose products with blocks round their rows.
         self._rounding = frozenset(
-            number
-            for number, one in enumerate(session.info.devices)
-            if activations == "q8" or (activations == "auto" and one.type is DeviceType.CPU)
+            number for number, one in enumerate(session.info.devices) if rounds_rows(activations, [one.type])
         )
         self._version = version
         self.names = session.device_names

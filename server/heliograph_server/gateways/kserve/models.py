@@ -115,8 +115,10 @@ def open_model(sessions: ModelSessions, path: Path, settings: ModelSettings) -> 
         _check_text_settings(settings)
         if _task(path, settings) == "generate":
             return WritingModel(Writer(sessions, path, settings))
-    elif settings.task or settings.context or settings.cache_tokens:
-        raise hg.InvalidModelError("task, context and cache_tokens are settings of language models")
+    elif settings.task or settings.context or settings.cache_tokens or settings.activations:
+        raise hg.InvalidModelError(
+            "task, context, cache_tokens and activations are settings of language models"
+        )
     openers = {"onnx": _onnx, "hgraph": _hgraph, "gguf": _embedding}
     session = sessions.open()
     try:
@@ -147,8 +149,8 @@ def _task(path: Path, settings: ModelSettings) -> str:
 
 
 def _embedding(session: hg.Session, path: Path, settings: ModelSettings) -> tuple[ModelPorts, Run]:
-    options: dict[str, Any] = {"devices": list(settings.devices) or None, "timeout": COMPILE_SECONDS}
-    model = hg.llm.load(session, path, context=settings.context or None, **options)
+    options = {"timeout": COMPILE_SECONDS, **settings.loading}
+    model = hg.llm.load(session, path, **options)
     # One computes the texts of a run at a time.
     turn = threading.Lock()
     most = MOST_TEXTS if settings.max_batch_size is None else settings.max_batch_size or 1

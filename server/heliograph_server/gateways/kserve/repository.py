@@ -12,8 +12,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from heliograph_proto.devices import Activations
 from heliograph_proto.errors import InvalidArgumentError, InvalidModelError, UnavailableError
 from heliograph_proto.gguf import part_name
 from heliograph_server.gateways.kserve.batching import BatchPolicy
@@ -72,6 +73,8 @@ class ModelSettings:
     #: The most tokens of a prompt with its answer, and of all answers' cache; 0: the defaults.
     context: int = 0
     cache_tokens: int = 0
+    #: The precision of rows in products with quantized weights, as of `hg.llm.load`; "": the default.
+    activations: str = ""
     #: Shapes of inputs without the batch, by name, for which plans are made before the model is
     #: ready.
     warm_up: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -82,6 +85,12 @@ class ModelSettings:
             return ()
         powers = (2**power for power in range(most_rows.bit_length()))
         return tuple(sorted({*(self.batch_sizes or powers), most_rows}))
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The arguments of `hg.llm.load` that are set."""
+        given = {"context": self.context, "activations": self.activations, "devices": list(self.devices)}
+        return {name: value for name, value in given.items() if value}
 
     def policy(self, most_rows: int) -> BatchPolicy:
         """Return the rules of the queue."""
@@ -290,10 +299,13 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _task(key: str, value: Any) -> str:
-    if value not in TASKS:
-        raise InvalidArgumentError(f"{key} is {value!r:.80}", advice=" or ".join(map(repr, TASKS)))
-    return str(value)
+def _word(*known: str) -> Any:
+    def read(key: str, value: Any) -> str:
+        if value not in known:
+            raise InvalidArgumentError(f"{key} is {value!r:.80}", advice=" or ".join(map(repr, known)))
+        return str(value)
+
+    return read
 
 
 def _shapes(key: str, value: Any) -> dict[str, tuple[int, ...]]:
@@ -320,8 +332,9 @@ _READERS: dict[str, Any] = {
     "devices": _names,
     "sequences": _integer(0, MOST_SEQUENCES),
     "sequence_idle_seconds": _number(1, MOST_IDLE_SECONDS, "seconds"),
-    "task": _task,
+    "task": _word(*TASKS),
     "context": _integer(1, MOST_TOKENS),
     "cache_tokens": _integer(1, MOST_TOKENS),
+    "activations": _word(*get_args(Activations)),
     "warm_up": _shapes,
 }

@@ -72,10 +72,7 @@ class Writer:
         )
         session = await sessions.open_aio()
         try:
-            options: Any = {"devices": list(settings.devices)} if settings.devices else {}
-            server = await Server.load(
-                session, path, bounds=bounds, context=settings.context or None, **options
-            )
+            server = await Server.load(session, path, bounds=bounds, **settings.loading)
         except BaseException:
             await session.close()
             raise
