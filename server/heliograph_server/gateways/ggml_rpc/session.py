@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError as CancelledFutureError
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from heliograph_proto import commands as c
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError
@@ -25,6 +25,13 @@ NODE_BYTES = 20
 MOST_UNAWAITED = 256
 #: The most commands that are held to be submitted together.
 MOST_HELD = 32
+
+
+class Memory(NamedTuple):
+    """The handles of a buffer, and of all of its bytes as a tensor."""
+
+    buffer: int
+    bytes: int
 
 
 class GatewaySession:
@@ -158,14 +165,15 @@ class GatewaySession:
 
     # Memory
 
-    def allocate(self, device: str, size: int) -> int | HeliographError:
-        """Return the handle of new memory as bytes, or the error why there is none."""
-        tensor = self.handle()
-        error = self.attempt(c.Allocate(tensor, TensorType(_BYTE, (max(1, size),)), device))
-        if error is None:
-            return tensor
-        self.free(tensor)
-        return error
+    def allocate(self, device: str, size: int) -> Memory | HeliographError:
+        """Return new memory, or the error why there is none."""
+        made, size = Memory(self.handle(), self.handle()), max(1, size)
+        error = self.attempt(c.AllocateBuffer(made.buffer, size, device))
+        if error is not None:
+            self.free(made.buffer)
+            return error
+        self.call(c.PlaceTensor(made.bytes, made.buffer, 0, TensorType(_BYTE, (size,))))
+        return made
 
     def view(self, source: int, offset: int, type: TensorType) -> int:
         """Return the handle of a part of memory as a tensor."""
