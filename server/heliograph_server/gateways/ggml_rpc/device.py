@@ -245,7 +245,7 @@ class RpcDevice:
         self._graphs.move_to_end(key)
         assert known.runs is not None
         for one in known.runs:
-            self._session.send(one.command, *one.copies)
+            self._session.run(one.command, one.copies)
 
     def _compile(self, known: _KnownGraph, message: wire.GraphMessage) -> None:
         name = self.check_device(message.device)

@@ -15,6 +15,8 @@ from heliograph_proto.types import DTYPES, TensorType
 from heliograph_server.compile.turns import CompileTurns
 from heliograph_server.resources.principals import Principal
 from heliograph_server.runtime.host import Host
+from heliograph_server.session.parts.callers_stream import by_caller
+from heliograph_server.session.parts.quiet_memory import QuietMemory
 
 T = TypeVar("T")
 
@@ -68,8 +70,9 @@ class GatewaySession:
         self._most_bytes = max(self.piece_bytes, self.info.limits.in_flight_bytes // 4)
         self._on_lost = on_lost
         self._turns, self._compile_seconds = turns, compile_seconds
-        # Nothing interrupts the connection's thread, so it does what is short itself.
-        self._session.attach(self._apply, self._lose, at_once=lambda: True)
+        self._memory = QuietMemory(self._session.inside)
+        # Nothing interrupts the connection's thread, so it does the work itself.
+        self._session.attach(self._apply, self._lose, at_once=lambda: True, queue=by_caller)
 
     def close(self) -> None:
         """End the session and free its memory."""
@@ -187,6 +190,10 @@ class GatewaySession:
 
     def set(self, tensor: int, offset: int, data: bytearray) -> None:
         """Write bytes, of one piece at most. Waits while much is in flight."""
+        if not self._may_wait:
+            self.flush()
+        if not self._held and self._memory.write(tensor, offset, data):
+            return
         command = c.SetTensor(tensor, offset, data)
         self._in_flight_bytes += len(data)
         if self._in_flight_bytes > self._most_bytes:
@@ -197,6 +204,11 @@ class GatewaySession:
 
     def get(self, tensor: int, offset: int, size: int) -> c.Bytes:
         """Return bytes, of one piece at most, after all that was sent before."""
+        self.flush()
+        self._check()
+        found = bytearray(size)
+        if self._memory.read(tensor, offset, memoryview(found)):
+            return found
         self._in_flight_bytes = 0
         return self.call(c.GetTensor(tensor, offset, size)).data
 
@@ -211,6 +223,14 @@ class GatewaySession:
         return True
 
     # Plans
+
+    def run(self, run: c.RunCommand, copies: Sequence[c.CopyTensor]) -> None:
+        """Send a run, and copies of its results. Raises the error of an earlier command."""
+        self.send(run)
+        self.flush()
+        for one in copies:
+            if self._held or not self._memory.copy(one.source, one.destination):
+                self.send(one)
 
     def in_turn(self, size_bytes: int, call: Callable[[], T]) -> T:
         """Compute something about a graph whose message has so many bytes, in the tenant's turn.
