@@ -28,6 +28,8 @@ MOST_TENSORS = 65_536
 MOST_BUFFERS = 4_096
 MOST_UIDS = 1_024
 MOST_COMPILED = 64
+#: The most places of writes that are known by their description.
+MOST_PLACES = 256
 #: The most bytes of messages, packed, from which graphs are compiled again.
 MOST_KEPT_BYTES = 128 * 2**20
 
@@ -79,6 +81,8 @@ class RpcDevice:
         #: The digest of the graph of each (device, uid).
         self._uids: dict[tuple[int, int], bytes] = {}
         self._kept_bytes = 0
+        #: The places of the last writes, by their description; a freed buffer empties it.
+        self._places: dict[tuple[bytes, int], tuple[Buffer, int]] = {}
 
     def check_device(self, device: int) -> str:
         """Return the name of a device. Raises RefusedError."""
@@ -118,6 +122,7 @@ class RpcDevice:
             if handle in known.buffers:
                 self._release(known)
         self._session.free(*self._memory.pop(handle))
+        self._places.clear()
         self._written.discard(handle)
         self._ordered.discard(handle)
 
@@ -136,6 +141,18 @@ class RpcDevice:
     def part(self, tensor: wire.Tensor, offset: int, size: int) -> tuple[Buffer, int]:
         """Return the place of bytes of a tensor. Raises RefusedError."""
         return self._buffers.part(tensor, offset, size)
+
+    def place_of(self, head: memoryview, size: int) -> tuple[Buffer, int]:
+        """Return the place of the bytes of a SET_TENSOR. Raises WireError, RefusedError.
+
+        The inputs of a graph that is computed again have the descriptions that they had before.
+        """
+        key = bytes(head), size
+        if (found := self._places.get(key)) is None:
+            if len(self._places) >= MOST_PLACES:
+                self._places.clear()
+            found = self._places[key] = self.part(*wire.set_tensor(head), size)
+        return found
 
     def set(self, buffer: Buffer, offset: int, data: bytearray) -> None:
         """Write a piece."""
