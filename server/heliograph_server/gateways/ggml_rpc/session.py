@@ -225,9 +225,11 @@ class GatewaySession:
     # Plans
 
     def run(self, run: c.RunCommand, copies: Sequence[c.CopyTensor]) -> None:
-        """Send a run, and copies of its results. Raises the error of an earlier command."""
+        """Send a run, and copies of its results. Raises its error if that is known, or one of
+        before."""
         self.send(run)
         self.flush()
+        self._check()
         for one in copies:
             if self._held or not self._memory.copy(one.source, one.destination):
                 self.send(one)
