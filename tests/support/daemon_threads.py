@@ -133,10 +133,12 @@ async def _quiet() -> None:
 
 
 @contextmanager
-def thread_daemon(limits: Limits | None = None, **options: Any) -> Iterator[ThreadDaemon]:
-    """One with a CPU device that needs no compiler. Nothing is held or open in its exchange at the
-    end. `options`: of its configuration."""
-    made = ThreadDaemon(CpuDevice(threads=1, native=False), limits, **options)
+def thread_daemon(
+    limits: Limits | None = None, *, native: bool = False, **options: Any
+) -> Iterator[ThreadDaemon]:
+    """One with a CPU device, which needs no compiler unless it is `native`. Nothing is held or open
+    in its exchange at the end. `options`: of its configuration."""
+    made = ThreadDaemon(CpuDevice(threads=1, native=native), limits, **options)
     try:
         yield made
     finally:

@@ -283,6 +283,8 @@ class Tensor:
     @property
     def is_contiguous(self) -> bool:
         """True if its elements lie in row-major order without gaps."""
+        if not self.strides:
+            return True
         pairs = zip(self.type.shape, self.byte_strides, self.type.strides, strict=True)
         return self.type.size == 0 or all(size == 1 or mine == plain for size, mine, plain in pairs)
 

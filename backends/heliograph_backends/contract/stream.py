@@ -152,6 +152,8 @@ class Stream(ABC):
 
     #: The device whose work it queues.
     device: Device
+    #: True if work is computed when it returns, so that any thread may perform it in its turn.
+    is_done_on_return = False
 
     @abstractmethod
     def submit(self, work: Callable[[], None], done: Done) -> None:

@@ -128,8 +128,8 @@ class CpuPlanMemory:
         base = self.tensors[slot]
         assert base is not None, "a step reads an unbound slot"
         assert value not in self.packed, "a packed weight is no array"
-        type, memory = self.graph.type_of(value), self._held[slot].memory
-        return array_over(memory, type, base.offset_bytes + offset, strides)
+        type, held = self.graph.type_of(value), self._held[slot]
+        return array_over(held.memory, type, base.offset_bytes + offset - held.start, strides)
 
     def elements(self, value: int) -> np.ndarray[Any, Any]:
         """Return a copy of a value's elements while its address is bound, with or without a
@@ -214,7 +214,8 @@ class CpuPlanMemory:
         base = self.tensors[slot]
         if base is None:
             return None
-        return array_over(self._held[slot].memory, base.type, base.offset_bytes, base.byte_strides)
+        held = self._held[slot]
+        return array_over(held.memory, base.type, base.offset_bytes - held.start, base.byte_strides)
 
     # Parts
 
@@ -268,10 +269,11 @@ class CpuPlanMemory:
         assert isinstance(buffer, HostBuffer), "the CPU computes on host memory"
         if tensor.offset_bytes + expected.nbytes > buffer.memory.nbytes:
             raise InvalidInputError(f"a tensor of {expected} reaches outside {buffer!r}")
-        held = buffer.hold(form, writes=writes)
+        start = tensor.offset_bytes
+        held = buffer.hold(start, start + expected.nbytes, form, writes=writes)
         self.tensors[slot] = tensor
         self._held[slot] = held
-        self.addresses[slot] = held.address + tensor.offset_bytes
+        self.addresses[slot] = held.address + start
 
     def _target(self, place: int, output: Tensor | None) -> Tensor | None:
         """Return the tensor that a run writes for an output: its own, or another; None if none is

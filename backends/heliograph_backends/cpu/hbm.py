@@ -42,10 +42,7 @@ class HbmBufferType(HostBufferType):
         except OutOfMemoryError:
             self.budget.give(size_bytes)
             raise
-        reorders = usage is Usage.WEIGHTS
-        return HostBuffer(
-            self, memory, usage, on_free=lambda: self.budget.give(size_bytes), reorders=reorders
-        )
+        return HostBuffer(self, memory, usage, on_free=lambda: self.budget.give(size_bytes), reorders=True)
 
 
 def hbm_buffer_types(device: Device, budget: MemoryBudget) -> tuple[HbmBufferType, ...]:

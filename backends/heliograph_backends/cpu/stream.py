@@ -25,6 +25,8 @@ CLOSE_SECONDS = 30.0
 class CpuStream(Stream):
     """One worker thread. Work is computed when it returns, so `done` is called right after it."""
 
+    is_done_on_return = True
+
     def __init__(self, device: Device, name: str) -> None:
         self.device = device
         self._queue: deque[Item] = deque()

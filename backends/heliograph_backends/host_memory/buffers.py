@@ -125,7 +125,7 @@ class HostBufferType(BufferType):
             memory,
             usage,
             on_free=lambda: self.budget.give(size_bytes),
-            reorders=usage is Usage.WEIGHTS,
+            reorders=True,
         )
 
     def wrap(self, memory: memoryview) -> HostBuffer:
@@ -135,7 +135,7 @@ class HostBufferType(BufferType):
 
 
 class HostBuffer(Buffer):
-    """A block of host memory. With `reorders`, plans may change the order of its bytes."""
+    """A block of host memory. With `reorders`, plans may change the order of weights in it."""
 
     buffer_type: HostBufferType
 
@@ -154,9 +154,12 @@ class HostBuffer(Buffer):
         #: The bytes. If the buffer is not plain, their order is known only while it is held.
         self.memory = memory
         self.address = int(memory.ctypes.data)
-        self._held = Held(memory, self.address)
-        self._order = ByteOrder(memory, buffer_type.budget, aligned_bytes) if reorders else None
         self._lock = threading.Lock()
+        #: The plans that hold the bytes while they are plain.
+        self._plain_holders = 0
+        self._held = Held(memory, self.address, release=self._release_plain)
+        self._reorders = reorders
+        self._order = self._new_order() if reorders and usage is Usage.WEIGHTS else None
         self._on_free: Callable[[], None] | None = on_free
 
     def __repr__(self) -> str:
@@ -167,9 +170,30 @@ class HostBuffer(Buffer):
     def is_plain(self) -> bool:
         return self._order is None
 
-    def hold(self, form: Form | None = None, *, writes: bool = False) -> Held:
-        """As `ByteOrder.hold`."""
-        return self._held if self._order is None else self._order.hold(form, writes=writes)
+    def hold(self, start: int, end: int, form: Form | None = None, *, writes: bool = False) -> Held:
+        """As `ByteOrder.hold`, until the holder releases it."""
+        if self._order is None:
+            with self._lock:
+                if self._order is None:
+                    self._plain_holders += 1
+                    return self._held
+        return self._order.hold(start, end, form, writes=writes)
+
+    def _release_plain(self) -> None:
+        with self._lock:
+            self._plain_holders -= 1
+
+    def _new_order(self) -> ByteOrder:
+        return ByteOrder(self.memory, self.buffer_type.budget, aligned_bytes)
+
+    def set_usage(self, usage: Usage) -> None:
+        """Set the usage. Plans may change the order of weights from then on, unless one holds the
+        bytes now."""
+        super().set_usage(usage)
+        with self._lock:
+            may = self._reorders and self._order is None and not self._plain_holders
+            if may and usage is Usage.WEIGHTS and self._on_free is not None:
+                self._order = self._new_order()
 
     def set(self, offset_bytes: int, data: memoryview) -> None:
         if not data.nbytes:
@@ -230,7 +254,11 @@ class HostBuffer(Buffer):
 
         The bytes of a buffer that is not plain stay in their own order from then on.
         """
-        return array_over(self.hold().memory, type, offset_bytes, strides)
+        if self._order is None:
+            return array_over(self.memory, type, offset_bytes, strides)
+        extent = Tensor(type, self, offset_bytes, strides).extent_bytes
+        held = self.hold(offset_bytes, offset_bytes + extent)
+        return array_over(held.memory, type, offset_bytes - held.start, strides)
 
     def free(self) -> None:
         with self._lock:

@@ -49,6 +49,7 @@ from heliograph_server.session.bulk import Downloads
 from heliograph_server.session.handoff import TensorHandoff
 from heliograph_server.session.observers import RunObservers
 from heliograph_server.session.operations import Operations, tell_weights
+from heliograph_server.session.parts.callers_stream import QueueOf, own_thread
 from heliograph_server.session.parts.edges import Edges
 from heliograph_server.session.parts.releases import Releases
 from heliograph_server.session.parts.resumable_loops import ResumableLoops
@@ -90,8 +91,6 @@ logger = logging.getLogger(__name__)
 
 #: The most memory that a session shares with its client; the system allocates it page by page.
 SHARED_BYTES = 128 * 2**20
-
-
 #: The time that a cancelled run has to finish a step that has begun to write variables.
 STEP_SECONDS = 10.0
 
@@ -149,6 +148,7 @@ class Executor:
         self._on_end: Callable[[HeliographError], None] | None = None
         self._on_quiet: Callable[[], None] | None = None
         self._at_once: Callable[[], bool] = lambda: False
+        self._queue: QueueOf = own_thread
         #: Keeps commands while the session is held still.
         self.stillness = Stillness(self)
         #: Calls to make without the lock, and whether a thread is making them.
@@ -160,16 +160,9 @@ class Executor:
 
     def _operations(self, services: SessionServices) -> Operations:
         return Operations(
-            services,
-            self.staging,
-            self.uploads,
-            self.downloads,
-            self,
-            self._observers.get,
-            self._handoff,
-            self._book,
-            self.resumable.take,
-        )
+            services, self.staging, self.uploads, self.downloads, self, self._observers.get, self._handoff,
+            self._book, self.resumable.take,
+        )  # fmt: skip
 
     def _instruction_handlers(self) -> dict[type, Callable[[Any], None]]:
         return {
@@ -207,12 +200,14 @@ class Executor:
         on_end: Callable[[HeliographError], None] | None = None,
         *,
         at_once: Callable[[], bool] = lambda: False,
+        queue: QueueOf = own_thread,
     ) -> None:
         """Begin the command stream.
 
         The callbacks are called from any thread, one at a time, and must not block or raise.
         `on_end` receives the error that closed the session, after the last batch. `submit` performs
-        short runs itself where `at_once` says that nothing interrupts its thread.
+        short runs itself where `at_once` says that nothing interrupts its thread. `queue` makes the
+        session's device queue of a device's stream: see `by_caller`.
 
         Raises HandleExistsError for a second stream, or the error that closed the session.
         """
@@ -221,7 +216,8 @@ class Executor:
                 raise self.core.closed.anew()
             if self._on_batch is not None:
                 raise HandleExistsError("the session has its command stream already")
-            self._on_batch, self._on_end, self._at_once = on_batch, on_end, at_once
+            self._on_batch, self._on_end = on_batch, on_end
+            self._at_once, self._queue = at_once, queue
         # Device changes since the session was opened.
         self.deliver()
 
@@ -479,7 +475,7 @@ class Executor:
     def _open_queue(self, instruction: OpenQueue) -> None:
         queue = instruction.queue
         try:
-            queue.stream = self._devices.device(queue.device).stream()
+            queue.stream = self._queue(self._devices.device(queue.device).stream(), self._later)
         except Exception as error:
             self.core.queue_failed(queue, typed(error, f"making a stream of device {queue.device}"))
 

@@ -130,6 +130,33 @@ def test_a_plan_does_not_assign_the_packed_weight_of_another(session: hg.Session
     plan.free()
 
 
+def test_each_tensor_of_a_buffer_is_a_packed_weight_of_its_own(session: hg.Session) -> None:
+    buffer = session.buffer(2 * FIRST.nbytes + 64, usage="weights")
+    one, other = (buffer.place(SHAPE, "f32", offset_bytes=at) for at in (0, FIRST.nbytes + 64))
+    one.set(FIRST)
+    other.set(SECOND)
+    plans = [session.compile(only_product(), weights={"w": each}) for each in (one, other)]
+    changed = changed_row(session, other, SECOND)
+    for plan, tensor, expected in zip(plans, (one, other), (FIRST, changed), strict=True):
+        assert np.allclose(plan.run(x=X)["y"], X @ expected, atol=1e-4)
+        assert np.array_equal(tensor.get(), expected)
+
+
+def test_a_buffer_becomes_one_for_weights_beside_plans_that_read_it_as_it_is(session: hg.Session) -> None:
+    buffer = session.buffer(FIRST.nbytes)
+    tensor = buffer.place(SHAPE, "f32")
+    tensor.set(FIRST)
+    reader = session.compile(product(), weights={"w": tensor})
+    for _ in range(2):
+        buffer.set_usage("weights")
+        plan = session.compile(only_product(), weights={"w": tensor})
+        assert np.allclose(plan.run(x=X)["y"], X @ FIRST, atol=1e-4)
+        check(reader, FIRST)
+        reader.free()
+        reader = session.compile(product(), weights={"w": tensor})
+    check(reader, set_whole(session, tensor, FIRST))
+
+
 def test_a_plan_reads_what_another_one_assigns_in_a_buffer_for_weights(session: hg.Session) -> None:
     tensor = session.buffer(FIRST.nbytes, usage="weights").place(SHAPE, "f32")
     tensor.set(FIRST)

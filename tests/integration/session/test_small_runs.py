@@ -514,7 +514,7 @@ def test_a_small_copy_keeps_nobody_waiting_while_its_weight_is_packed(
     attached: Attached, kind: c.CommandKind
 ) -> None:
     weight, form = buffer_of(attached, 7, Usage.WEIGHTS), SlowForm()
-    packing = threading.Thread(target=weight.hold, args=(form,), name="packing")
+    packing = threading.Thread(target=weight.hold, args=(0, SMALL.nbytes, form), name="packing")
     packing.start()
     assert form.begun.wait(SECONDS)
     attached.session.submit([c.Command(3, kind, notify=True)])

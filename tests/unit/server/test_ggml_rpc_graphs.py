@@ -10,7 +10,7 @@ import pytest
 
 from heliograph_server.gateways.ggml_rpc import ops, wire
 from heliograph_server.gateways.ggml_rpc.buffers import Buffer, Buffers
-from heliograph_server.gateways.ggml_rpc.graphs import COMPUTE_FLAG, bound_graphs
+from heliograph_server.gateways.ggml_rpc.graphs import COMPUTE_FLAG, bound_graphs, steps_of
 
 F32 = 0
 
@@ -44,7 +44,7 @@ def calls_of(nodes: int, apart: int) -> int:
     message = wire.GraphMessage(0, 0, tuple(range(2, 2 * nodes + 1, 2)), tuple(tensors))
     sys.setprofile(count)
     try:
-        bound_graphs(message, buffers)
+        bound_graphs(steps_of(message, buffers))
     finally:
         sys.setprofile(None)
     return found
@@ -91,6 +91,6 @@ def test_rows_are_rounded_for_a_matrix_of_blocks_if_that_is_asked_for(
 ) -> None:
     message, buffers = product_of(weight_type, block_bytes, block, matrices)
     for asked in (True, False):
-        (found,) = bound_graphs(message, buffers, rounds_rows=asked)
+        (found,) = bound_graphs(steps_of(message, buffers), rounds_rows=asked)
         rounded = [node for node in found.graph.nodes if node.op == "cast" and "q8_0" in str(node)]
         assert bool(rounded) == (rounds and asked)

@@ -32,9 +32,9 @@ class Builder:
     def shape(self, value: Value) -> tuple[int, ...]:
         return self._made[value].type.shape
 
-    def leaf(self, type: TensorType) -> Value:
-        """Add a variable that will be bound to memory."""
-        self._made.append(Leaf(LeafKind.VARIABLE, f"m{len(self._made)}", type))
+    def leaf(self, type: TensorType, kind: LeafKind = LeafKind.VARIABLE) -> Value:
+        """Add a variable, or a weight, that will be bound to memory."""
+        self._made.append(Leaf(kind, f"m{len(self._made)}", type))
         return len(self._made) - 1
 
     def node(self, op: str, *operands: Value, **attributes: Any) -> Value:

@@ -90,10 +90,14 @@ class Stream:
             self._first = count
             done += count
 
-    def send(self, data: c.Bytes) -> None:
-        """Send bytes. Raises TimeoutError, OSError."""
+    def send(self, *pieces: c.Bytes) -> None:
+        """Send bytes, in one packet if they are few. Raises TimeoutError, OSError."""
         self._allow(SILENT_SECONDS)
-        self._socket.sendall(data)
+        sent = self._socket.sendmsg(pieces)
+        for piece in pieces:
+            if sent < len(piece):
+                self._socket.sendall(memoryview(piece)[sent:])
+            sent = max(0, sent - len(piece))
 
 
 class Connection:
@@ -187,18 +191,16 @@ class Connection:
         """Send bytes; small ones in one packet with their size."""
         head = size.to_bytes(8, "little")
         for piece in pieces:
-            if head:
-                piece, head = head + bytes(piece), b""
-            self._stream.send(piece)
+            self._stream.send(head, piece)
+            head = b""
         if head:
             self._stream.send(head)
 
     def _set(self, size: int) -> None:
         if size < wire.SET_BYTES:
             raise wire.WireError(f"a SET_TENSOR of {size} bytes")
-        tensor, offset = wire.set_tensor(self._stream.take(wire.SET_BYTES))
-        left = size - wire.SET_BYTES
-        self._take_into(*self.device.part(tensor, offset, left), left)
+        head, left = self._stream.take(wire.SET_BYTES), size - wire.SET_BYTES
+        self._take_into(*self.device.place_of(head, left), left)
 
     def _set_pieces(self, size: int) -> None:
         if size < wire.PIECES_BYTES:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 
 from heliograph_proto import commands as c
-from heliograph_proto.devices import rounds_rows
+from heliograph_proto.devices import DeviceType, Usage, rounds_rows
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.types import TensorType
 from heliograph_server.gateways.ggml_rpc import wire
 from heliograph_server.gateways.ggml_rpc.buffers import Buffer, Buffers, RefusedError
-from heliograph_server.gateways.ggml_rpc.graphs import BoundGraph, bound_graphs
-from heliograph_server.gateways.ggml_rpc.session import NODE_BYTES, GatewaySession
+from heliograph_server.gateways.ggml_rpc.graphs import BoundGraph, bound_graphs, steps_of, written_by
+from heliograph_server.gateways.ggml_rpc.session import NODE_BYTES, GatewaySession, Memory
 from heliograph_server.gateways.ggml_rpc.tracing import Region
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ MOST_TENSORS = 65_536
 MOST_BUFFERS = 4_096
 MOST_UIDS = 1_024
 MOST_COMPILED = 64
+#: The most places of writes that are known by their description.
+MOST_PLACES = 256
 #: The most bytes of messages, packed, from which graphs are compiled again.
 MOST_KEPT_BYTES = 128 * 2**20
 
@@ -48,8 +50,9 @@ class _KnownGraph:
     """A graph that was computed."""
 
     packed: bytes
-    #: Buffers that it uses.
+    #: Buffers that it uses, and those among them whose memory is its weights.
     buffers: frozenset[int] = frozenset()
+    weights: frozenset[int] = frozenset()
     #: None: it is compiled again when it is needed.
     runs: tuple[_Run, ...] | None = None
 
@@ -60,19 +63,26 @@ class RpcDevice:
     def __init__(self, session: GatewaySession, version: wire.Version, activations: str = "auto") -> None:
         """`activations`: as the setting `ggml_rpc_activations`."""
         self._session = session
+        types = [one.type for one in session.info.devices]
+        self._on_cpus = frozenset(number for number, one in enumerate(types) if one is DeviceType.CPU)
         #: The devices whose products with blocks round their rows.
         self._rounding = frozenset(
-            number for number, one in enumerate(session.info.devices) if rounds_rows(activations, [one.type])
+            number for number, one in enumerate(types) if rounds_rows(activations, [one])
         )
         self._version = version
         self.names = session.device_names
         self._buffers = Buffers()
-        #: The session's handle of each buffer.
-        self._memory: dict[int, int] = {}
+        #: The session's memory of each buffer.
+        self._memory: dict[int, Memory] = {}
+        #: The buffers that graphs have written, and those whose memory is weights of graphs.
+        self._written: set[int] = set()
+        self._ordered: set[int] = set()
         self._graphs: OrderedDict[bytes, _KnownGraph] = OrderedDict()
         #: The digest of the graph of each (device, uid).
         self._uids: dict[tuple[int, int], bytes] = {}
         self._kept_bytes = 0
+        #: The places of the last writes, by their description; a freed buffer empties it.
+        self._places: dict[tuple[bytes, int], tuple[Buffer, int]] = {}
 
     def check_device(self, device: int) -> str:
         """Return the name of a device. Raises RefusedError."""
@@ -111,15 +121,18 @@ class RpcDevice:
         for known in self._graphs.values():
             if handle in known.buffers:
                 self._release(known)
-        self._session.free(self._memory.pop(handle))
+        self._session.free(*self._memory.pop(handle))
+        self._places.clear()
+        self._written.discard(handle)
+        self._ordered.discard(handle)
 
     def clear(self, handle: int, value: int) -> None:
         buffer = self._buffers.get(handle)
-        self._session.send(c.Memset(self._memory[handle], 0, buffer.size, value))
+        self._session.send(c.Memset(self._memory[handle].bytes, 0, buffer.size, value))
 
     def memset(self, found: wire.Range) -> None:
         buffer, offset = self._buffers.part(found.tensor, found.offset, found.size)
-        self._session.send(c.Memset(self._memory[buffer.handle], offset, found.size, found.value))
+        self._session.send(c.Memset(self._memory[buffer.handle].bytes, offset, found.size, found.value))
 
     def check_tensor(self, tensor: wire.Tensor) -> None:
         """Check that a tensor lies in its buffer. Raises RefusedError."""
@@ -129,9 +142,21 @@ class RpcDevice:
         """Return the place of bytes of a tensor. Raises RefusedError."""
         return self._buffers.part(tensor, offset, size)
 
+    def place_of(self, head: memoryview, size: int) -> tuple[Buffer, int]:
+        """Return the place of the bytes of a SET_TENSOR. Raises WireError, RefusedError.
+
+        The inputs of a graph that is computed again have the descriptions that they had before.
+        """
+        key = bytes(head), size
+        if (found := self._places.get(key)) is None:
+            if len(self._places) >= MOST_PLACES:
+                self._places.clear()
+            found = self._places[key] = self.part(*wire.set_tensor(head), size)
+        return found
+
     def set(self, buffer: Buffer, offset: int, data: bytearray) -> None:
         """Write a piece."""
-        self._session.set(self._memory[buffer.handle], offset, data)
+        self._session.set(self._memory[buffer.handle].bytes, offset, data)
 
     @property
     def piece_bytes(self) -> int:
@@ -140,7 +165,7 @@ class RpcDevice:
     def get(self, found: wire.Range) -> Iterator[c.Bytes]:
         """Return bytes of a tensor, in pieces. Checks first; raises RefusedError."""
         buffer, offset = self._buffers.part(found.tensor, found.offset, found.size)
-        return self._pieces(self._memory[buffer.handle], offset, found.size)
+        return self._pieces(self._memory[buffer.handle].bytes, offset, found.size)
 
     def _pieces(self, memory: int, offset: int, size: int) -> Iterator[c.Bytes]:
         for start in range(0, size, self.piece_bytes):
@@ -152,7 +177,7 @@ class RpcDevice:
         return (
             piece
             for buffer, offset, size in places
-            for piece in self._pieces(self._memory[buffer.handle], offset, size)
+            for piece in self._pieces(self._memory[buffer.handle].bytes, offset, size)
         )
 
     def places(self, found: wire.Pieces) -> Iterator[tuple[Buffer, int, int]]:
@@ -173,8 +198,8 @@ class RpcDevice:
         if not (start.is_contiguous and to.is_contiguous) or not start.span:
             return not start.span
         return self._session.copy(
-            self._memory[start.buffer.handle], start.offset,
-            self._memory[to.buffer.handle], to.offset, start.span,
+            self._memory[start.buffer.handle].bytes, start.offset,
+            self._memory[to.buffer.handle].bytes, to.offset, start.span,
         )  # fmt: skip
 
     # Graphs
@@ -237,14 +262,13 @@ class RpcDevice:
         self._graphs.move_to_end(key)
         assert known.runs is not None
         for one in known.runs:
-            self._session.send(one.command, *one.copies)
+            self._session.run(one.command, one.copies)
 
     def _compile(self, known: _KnownGraph, message: wire.GraphMessage) -> None:
         name = self.check_device(message.device)
         size_bytes = NODE_BYTES * len(message.nodes)
-        rounds_rows = message.device in self._rounding
-        made = partial(bound_graphs, message, self._buffers, rounds_rows=rounds_rows)
-        found = self._session.in_turn(size_bytes, made)
+        found, written = self._session.in_turn(size_bytes, partial(self._bound, message))
+        self._settle(written, frozenset[int]().union(*(one.weights for one in found)))
         used: set[int] = set()
         runs: list[_Run] = []
         try:
@@ -257,6 +281,30 @@ class RpcDevice:
                 self._session.free(*run.handles)
             raise
         known.runs, known.buffers = tuple(runs), frozenset(used)
+        known.weights = frozenset[int]().union(*(one.weights for one in found))
+
+    def _bound(self, message: wire.GraphMessage) -> tuple[list[BoundGraph], Set[int]]:
+        """Return the graphs of ours, and the buffers that they write. Raises RefusedError."""
+        steps = steps_of(message, self._buffers)
+        written = written_by(steps)
+        rounds_rows = message.device in self._rounding
+        known = self._written | written if message.device in self._on_cpus else None
+        return bound_graphs(steps, rounds_rows=rounds_rows, written=known), written
+
+    def _settle(self, written: Set[int], weights: Set[int]) -> None:
+        """Note which buffers a new graph writes, and which have its weights.
+
+        A device may keep weights in an order of its own, as long as no graph writes their buffer.
+        Graphs that know it otherwise are compiled again.
+        """
+        news = weights - self._ordered
+        for known in self._graphs.values():
+            if known.weights & written or known.buffers & news:
+                self._release(known)
+        self._written |= written
+        self._ordered |= weights
+        for handle in news:
+            self._session.send(c.SetUsage(self._memory[handle].buffer, Usage.WEIGHTS))
 
     def _loaded(self, found: BoundGraph, device: str) -> _Run:
         bindings = {leaf: self._view(*where) for leaf, where in found.leaves.items()}
@@ -273,7 +321,7 @@ class RpcDevice:
         return _Run(c.RunCommand(plan, (), tuple(outputs)), tuple(copies), handles)
 
     def _view(self, region: Region, type: TensorType) -> int:
-        return self._session.view(self._memory[region.buffer], region.start, type)
+        return self._session.view(self._memory[region.buffer].bytes, region.start, type)
 
     def _release(self, known: _KnownGraph) -> None:
         for run in known.runs or ():

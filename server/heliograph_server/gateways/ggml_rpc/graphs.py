@@ -3,10 +3,11 @@ Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from heliograph_proto.errors import HeliographError
-from heliograph_proto.graph import Graph
+from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.pace import in_turns
 from heliograph_proto.types import TensorType
 from heliograph_server.gateways.ggml_rpc import ops, wire
@@ -27,6 +28,13 @@ class BoundGraph:
     leaves: dict[int, tuple[Region, TensorType]]
     #: The region that each of these outputs is copied to after the run.
     copied: dict[int, tuple[Region, TensorType]]
+
+    @property
+    def weights(self) -> Set[int]:
+        """The buffers whose memory is weights of the graph."""
+        leaves = self.graph.leaves
+        found = [one.buffer for leaf, (one, _) in self.leaves.items() if leaves[leaf].kind is LeafKind.WEIGHT]
+        return frozenset(found)
 
 
 def steps_of(message: wire.GraphMessage, buffers: Buffers) -> list[Step]:
@@ -84,20 +92,27 @@ def _with_further_results(step: Step) -> list[Step]:
     return found
 
 
-def bound_graphs(
-    message: wire.GraphMessage, buffers: Buffers, *, rounds_rows: bool = False
-) -> list[BoundGraph]:
-    """Return the graphs that compute a client's graph, in order. Raises RefusedError.
+def written_by(steps: Iterable[Step]) -> Set[int]:
+    """Return the buffers that nodes write."""
+    return frozenset(one.writes.buffer.handle for one in steps)
 
-    `rounds_rows`: products with blocks round their rows."""
-    return [_Translation(part, rounds_rows).result() for part in parts_of(steps_of(message, buffers))]
+
+def bound_graphs(
+    steps: Sequence[Step], *, rounds_rows: bool = False, written: Set[int] | None = None
+) -> list[BoundGraph]:
+    """Return the graphs that compute a client's nodes, in order. Raises RefusedError.
+
+    `rounds_rows`: products with blocks round their rows. `written`: matrices in other buffers than
+    these are weights; None: nothing is.
+    """
+    return [_Translation(part, rounds_rows, written).result() for part in parts_of(steps)]
 
 
 class _Translation:
     """Makes a graph of a part."""
 
-    def __init__(self, part: Part, rounds_rows: bool) -> None:
-        self._part, self._rounds_rows = part, rounds_rows
+    def __init__(self, part: Part, rounds_rows: bool, written: Set[int] | None) -> None:
+        self._part, self._rounds_rows, self._written = part, rounds_rows, written
         self._builder = Builder()
         #: Memory that is read as it was, by region, and kept regions with their present values.
         self._leaves: dict[Value, tuple[Region, TensorType]] = {}
@@ -175,7 +190,9 @@ class _Translation:
         whole, shape = self._memory[region]
         if whole not in self._read:
             type = TensorType(whole.dtype, shape or (whole.size,))
-            value = self._read[whole] = self._builder.leaf(type)
+            is_weight = self._written is not None and whole.buffer not in self._written and len(shape) > 1
+            kind = LeafKind.WEIGHT if is_weight else LeafKind.VARIABLE
+            value = self._read[whole] = self._builder.leaf(type, kind)
             self._leaves[value] = whole, type
         return self._read[whole], whole.start, whole.dtype
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError as CancelledFutureError
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from heliograph_proto import commands as c
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError
@@ -15,6 +15,8 @@ from heliograph_proto.types import DTYPES, TensorType
 from heliograph_server.compile.turns import CompileTurns
 from heliograph_server.resources.principals import Principal
 from heliograph_server.runtime.host import Host
+from heliograph_server.session.parts.callers_stream import by_caller
+from heliograph_server.session.parts.quiet_memory import QuietMemory
 
 T = TypeVar("T")
 
@@ -25,6 +27,13 @@ NODE_BYTES = 20
 MOST_UNAWAITED = 256
 #: The most commands that are held to be submitted together.
 MOST_HELD = 32
+
+
+class Memory(NamedTuple):
+    """The handles of a buffer, and of all of its bytes as a tensor."""
+
+    buffer: int
+    bytes: int
 
 
 class GatewaySession:
@@ -61,8 +70,9 @@ class GatewaySession:
         self._most_bytes = max(self.piece_bytes, self.info.limits.in_flight_bytes // 4)
         self._on_lost = on_lost
         self._turns, self._compile_seconds = turns, compile_seconds
-        # Nothing interrupts the connection's thread, so it does what is short itself.
-        self._session.attach(self._apply, self._lose, at_once=lambda: True)
+        self._memory = QuietMemory(self._session.inside)
+        # Nothing interrupts the connection's thread, so it does the work itself.
+        self._session.attach(self._apply, self._lose, at_once=lambda: True, queue=by_caller)
 
     def close(self) -> None:
         """End the session and free its memory."""
@@ -158,14 +168,15 @@ class GatewaySession:
 
     # Memory
 
-    def allocate(self, device: str, size: int) -> int | HeliographError:
-        """Return the handle of new memory as bytes, or the error why there is none."""
-        tensor = self.handle()
-        error = self.attempt(c.Allocate(tensor, TensorType(_BYTE, (max(1, size),)), device))
-        if error is None:
-            return tensor
-        self.free(tensor)
-        return error
+    def allocate(self, device: str, size: int) -> Memory | HeliographError:
+        """Return new memory, or the error why there is none."""
+        made, size = Memory(self.handle(), self.handle()), max(1, size)
+        error = self.attempt(c.AllocateBuffer(made.buffer, size, device))
+        if error is not None:
+            self.free(made.buffer)
+            return error
+        self.call(c.PlaceTensor(made.bytes, made.buffer, 0, TensorType(_BYTE, (size,))))
+        return made
 
     def view(self, source: int, offset: int, type: TensorType) -> int:
         """Return the handle of a part of memory as a tensor."""
@@ -179,6 +190,10 @@ class GatewaySession:
 
     def set(self, tensor: int, offset: int, data: bytearray) -> None:
         """Write bytes, of one piece at most. Waits while much is in flight."""
+        if not self._may_wait:
+            self.flush()
+        if not self._held and self._memory.write(tensor, offset, data):
+            return
         command = c.SetTensor(tensor, offset, data)
         self._in_flight_bytes += len(data)
         if self._in_flight_bytes > self._most_bytes:
@@ -189,6 +204,11 @@ class GatewaySession:
 
     def get(self, tensor: int, offset: int, size: int) -> c.Bytes:
         """Return bytes, of one piece at most, after all that was sent before."""
+        self.flush()
+        self._check()
+        found = bytearray(size)
+        if self._memory.read(tensor, offset, memoryview(found)):
+            return found
         self._in_flight_bytes = 0
         return self.call(c.GetTensor(tensor, offset, size)).data
 
@@ -203,6 +223,16 @@ class GatewaySession:
         return True
 
     # Plans
+
+    def run(self, run: c.RunCommand, copies: Sequence[c.CopyTensor]) -> None:
+        """Send a run, and copies of its results. Raises its error if that is known, or one of
+        before."""
+        self.send(run)
+        self.flush()
+        self._check()
+        for one in copies:
+            if self._held or not self._memory.copy(one.source, one.destination):
+                self.send(one)
 
     def in_turn(self, size_bytes: int, call: Callable[[], T]) -> T:
         """Compute something about a graph whose message has so many bytes, in the tenant's turn.

@@ -259,14 +259,38 @@ def _multiply(kind: Stored, count: int) -> Callable[..., None]:
                 for place, each in enumerate(starts):
                     shelf = Shelf(builder, builder.add(heads, integer(heads_bytes * place)))
                     blocks.append(Block(builder, builder.add(each, offset), shelf))
-                _add_blocks(builder, kind, sums, blocks, lefts, start)
+                _add_blocks(builder, kind, sums, blocks, lefts, start, _Ahead(offset, step, together))
             sums.close(places)
 
     return body
 
 
+class _Ahead(NamedTuple):
+    """The place of prefetches: ahead in a group, and behind its end in the one that is read after
+    it."""
+
+    offset: Any
+    """Of the block in its group."""
+    group_bytes: Any
+    together: int
+
+    def distance(self, builder: Any, read: Any) -> Any:
+        """Return the distance from the block's start, of which bytes are read already."""
+        found = builder.add(read, integer(AHEAD_BYTES))
+        is_behind = builder.icmp_signed(">=", builder.add(self.offset, found), self.group_bytes)
+        # The groups between are read side by side with this one.
+        between = builder.mul(self.group_bytes, integer(self.together - 1))
+        return builder.add(found, builder.select(is_behind, between, integer(0)))
+
+
 def _add_blocks(
-    builder: Any, kind: Stored, sums: _Registers, blocks: Sequence[Block], lefts: Sequence[Any], start: Any
+    builder: Any,
+    kind: Stored,
+    sums: _Registers,
+    blocks: Sequence[Block],
+    lefts: Sequence[Any],
+    start: Any,
+    ahead: _Ahead,
 ) -> None:
     """Add the products of a block of each group with elements of rows from `start` on."""
     reading = READINGS[kind]
@@ -276,10 +300,10 @@ def _add_blocks(
     runs = reading.elements // LANES
     if reading.shares_words and len(lefts) < MANY_ROWS:
         for number in range(runs):
-            _add_run(builder, kind, sums, blocks, lefts, start, integer(number))
+            _add_run(builder, kind, sums, blocks, lefts, start, integer(number), ahead)
         return
     with loop(builder, integer(0), integer(runs), 1) as run:
-        _add_run(builder, kind, sums, blocks, lefts, start, run)
+        _add_run(builder, kind, sums, blocks, lefts, start, run, ahead)
 
 
 def _add_run(
@@ -290,15 +314,16 @@ def _add_run(
     lefts: Sequence[Any],
     start: Any,
     run: Any,
+    ahead: _Ahead,
 ) -> None:
     """Add the products of a run of sixteen elements of each group."""
     reading = READINGS[kind]
     share = bytes_of(kind) * LANES // reading.elements
     k = builder.mul(builder.add(start, builder.mul(run, integer(LANES))), integer(4))
-    ahead = builder.add(builder.mul(run, integer(share)), integer(AHEAD_BYTES))
+    distance = ahead.distance(builder, builder.mul(run, integer(share)))
     for block in blocks:
         for line in range(0, share, CACHE_LINE_BYTES):
-            place = builder.add(builder.add(block.address, ahead), integer(line))
+            place = builder.add(builder.add(block.address, distance), integer(line))
             prefetch(builder, place)
     runs = (reading.run(block, run) for block in blocks)
     for element, weights in enumerate(zip(*runs, strict=True)):
