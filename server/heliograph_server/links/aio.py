@@ -480,8 +480,8 @@ class LoopLink:
         self._redialling.progressed()
 
     def _may_mend(self, broken: grpc.RpcError) -> bool:
-        error = links.error_of(broken, self.source)
-        return self._redialling.may_mend(error, is_break=links.is_break(broken))
+        is_break, is_refusal = links.is_break(broken), links.is_refusal(broken)
+        return self._redialling.may_mend(is_break=is_break, is_refusal=is_refusal)
 
     def _failed(self, broken: grpc.RpcError, generation: int) -> None:
         error = links.error_of(broken, self.source)

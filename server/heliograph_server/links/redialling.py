@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from heliograph.core.connection_state import pause_seconds
-from heliograph_proto.errors import HeliographError, UnauthenticatedError
 
 #: How long a link that broke is dialled for, unless the daemon's configuration says otherwise.
 LEASE_SECONDS = 10.0
@@ -47,12 +46,10 @@ class Redialling:
         """True from a break until `back`."""
         return self._since is not None
 
-    def may_mend(self, error: HeliographError, *, is_break: bool) -> bool:
-        """True if another connection may do what failed with this error.
-
-        `is_break`: the failure may only say that the connection broke."""
-        is_dialled_again = self.was_there or self.is_away
-        return is_break or (is_dialled_again and isinstance(error, UnauthenticatedError))
+    def may_mend(self, *, is_break: bool, is_refusal: bool) -> bool:
+        """True if another connection may do what failed. `is_break`: the failure may only say that
+        the connection broke. `is_refusal`: the token is not known."""
+        return is_break or (is_refusal and (self.was_there or self.is_away))
 
     def broke(self, now: float) -> float | None:
         """Record that the connection, or the attempt to have another one, failed. Return the pause
