@@ -36,12 +36,14 @@ FILE_BYTES, PIECE_BYTES = 1024, 512
 
 @dataclass(slots=True)
 class KeptBytes:
-    """The bytes of a file, in pieces as they came."""
+    """The bytes of a file, in pieces."""
 
     size_bytes: int
     pieces: list[memoryview] = field(default_factory=list)
     #: Where each of them begins.
     starts: list[int] = field(default_factory=list)
+    kept_bytes: int = 0
+    #: Those that came, of which some may not be kept yet.
     received_bytes: int = 0
     #: The memory that it takes.
     charged_bytes: int = 0
@@ -124,6 +126,11 @@ class Keeper:
 
     def __repr__(self) -> str:
         return f"<Keeper of {len(self._states)} states, {self._used_bytes:,} bytes>"
+
+    @property
+    def room_bytes(self) -> int:
+        """The memory that may still be taken."""
+        return self._limit_bytes - self._used_bytes
 
     def figures(self) -> KeeperFigures:
         """Return the figures of this moment. From any thread."""
@@ -312,22 +319,32 @@ class Coming:
     path: str
     file: KeptBytes
 
-    def take(self, data: memoryview) -> None:
-        """Take the next piece. Raises LimitExceededError, ProtocolError."""
+    @property
+    def left_bytes(self) -> int:
+        """The bytes that are not kept yet."""
+        return self.file.size_bytes - self.file.kept_bytes
+
+    def came(self, size_bytes: int) -> None:
+        """Check the size of a piece that came. Raises ProtocolError."""
         file = self.file
-        if not data.nbytes or file.received_bytes + data.nbytes > file.size_bytes:
+        if not size_bytes or file.received_bytes + size_bytes > file.size_bytes:
             raise ProtocolError(
-                f"a piece of {data.nbytes:,} bytes after {file.received_bytes:,} of {file.size_bytes:,}"
+                f"a piece of {size_bytes:,} bytes after {file.received_bytes:,} of {file.size_bytes:,}"
             )
-        is_last = file.received_bytes + data.nbytes == file.size_bytes
-        if data.nbytes < LEAST_PIECE_BYTES and not is_last:
+        is_last = file.received_bytes + size_bytes == file.size_bytes
+        if size_bytes < LEAST_PIECE_BYTES and not is_last:
             raise ProtocolError(
-                f"a piece of {data.nbytes:,} bytes; {LEAST_PIECE_BYTES:,} are the fewest but for the last one"
+                f"a piece of {size_bytes:,} bytes; {LEAST_PIECE_BYTES:,} are the fewest but for the last one"
             )
+        file.received_bytes += size_bytes
+
+    def keep(self, data: memoryview) -> None:
+        """Keep the next bytes of those that came. Raises LimitExceededError."""
+        file = self.file
         self.keeper.charge(file, PIECE_BYTES)
         file.pieces.append(data)
-        file.starts.append(file.received_bytes)
-        file.received_bytes += data.nbytes
+        file.starts.append(file.kept_bytes)
+        file.kept_bytes += data.nbytes
 
     def finish(self) -> None:
         """The last piece has come. Raises ProtocolError, HandleExistsError, InvalidArgumentError."""
