@@ -93,7 +93,7 @@ class Copies:
             memory = np.frombuffer(aligned_bytes(size_bytes), np.uint8)
         space = memory[:]
         weakref.finalize(space, self._give, memory).atexit = False
-        return memoryview(space)
+        return space.data
 
     def _give(self, memory: Memory) -> None:
         # Without the lock, which this thread may have.

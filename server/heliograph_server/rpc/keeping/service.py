@@ -22,8 +22,8 @@ from heliograph_proto.errors import LimitExceededError, ProtocolError, Unavailab
 from heliograph_proto.sessions import KeptStateStatus
 from heliograph_proto.v1 import keeper_pb2
 from heliograph_server.resources.principals import current_principal
-from heliograph_server.rpc.receiving import first_of, next_of
 from heliograph_server.rpc.keeping.spaces import SPACE_BYTES, Spaces, new_pages
+from heliograph_server.rpc.receiving import first_of, next_of
 from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
 from heliograph_server.runtime.host import shut_down
 from heliograph_server.runtime.keeper import Coming, Keeper, Ownership, State, TakenOverError

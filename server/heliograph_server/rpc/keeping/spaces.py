@@ -58,7 +58,7 @@ class Spaces:
         weakref.finalize(space, self._give, pages).atexit = False
         self._used += 1
         self._taken += 1
-        return memoryview(space)
+        return space.data
 
     def end_burst(self) -> int:
         """Note the end of a burst of files. Return how many spaces are to be made for the next."""
