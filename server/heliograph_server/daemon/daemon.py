@@ -187,7 +187,9 @@ class Daemon:
         }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
         self._movers = self._pools[-4]
-        self._keeping = KeeperService(self.keeper, self._pools[-2], config.limits.chunk_bytes)
+        self._keeping = KeeperService(
+            self.keeper, self._pools[-2], config.limits.chunk_bytes, lambda: self._config.quota
+        )
         self._turns = CompileTurns()
         self._server: aio.Server | None = None
         self._sockets = CommandSockets()

@@ -10,7 +10,8 @@ One thread, the event loop's.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from heliograph_proto.codec.bulk import LEAST_PIECE_BYTES
@@ -39,6 +40,8 @@ class KeptBytes:
     """The bytes of a file, in pieces."""
 
     size_bytes: int
+    #: The tenant that its memory counts for.
+    tenant: str = ""
     pieces: list[memoryview] = field(default_factory=list)
     #: Where each of them begins.
     starts: list[int] = field(default_factory=list)
@@ -102,6 +105,8 @@ class KeeperFigures:
     limit_bytes: int = 0
     #: The memory that is taken, with files that are still coming.
     used_bytes: int = 0
+    #: The same of each tenant.
+    by_tenant: Mapping[str, int] = field(default_factory=dict)
     held: int = 0
     #: States whose owner is gone.
     waiting: int = 0
@@ -123,6 +128,7 @@ class Keeper:
         self._states: dict[tuple[str, str], State] = {}
         self._last_epoch = 0
         self._used_bytes = self._forgotten = self._refused = 0
+        self._used_by: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<Keeper of {len(self._states)} states, {self._used_bytes:,} bytes>"
@@ -136,9 +142,9 @@ class Keeper:
         """Return the figures of this moment. From any thread."""
         states = tuple(self._states.values())
         held = sum(one.hold is not None for one in states)
-        return KeeperFigures(
-            self._limit_bytes, self._used_bytes, held, len(states) - held, self._forgotten, self._refused
-        )
+        by_tenant = {one.tenant: self._used_by[one.tenant] for one in states}
+        counts = held, len(states) - held, self._forgotten, self._refused
+        return KeeperFigures(self._limit_bytes, self._used_bytes, by_tenant, *counts)
 
     def status(self, now: float) -> tuple[KeptStateStatus, ...]:
         """Return the states for operators. From any thread."""
@@ -221,7 +227,8 @@ class Keeper:
         ]
         for state in due:
             del self._states[state.tenant, state.name]
-            self._used_bytes -= state.charged_bytes
+            for file in state.files.values():
+                self.give_up(file)
             self._forgotten += 1
         return due
 
@@ -231,18 +238,31 @@ class Keeper:
 
     # Files
 
-    def begin(self, tenant: str, name: str, epoch: int, path: str, size_bytes: int) -> Coming:
-        """Begin to put a file. Raises HandleExistsError, InvalidArgumentError, LimitExceededError."""
+    def begin(
+        self, tenant: str, name: str, epoch: int, path: str, size_bytes: int, quota_bytes: int = 0
+    ) -> Coming:
+        """Begin to put a file. `quota_bytes`: what all states of the tenant may take; 0: any.
+
+        Raises HandleExistsError, InvalidArgumentError, LimitExceededError."""
         state = self._state(tenant, name, epoch)
         _check_path(path)
         if path in state.files:
             raise InvalidArgumentError(f"{path} is there already")
-        coming = Coming(self, state, epoch, path, KeptBytes(size_bytes))
-        self.charge(coming.file, size_bytes + FILE_BYTES)
+        coming = Coming(self, state, epoch, path, KeptBytes(size_bytes, tenant), quota_bytes)
+        self.charge(coming.file, size_bytes + FILE_BYTES, quota_bytes)
         return coming
 
-    def charge(self, file: KeptBytes, more_bytes: int) -> None:
+    def charge(self, file: KeptBytes, more_bytes: int, quota_bytes: int) -> None:
         """Take memory for a file. Raises LimitExceededError."""
+        used_bytes = self._used_by[file.tenant]
+        if quota_bytes and used_bytes + more_bytes > quota_bytes:
+            self._refused += 1
+            name = f"tenant {file.tenant!r}" if file.tenant else "all owners"
+            raise LimitExceededError(
+                f"the quota of {name} is {quota_bytes:,} bytes for states of other daemons: "
+                f"{used_bytes:,} are used, so no room for {more_bytes:,} more",
+                advice="raise the quota kept_state_bytes there",
+            )
         if self._used_bytes + more_bytes > self._limit_bytes:
             self._refused += 1
             raise LimitExceededError(
@@ -252,10 +272,12 @@ class Keeper:
             )
         file.charged_bytes += more_bytes
         self._used_bytes += more_bytes
+        self._used_by[file.tenant] += more_bytes
 
     def give_up(self, file: KeptBytes) -> None:
         """Give the memory of a file back."""
         self._used_bytes -= file.charged_bytes
+        self._used_by[file.tenant] -= file.charged_bytes
         file.charged_bytes = 0
         file.pieces, file.starts = [], []
 
@@ -318,6 +340,8 @@ class Coming:
     epoch: int
     path: str
     file: KeptBytes
+    #: The memory that all states of its tenant may take.
+    quota_bytes: int = 0
 
     @property
     def left_bytes(self) -> int:
@@ -341,7 +365,7 @@ class Coming:
     def keep(self, data: memoryview) -> None:
         """Keep the next bytes of those that came. Raises LimitExceededError."""
         file = self.file
-        self.keeper.charge(file, PIECE_BYTES)
+        self.keeper.charge(file, PIECE_BYTES, self.quota_bytes)
         file.pieces.append(data)
         file.starts.append(file.kept_bytes)
         file.kept_bytes += data.nbytes

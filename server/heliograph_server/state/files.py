@@ -61,7 +61,7 @@ class Copies:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        #: What waits, and what waited when the snapshot began.
+        #: The memory that waits, and the part that waited when the snapshot began.
         self._free: list[Memory] = []
         self._older: list[Memory] = []
         self._ended_at = 0.0

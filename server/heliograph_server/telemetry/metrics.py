@@ -178,6 +178,9 @@ STATE_LOSSES = Metric(
 KEPT_BYTES = Metric(
     "heliograph_kept_state_bytes", "gauge", "Host memory that the state of other daemons takes here."
 )
+TENANT_KEPT = Metric(
+    "heliograph_tenant_kept_state_bytes", "gauge", "The part of it of one tenant's daemons.", ("tenant",)
+)
 KEPT_LIMIT = Metric("heliograph_kept_state_limit_bytes", "gauge", "The most that it may take.")
 KEPT_STATES = Metric(
     "heliograph_kept_states",
@@ -402,6 +405,7 @@ def _of_snapshots(host: Host) -> Iterator[Family]:
 
 def _of_kept(found: KeeperFigures) -> Iterator[Family]:
     yield single(KEPT_BYTES, found.used_bytes)
+    yield gauge(TENANT_KEPT, by_label(found.by_tenant))
     yield single(KEPT_LIMIT, found.limit_bytes)
     yield gauge(KEPT_STATES, by_label({"held": found.held, "waiting": found.waiting}))
     yield single(KEPT_FORGOTTEN, found.forgotten)

@@ -163,6 +163,40 @@ def test_a_full_keeper_is_a_typed_error_and_the_last_snapshot_stays() -> None:
         assert tensor.get().sum() == 0
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["tenants", "all"])
+def test_a_quota_bounds_the_states_of_each_tenant(tmp_path: Path, named: bool) -> None:
+    tokens = Tokens(tmp_path / "tokens", dict.fromkeys(("one", "other"), (Right.USE, Right.POOL)))
+    shown: dict[str, tuple[str, ...]] = {}
+    for name, token in tokens.of.items():
+        (tmp_path / name).write_text(token)
+        shown[name] = ("--pool-token", str(tmp_path / name)) if named else ()
+    port = free_port()
+    options = ["--quota", "kept_state_bytes=100KiB", "--metrics-listen", f"127.0.0.1:{port}"]
+    if named:
+        options += ["--tokens", str(tokens.path)]
+    with (
+        daemons(1, *KEEPS, *options) as made,
+        owner(made[0], *shown["one"], name="one") as one,
+        owner(made[0], *shown["other"], name="other") as other,
+        one.connect() as session,
+        other.connect() as beside,
+    ):
+        large = session.put(np.zeros(50_000, np.float32))
+        with pytest.raises(hg.SnapshotFailedError, match="the quota of .* is 102,400 bytes") as caught:
+            session.snapshot()
+        assert "kept_state_bytes" in caught.value.advice
+        if named:
+            # It left the room of the other tenant.
+            kept = beside.put(np.zeros(10_000, np.float32))
+            beside.snapshot()
+            found = figures(port)
+            assert 40_000 < found["heliograph_tenant_kept_state_bytes other"] < 102_400
+            assert found["heliograph_tenant_kept_state_bytes one"] < 102_400
+            kept.free()
+        large.free()
+        assert session.snapshot().sequence > 0
+
+
 def test_two_daemons_that_keep_each_others_state_start_together() -> None:
     ports = [free_port(), free_port()]
     urls = [f"grpc://127.0.0.1:{one}" for one in ports]

@@ -217,6 +217,33 @@ def test_memory_is_bounded_with_what_files_take_besides_their_bytes(keeper: Keep
     assert keeper.figures().used_bytes == 0
 
 
+def test_a_tenant_s_quota_leaves_room_for_the_others(keeper: Keeper) -> None:
+    held, quota = hold(keeper), 10_000
+    other = keeper.hold("other", "a", OTHER, 0, b"", 0.0)
+    first = keeper.begin("tenant", "a", held.epoch, "parts/1", 4096, quota)
+    take(first, memoryview(bytes(4096)))
+    first.finish()
+    with pytest.raises(LimitExceededError, match="quota of tenant 'tenant' is 10,000 bytes") as caught:
+        keeper.begin("tenant", "a", held.epoch, "parts/2", 4096, quota)
+    assert "kept_state_bytes" in caught.value.advice and keeper.figures().refused == 1
+    keeper.begin("other", "a", other.epoch, "parts/1", 50_000, 60_000)
+    found = keeper.figures()
+    assert set(found.by_tenant) == {"tenant", "other"} and sum(found.by_tenant.values()) == found.used_bytes
+    # Pieces count for it, too.
+    second = keeper.begin("tenant", "a", held.epoch, "parts/2", 3000, quota)
+    with pytest.raises(LimitExceededError, match="quota of tenant"):
+        take(second, memoryview(bytes(3000)))
+    second.give_up()
+    keeper.remove("tenant", "a", held.epoch, ["parts/1"])
+    assert keeper.figures().by_tenant["tenant"] == 0
+    # What all take together is bounded all the same.
+    with pytest.raises(LimitExceededError, match="for states of other daemons are taken"):
+        keeper.begin("tenant", "a", held.epoch, "parts/3", 60_000)
+    keeper.let_go(other, 0.0)
+    keeper.let_go(held, 0.0)
+    assert not keeper.states
+
+
 def test_states_of_tenants_have_nothing_in_common(keeper: Keeper) -> None:
     held = hold(keeper)
     put(keeper, held, "kept", b"data")

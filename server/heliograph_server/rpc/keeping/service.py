@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from mmap import mmap
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from grpc import aio
 
 from heliograph_proto.codec.bulk import decode_piece, encode_piece
 from heliograph_proto.errors import LimitExceededError, ProtocolError, UnavailableError
-from heliograph_proto.sessions import KeptStateStatus
+from heliograph_proto.sessions import KeptStateStatus, Quota
 from heliograph_proto.v1 import keeper_pb2
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.keeping.spaces import SPACE_BYTES, Spaces, new_pages
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: The time without a file that comes after which a burst of files is over.
 QUIET_SECONDS = 0.2
+#: The least time between two log lines about files without room.
+LOG_SECONDS = 30.0
 #: The most bytes of a piece, and of what surrounds it.
 PIECE_BYTES, HEADER_BYTES = 2**20, 1024
 #: The largest request that is no piece, the most files that it names, and those of one answer.
@@ -48,17 +51,22 @@ class KeeperService:
         keeper: Keeper,
         threads: Executor,
         piece_bytes: int = PIECE_BYTES,
+        quota: Callable[[], Quota] = Quota,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`threads` make memory. `piece_bytes`: the largest piece that the server takes."""
+        """`threads` make memory. `piece_bytes`: the largest piece that the server takes.
+        `quota` returns that of callers without a tenant."""
         self.keeper = keeper
         self._threads = threads
         self.spaces = Spaces(lambda: keeper.room_bytes)
+        #: Refusals until then are not logged.
+        self._silent_until = 0.0
         #: The files that are coming.
         self._coming = 0
         #: Makes memory for the next burst of files.
         self._ahead: asyncio.Task[None] | None = None
         self._piece_bytes = min(PIECE_BYTES, piece_bytes)
+        self._quota = quota
         self._clock = clock
         #: The streams of owners, each with what ends it.
         self._open: dict[Ownership, asyncio.Event] = {}
@@ -121,8 +129,12 @@ class KeeperService:
     async def Put(self, _requests: object, context: Context) -> keeper_pb2.PutResponse:
         request = await _one(context, keeper_pb2.PutRequest)
         state, file = request.state, request.file
-        tenant = current_principal().tenant
-        coming = self.keeper.begin(tenant, state.name, state.epoch, file.path, file.size_bytes)
+        caller = current_principal()
+        quota = caller.quota if caller.tenant else self._quota()
+        names = caller.tenant, state.name
+        most_bytes = quota.kept_state_bytes
+        with self._logging_refusals(*names):
+            coming = self.keeper.begin(*names, state.epoch, file.path, file.size_bytes, most_bytes)
         self.spaces.make_room(file.size_bytes)
         self._coming += 1
         try:
@@ -149,6 +161,17 @@ class KeeperService:
         await asyncio.sleep(QUIET_SECONDS)
         for _ in range(self.spaces.end_burst()):
             self.spaces.add(await self._new_pages())
+
+    @contextmanager
+    def _logging_refusals(self, tenant: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except LimitExceededError as error:
+            if (now := self._clock()) >= self._silent_until:
+                self._silent_until = now + LOG_SECONDS
+                whose = f" of tenant {tenant!r}" if tenant else ""
+                logger.warning("a file of the state %r%s is refused: %s", name, whose, error.message)
+            raise
 
     async def _take(self, coming: Coming, context: Context) -> None:
         space: memoryview | None = None
