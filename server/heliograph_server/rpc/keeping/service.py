@@ -1,7 +1,7 @@
 """KeeperService: the states of other daemons' sessions, in this one's memory.
 
 It needs no devices, so it answers while they start: two daemons that keep each other's state can
-start together. Bytes lie in spaces, and what fills none in the messages in which it came.
+start together. Bytes lie in spaces of 4 MiB; a rest that fills none stays in its messages.
 """
 
 from __future__ import annotations
