@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from mmap import mmap
 from typing import Any, TypeVar
 
@@ -159,8 +159,10 @@ class KeeperService:
 
     async def _after_burst(self) -> None:
         await asyncio.sleep(QUIET_SECONDS)
-        for _ in range(self.spaces.end_burst()):
-            self.spaces.add(await self._new_pages())
+        # Without memory the next file finds none either, and says so.
+        with suppress(LimitExceededError):
+            for _ in range(self.spaces.end_burst()):
+                self.spaces.add(await self._new_pages())
 
     @contextmanager
     def _logging_refusals(self, tenant: str, name: str) -> Iterator[None]:
