@@ -21,6 +21,7 @@ from surviving_daemons import SurvivingDaemon, free_port
 from waiting import until
 
 import heliograph as hg
+from heliograph.admin import connect as connect_admin
 from heliograph_server.resources.principals import Right
 
 SECONDS = 60.0
@@ -118,6 +119,29 @@ def test_while_its_keeper_is_away_snapshots_fail_and_runs_go_on(keeper: Daemon) 
         assert figures(port)["heliograph_state_losses_total"] == 0
         daemon.restart()
         assert plan.run(x=X)["y"].tolist() == (4 * X).tolist()
+
+
+def test_a_session_that_was_closed_while_the_keeper_and_then_its_owner_were_away_ends_with_its_lease(
+    keeper: Daemon,
+) -> None:
+    with owner(keeper, "--lease", "1") as daemon, connect_admin(keeper.url) as admin:
+
+        def files() -> int:
+            (state,) = admin.snapshot().kept_states
+            return state.files
+
+        with daemon.connect() as session:
+            tensor = session.put(X)
+            session.snapshot()
+            assert files() > 0
+            keeper.stop()
+        del tensor
+        daemon.kill()
+        keeper.resume()
+        assert files() > 0
+        daemon.start()
+        # It is empty, and its owner holds it.
+        until(lambda: not files(), seconds=SECONDS)
 
 
 def test_another_daemon_takes_over_under_the_same_name_and_never_beside_the_first(keeper: Daemon) -> None:
