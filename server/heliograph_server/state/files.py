@@ -89,6 +89,10 @@ class Copies:
         with self._lock:
             place = next((n for n, one in enumerate(self._older) if one.nbytes == size_bytes), None)
             memory = None if place is None else self._older.pop(place)
+            # New memory takes the room of some that waits.
+            missing = size_bytes if memory is None and size_bytes >= LEAST_DIRECT_BYTES else 0
+            while missing > 0 and self._older:
+                missing -= self._older.pop().nbytes
         if memory is None:
             memory = np.frombuffer(aligned_bytes(size_bytes), np.uint8)
         space = memory[:]

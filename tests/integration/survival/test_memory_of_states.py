@@ -118,6 +118,11 @@ def test_a_host_without_memory_is_a_typed_error(monkeypatch: pytest.MonkeyPatch)
     assert "--kept-state-size" in caught.value.advice
 
 
+def test_a_kernel_without_huge_pages_gives_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spaces_module, "_HUGE_PAGES", -1)
+    assert len(new_pages()) == SPACE_BYTES
+
+
 class Clock:
     now = 0.0
 
@@ -149,6 +154,11 @@ def test_the_next_snapshot_has_the_memory_of_the_last_one_and_no_more_waits() ->
         ]
     del part
     assert copies.waiting_bytes == 2 * sizes[0]
+    with copies.snapshot():
+        other = copies.take(2 * LEAST_DIRECT_BYTES)
+        assert copies.waiting_bytes == 0, "new memory comes on top of what waits"
+        del other
+    assert copies.waiting_bytes == 2 * LEAST_DIRECT_BYTES
     clock.now = COPIES_SECONDS
     copies.rest()
     assert copies.waiting_bytes

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -86,13 +87,15 @@ def new_pages() -> mmap.mmap:
     Raises LimitExceededError."""
     try:
         made = mmap.mmap(-1, SPACE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if _HUGE_PAGES is not None:
-            made.madvise(_HUGE_PAGES)
     except OSError as error:
         raise LimitExceededError(
             f"the host has no memory for states of other daemons: {error.strerror}",
             advice="lower --kept-state-size there",
         ) from None
+    if _HUGE_PAGES is not None:
+        # A kernel may have none.
+        with suppress(OSError):
+            made.madvise(_HUGE_PAGES)
     # NumPy lets other threads run meanwhile.
     np.frombuffer(made, np.uint8)[::_PAGE_BYTES] = 0
     return made
