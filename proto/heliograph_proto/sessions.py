@@ -273,6 +273,12 @@ class Quota:
         ),
     ] = 0
     calls: Annotated[int, _at_most("Calls that have not ended.")] = 4_096
+    kept_state_bytes: Annotated[
+        int,
+        _at_most(
+            "Memory for the state of its daemons that this one keeps; 0: all of `kept_state_size`.", "size"
+        ),
+    ] = 0
     weight: Annotated[
         float,
         Setting(

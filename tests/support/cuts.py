@@ -13,6 +13,7 @@ import logging
 import secrets
 import sys
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,11 @@ def loop_through(proxy: CutProxy, steps: int, cuts: int, seed: int) -> None:
     """Stream every step of a loop that is cut about so often on its way."""
     g = hg.Graph()
     g.output("y", g.input("x", (1,), "i64") + g.constant(np.ones(1, np.int64)))
-    pause = max(0.02, steps * 1e-5 / max(1, cuts))
-    with hg.connect(proxy.url, progress=None) as session, RandomCuts(proxy, seed, pause):
+    start = time.monotonic()
+    with hg.connect(proxy.url, progress=None) as session, ExitStack() as cutting:
+        # A machine that takes longer to connect than from cut to cut would never go on.
+        pause = max(0.02, steps * 1e-5 / max(1, cuts), time.monotonic() - start)
+        cutting.enter_context(RandomCuts(proxy, seed, pause))
         plan = session.compile(g)
         loop = plan.loop(x=np.zeros(1, np.int64), steps=steps, carry={"y": "x"}, taps="y")
         for step, tap in enumerate(loop.taps(HANG_SECONDS)):

@@ -180,6 +180,8 @@ class RandomCuts:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join(SECONDS)
+        # The last one may still wait for its byte.
+        self._proxy.cut_always(None)
 
 
 @contextmanager

@@ -131,6 +131,8 @@ DECODE_THREADS = 1
 DIRECT_THREADS = 4
 #: Threads that hand sessions to other daemons, that send copies ahead, and that restore theirs.
 LEAVE_THREADS, PREPARE_THREADS, TAKE_THREADS = 4, 4, 8
+#: Threads that make memory for the states of other daemons.
+KEEP_THREADS = 2
 #: How long calls may take to end once their sessions are closed.
 STOP_SECONDS = 2.0
 #: How long work may take to end after the second signal.
@@ -165,7 +167,6 @@ class Daemon:
     def __init__(self, config: ServerConfig, open_host: Callable[[], Host] | None = None) -> None:
         #: The states of other daemons.
         self.keeper = Keeper(config.kept_state_size, config.kept_state_seconds, secrets.token_bytes(16))
-        self._keeping = KeeperService(self.keeper, config.limits.chunk_bytes)
         self._open_host = open_host or (lambda: open_host_of(config, self.keeper.identity))
         self._slot = HostSlot(most_calls=config.max_calls)
         self.telemetry = Telemetry(config, self._slot)
@@ -181,10 +182,14 @@ class Daemon:
             "take": TAKE_THREADS,
             "move": MOVE_THREADS,
             "decode": DECODE_THREADS,
+            "keep": KEEP_THREADS,
             "direct": DIRECT_THREADS,
         }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
-        self._movers = self._pools[-3]
+        self._movers = self._pools[-4]
+        self._keeping = KeeperService(
+            self.keeper, self._pools[-2], config.limits.chunk_bytes, lambda: self._config.quota
+        )
         self._turns = CompileTurns()
         self._server: aio.Server | None = None
         self._sockets = CommandSockets()
@@ -300,7 +305,7 @@ class Daemon:
 
     def _add_services(self, server: aio.Server) -> None:
         hashers, closers, askers, listeners, readers, relays, *others = self._pools
-        leavers, preparers, takers, movers, decoders, _ = others
+        leavers, preparers, takers, movers, decoders, *_ = others
         assert self.access is not None
         requests = Requests(self._slot, decoders)
         facts = lambda: self._facts  # noqa: E731

@@ -177,8 +177,6 @@ class LoopLink:
         self._redialling = Redialling(peers.lease_seconds, random.random)
         #: Counts the connections, so that a break is noted once.
         self._generation = 0
-        #: True once the other daemon has answered.
-        self._was_there = False
         self._is_there = asyncio.Event()
         self._is_there.set()
         self._redials: asyncio.Task[None] | None = None
@@ -382,7 +380,7 @@ class LoopLink:
         try:
             await attempt()
         except grpc.RpcError as broken:
-            if not links.is_break(broken):
+            if not self._may_mend(broken):
                 raise
             self._failed(broken, generation)
             return False
@@ -479,12 +477,15 @@ class LoopLink:
     # Breaks
 
     def _progress(self) -> None:
-        self._was_there = True
         self._redialling.progressed()
+
+    def _may_mend(self, broken: grpc.RpcError) -> bool:
+        is_break, is_refusal = links.is_break(broken), links.is_refusal(broken)
+        return self._redialling.may_mend(is_break=is_break, is_refusal=is_refusal)
 
     def _failed(self, broken: grpc.RpcError, generation: int) -> None:
         error = links.error_of(broken, self.source)
-        if links.is_break(broken):
+        if self._may_mend(broken):
             self._broke(error, generation)
         elif generation == self._generation:
             self.end(error)
@@ -515,7 +516,7 @@ class LoopLink:
                 await self._dial()
             except grpc.RpcError as broken:
                 error = links.error_of(broken, self.source)
-                if not links.is_break(broken):
+                if not self._may_mend(broken):
                     break
             except HeliographError as failure:
                 error = failure
@@ -530,7 +531,7 @@ class LoopLink:
 
     async def _dial(self) -> None:
         """Make a connection. Raises gRPC's error, and that of a daemon that is gone for sure."""
-        error = await self._loop.run_in_executor(None, links.gone, self.source, self._was_there)
+        error = await self._loop.run_in_executor(None, links.gone, self.source, self._redialling.was_there)
         if error is not None:
             raise error
         channel = self._new_channel()
@@ -544,7 +545,7 @@ class LoopLink:
             await channel.close()
             raise
         self._channels.append(channel)
-        self._bulk, self._was_there = channel, True
+        self._bulk = channel
 
     async def _hang_up(self) -> None:
         """Close what there is of connections."""

@@ -129,7 +129,6 @@ class BlockingLink:
         self._redialling = Redialling(peers.lease_seconds, random.random)
         #: Counts the connections, so that a break is noted once.
         self._generation = 0
-        self._was_there = False
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._channels: list[grpc.Channel] = []
         self._bulk: grpc.Channel | None = None
@@ -232,7 +231,6 @@ class BlockingLink:
         return self._bulk
 
     def _progress(self) -> None:
-        self._was_there = True
         self._redialling.progressed()
 
     def _owe(self) -> None:
@@ -296,7 +294,7 @@ class BlockingLink:
                 attempt()
             except grpc.RpcError as broken:
                 # Also where this end cancelled it, after which `_begin` raises the reason.
-                if not links.is_break(broken):
+                if not self._may_mend(broken):
                     raise
                 if self._is_needed(key):
                     self._failed(broken, generation)
@@ -403,9 +401,14 @@ class BlockingLink:
 
     # Breaks
 
+    def _may_mend(self, broken: grpc.RpcError) -> bool:
+        is_break, is_refusal = links.is_break(broken), links.is_refusal(broken)
+        with self._lock:
+            return self._redialling.may_mend(is_break=is_break, is_refusal=is_refusal)
+
     def _failed(self, broken: grpc.RpcError, generation: int) -> None:
         error = links.error_of(broken, self.source)
-        if links.is_break(broken):
+        if self._may_mend(broken):
             self._broke(error, generation)
         elif generation == self._generation:
             self.end(error)
@@ -448,7 +451,7 @@ class BlockingLink:
                 self._dial()
             except grpc.RpcError as broken:
                 error = links.error_of(broken, self.source)
-                if not links.is_break(broken):
+                if not self._may_mend(broken):
                     break
             except HeliographError as failure:
                 error = failure
@@ -464,7 +467,7 @@ class BlockingLink:
 
     def _dial(self) -> None:
         """Make a connection. Raises gRPC's error, and that of a daemon that is gone for sure."""
-        if (error := links.gone(self.source, self._was_there)) is not None:
+        if (error := links.gone(self.source, self._redialling.was_there)) is not None:
             raise error
         channel = self._new_channel()
         try:
@@ -478,7 +481,7 @@ class BlockingLink:
             raise
         with self._changed:
             self._channels.append(channel)
-            self._bulk, self._was_there = channel, True
+            self._bulk = channel
             self._redialling.back(time.monotonic())
             self._changed.notify_all()
             closing = None if self._error is None else self._let_go()

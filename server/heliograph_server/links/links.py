@@ -114,19 +114,18 @@ def error_of(broken: Any, source: PeerSource) -> HeliographError:
     broken.__traceback__ = None
     trailing = broken.trailing_metadata() if hasattr(broken, "trailing_metadata") else None
     found = error_from_metadata(tuple((key, value) for key, value in trailing or ()))
+    if is_refusal(broken):
+        return _refused(source, found.message if found is not None else _details(broken))
     if found is not None:
         # A daemon that is starting has another incarnation as well, and is therefore lost too.
         return lost(source, found.message) if isinstance(found, MemberLostError | ConnectionError) else found
-    details = " ".join((broken.details() or broken.code().name).split())
+    details = _details(broken)
     match broken.code():
         case grpc.StatusCode.CANCELLED:
             # The call was not cancelled here: a local cancel does not look for the error.
             return lost(source, "it ended the call")
-        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
-            return PermissionDeniedError(
-                f"{source.address} refuses to exchange values: {details}",
-                advice="give the daemons tokens with the right 'pool': --pool-token FILE",
-            )
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return _refused(source, details)
         case grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(f"{source.address} exchanges no values", advice="upgrade that daemon")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -140,6 +139,22 @@ def error_of(broken: Any, source: PeerSource) -> HeliographError:
         ):
             return lost(source, details)
     return InternalError(f"{source.address} failed: {broken.code().name}: {details}")
+
+
+def _details(broken: Any) -> str:
+    return " ".join((broken.details() or broken.code().name).split())
+
+
+def _refused(source: PeerSource, why: str) -> PermissionDeniedError:
+    return PermissionDeniedError(
+        f"{source.address} refuses to exchange values: {why}",
+        advice="give the daemons tokens with the right 'pool': --pool-token FILE",
+    )
+
+
+def is_refusal(broken: Any) -> bool:
+    """True if a call failed since its token is not known, or not any more."""
+    return broken.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def is_break(broken: Any) -> bool:

@@ -6,7 +6,8 @@
                        └─ the time is used up ──▸ lost
 
 Time without a connection counts until something arrives. So a link that is made again and again and
-never carries anything ends, too.
+never carries anything ends, too. A refusal of the token is as a break, but for the first connection
+of a link: tokens are renewed at the two daemons at different moments.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Redialling:
         #: attempts.
         self._spent = 0.0
         self._attempts = 0
+        #: True once the other daemon answered.
+        self.was_there = False
 
     def __repr__(self) -> str:
         return f"<Redialling {'there' if self._since is None else 'away'}, {self._attempts} attempts>"
@@ -42,6 +45,11 @@ class Redialling:
     def is_away(self) -> bool:
         """True from a break until `back`."""
         return self._since is not None
+
+    def may_mend(self, *, is_break: bool, is_refusal: bool) -> bool:
+        """True if another connection may do what failed. `is_break`: the failure may only say that
+        the connection broke. `is_refusal`: the token is not known."""
+        return is_break or (is_refusal and (self.was_there or self.is_away))
 
     def broke(self, now: float) -> float | None:
         """Record that the connection, or the attempt to have another one, failed. Return the pause
@@ -60,8 +68,9 @@ class Redialling:
         """Record that there is a connection again."""
         if self._since is not None:
             self._spent += now - self._since
-        self._since = None
+        self._since, self.was_there = None, True
 
     def progressed(self) -> None:
         """Record that something arrived."""
+        self.was_there = True
         self._spent, self._attempts = 0.0, 0

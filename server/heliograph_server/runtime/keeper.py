@@ -10,7 +10,8 @@ One thread, the event loop's.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from heliograph_proto.codec.bulk import LEAST_PIECE_BYTES
@@ -36,12 +37,16 @@ FILE_BYTES, PIECE_BYTES = 1024, 512
 
 @dataclass(slots=True)
 class KeptBytes:
-    """The bytes of a file, in pieces as they came."""
+    """The bytes of a file, in pieces."""
 
     size_bytes: int
+    #: The tenant that its memory counts for.
+    tenant: str = ""
     pieces: list[memoryview] = field(default_factory=list)
     #: Where each of them begins.
     starts: list[int] = field(default_factory=list)
+    kept_bytes: int = 0
+    #: Those that came, of which some may not be kept yet.
     received_bytes: int = 0
     #: The memory that it takes.
     charged_bytes: int = 0
@@ -100,6 +105,8 @@ class KeeperFigures:
     limit_bytes: int = 0
     #: The memory that is taken, with files that are still coming.
     used_bytes: int = 0
+    #: The same of each tenant.
+    by_tenant: Mapping[str, int] = field(default_factory=dict)
     held: int = 0
     #: States whose owner is gone.
     waiting: int = 0
@@ -121,17 +128,23 @@ class Keeper:
         self._states: dict[tuple[str, str], State] = {}
         self._last_epoch = 0
         self._used_bytes = self._forgotten = self._refused = 0
+        self._used_by: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<Keeper of {len(self._states)} states, {self._used_bytes:,} bytes>"
+
+    @property
+    def room_bytes(self) -> int:
+        """The memory that may still be taken."""
+        return self._limit_bytes - self._used_bytes
 
     def figures(self) -> KeeperFigures:
         """Return the figures of this moment. From any thread."""
         states = tuple(self._states.values())
         held = sum(one.hold is not None for one in states)
-        return KeeperFigures(
-            self._limit_bytes, self._used_bytes, held, len(states) - held, self._forgotten, self._refused
-        )
+        by_tenant = {one.tenant: self._used_by[one.tenant] for one in states}
+        counts = held, len(states) - held, self._forgotten, self._refused
+        return KeeperFigures(self._limit_bytes, self._used_bytes, by_tenant, *counts)
 
     def status(self, now: float) -> tuple[KeptStateStatus, ...]:
         """Return the states for operators. From any thread."""
@@ -214,7 +227,8 @@ class Keeper:
         ]
         for state in due:
             del self._states[state.tenant, state.name]
-            self._used_bytes -= state.charged_bytes
+            for file in state.files.values():
+                self.give_up(file)
             self._forgotten += 1
         return due
 
@@ -224,18 +238,31 @@ class Keeper:
 
     # Files
 
-    def begin(self, tenant: str, name: str, epoch: int, path: str, size_bytes: int) -> Coming:
-        """Begin to put a file. Raises HandleExistsError, InvalidArgumentError, LimitExceededError."""
+    def begin(
+        self, tenant: str, name: str, epoch: int, path: str, size_bytes: int, quota_bytes: int = 0
+    ) -> Coming:
+        """Begin to put a file. `quota_bytes`: what all states of the tenant may take; 0: any.
+
+        Raises HandleExistsError, InvalidArgumentError, LimitExceededError."""
         state = self._state(tenant, name, epoch)
         _check_path(path)
         if path in state.files:
             raise InvalidArgumentError(f"{path} is there already")
-        coming = Coming(self, state, epoch, path, KeptBytes(size_bytes))
-        self.charge(coming.file, size_bytes + FILE_BYTES)
+        coming = Coming(self, state, epoch, path, KeptBytes(size_bytes, tenant), quota_bytes)
+        self.charge(coming.file, size_bytes + FILE_BYTES, quota_bytes)
         return coming
 
-    def charge(self, file: KeptBytes, more_bytes: int) -> None:
+    def charge(self, file: KeptBytes, more_bytes: int, quota_bytes: int) -> None:
         """Take memory for a file. Raises LimitExceededError."""
+        used_bytes = self._used_by[file.tenant]
+        if quota_bytes and used_bytes + more_bytes > quota_bytes:
+            self._refused += 1
+            name = f"tenant {file.tenant!r}" if file.tenant else "all owners"
+            raise LimitExceededError(
+                f"the quota of {name} is {quota_bytes:,} bytes for states of other daemons: "
+                f"{used_bytes:,} are used, so no room for {more_bytes:,} more",
+                advice="raise the quota kept_state_bytes there",
+            )
         if self._used_bytes + more_bytes > self._limit_bytes:
             self._refused += 1
             raise LimitExceededError(
@@ -245,10 +272,12 @@ class Keeper:
             )
         file.charged_bytes += more_bytes
         self._used_bytes += more_bytes
+        self._used_by[file.tenant] += more_bytes
 
     def give_up(self, file: KeptBytes) -> None:
         """Give the memory of a file back."""
         self._used_bytes -= file.charged_bytes
+        self._used_by[file.tenant] -= file.charged_bytes
         file.charged_bytes = 0
         file.pieces, file.starts = [], []
 
@@ -311,23 +340,35 @@ class Coming:
     epoch: int
     path: str
     file: KeptBytes
+    #: The memory that all states of its tenant may take.
+    quota_bytes: int = 0
 
-    def take(self, data: memoryview) -> None:
-        """Take the next piece. Raises LimitExceededError, ProtocolError."""
+    @property
+    def left_bytes(self) -> int:
+        """The bytes that are not kept yet."""
+        return self.file.size_bytes - self.file.kept_bytes
+
+    def came(self, size_bytes: int) -> None:
+        """Check the size of a piece that came. Raises ProtocolError."""
         file = self.file
-        if not data.nbytes or file.received_bytes + data.nbytes > file.size_bytes:
+        if not size_bytes or file.received_bytes + size_bytes > file.size_bytes:
             raise ProtocolError(
-                f"a piece of {data.nbytes:,} bytes after {file.received_bytes:,} of {file.size_bytes:,}"
+                f"a piece of {size_bytes:,} bytes after {file.received_bytes:,} of {file.size_bytes:,}"
             )
-        is_last = file.received_bytes + data.nbytes == file.size_bytes
-        if data.nbytes < LEAST_PIECE_BYTES and not is_last:
+        is_last = file.received_bytes + size_bytes == file.size_bytes
+        if size_bytes < LEAST_PIECE_BYTES and not is_last:
             raise ProtocolError(
-                f"a piece of {data.nbytes:,} bytes; {LEAST_PIECE_BYTES:,} are the fewest but for the last one"
+                f"a piece of {size_bytes:,} bytes; {LEAST_PIECE_BYTES:,} are the fewest but for the last one"
             )
-        self.keeper.charge(file, PIECE_BYTES)
+        file.received_bytes += size_bytes
+
+    def keep(self, data: memoryview) -> None:
+        """Keep the next bytes of those that came. Raises LimitExceededError."""
+        file = self.file
+        self.keeper.charge(file, PIECE_BYTES, self.quota_bytes)
         file.pieces.append(data)
-        file.starts.append(file.received_bytes)
-        file.received_bytes += data.nbytes
+        file.starts.append(file.kept_bytes)
+        file.kept_bytes += data.nbytes
 
     def finish(self) -> None:
         """The last piece has come. Raises ProtocolError, HandleExistsError, InvalidArgumentError."""

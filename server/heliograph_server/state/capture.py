@@ -20,7 +20,7 @@ from heliograph_server.resources.handles import HandleStorage
 from heliograph_server.session.parts.edges import LoopState
 from heliograph_server.session.parts.inside import SessionInside
 from heliograph_server.session.session import Session
-from heliograph_server.state.files import aligned_bytes, touch
+from heliograph_server.state.files import Copies, touch
 from heliograph_server.state.image import Image, ImageLoop, ImageOutput, ImageOwner, ImageRename, ImageWeight
 from heliograph_server.state.listing import Listing
 from heliograph_server.state.requests import Request, encode_request
@@ -84,6 +84,10 @@ class Capture:
         """
         # Before the session is held still for nothing.
         self._store.check()
+        with self._store.copies.snapshot():
+            return self._take(wait_seconds)
+
+    def _take(self, wait_seconds: float) -> SessionSnapshot:
         began = time.monotonic()
         inside, losses = self._session.inside, self._store.medium.losses
         if losses != self._losses:
@@ -112,7 +116,7 @@ class Capture:
         takes longer than the copy."""
         with inside.lock:
             changed = [one for one in inside.core.resources.storages if self._may_differ(one)]
-            spaces = {one: _space_for(one) for one in changed if one.buffer is not None}
+            spaces = {one: _space_for(one, self._store.copies) for one in changed if one.buffer is not None}
         for space in spaces.values():
             touch(space)
         return spaces
@@ -152,7 +156,7 @@ class Capture:
             # The version is that of a loop's beginning.
             if storage.buffer is None or not (self._may_differ(storage) or storage in taken.written):
                 continue
-            copy = spaces.pop(storage, None) or _space_for(storage)
+            copy = spaces.pop(storage, None) or _space_for(storage, self._store.copies)
             try:
                 storage.buffer.get(0, copy)
             except HeliographError as error:
@@ -244,9 +248,9 @@ def held_still(inside: SessionInside, seconds: float) -> Iterator[None]:
         inside.compiler.busy.release()
 
 
-def _space_for(storage: HandleStorage) -> memoryview:
+def _space_for(storage: HandleStorage, copies: Copies) -> memoryview:
     try:
-        return aligned_bytes(storage.buffer.size_bytes)
+        return copies.take(storage.buffer.size_bytes)
     except MemoryError:
         raise SnapshotFailedError(
             f"no memory for a copy of {storage.size_bytes:,} bytes that changed",

@@ -12,12 +12,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -31,10 +35,13 @@ BLOCK_BYTES = 4096
 LEAST_DIRECT_BYTES = 2**16
 #: The size of one read.
 READ_BYTES = 4 * 2**20
+#: The time for which memory waits for the next snapshot.
+COPIES_SECONDS = 60.0
 _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 T = TypeVar("T")
+Memory: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def aligned_bytes(size_bytes: int) -> memoryview:
@@ -42,6 +49,66 @@ def aligned_bytes(size_bytes: int) -> memoryview:
     space = np.empty(size_bytes + BLOCK_BYTES, np.uint8)
     start = -space.ctypes.data % BLOCK_BYTES
     return host_bytes(space[start : start + size_bytes])
+
+
+class Copies:
+    """Memory of copies, which waits for the next snapshot: memory that is new to the process is
+    slow, above all in a virtual machine whose host took it back. Thread-safe.
+
+    No more waits than the last snapshot took, so a daemon's peak stays as it is.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        #: The memory that waits, and the part that waited when the snapshot began.
+        self._free: list[Memory] = []
+        self._older: list[Memory] = []
+        self._ended_at = 0.0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes that wait."""
+        with self._lock:
+            return sum(one.nbytes for one in (*self._free, *self._older))
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """The context of a snapshot."""
+        with self._lock:
+            free, self._free = self._free, []
+            self._older.extend(free)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._older, self._ended_at = [], self._clock()
+
+    def take(self, size_bytes: int) -> memoryview:
+        """As `aligned_bytes`. The memory comes back when nothing has a part of it any more."""
+        with self._lock:
+            place = next((n for n, one in enumerate(self._older) if one.nbytes == size_bytes), None)
+            memory = None if place is None else self._older.pop(place)
+            # New memory takes the room of some that waits.
+            missing = size_bytes if memory is None and size_bytes >= LEAST_DIRECT_BYTES else 0
+            while missing > 0 and self._older:
+                missing -= self._older.pop().nbytes
+        if memory is None:
+            memory = np.frombuffer(aligned_bytes(size_bytes), np.uint8)
+        space = memory[:]
+        weakref.finalize(space, self._give, memory).atexit = False
+        return space.data
+
+    def _give(self, memory: Memory) -> None:
+        # Without the lock, which this thread may have.
+        if memory.nbytes >= LEAST_DIRECT_BYTES:
+            self._free.append(memory)
+
+    def rest(self) -> None:
+        """Give what has waited for long back to the system."""
+        with self._lock:
+            if self._free and self._clock() - self._ended_at > COPIES_SECONDS:
+                self._free = []
 
 
 def touch(space: memoryview) -> None:

@@ -279,6 +279,7 @@ class Snapshots:
                         found.taking.release()
             for found in self._due():
                 self._take_due(found)
+            self.store.copies.rest()
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._is_woken, LOOK_SECONDS)
 

@@ -31,7 +31,7 @@ from itertools import chain
 
 from heliograph_proto.digests import DIGEST_BYTES, digest_of, hasher
 from heliograph_proto.errors import SnapshotFailedError
-from heliograph_server.state.files import THREADS, Spaces, ahead
+from heliograph_server.state.files import THREADS, Copies, Spaces, ahead
 from heliograph_server.state.image import MOST_BYTES, Image, decode_image, encode_image
 from heliograph_server.state.medium import Medium, MediumLostError, ReadBlock
 
@@ -73,6 +73,8 @@ class StateStore:
     def __init__(self, medium: Medium) -> None:
         self.medium = medium
         self.statistics = StoreStatistics()
+        #: The memory of copies of what images hold.
+        self.copies = Copies()
         self._lock = threading.Lock()
         #: The images of each session, oldest first, with what they name.
         self._images: dict[str, list[tuple[int, frozenset[bytes]]]] = {}

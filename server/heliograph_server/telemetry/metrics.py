@@ -178,6 +178,9 @@ STATE_LOSSES = Metric(
 KEPT_BYTES = Metric(
     "heliograph_kept_state_bytes", "gauge", "Host memory that the state of other daemons takes here."
 )
+TENANT_KEPT = Metric(
+    "heliograph_tenant_kept_state_bytes", "gauge", "The part of it of one tenant's daemons.", ("tenant",)
+)
 KEPT_LIMIT = Metric("heliograph_kept_state_limit_bytes", "gauge", "The most that it may take.")
 KEPT_STATES = Metric(
     "heliograph_kept_states",
@@ -242,7 +245,8 @@ METRICS: tuple[Metric, ...] = (
     TENANT_SECONDS, TENANT_REFUSED, PLANS, TENSORS, CONTENT, STAGED, COMMANDS, IN_FLIGHT, QUEUED, RUNS,
     RUN_SECONDS, BYTES, RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS, LOST_MEMBERS, LINK_RELAYED,
     SNAPSHOTS, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOT_AGE, RESTORED, STATE_REACHABLE,
-    STATE_LOSSES, KEPT_BYTES, KEPT_LIMIT, KEPT_STATES, KEPT_FORGOTTEN, KEPT_REFUSED, RELOADS, RELOAD_FAILING,
+    STATE_LOSSES, KEPT_BYTES, TENANT_KEPT, KEPT_LIMIT, KEPT_STATES, KEPT_FORGOTTEN, KEPT_REFUSED, RELOADS,
+    RELOAD_FAILING,
     CERTIFICATE, MODEL_REQUESTS, MODEL_WAITING, MODEL_SECONDS, MODEL_ROWS, SCRAPES,
 )  # fmt: skip
 
@@ -402,6 +406,7 @@ def _of_snapshots(host: Host) -> Iterator[Family]:
 
 def _of_kept(found: KeeperFigures) -> Iterator[Family]:
     yield single(KEPT_BYTES, found.used_bytes)
+    yield gauge(TENANT_KEPT, by_label(found.by_tenant))
     yield single(KEPT_LIMIT, found.limit_bytes)
     yield gauge(KEPT_STATES, by_label({"held": found.held, "waiting": found.waiting}))
     yield single(KEPT_FORGOTTEN, found.forgotten)

@@ -17,7 +17,13 @@ from waiting import until
 
 from heliograph_backends.contract import Abort, Tensor
 from heliograph_proto.codec.bulk import encode_download
-from heliograph_proto.errors import CancelledError, HeliographError, MemberLostError
+from heliograph_proto.errors import (
+    CancelledError,
+    HeliographError,
+    MemberLostError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from heliograph_proto.plans import Arrival, Departure, Edge, Partition, PeerSource
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, tensor_type
@@ -350,39 +356,120 @@ def test_a_source_that_stays_away_is_lost_at_the_lease_s_end(
         ends.close()
 
 
+class Tokens:
+    """The token of one daemon and the table of another, which change one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.table, self.file, self._now = folder / "tokens.toml", folder / "token", ""
+        self.renew_table()
+        self.renew_file()
+
+    def renew_table(self) -> None:
+        """Lets the table know another token only."""
+        self._now = new_token()
+        row = f'[[token]]\nname = "pool"\nrights = ["use", "pool"]\nhash = "{hash_of(self._now)}"\n'
+        self.table.write_text(row)
+        self.table.chmod(0o600)
+
+    def renew_file(self) -> None:
+        """Gives the daemon the token of the table."""
+        self.file.write_text(self._now)
+
+
+def read_table(daemon: ThreadDaemon) -> None:
+    async def look(inside: Daemon) -> None:
+        inside.watch.look(at_once=True)
+
+    assert daemon._daemon is not None
+    daemon.call(look(daemon._daemon))
+
+
+def refusals(daemon: ThreadDaemon) -> int:
+    """The calls that it refused for their token."""
+    assert daemon._daemon is not None
+    found: int = daemon._daemon._slot.refused[UnauthenticatedError.reason]
+    return found
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    return Tokens(tmp_path)
+
+
+def users_of(consumer: ThreadDaemon, tokens: Tokens, kind: str, lease_seconds: float) -> None:
+    if kind == "threads":
+        shown = PoolCredentials(str(tokens.file))
+        consumer.exchange.use(BlockingPeers(0.5, shown=shown, lease_seconds=lease_seconds))
+
+
 @pytest.mark.parametrize("kind", ["loop", "threads"])
-def test_a_connection_is_made_again_with_the_token_of_that_time(tmp_path: Path, kind: str) -> None:
-    table, token = tmp_path / "tokens.toml", tmp_path / "token"
-
-    def renew() -> None:
-        token.write_text(made := new_token())
-        table.write_text(f'[[token]]\nname = "pool"\nrights = ["use", "pool"]\nhash = "{hash_of(made)}"\n')
-        table.chmod(0o600)
-
-    async def look(daemon: Daemon) -> None:
-        daemon.watch.look(at_once=True)
-
-    renew()
+@pytest.mark.parametrize("type", [SMALL, LARGE], ids=["small", "large"])
+def test_a_connection_is_made_again_with_the_token_of_that_time(
+    tokens: Tokens, type: TensorType, kind: str
+) -> None:
+    """The table changes first: what is refused meanwhile is tried again."""
     with (
-        thread_daemon(LIMITS, **LEASE, tokens=str(table)) as producer,
-        thread_daemon(LIMITS, **LEASE, pool_token=str(token)) as consumer,
+        thread_daemon(LIMITS, **LEASE, tokens=str(tokens.table)) as producer,
+        thread_daemon(LIMITS, **LEASE, pool_token=str(tokens.file)) as consumer,
         cut_proxy(producer.url) as way,
     ):
-        if kind == "threads":
-            consumer.exchange.use(BlockingPeers(0.5, shown=PoolCredentials(str(token))))
+        users_of(consumer, tokens, kind, 20.0)
         ends = Ends(producer, consumer, way)
         for run in (0, 1, 2, 3):
-            source, target = numbered(producer, SMALL, run), consumer.tensor(SMALL)
-            incoming = ends.into.expect(run, [target])
-            # After the first value the connection is surely one that was let in.
+            source, target = numbered(producer, type, run), consumer.tensor(type)
             if run:
-                renew()
-                assert producer._daemon is not None
-                producer.call(look(producer._daemon))
-                way.cut()
+                tokens.renew_table()
+                read_table(producer)
+            before = refusals(producer)
+            incoming = ends.into.expect(run, [target])
+            incoming.ask_ahead()
+            if run:
+                # Without a cut, a call on the connection with the old token is refused.
+                if type is SMALL or run == 2:
+                    way.cut()
+                until(lambda: refusals(producer) >= before + 2)  # noqa: B023
+                tokens.renew_file()
             ends.out.offer(0, run, source, Abort())
             incoming.wait(0, Abort())
             assert np.array_equal(target.array, source.array)
             ends.out.end(run)
             ends.into.end(run)
+        ends.close()
+
+
+@pytest.mark.parametrize("kind", ["loop", "threads"])
+def test_a_token_that_stays_unknown_is_the_error_at_the_lease_s_end(tokens: Tokens, kind: str) -> None:
+    with (
+        thread_daemon(LIMITS, **LEASE, tokens=str(tokens.table)) as producer,
+        thread_daemon(
+            LIMITS, pool_silence_seconds=0.5, pool_lease_seconds=0.5, pool_token=str(tokens.file)
+        ) as consumer,
+        cut_proxy(producer.url) as way,
+    ):
+        users_of(consumer, tokens, kind, 0.5)
+        ends = Ends(producer, consumer, way)
+        ends.out.offer(0, 1, numbered(producer, SMALL, 1), Abort())
+        ends.into.expect(1, [consumer.tensor(SMALL)]).wait(0, Abort())
+        tokens.renew_table()
+        read_table(producer)
+        incoming = ends.into.expect(2, [consumer.tensor(SMALL)])
+        incoming.ask_ahead()
+        way.cut()
+        with pytest.raises(PermissionDeniedError, match="refuses to exchange.*does not know this token"):
+            incoming.wait(0, Abort())
+        assert refusals(producer) > 1
+        ends.close()
+
+
+def test_a_token_that_a_new_link_shows_in_vain_is_an_error_at_once(tokens: Tokens) -> None:
+    tokens.renew_table()
+    with (
+        thread_daemon(LIMITS, **LEASE, tokens=str(tokens.table)) as producer,
+        thread_daemon(LIMITS, **LEASE, pool_token=str(tokens.file)) as consumer,
+        cut_proxy(producer.url) as way,
+    ):
+        ends = Ends(producer, consumer, way)
+        with pytest.raises(PermissionDeniedError, match="refuses to exchange values"):
+            ends.into.expect(1, [consumer.tensor(SMALL)]).wait(0, Abort())
+        assert refusals(producer) == 1
         ends.close()

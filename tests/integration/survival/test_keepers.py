@@ -21,6 +21,7 @@ from surviving_daemons import SurvivingDaemon, free_port
 from waiting import until
 
 import heliograph as hg
+from heliograph.admin import connect as connect_admin
 from heliograph_server.resources.principals import Right
 
 SECONDS = 60.0
@@ -120,6 +121,29 @@ def test_while_its_keeper_is_away_snapshots_fail_and_runs_go_on(keeper: Daemon) 
         assert plan.run(x=X)["y"].tolist() == (4 * X).tolist()
 
 
+def test_a_session_that_was_closed_while_the_keeper_and_then_its_owner_were_away_ends_with_its_lease(
+    keeper: Daemon,
+) -> None:
+    with owner(keeper, "--lease", "1") as daemon, connect_admin(keeper.url) as admin:
+
+        def files() -> int:
+            (state,) = admin.snapshot().kept_states
+            return state.files
+
+        with daemon.connect() as session:
+            tensor = session.put(X)
+            session.snapshot()
+            assert files() > 0
+            keeper.stop()
+        del tensor
+        daemon.kill()
+        keeper.resume()
+        assert files() > 0
+        daemon.start()
+        # It is empty, and its owner holds it.
+        until(lambda: not files(), seconds=SECONDS)
+
+
 def test_another_daemon_takes_over_under_the_same_name_and_never_beside_the_first(keeper: Daemon) -> None:
     with (
         owner(keeper) as daemon,
@@ -161,6 +185,40 @@ def test_a_full_keeper_is_a_typed_error_and_the_last_snapshot_stays() -> None:
         daemon.restart()
         assert plan.run(x=X)["y"].tolist() == (2 * X).tolist()
         assert tensor.get().sum() == 0
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["tenants", "all"])
+def test_a_quota_bounds_the_states_of_each_tenant(tmp_path: Path, named: bool) -> None:
+    tokens = Tokens(tmp_path / "tokens", dict.fromkeys(("one", "other"), (Right.USE, Right.POOL)))
+    shown: dict[str, tuple[str, ...]] = {}
+    for name, token in tokens.of.items():
+        (tmp_path / name).write_text(token)
+        shown[name] = ("--pool-token", str(tmp_path / name)) if named else ()
+    port = free_port()
+    options = ["--quota", "kept_state_bytes=100KiB", "--metrics-listen", f"127.0.0.1:{port}"]
+    if named:
+        options += ["--tokens", str(tokens.path)]
+    with (
+        daemons(1, *KEEPS, *options) as made,
+        owner(made[0], *shown["one"], name="one") as one,
+        owner(made[0], *shown["other"], name="other") as other,
+        one.connect() as session,
+        other.connect() as beside,
+    ):
+        large = session.put(np.zeros(50_000, np.float32))
+        with pytest.raises(hg.SnapshotFailedError, match="the quota of .* is 102,400 bytes") as caught:
+            session.snapshot()
+        assert "kept_state_bytes" in caught.value.advice
+        if named:
+            # It left the room of the other tenant.
+            kept = beside.put(np.zeros(10_000, np.float32))
+            beside.snapshot()
+            found = figures(port)
+            assert 40_000 < found["heliograph_tenant_kept_state_bytes other"] < 102_400
+            assert found["heliograph_tenant_kept_state_bytes one"] < 102_400
+            kept.free()
+        large.free()
+        assert session.snapshot().sequence > 0
 
 
 def test_two_daemons_that_keep_each_others_state_start_together() -> None:

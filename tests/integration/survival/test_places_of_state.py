@@ -503,6 +503,41 @@ def test_a_session_that_was_closed_while_the_keeper_was_away_does_not_come_back(
     store.close()
 
 
+def test_the_next_owner_removes_what_one_could_not_that_ended_while_the_keeper_was_away(
+    keeper: KeeperPlace,
+) -> None:
+    """Contents that no image names, and images that newer ones have replaced; those of a session that was
+    closed are the next owner's, who has it until its lease ends."""
+    store, closed = StateStore(keeper.open()), digest_of(b"closed")
+    medium: Any = store.medium
+    for number in range(1, 4):
+        put(store, number, bytes([number]) * 1000)
+    put(store, 1, b"closed", closed)
+    with store.pinned() as pins:
+        pins.add_whole(bytes([3]) * 1000)
+        store.commit(image(4, bytes([3]) * 1000), pins)
+        pins.add_whole(b"never named")
+        store.medium.name({pins.parts.pop(digest_of(b"never named")): "contents/00/00"})
+        # The keeper goes, and the owner ends before it is back.
+        medium._hold = lambda: None
+        medium._link.close()
+        until(lambda: not medium.is_reachable)
+        store.tidy(SECRET)
+        store.forget(closed)
+        store.close()
+    (state,) = keeper.keeper.states
+    assert len(state.files) == 8
+    store = StateStore(keeper.open())
+    images, broken = store.load()
+    assert {one.secret_digest for one in images} == {SECRET, closed} and not broken
+    store.tidy(SECRET)
+    store.forget(closed)
+    name = SECRET.hex()
+    assert [one for one in files(store) if name in one] == [f"sessions/{name}/{one}.image" for one in (3, 4)]
+    assert len(state.files) == len(files(store)) == 3
+    store.close()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_acknowledged_snapshots_stay_and_closed_sessions_go_whatever_answers_are_lost(
     keeper: KeeperPlace, seed: int, monkeypatch: pytest.MonkeyPatch

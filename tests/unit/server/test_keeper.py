@@ -17,7 +17,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.v1 import keeper_pb2
 from heliograph_server.runtime import keeper as keeper_module
-from heliograph_server.runtime.keeper import Keeper, Ownership, TakenOverError
+from heliograph_server.runtime.keeper import Coming, Keeper, Ownership, TakenOverError
 
 ME, OTHER = b"m" * 16, b"o" * 16
 KEEP_SECONDS = 100.0
@@ -32,11 +32,16 @@ def hold(keeper: Keeper, owner: bytes = ME, epoch: int = 0, now: float = 0.0, na
     return keeper.hold("tenant", name, owner, epoch, b"", now)
 
 
+def take(coming: Coming, data: memoryview) -> None:
+    coming.came(data.nbytes)
+    coming.keep(data)
+
+
 def put(keeper: Keeper, held: Ownership, path: str, data: bytes) -> None:
     state = held.state
     coming = keeper.begin(state.tenant, state.name, held.epoch, path, len(data))
     if data:
-        coming.take(memoryview(data))
+        take(coming, memoryview(data))
     coming.finish()
 
 
@@ -49,14 +54,14 @@ def test_a_file_is_there_once_all_its_bytes_came(keeper: Keeper) -> None:
     held, data = hold(keeper), bytes(range(1, 251)) * 40
     coming = keeper.begin("tenant", "a", held.epoch, "parts/x", len(data))
     for begin in (0, 4096):
-        coming.take(memoryview(data)[begin : begin + 4096])
+        take(coming, memoryview(data)[begin : begin + 4096])
     with pytest.raises(UnknownHandleError):
         read(keeper, held, "parts/x")
     with pytest.raises(ProtocolError, match="ended after 8,192"):
         coming.finish()
     with pytest.raises(ProtocolError, match="after 8,192 of 10,000"):
-        coming.take(memoryview(bytes(4096)))
-    coming.take(memoryview(data)[8192:])
+        take(coming, memoryview(bytes(4096)))
+    take(coming, memoryview(data)[8192:])
     coming.finish()
     edges = (0, 1, 4095, 4096, 4097, 8191, 8192, 8193, 9999, 10_000, 10_001)
     for begin in edges:
@@ -68,9 +73,9 @@ def test_a_small_piece_is_the_last_one_or_refused(keeper: Keeper) -> None:
     held = hold(keeper)
     coming = keeper.begin("tenant", "a", held.epoch, "parts/x", 5000)
     with pytest.raises(ProtocolError, match="4,096 are the fewest"):
-        coming.take(memoryview(bytes(4095)))
+        take(coming, memoryview(bytes(4095)))
     for size in (4096, 904):
-        coming.take(memoryview(bytes(size)))
+        take(coming, memoryview(bytes(size)))
     coming.finish()
     assert [one.nbytes for one in coming.file.read(4095, 2)] == [1, 1]
     assert [one.nbytes for one in coming.file.read(10, 1)] == [1]
@@ -85,7 +90,7 @@ def test_a_piece_is_charged_with_at_least_what_it_takes() -> None:
     for _ in range(count):
         piece = decode_piece(bytes(bytearray(message)))
         assert piece is not None
-        coming.take(piece)
+        take(coming, piece)
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken <= coming.file.charged_bytes < 1.1 * taken
@@ -95,7 +100,7 @@ def test_a_file_that_is_removed_is_still_read_to_its_end(keeper: Keeper) -> None
     held = hold(keeper)
     coming = keeper.begin("tenant", "a", held.epoch, "parts/x", 8192)
     for number in (1, 2):
-        coming.take(memoryview(bytes([number]) * 4096))
+        take(coming, memoryview(bytes([number]) * 4096))
     coming.finish()
     reading = coming.file.read(0, 8192)
     first = next(reading)
@@ -207,9 +212,36 @@ def test_memory_is_bounded_with_what_files_take_besides_their_bytes(keeper: Keep
     small = keeper.begin("tenant", "a", held.epoch, "parts/small", 95_000)
     with pytest.raises(LimitExceededError):
         for _ in range(95_000 // 4096):
-            small.take(memoryview(bytes(4096)))
+            take(small, memoryview(bytes(4096)))
     small.give_up()
     assert keeper.figures().used_bytes == 0
+
+
+def test_a_tenant_s_quota_leaves_room_for_the_others(keeper: Keeper) -> None:
+    held, quota = hold(keeper), 10_000
+    other = keeper.hold("other", "a", OTHER, 0, b"", 0.0)
+    first = keeper.begin("tenant", "a", held.epoch, "parts/1", 4096, quota)
+    take(first, memoryview(bytes(4096)))
+    first.finish()
+    with pytest.raises(LimitExceededError, match="quota of tenant 'tenant' is 10,000 bytes") as caught:
+        keeper.begin("tenant", "a", held.epoch, "parts/2", 4096, quota)
+    assert "kept_state_bytes" in caught.value.advice and keeper.figures().refused == 1
+    keeper.begin("other", "a", other.epoch, "parts/1", 50_000, 60_000)
+    found = keeper.figures()
+    assert set(found.by_tenant) == {"tenant", "other"} and sum(found.by_tenant.values()) == found.used_bytes
+    # Pieces count for it, too.
+    second = keeper.begin("tenant", "a", held.epoch, "parts/2", 3000, quota)
+    with pytest.raises(LimitExceededError, match="quota of tenant"):
+        take(second, memoryview(bytes(3000)))
+    second.give_up()
+    keeper.remove("tenant", "a", held.epoch, ["parts/1"])
+    assert keeper.figures().by_tenant["tenant"] == 0
+    # What all take together is bounded all the same.
+    with pytest.raises(LimitExceededError, match="for states of other daemons are taken"):
+        keeper.begin("tenant", "a", held.epoch, "parts/3", 60_000)
+    keeper.let_go(other, 0.0)
+    keeper.let_go(held, 0.0)
+    assert not keeper.states
 
 
 def test_states_of_tenants_have_nothing_in_common(keeper: Keeper) -> None:

@@ -284,5 +284,16 @@ def test_a_link_that_comes_back_and_carries_nothing_is_given_up_and_one_that_car
         dialling.progressed()
 
 
+def test_an_unknown_token_ends_a_new_link_and_is_as_a_break_for_one_that_was_let_in() -> None:
+    dialling = Redialling(10.0, lambda: 0.0)
+    assert not dialling.may_mend(is_break=False, is_refusal=True)
+    dialling.broke(0.0)
+    assert dialling.may_mend(is_break=False, is_refusal=True)
+    dialling = Redialling(10.0, lambda: 0.0)
+    dialling.progressed()
+    assert dialling.may_mend(is_break=False, is_refusal=True)
+    assert not dialling.may_mend(is_break=False, is_refusal=False)
+
+
 def test_without_a_lease_a_break_is_the_end() -> None:
     assert Redialling(0.0, lambda: 0.0).broke(5.0) is None

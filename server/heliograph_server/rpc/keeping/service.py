@@ -1,7 +1,7 @@
 """KeeperService: the states of other daemons' sessions, in this one's memory.
 
 It needs no devices, so it answers while they start: two daemons that keep each other's state can
-start together. Pieces stay in the messages in which they came.
+start together. Bytes lie in spaces of 4 MiB; a rest that fills none stays in its messages.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from mmap import mmap
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -17,9 +20,10 @@ from grpc import aio
 
 from heliograph_proto.codec.bulk import decode_piece, encode_piece
 from heliograph_proto.errors import LimitExceededError, ProtocolError, UnavailableError
-from heliograph_proto.sessions import KeptStateStatus
+from heliograph_proto.sessions import KeptStateStatus, Quota
 from heliograph_proto.v1 import keeper_pb2
 from heliograph_server.resources.principals import current_principal
+from heliograph_server.rpc.keeping.spaces import SPACE_BYTES, Spaces, new_pages
 from heliograph_server.rpc.receiving import first_of, next_of
 from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
 from heliograph_server.runtime.host import shut_down
@@ -27,6 +31,10 @@ from heliograph_server.runtime.keeper import Coming, Keeper, Ownership, State, T
 
 logger = logging.getLogger(__name__)
 
+#: The time without a file that comes after which a burst of files is over.
+QUIET_SECONDS = 0.2
+#: The least time between two log lines about files without room.
+LOG_SECONDS = 30.0
 #: The most bytes of a piece, and of what surrounds it.
 PIECE_BYTES, HEADER_BYTES = 2**20, 1024
 #: The largest request that is no piece, the most files that it names, and those of one answer.
@@ -36,13 +44,29 @@ M = TypeVar("M", bound=Message)
 
 
 class KeeperService:
-    """Keeps files of other daemons. `piece_bytes`: the largest piece that the server takes."""
+    """Keeps files of other daemons."""
 
     def __init__(
-        self, keeper: Keeper, piece_bytes: int = PIECE_BYTES, clock: Callable[[], float] = time.monotonic
+        self,
+        keeper: Keeper,
+        threads: Executor,
+        piece_bytes: int = PIECE_BYTES,
+        quota: Callable[[], Quota] = Quota,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`threads` make memory. `piece_bytes`: the largest piece that the server takes.
+        `quota` returns that of callers without a tenant."""
         self.keeper = keeper
+        self._threads = threads
+        self.spaces = Spaces(lambda: keeper.room_bytes)
+        #: Refusals until then are not logged.
+        self._silent_until = 0.0
+        #: The files that are coming.
+        self._coming = 0
+        #: Makes memory for the next burst of files.
+        self._ahead: asyncio.Task[None] | None = None
         self._piece_bytes = min(PIECE_BYTES, piece_bytes)
+        self._quota = quota
         self._clock = clock
         #: The streams of owners, each with what ends it.
         self._open: dict[Ownership, asyncio.Event] = {}
@@ -97,6 +121,7 @@ class KeeperService:
     async def hang_up(self) -> None:
         """End the streams of owners, which last as long as these do."""
         self._is_over = True
+        self._stop_making()
         for ended in self._open.values():
             ended.set()
 
@@ -104,17 +129,55 @@ class KeeperService:
     async def Put(self, _requests: object, context: Context) -> keeper_pb2.PutResponse:
         request = await _one(context, keeper_pb2.PutRequest)
         state, file = request.state, request.file
-        tenant = current_principal().tenant
-        coming = self.keeper.begin(tenant, state.name, state.epoch, file.path, file.size_bytes)
+        caller = current_principal()
+        quota = caller.quota if caller.tenant else self._quota()
+        names = caller.tenant, state.name
+        most_bytes = quota.kept_state_bytes
+        with self._logging_refusals(*names):
+            coming = self.keeper.begin(*names, state.epoch, file.path, file.size_bytes, most_bytes)
+        self.spaces.make_room(file.size_bytes)
+        self._coming += 1
         try:
             await self._take(coming, context)
             coming.finish()
         except BaseException:
             coming.give_up()
             raise
+        finally:
+            self._coming -= 1
+            self._make_ahead()
         return keeper_pb2.PutResponse()
 
+    def _make_ahead(self) -> None:
+        if not self._coming and not self._is_over:
+            self._stop_making()
+            self._ahead = asyncio.get_running_loop().create_task(self._after_burst())
+
+    def _stop_making(self) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
+
+    async def _after_burst(self) -> None:
+        await asyncio.sleep(QUIET_SECONDS)
+        # Without memory the next file finds none either, and says so.
+        with suppress(LimitExceededError):
+            for _ in range(self.spaces.end_burst()):
+                self.spaces.add(await self._new_pages())
+
+    @contextmanager
+    def _logging_refusals(self, tenant: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except LimitExceededError as error:
+            if (now := self._clock()) >= self._silent_until:
+                self._silent_until = now + LOG_SECONDS
+                whose = f" of tenant {tenant!r}" if tenant else ""
+                logger.warning("a file of the state %r%s is refused: %s", name, whose, error.message)
+            raise
+
     async def _take(self, coming: Coming, context: Context) -> None:
+        space: memoryview | None = None
+        filled = 0
         while (message := await next_of(context.read())) is not aio.EOF:
             data: Any = message
             if len(data) > self._piece_bytes + HEADER_BYTES:
@@ -122,7 +185,29 @@ class KeeperService:
                     f"a piece of {len(data):,} bytes; {self._piece_bytes:,} are the most"
                 )
             piece = decode_piece(data)
-            coming.take(memoryview(_decoded(data, keeper_pb2.PutRequest).data) if piece is None else piece)
+            piece = memoryview(_decoded(data, keeper_pb2.PutRequest).data) if piece is None else piece
+            coming.came(piece.nbytes)
+            while piece.nbytes:
+                if space is None and coming.left_bytes >= SPACE_BYTES:
+                    space, filled = await self._space(), 0
+                if space is None:
+                    # A small rest of a message would keep all of it.
+                    coming.keep(piece if piece.nbytes > len(data) // 2 else memoryview(bytes(piece)))
+                    break
+                count = min(piece.nbytes, SPACE_BYTES - filled)
+                space[filled : filled + count] = piece[:count]
+                piece, filled = piece[count:], filled + count
+                if filled == SPACE_BYTES:
+                    coming.keep(space)
+                    space = None
+
+    async def _space(self) -> memoryview:
+        if (found := self.spaces.take()) is not None:
+            return found
+        return self.spaces.lend(await self._new_pages())
+
+    def _new_pages(self) -> asyncio.Future[mmap]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, new_pages)
 
     @takes_bytes
     async def Rename(self, _requests: object, context: Context) -> keeper_pb2.RenameResponse:
@@ -139,7 +224,8 @@ class KeeperService:
         state = request.state
         file = self.keeper.file(current_principal().tenant, state.name, state.epoch, request.path)
         for piece in file.read(request.offset_bytes, request.size_bytes):
-            await context.write(encode_piece(piece))
+            for start in range(0, piece.nbytes, PIECE_BYTES):
+                await context.write(encode_piece(piece[start : start + PIECE_BYTES]))
 
     @takes_bytes
     async def Remove(self, _requests: object, context: Context) -> keeper_pb2.RemoveResponse:
