@@ -162,6 +162,14 @@ class Stream(ABC):
         CancelledError.
         """
 
+    def submit_here(self, work: Callable[[], None], done: Done) -> Callable[[], None] | None:
+        """As `submit`, for a thread that waits for the work and may as well do it.
+
+        Returns a function that does it, which this thread calls soon; later work waits for that.
+        None if the stream has other work, or needs a thread of its own: nothing is queued then.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Wait for the running work, end queued work with CancelledError, and free the stream."""

@@ -37,7 +37,6 @@ from heliograph_proto.trace_context import handing_on
 from heliograph_server.compile.plan_cache import KnownPlans
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.loaded_plan import LoadedPlan, ShortRun
-from heliograph_server.plans.multi_device import MultiDevicePlan
 from heliograph_server.plans.stepwise import SteppedRun, Stepwise
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import PlanHandle, TensorHandle
@@ -149,6 +148,8 @@ class Executor:
         self._on_end: Callable[[HeliographError], None] | None = None
         self._on_quiet: Callable[[], None] | None = None
         self._at_once: Callable[[], bool] = lambda: False
+        #: Receives work that the thread of `submit` does itself, while it has the lock.
+        self._here: list[Callable[[], None]] | None = None
         #: Keeps commands while the session is held still.
         self.stillness = Stillness(self)
         #: Calls to make without the lock, and whether a thread is making them.
@@ -225,17 +226,22 @@ class Executor:
         # Device changes since the session was opened.
         self.deliver()
 
-    def submit(self, commands: Sequence[Command | InlineRun]) -> None:
-        """Submit the next commands.
+    def submit(
+        self, commands: Sequence[Command | InlineRun], here: list[Callable[[], None]] | None = None
+    ) -> None:
+        """Submit the next commands. `here` receives work that the caller is to do right after it.
 
         Raises ProtocolError for a gap, which must close the session, or the error that closed it.
         """
         try:
             with self.lock:
-                for command in commands:
-                    if self.stillness.keeps is not None and self.stillness.keep(command):
-                        continue
-                    self.take(command)
+                self._here = here
+                try:
+                    for command in commands:
+                        if self.stillness.keeps is None or not self.stillness.keep(command):
+                            self.take(command)
+                finally:
+                    self._here = None
         finally:
             self.deliver()
 
@@ -502,11 +508,7 @@ class Executor:
                 self._observers.add(state.sequence, task, work.device_lock)
             if queue.queued == 1 and self._at_once() and self._start_at_once(work):
                 return
-            # A run on several devices reaches each of them at its own time.
-            if isinstance(task, RunTask) and not isinstance(task.plan.plan.plan, MultiDevicePlan):
-                work.is_queued = True
-                work.device_lock.run_queued()
-            queue.stream.submit(work.run, partial(self.work_done, work))
+            work.enqueue(self._here)
         except Exception as error:
             self.work_done(work, error)
 
