@@ -90,7 +90,6 @@ logger = logging.getLogger(__name__)
 #: The most memory that a session shares with its client; the system allocates it page by page.
 SHARED_BYTES = 128 * 2**20
 
-
 #: The time that a cancelled run has to finish a step that has begun to write variables.
 STEP_SECONDS = 10.0
 
