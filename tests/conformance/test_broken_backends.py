@@ -60,6 +60,7 @@ DEFECTS: list[tuple[type[Intact], str, str]] = [
     (S(parts.SwallowsErrors), "stream(Work that raises is done", "raised nothing; ComputeFailedError is due"),
     (S(parts.RunsAtOnce), "stream(submit returns before", "submit waited until the work was done"),
     (S(parts.DropsTheQueue), "stream(Closing waits", "`done` was not called within"),
+    (S(parts.OvertakesSubmitters), "stream(A submitter's own work", "later work did not wait for that of"),
     (S(parts.Swaps), "stream(Work is done in the order", "the order was"),
     (parts.HasEventsAlwaysReached, "event(The host waits", "the event was reached before the work"),
     (parts.HasEventsAlwaysReached, "event(A stream's later work", "was done before the event was reached"),

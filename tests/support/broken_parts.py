@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from broken_backends import Intact
@@ -65,6 +66,13 @@ class DropsTheQueue(CpuStream):
 
     def submit(self, work: Callable[[], None], done: Done) -> None:
         super().submit(work, lambda error: None if self._closed and error is not None else done(error))
+
+
+class OvertakesSubmitters(CpuStream):
+    """Later work does not wait for work that its submitter does."""
+
+    def submit_here(self, work: Callable[[], None], done: Done) -> Callable[[], None] | None:
+        return None if self._turn.locked() else partial(self._run_one, work, done)
 
 
 class Swaps(CpuStream):

@@ -152,8 +152,6 @@ class Stream(ABC):
 
     #: The device whose work it queues.
     device: Device
-    #: True if work is computed when it returns, so that any thread may perform it in its turn.
-    is_done_on_return = False
 
     @abstractmethod
     def submit(self, work: Callable[[], None], done: Done) -> None:
@@ -163,6 +161,14 @@ class Stream(ABC):
         with the exception of `work`; it must not raise. Work queued on a closed stream ends with
         CancelledError.
         """
+
+    def submit_here(self, work: Callable[[], None], done: Done) -> Callable[[], None] | None:
+        """As `submit`, for a thread that waits for the work and may as well do it.
+
+        Returns a function that does it, which this thread calls soon; later work waits for that.
+        None if the stream has other work, or needs a thread of its own: nothing is queued then.
+        """
+        return None
 
     @abstractmethod
     def close(self) -> None:

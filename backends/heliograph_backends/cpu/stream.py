@@ -1,10 +1,11 @@
-"""The CPU's streams: one thread each, which runs queued work in order."""
+"""The CPU's streams: queued work runs in order, on a thread of the stream or of its submitter."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from heliograph_backends.contract import Device, Done, Stream
@@ -23,9 +24,10 @@ CLOSE_SECONDS = 30.0
 
 
 class CpuStream(Stream):
-    """One worker thread. Work is computed when it returns, so `done` is called right after it."""
+    """One worker thread, whose turn a submitter may take.
 
-    is_done_on_return = True
+    Work is computed when it returns, so `done` is called right after it.
+    """
 
     def __init__(self, device: Device, name: str) -> None:
         self.device = device
@@ -34,6 +36,9 @@ class CpuStream(Stream):
         self._closed = False
         # Held to queue an item or to close the stream, so that no item is queued after the close.
         self._lock = threading.Lock()
+        # Held while work runs. Of a submitter that holds it: its thread, 0 for none, and its work.
+        self._turn = threading.Lock()
+        self._taken_by = self._taken = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -51,19 +56,45 @@ class CpuStream(Stream):
         else:
             self._ready.release()
 
+    def submit_here(self, work: Callable[[], None], done: Done) -> Callable[[], None] | None:
+        with self._lock:
+            if self._closed or self._queue:
+                return None
+            if self._taken_by != threading.get_ident():
+                if not self._turn.acquire(blocking=False):
+                    return None
+                self._taken_by = threading.get_ident()
+            self._taken += 1
+        return partial(self._run_here, work, done)
+
+    def _run_here(self, work: Callable[[], None], done: Done) -> None:
+        try:
+            self._run_one(work, done)
+        finally:
+            with self._lock:
+                self._taken -= 1
+                if not self._taken:
+                    self._taken_by = 0
+                    self._turn.release()
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
         self._ready.release()
-        if threading.current_thread() is not self._thread:
+        # The end of work may close the stream.
+        if threading.get_ident() in (self._thread.ident, self._taken_by):
+            return
+        if self._turn.acquire(timeout=CLOSE_SECONDS):
+            self._turn.release()
             self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while True:
             self._ready.acquire()
-            if self._closed:
-                break
-            self._run_one(*self._queue.popleft())
+            with self._turn:
+                if self._closed:
+                    break
+                self._run_one(*self._queue.popleft())
         while self._queue:
             report_done(self._queue.popleft()[1], CancelledError("the stream was closed"))
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from heliograph.onnx.model import Model
 
 _Key: TypeAlias = tuple[Any, ...]
+_Form: TypeAlias = tuple[Any, ...] | None
+#: The most forms of arrays that are known.
+MOST_FORMS = 1024
 #: For each output with a batch, its axis and how many of its places belong to a row.
 Cuts: TypeAlias = dict[str, tuple[int, int]]
 
@@ -69,6 +72,8 @@ class OnnxPlan:
         self._plans: KeptPlans[Compiled] = KeptPlans(MOST_PLANS)
         #: The inputs whose values decide shapes, as far as that is known.
         self._fixed: set[str] = set()
+        #: The key of the plan, its batch and that of the run, by the form of the run's arrays.
+        self._forms: dict[_Form, tuple[_Key, int, int]] = {}
 
     def __repr__(self) -> str:
         return f"<OnnxPlan of {self._model!r}, {len(self._plans)} shapes>"
@@ -96,11 +101,7 @@ class OnnxPlan:
                 advice="give arrays by name: run({name: array})",
             )
         given = {name: _as_arrays(feed) for name, feed in {**(feeds or {}), **named}.items()}
-        count = 0
-        if self._batches is not None:
-            self._model.spec(given)
-            given, count = self._batches.padded(given)
-        compiled = self._compiled(given)
+        compiled, given, count = self._prepared(given)
         program = compiled.program
         wires: dict[str, Array] = {}
         for name, port in program.inputs.items():
@@ -122,18 +123,38 @@ class OnnxPlan:
             self._fixed.update(values)
         self._keep(key, program, self._cuts(program, specs))
 
-    def _compiled(self, feeds: Mapping[str, Any]) -> Compiled:
+    def _prepared(self, given: dict[str, Any]) -> tuple[Compiled, dict[str, Any], int]:
+        """Return the plan for the inputs of a run, these as it takes them, and their batch."""
+        # Arrays of a form that was checked before need no check.
+        form = None if self._fixed else _form(given)
+        if (known := self._forms.get(form)) is not None:
+            key, size, count = known
+            if (found := self._plans.find(key)) is not None:
+                return found, given if self._batches is None else self._batches.longer(given, size), count
+        count = size = 0
+        if self._batches is not None:
+            self._model.spec(given)
+            count, size = self._batches.sizes_for(given)
+            given = self._batches.longer(given, size)
+        key, found = self._compiled(given)
+        if form is not None and not self._fixed:
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            self._forms[form] = key, size, count
+        return found, given, count
+
+    def _compiled(self, feeds: Mapping[str, Any]) -> tuple[_Key, Compiled]:
         specs = self._model.spec(feeds)
         with self._lock:
             fixed = set(self._fixed)
         key = _key(specs, {name: feeds[name] for name in fixed})
         if (found := self._plans.find(key)) is not None:
-            return found
+            return key, found
         program = self._model.build(feeds, fixed, is_one=self._is_one)
         with self._lock:
             self._fixed |= fixed
             key = _key(specs, {name: feeds[name] for name in self._fixed})
-        return self._keep(key, program, self._cuts(program, specs))
+        return key, self._keep(key, program, self._cuts(program, specs))
 
     def _cuts(self, program: Program, specs: Mapping[str, Spec]) -> Cuts:
         """Find the batch in the outputs, from a second import with one row more."""
@@ -171,6 +192,17 @@ def _as_arrays(feed: Any) -> Any:
     return np.asarray(feed)
 
 
+def _form(feeds: Mapping[str, Any]) -> _Form:
+    """Return the data types and shapes of arrays by name; None where these alone do not tell the
+    specs."""
+    found = []
+    for name, feed in feeds.items():
+        if not isinstance(feed, np.ndarray) or feed.dtype.hasobject:
+            return None
+        found.append((name, feed.dtype, feed.shape))
+    return tuple(found)
+
+
 def _key(specs: Mapping[str, Spec], values: Mapping[str, Array]) -> _Key:
     shapes = tuple((name, specs[name]) for name in sorted(specs) if name not in values)
     fixed = tuple(sorted((name, str(one.dtype), one.shape, one.tobytes()) for name, one in values.items()))
@@ -192,8 +224,8 @@ class Batches:
     inputs: frozenset[str]
     symbol: str | None
 
-    def padded(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """Return the feeds with their last rows repeated up to one of the sizes, and the batch.
+    def sizes_for(self, feeds: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the batch of the feeds, and the one of the sizes that it is padded to.
 
         A batch beyond the largest size, or without rows, stays. Raises InvalidInputError.
         """
@@ -208,10 +240,14 @@ class Batches:
                 advice="all inputs with the batch as dimension 0 need the same one",
             )
         (count,) = set(counts.values())
-        size = next((one for one in self.sizes if one >= count), count)
-        if size == count or count == 0:
-            return dict(feeds), count
-        return {name: _longer(feed, size) if name in counts else feed for name, feed in feeds.items()}, count
+        return count, next((one for one in self.sizes if one >= count), count) if count else 0
+
+    def longer(self, feeds: dict[str, Any], size: int) -> dict[str, Any]:
+        """Return the feeds with their last rows repeated up to a size."""
+        return {
+            name: _longer(feed, size) if name in self.inputs and len(feed) < size else feed
+            for name, feed in feeds.items()
+        }
 
 
 def batches_of(batch: object, shapes: Mapping[str, tuple[int | str | None, ...] | None]) -> Batches:

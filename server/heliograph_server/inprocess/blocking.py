@@ -355,8 +355,12 @@ class LocalShell(BlockingShell):
         timeout: float = 10.0,
         credentials: Credentials = NO_CREDENTIALS,
         transport: LocalTransport | None = None,
+        *,
+        computes: bool = False,
     ) -> None:
-        """`transport`: an open session."""
+        """`transport`: an open session. With `computes`, callers that wait for a run do it
+        themselves, so that a timeout or an interrupt ends it only between two nodes."""
+        self._computes = computes
         self._transport = transport or LocalTransport.open(address, timeout, credentials)
         super().__init__(address, self._transport.info)
         self.core.speaks_bytes = True
@@ -384,6 +388,7 @@ class LocalShell(BlockingShell):
         undisturbed(self._send)
 
     def _send(self, waits: bool = False) -> None:
+        here: list[Callable[[], None]] | None = [] if waits and self._computes else None
         self._dirty = True
         while self._dirty and self._sending.acquire(blocking=False):
             try:
@@ -393,11 +398,14 @@ class LocalShell(BlockingShell):
                 if commands:
                     self._dirty = True
                     try:
-                        self._transport.session.submit(commands)
+                        self._transport.session.submit(commands, here)
                     except Exception as error:
                         self._lose(typed(error, "sending commands"))
             finally:
                 self._sending.release()
+        # Others may send meanwhile.
+        for work in here or ():
+            work()
 
     def release(self, handle: int) -> None:
         # A destructor may run while this thread holds any lock of the core, so it must not send.
@@ -464,7 +472,7 @@ def session_on(host: Host, client: str, principal: Principal, secret: bytes) -> 
     """
     info = host.open_session(client, secret=secret, principal=principal)
     transport = LocalTransport(host, info)
-    return ClientSession(LocalShell(parse_address("local:"), transport=transport))
+    return ClientSession(LocalShell(parse_address("local:"), transport=transport, computes=True))
 
 
 class _Answer:

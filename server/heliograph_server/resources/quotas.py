@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Protocol
 
 from heliograph_proto.errors import HeliographError, LimitExceededError
 from heliograph_proto.sessions import Quota, TenantUsage
-from heliograph_server.resources.principals import Principal
 from heliograph_server.resources.reclaim import BeyondReclaimError, Reclaimable, reclaimed
 
 #: The number of recent releases from which the time until there is room is estimated.
@@ -326,20 +326,14 @@ class Tenants:
     def __repr__(self) -> str:
         return f"<Tenants {', '.join(map(repr, self._accounts.values()))}>"
 
-    def account(self, principal: Principal) -> Account:
-        """The account of a caller, updated to the caller's quota."""
+    def account(self, tenant: str, quota: Quota) -> Account:
+        """The account of a tenant, updated to this quota."""
         with self._lock:
-            found = self._accounts.get(principal.tenant)
+            found = self._accounts.get(tenant)
             if found is None:
-                found = self._accounts[principal.tenant] = Account(principal.tenant, total=self._total)
-        found.quota = self._with_default(principal.quota)
+                found = self._accounts[tenant] = Account(tenant, total=self._total)
+        found.quota = _with_default(quota, self._total.quota.staging_bytes)
         return found
-
-    def _with_default(self, quota: Quota) -> Quota:
-        """The quota, with a share of all staged bytes if it says nothing about them."""
-        if quota.staging_bytes or not (total_bytes := self._total.quota.staging_bytes):
-            return quota
-        return replace(quota, staging_bytes=max(1, total_bytes // STAGING_SHARE))
 
     def change(self, tenant: str, quota: Quota) -> None:
         """Change the quota of a tenant that has an account. It limits new usage; existing usage
@@ -347,7 +341,7 @@ class Tenants:
         with self._lock:
             found = self._accounts.get(tenant)
         if found is not None:
-            found.quota = self._with_default(quota)
+            found.quota = _with_default(quota, self._total.quota.staging_bytes)
 
     def enter(self, account: Account, secret: bytes) -> QuotaShare:
         """The share of one more session. The caller must `leave` it."""
@@ -373,3 +367,12 @@ class Tenants:
         with self._lock:
             accounts = sorted(self._accounts.values(), key=lambda one: one.tenant)
         return tuple(one.usage() for one in accounts)
+
+
+# Every call asks.
+@lru_cache
+def _with_default(quota: Quota, staging_bytes: int) -> Quota:
+    """The quota, with a share of all staged bytes if it says nothing about them."""
+    if quota.staging_bytes or not staging_bytes:
+        return quota
+    return replace(quota, staging_bytes=max(1, staging_bytes // STAGING_SHARE))

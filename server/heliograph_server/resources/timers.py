@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ class Deadlines:
         self._timers: list[Timer] = []
         self._number = 0
         self._cancelled = 0
+        #: When the thread looks again by itself.
+        self._looks_at = -math.inf
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -52,7 +55,8 @@ class Deadlines:
             timer = Timer(self._clock() + seconds, self._number, callback)
             heapq.heappush(self._timers, timer)
             self._start()
-            if self._timers[0] is timer:
+            # Most timers are cancelled before their time. The thread wakes for none of these.
+            if timer.due < self._looks_at:
                 self._changed.notify()
         return timer
 
@@ -104,5 +108,7 @@ class Deadlines:
                         return callback
                     self._cancelled -= 1
                 else:
+                    self._looks_at = math.inf if delay is None else self._timers[0].due
                     self._changed.wait(delay)
+                    self._looks_at = -math.inf
         return None

@@ -331,7 +331,7 @@ class Host:
 
     def account(self, principal: Principal) -> Account:
         """Return the account of a caller."""
-        return self._tenants.account(principal if principal.tenant else replace(principal, quota=self._quota))
+        return self._tenants.account(principal.tenant, principal.quota if principal.tenant else self._quota)
 
     def questions(self, principal: Principal) -> Staging:
         """Return what counts the memory of a caller's requests without a session. Event loop

@@ -37,7 +37,6 @@ from heliograph_proto.trace_context import handing_on
 from heliograph_server.compile.plan_cache import KnownPlans
 from heliograph_server.compile.services import SessionServices
 from heliograph_server.plans.loaded_plan import LoadedPlan, ShortRun
-from heliograph_server.plans.multi_device import MultiDevicePlan
 from heliograph_server.plans.stepwise import SteppedRun, Stepwise
 from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import PlanHandle, TensorHandle
@@ -49,7 +48,6 @@ from heliograph_server.session.bulk import Downloads
 from heliograph_server.session.handoff import TensorHandoff
 from heliograph_server.session.observers import RunObservers
 from heliograph_server.session.operations import Operations, tell_weights
-from heliograph_server.session.parts.callers_stream import QueueOf, own_thread
 from heliograph_server.session.parts.edges import Edges
 from heliograph_server.session.parts.releases import Releases
 from heliograph_server.session.parts.resumable_loops import ResumableLoops
@@ -91,6 +89,7 @@ logger = logging.getLogger(__name__)
 
 #: The most memory that a session shares with its client; the system allocates it page by page.
 SHARED_BYTES = 128 * 2**20
+
 #: The time that a cancelled run has to finish a step that has begun to write variables.
 STEP_SECONDS = 10.0
 
@@ -148,7 +147,8 @@ class Executor:
         self._on_end: Callable[[HeliographError], None] | None = None
         self._on_quiet: Callable[[], None] | None = None
         self._at_once: Callable[[], bool] = lambda: False
-        self._queue: QueueOf = own_thread
+        #: Receives work that the thread of `submit` does itself, while it has the lock.
+        self._here: list[Callable[[], None]] | None = None
         #: Keeps commands while the session is held still.
         self.stillness = Stillness(self)
         #: Calls to make without the lock, and whether a thread is making them.
@@ -160,9 +160,16 @@ class Executor:
 
     def _operations(self, services: SessionServices) -> Operations:
         return Operations(
-            services, self.staging, self.uploads, self.downloads, self, self._observers.get, self._handoff,
-            self._book, self.resumable.take,
-        )  # fmt: skip
+            services,
+            self.staging,
+            self.uploads,
+            self.downloads,
+            self,
+            self._observers.get,
+            self._handoff,
+            self._book,
+            self.resumable.take,
+        )
 
     def _instruction_handlers(self) -> dict[type, Callable[[Any], None]]:
         return {
@@ -200,14 +207,12 @@ class Executor:
         on_end: Callable[[HeliographError], None] | None = None,
         *,
         at_once: Callable[[], bool] = lambda: False,
-        queue: QueueOf = own_thread,
     ) -> None:
         """Begin the command stream.
 
         The callbacks are called from any thread, one at a time, and must not block or raise.
         `on_end` receives the error that closed the session, after the last batch. `submit` performs
-        short runs itself where `at_once` says that nothing interrupts its thread. `queue` makes the
-        session's device queue of a device's stream: see `by_caller`.
+        short runs itself where `at_once` says that nothing interrupts its thread.
 
         Raises HandleExistsError for a second stream, or the error that closed the session.
         """
@@ -216,22 +221,26 @@ class Executor:
                 raise self.core.closed.anew()
             if self._on_batch is not None:
                 raise HandleExistsError("the session has its command stream already")
-            self._on_batch, self._on_end = on_batch, on_end
-            self._at_once, self._queue = at_once, queue
+            self._on_batch, self._on_end, self._at_once = on_batch, on_end, at_once
         # Device changes since the session was opened.
         self.deliver()
 
-    def submit(self, commands: Sequence[Command | InlineRun]) -> None:
-        """Submit the next commands.
+    def submit(
+        self, commands: Sequence[Command | InlineRun], here: list[Callable[[], None]] | None = None
+    ) -> None:
+        """Submit the next commands. `here` receives work that the caller is to do right after it.
 
         Raises ProtocolError for a gap, which must close the session, or the error that closed it.
         """
         try:
             with self.lock:
-                for command in commands:
-                    if self.stillness.keeps is not None and self.stillness.keep(command):
-                        continue
-                    self.take(command)
+                self._here = here
+                try:
+                    for command in commands:
+                        if self.stillness.keeps is None or not self.stillness.keep(command):
+                            self.take(command)
+                finally:
+                    self._here = None
         finally:
             self.deliver()
 
@@ -475,7 +484,7 @@ class Executor:
     def _open_queue(self, instruction: OpenQueue) -> None:
         queue = instruction.queue
         try:
-            queue.stream = self._queue(self._devices.device(queue.device).stream(), self._later)
+            queue.stream = self._devices.device(queue.device).stream()
         except Exception as error:
             self.core.queue_failed(queue, typed(error, f"making a stream of device {queue.device}"))
 
@@ -498,11 +507,7 @@ class Executor:
                 self._observers.add(state.sequence, task, work.device_lock)
             if queue.queued == 1 and self._at_once() and self._start_at_once(work):
                 return
-            # A run on several devices reaches each of them at its own time.
-            if isinstance(task, RunTask) and not isinstance(task.plan.plan.plan, MultiDevicePlan):
-                work.is_queued = True
-                work.device_lock.run_queued()
-            queue.stream.submit(work.run, partial(self.work_done, work))
+            work.enqueue(self._here)
         except Exception as error:
             self.work_done(work, error)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from heliograph_backends.contract import Abort
 from heliograph_proto.commands import Completion
 from heliograph_server.plans.loaded_plan import LoadedPlan
+from heliograph_server.plans.multi_device import MultiDevicePlan
 from heliograph_server.plans.stepwise import Stepwise
 from heliograph_server.resources.checks import len_bytes
 from heliograph_server.resources.device_queue import SHORT_US, DeviceLock
@@ -53,6 +56,18 @@ class CommandWork:
             # Work that waits for its client occupies none of the device's workers.
             with nullcontext() if self.state.waits_for_client else self.device_lock:
                 self.executor.do_work(self)
+
+    def enqueue(self, here: list[Callable[[], None]] | None) -> None:
+        """Queue the work; in `here`, if given, where the submitting thread does it itself."""
+        task, done = self.state.task, partial(self.executor.work_done, self)
+        # A run on several devices reaches each of them at its own time.
+        if isinstance(task, RunTask) and not isinstance(task.plan.plan.plan, MultiDevicePlan):
+            self.is_queued = True
+            self.device_lock.run_queued()
+        if here is not None and (mine := self.queue.stream.submit_here(self.run, done)) is not None:
+            here.append(mine)
+        else:
+            self.queue.stream.submit(self.run, done)
 
     def done_at_once(self) -> bool:
         """Perform short work on the submitting thread, which holds the session's lock. False if it

@@ -130,13 +130,16 @@ def test_batches_are_padded_to_a_few_sizes(session: hg.Session) -> None:
     made = perceptron()
     plan = hg.onnx.load(made.SerializeToString()).compile(session, batch=(8, 1, 3))
     assert len(plan.plans) == 1, "the smallest size is compiled at once"
-    for count in (1, 2, 3, 5, 8, 4, 0, 11):
+    for count in (1, 2, 3, 5, 8, 4, 0, 11, 5, 0, 2, 11):
         x = rows(count)
         found = plan.run(x=x)["y"]
         assert found.shape == (count, 4) and np.allclose(
             found, perceptron_result(made, x), rtol=1e-5, atol=1e-4
         )
     assert {one.inputs["x"].shape[0] for one in plan.plans} == {0, 1, 3, 8, 11}
+    for wrong in (rows(5).astype(np.float64), rows(5)[:, :-1]):
+        with pytest.raises(hg.InvalidInputError):
+            plan.run(x=wrong)
 
 
 def test_the_batch_is_found_in_each_output(session: hg.Session) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_graphs import Array, nothing_left, place, type_of, used_bytes
+from waiting import until
 
 from heliograph_backends.contract import Abort, Event, Stream, Tensor, Usage, access, host_bytes
 from heliograph_backends.cpu import CpuDevice
@@ -134,6 +135,35 @@ def test_closing_waits_for_the_running_work_and_cancels_what_is_queued(device: C
     assert record.done[0] == ("held", None)
     assert [name for name, _ in record.done[1:]] == [0, 1, 2]
     assert all(isinstance(error, CancelledError) for _, error in record.done[1:])
+
+
+def test_closing_waits_for_work_that_its_submitter_does(device: CpuDevice) -> None:
+    stream, record = device.stream(), Record()
+    closing = threading.Thread(target=stream.close)
+
+    def is_closed() -> bool:
+        refused = Record()
+        stream.submit(lambda: None, refused.of("late"))
+        return bool(refused.done)
+
+    def work() -> None:
+        closing.start()
+        until(is_closed, "the stream is closed")
+        assert closing.is_alive()
+
+    perform = stream.submit_here(work, record.of("here"))
+    assert perform is not None
+    perform()
+    closing.join(SECONDS)
+    assert record.done == [("here", None)] and not closing.is_alive()
+
+
+def test_the_end_of_work_that_its_submitter_does_may_close_the_stream(device: CpuDevice) -> None:
+    stream = device.stream()
+    perform = stream.submit_here(lambda: None, lambda error: stream.close())
+    assert perform is not None
+    perform()
+    stream.close()
 
 
 def test_work_for_a_closed_stream_is_done_with_an_error_at_once(device: CpuDevice) -> None:

@@ -50,6 +50,13 @@ def test_a_run_waits_for_as_many_requests_as_the_one_before() -> None:
     assert queue.take(0.5) == [first, second]
 
 
+def test_threads_look_for_the_first_request_and_once_enough_wait() -> None:
+    queue = queue_of(shared=4)
+    assert [queue.add(request(at=float(number))) for number in range(4)] == [True, False, False, True]
+    assert len(queue.take(4.0)) == 4
+    assert queue.add(request(3)) and not queue.add(request(4)) and queue.add(request())
+
+
 def test_a_run_waits_no_longer_than_the_window() -> None:
     first = request(at=5.0)
     queue = queue_of(first, shared=4)

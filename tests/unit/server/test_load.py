@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -307,9 +307,9 @@ class Attached:
                 self.threads[one.sequence] = threading.current_thread()
             self.changed.notify_all()
 
-    def run(self, sequence: int) -> None:
+    def run(self, sequence: int, here: list[Callable[[], None]] | None = None) -> None:
         kind = c.RunCommand(100, (c.InputBinding(0, bytes(16)),), (c.OutputBinding(0, 0, True),))
-        self.session.submit([c.Command(sequence, kind)])
+        self.session.submit([c.Command(sequence, kind)], here)
 
     def wait(self, sequence: int) -> c.Completion:
         with self.changed:
@@ -336,6 +336,26 @@ def test_a_run_that_was_short_is_done_in_the_thread_that_brings_it(attached: Att
     attached.run(1)
     assert bytes(attached.done[1].outputs[0][1])[3] == 0x80
     assert attached.threads[1] is threading.current_thread()
+
+
+def test_a_long_run_is_done_in_the_thread_that_asks_for_that(attached: Attached) -> None:
+    here: list[Callable[[], None]] = []
+    attached.run(1, here)
+    attached.run(2)
+    assert not attached.done
+    (perform,) = here
+    perform()
+    assert not attached.done[1].error and attached.threads[1] is threading.current_thread()
+    assert not attached.wait(2).error and attached.threads[2] is not threading.current_thread()
+
+
+def test_a_run_here_waits_for_its_turn_behind_what_is_queued(attached: Attached) -> None:
+    here: list[Callable[[], None]] = []
+    with next(iter(attached.host._device_locks.values()))._door:
+        attached.run(1)
+        attached.run(2, here)
+        assert not here and not attached.done
+    assert not attached.wait(2).error and list(attached.done) == [1, 2]
 
 
 def test_nothing_is_done_at_once_unless_that_was_asked_for() -> None:

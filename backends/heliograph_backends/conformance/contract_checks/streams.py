@@ -123,6 +123,26 @@ def independent(bench: Bench, random: np.random.Generator) -> None:
 
 
 @CASES
+def here(bench: Bench, random: np.random.Generator) -> None:
+    """A submitter's own work is done in its thread and in the stream's order, or not taken."""
+    with held(bench) as ((stream,), hold):
+        require(stream.submit_here(lambda: None, Reports()) is None, "a busy stream took work to do here")
+        hold.release()
+        hold.reports.wait(bench.seconds)
+        done: list[object] = []
+        own, later = Reports(), Reports()
+        perform = stream.submit_here(lambda: done.append(threading.get_ident()), own)
+        stream.submit(partial(done.append, "later"), later)
+        if perform is not None:
+            require(not later.ended(0.01), "later work did not wait for that of its submitter")
+            perform()
+            own.wait(bench.seconds)
+        later.wait(bench.seconds)
+    expected = [] if perform is None else [threading.get_ident()]
+    require(done == [*expected, "later"], f"the work was done as {done!r:.100}")
+
+
+@CASES
 def deadline(bench: Bench, random: np.random.Generator) -> None:
     """Synchronizing with a busy stream ends at its deadline."""
     with held(bench) as ((stream,), hold):

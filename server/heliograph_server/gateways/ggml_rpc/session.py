@@ -15,7 +15,6 @@ from heliograph_proto.types import DTYPES, TensorType
 from heliograph_server.compile.turns import CompileTurns
 from heliograph_server.resources.principals import Principal
 from heliograph_server.runtime.host import Host
-from heliograph_server.session.parts.callers_stream import by_caller
 from heliograph_server.session.parts.quiet_memory import QuietMemory
 
 T = TypeVar("T")
@@ -71,8 +70,8 @@ class GatewaySession:
         self._on_lost = on_lost
         self._turns, self._compile_seconds = turns, compile_seconds
         self._memory = QuietMemory(self._session.inside)
-        # Nothing interrupts the connection's thread, so it does the work itself.
-        self._session.attach(self._apply, self._lose, at_once=lambda: True, queue=by_caller)
+        # Nothing interrupts the connection's thread.
+        self._session.attach(self._apply, self._lose, at_once=lambda: True)
 
     def close(self) -> None:
         """End the session and free its memory."""
@@ -160,7 +159,13 @@ class GatewaySession:
             self._check()
             self._results.clear()
         held, self._held, self._may_wait = self._held, [], True
-        self._session.submit(held)
+        # This thread waits for the work anyway.
+        here: list[Callable[[], None]] = []
+        try:
+            self._session.submit(held, here)
+        finally:
+            for work in here:
+                work()
 
     def _check(self) -> None:
         if self._failure is not None:

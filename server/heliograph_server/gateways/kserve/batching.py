@@ -76,6 +76,7 @@ class BatchQueue:
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
         self._waiting: list[QueuedRequest] = []
+        self._rows = 0
         self._numbers = 0
         #: The number of requests in the run before.
         self._shared = 1
@@ -85,8 +86,11 @@ class BatchQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: QueuedRequest) -> None:
-        """Add a request. Raises LimitExceededError if too many wait."""
+    def add(self, request: QueuedRequest) -> bool:
+        """Add a request. Returns False if no run begins, and the time of the next one stays.
+
+        Raises LimitExceededError if too many wait.
+        """
         if len(self._waiting) >= self._policy.most_waiting:
             raise LimitExceededError(
                 f"{len(self._waiting):,} requests wait for the model, which is the most",
@@ -95,7 +99,11 @@ class BatchQueue:
             )
         self._numbers += 1
         request.number = self._numbers
+        is_first = not self._waiting
         insort(self._waiting, request, key=_order)
+        self._rows += request.rows
+        is_enough = len(self._waiting) >= self._shared or self._rows >= self._policy.most_rows
+        return is_first or is_enough
 
     def remove(self, request: QueuedRequest) -> bool:
         """Remove a request whose client has left, or whose time is over. False if it does not wait
@@ -103,6 +111,7 @@ class BatchQueue:
         if request not in self._waiting:
             return False
         self._waiting.remove(request)
+        self._rows -= request.rows
         return True
 
     def take(self, now: float) -> list[QueuedRequest]:
@@ -114,6 +123,7 @@ class BatchQueue:
             batch = self._cut(batch)
         taken = set(map(id, batch))
         self._waiting = [one for one in self._waiting if id(one) not in taken]
+        self._rows -= sum(one.rows for one in batch)
         self._shared = len(batch)
         return batch
 

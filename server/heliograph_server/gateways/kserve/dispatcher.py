@@ -91,8 +91,9 @@ class Dispatcher:
         with self._changed:
             if self._closed:
                 raise unloaded(self._name)
-            self._queue.add(request)
-            self._changed.notify()
+            # A thread that wakes for nothing takes the interpreter from the loop.
+            if self._queue.add(request):
+                self._changed.notify()
         expiry = None
         if seconds < math.inf:
             expiry = request.work.loop.call_later(seconds, self._expire, request, seconds)

@@ -42,9 +42,15 @@ class RegionPart:
     size: int
 
 
+#: Those of a request without parameters.
+_NO_WISHES = InferOptions()
+
+
 def options_of(parameters: Mapping[str, Any]) -> InferOptions:
     """Return the options of a request's parameters. Unknown ones are the client's own. Raises
     InvalidInputError."""
+    if not parameters:
+        return _NO_WISHES
     sequence = parameters.get("sequence_id", 0)
     if type(sequence) not in (int, str) or len(str(sequence)) > MOST_ID:
         raise InvalidInputError(f"the parameter 'sequence_id' is {sequence!r:.80}, and no number or text")
@@ -60,6 +66,8 @@ def options_of(parameters: Mapping[str, Any]) -> InferOptions:
 def region_of(parameters: Mapping[str, Any]) -> RegionPart | None:
     """Return the part of a region that has the elements of a tensor; None if the request has them.
     Raises UnsupportedError, InvalidInputError."""
+    if not parameters:
+        return None
     if parameters.get("classification"):
         raise UnsupportedError("the parameter 'classification' is not taken", advice="sort the scores there")
     region = parameters.get("shared_memory_region")

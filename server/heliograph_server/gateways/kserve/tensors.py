@@ -76,10 +76,10 @@ def check_port(port: TensorPort, datatype: str, shape: Sequence[int]) -> tuple[i
         advice = f"the model takes {port.datatype}" if known else f"data types: {', '.join(_KNOWN)}"
         raise InvalidInputError(f"input {port}, and {datatype!r:.40} is given", advice=advice)
     sizes = tuple(shape)
-    fits = len(sizes) == len(port.shape) and all(
-        want in (ANY, have) for want, have in zip(port.shape, sizes, strict=True)
-    )
-    if not fits or any(size < 0 for size in sizes):
+    fits = len(sizes) == len(port.shape)
+    for want, have in zip(port.shape, sizes, strict=False):
+        fits = fits and have >= 0 and want in (ANY, have)
+    if not fits:
         raise InvalidInputError(
             f"input {port}, and the shape {list(sizes)!s:.200} is given", advice=f"{ANY} stands for any size"
         )
@@ -238,6 +238,8 @@ def _datatype_of_numpy(found: np.dtype[Any]) -> str:
 def check_inputs(ports: Sequence[TensorPort], given: Sequence[str]) -> None:
     """Check that a request gives each input once. Raises InvalidInputError."""
     names = [port.name for port in ports]
+    if given == names:
+        return
     for name in given:
         if name not in names:
             raise InvalidInputError(
