@@ -21,13 +21,16 @@ def is_command(name: str, arguments: Sequence[str]) -> bool:
     return program in ("heliograph", "-m") and name in arguments[1:2]
 
 
-def prepare() -> None:
-    """Silence gRPC's core, unless the user set its verbosity, and exit with 0 on SIGTERM.
-
-    Heliograph's errors say the same as gRPC's log lines. The daemon replaces the signal handler
-    when it starts.
-    """
+def silence() -> None:
+    """Silence gRPC's core, unless the user set its verbosity: Heliograph's errors say the same as
+    gRPC's log lines."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def prepare() -> None:
+    """Silence gRPC's core, and exit with 0 on SIGTERM. The daemon replaces the signal handler when
+    it starts."""
+    silence()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
@@ -38,3 +41,5 @@ elif is_command("health", sys.argv):
     from heliograph import _probe
 
     sys.exit(_probe.main(sys.argv[2:]))
+elif sys.argv and os.path.basename(sys.argv[0]) == "heliograph":
+    silence()

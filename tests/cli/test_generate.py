@@ -52,6 +52,14 @@ def test_generate_takes_its_prompt_from_standard_input_and_prints_json(
     assert (len(found["tokens"]), found["finish_reason"], found["seed"]) == (5, "length", 3)
 
 
+def test_generate_without_a_prompt_says_how_one_is_given(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["generate", str(model), "--server", "local:"]) == 1
+    assert "give --prompt TEXT, or standard input" in capsys.readouterr().err
+
+
 def test_adapters_have_a_scale_behind_their_file(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

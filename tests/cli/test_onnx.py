@@ -38,6 +38,14 @@ def test_what_is_missing_is_said(path: str, tmp_path: Path, capsys: pytest.Captu
     assert "the shape of input 'x' is not known" in capsys.readouterr().err
     assert main(["explain", path, "--server", "local:", "--shape", "x=two"]) == 1
     assert "--shape 'x=two' has no name or sizes" in capsys.readouterr().err
+    assert main(["run", path, "--server", "local:", "--input", "X=x.npy"]) == 1
+    assert "no input 'X'" in capsys.readouterr().err
+    assert main(["run", path, "--server", "local:", "--input", "x=missing.npy"]) == 1
+    assert "error: missing.npy is not a file" in capsys.readouterr().err
+    assert main(["run", path, "--server", "local:"]) == 1
+    assert "--input NAME=FILE.npy" in capsys.readouterr().err
+    assert main(["run", "missing.onnx", "--server", "local:"]) == 1
+    assert "error: cannot read 'missing.onnx': No such file or directory\n" in capsys.readouterr().err
     (tmp_path / "empty.onnx").write_bytes(b"")
     assert main(["run", str(tmp_path / "empty.onnx"), "--server", "local:"]) == 1
     assert "is no ONNX model" in capsys.readouterr().err

@@ -223,6 +223,7 @@ def test_a_file_of_weights_says_that_it_holds_no_graph(
     assert main(["explain", str(folder / "tiny.gguf")]) == 1
     told = capsys.readouterr().err
     assert "not a graph file" in told and "session.server_weights" in told and "hg.save" in told
+    assert "heliograph generate" in told
 
 
 def test_a_device_without_its_server_says_how_one_is_named(

@@ -48,12 +48,13 @@ class Authority:
         self,
         *names: str,
         file: str = "server",
+        common_name: str = "server",
         begins_days: float = -1.0,
         ends_days: float = 30.0,
     ) -> Pair:
         """Of a daemon with these names and addresses (loopback's by default); dates from now on."""
         found = [_general(one) for one in names or ("localhost", "127.0.0.1")]
-        return self._issue(file, "server", found, ExtendedKeyUsageOID.SERVER_AUTH, begins_days, ends_days)
+        return self._issue(file, common_name, found, ExtendedKeyUsageOID.SERVER_AUTH, begins_days, ends_days)
 
     def client(
         self,

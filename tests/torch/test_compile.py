@@ -259,10 +259,3 @@ def test_an_op_without_a_rule_is_named() -> None:
         compiled = torch.compile(torch.linalg.svdvals, backend=hg.torch.backend(session))
         with pytest.raises(Exception, match=r"_linalg_svd.*there are no decompositions"):
             compiled(torch.randn(3, 3))
-
-
-def test_a_setting_with_a_wrong_name_is_refused() -> None:
-    with hg.connect("local:") as session:
-        compiled = torch.compile(nn.ReLU(), backend=hg.torch.backend(session, color="red"))
-        with pytest.raises(Exception, match="color"):
-            compiled(torch.randn(3))

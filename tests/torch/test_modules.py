@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -252,8 +253,9 @@ def test_an_index_outside_of_its_dimension_is_an_error_of_the_run(function: Any,
     plan = hg.torch.export(module, (x, fit)).compile(local)
     assert_near(plan(x, fit), module(x, fit))
     for outside in (torch.tensor([2, 0]), torch.tensor([0, 3])):
-        with pytest.raises(hg.OutOfRangeError):
+        with pytest.raises(hg.OutOfRangeError) as caught:
             plan(x, outside)
+        assert re.search(r"test_modules\.py:\d+ in ", caught.value.origin.source)
 
 
 # Refused modules

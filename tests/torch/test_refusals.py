@@ -110,6 +110,19 @@ def test_a_url_where_a_session_belongs_is_refused_at_once() -> None:
         hg.torch.backend("local:")
 
 
+def test_an_unknown_option_is_refused_before_there_is_a_server() -> None:
+    with hg.connect("local:") as session:
+        with pytest.raises(hg.InvalidArgumentError, match="there is no option 'device'.*\n.*devices"):
+            hg.torch.export(nn.Linear(4, 3), X, dynamic=True).compile(session, device="cpu0")
+        with pytest.raises(hg.InvalidArgumentError, match="there is no option 'device'"):
+            hg.torch.backend(session, device="cpu0")
+        with pytest.raises(hg.InvalidArgumentError, match="there is no option 'device'"):
+            hg.torch.Trainer(nn.Linear(4, 3), nn.MSELoss(), "sgd", session, device="cpu0")
+    compiled = torch.compile(nn.Linear(4, 3), backend="heliograph", options={"sever": "local:"})
+    with pytest.raises(Exception, match="there is no option 'sever'"):
+        compiled(X)
+
+
 def test_the_cause_of_a_failed_trace_is_told_and_chained() -> None:
     def fails(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("the first line\nand the cause")

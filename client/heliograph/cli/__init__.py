@@ -44,7 +44,7 @@ GROUPS = {
         "devices": "list the devices of a daemon",
         "health": "check the health of a daemon",
         "doctor": "measure the connection to a daemon, and advise what to change",
-        "bench": "measure a daemon in two minutes, and compare machines",
+        "bench": "measure a daemon in about a minute, and compare machines",
         "ops": "print the op table",
         "conformance": "check the results of a device against the op table",
     },

@@ -56,7 +56,9 @@ def read_texts(file: str) -> Iterator[str]:
             with open(file, encoding="utf-8") as lines:
                 yield from (line.rstrip("\r\n") for line in lines)
     except OSError as error:
-        raise hg.InvalidArgumentError(f"cannot read {file}: {error.strerror}") from None
+        raise hg.InvalidArgumentError(
+            f"cannot read {file}: {error.strerror}", advice="FILE has one text a line; - is standard input"
+        ) from None
     except UnicodeDecodeError as error:
         raise hg.InvalidArgumentError(f"{file} is not UTF-8 text: {error}") from None
 

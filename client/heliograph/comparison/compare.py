@@ -252,8 +252,8 @@ def _leaf_arrays(
 ) -> dict[int, Array]:
     """The elements of every leaf, by value number. Raises InvalidInputError."""
     asked = [leaf for leaf in graph.leaves if not leaf.digest and leaf.kind is not LeafKind.VARIABLE]
-    check_names(asked, inputs, "input")
-    check_names(graph.variables, variables, "variable")
+    check_names([leaf.name for leaf in asked], inputs, "input")
+    check_names([leaf.name for leaf in graph.variables], variables, "variable")
     bounds = index_bounds(graph)
     found: dict[int, Array] = {}
     for value, leaf in enumerate(graph.leaves):

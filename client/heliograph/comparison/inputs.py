@@ -65,9 +65,8 @@ def checked(leaf: Leaf, given: Any) -> Array:
     return np.ascontiguousarray(found).reshape(found.shape)
 
 
-def check_names(leaves: Sequence[Leaf], given: Mapping[str, Any], what: str) -> None:
+def check_names(known: Sequence[str], given: Mapping[str, Any], what: str) -> None:
     """Raises InvalidInputError for an unknown name."""
-    known = [leaf.name for leaf in leaves]
     for name in given:
         if name not in known:
             near = get_close_matches(str(name), known, 1)

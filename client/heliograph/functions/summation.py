@@ -62,7 +62,7 @@ def einsum(subscripts: str, /, *operands: Operand) -> Value:
     wanted = _output(subscripts, inputs, output)
     terms = [_diagonal(value, labels, sizes) for value, labels in zip(values, inputs, strict=True)]
     while len(terms) > 1:
-        first, second = _cheapest(terms, wanted)
+        first, second = _cheapest(terms)
         others = [one for place, one in enumerate(terms) if place not in (first, second)]
         kept = {label for one in others for label in one.labels} | set(wanted)
         terms = [*others, _product(terms[first], terms[second], kept)]
@@ -148,7 +148,7 @@ def _diagonal(value: Value, labels: Sequence[_Label], sizes: Mapping[_Label, int
     return _Term(value, tuple(found))
 
 
-def _cheapest(terms: Sequence[_Term], wanted: Sequence[_Label]) -> tuple[int, int]:
+def _cheapest(terms: Sequence[_Term]) -> tuple[int, int]:
     """The two terms whose product takes the fewest multiplications."""
 
     def cost(pair: tuple[int, int]) -> int:

@@ -70,6 +70,8 @@ class Graph:
         self._nodes: list[Node] = []
         #: For each node: the line that built it.
         self._sources: list[Source | None] = []
+        #: The line of all nodes inside `built_at`; empty outside.
+        self._line = ""
         #: Names and references.
         self._outputs: list[tuple[str, int]] = []
         #: Arrays of the weights and constants, by the leaf's number.
@@ -225,7 +227,7 @@ class Graph:
         self, op: str, operands: Sequence[Symbol], attributes: Mapping[str, Any], name: str | None = None
     ) -> Value:
         """Add a node: an op of the op table on values of this graph. `hg.ops.NAME` is simpler."""
-        source = caller()
+        source = self._line or caller()
         try:
             type_, complete = infer(op, [operand.type for operand in operands], attributes)
         except HeliographError as error:
@@ -262,6 +264,16 @@ class Graph:
             yield
         finally:
             self._scopes.pop()
+
+    @contextmanager
+    def built_at(self, line: str) -> Iterator[None]:
+        """Give errors of the nodes inside this line, that of a model which is imported. Empty: the
+        line that builds each."""
+        before, self._line = self._line, line
+        try:
+            yield
+        finally:
+            self._line = before
 
     # Look-ups
 

@@ -64,9 +64,12 @@ def lift(graph: Graph, operand: Operand, weak: DType | None = None) -> Value:
         return graph._scalar(scalar, weak or default_dtype(scalar))
     if isinstance(operand, (np.ndarray, np.generic)) or is_torch_tensor(operand):
         return graph.constant(host_array(operand))
+    advice = "operands are values of a graph, Python scalars and NumPy arrays"
+    if type(operand).__name__ == "Tensor":
+        advice += "; a tensor on the server is given to runs as an input, or is named by g.bound_weight"
     raise invalid(
         f"{type(operand).__name__} is no operand",
-        "operands are values of a graph, Python scalars and NumPy arrays",
+        advice,
         InvalidArgumentError,
     )
 

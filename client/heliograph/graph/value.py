@@ -10,11 +10,13 @@ offset and strides). A slice with a negative step is one with a positive step, r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
 
 from heliograph.graph import lowering as lowering
 from heliograph.graph.indexing import gathered, has_arrays
@@ -142,6 +144,15 @@ class Value(Symbol):
             name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             raise TypeError(f"np.{name} computes arrays, not {self!r}; {numpy_advice(ufunc.__name__)}")
         return operator(*operands)
+
+    def __array_function__(
+        self, function: Callable[..., Any], kinds: Any, operands: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
+        """NumPy asks here for its other functions, such as np.sum(value): those of shapes work."""
+        if function in (np.shape, np.ndim, np.size):
+            return function(np.broadcast_to(False, self.shape), *operands[1:], **options)
+        name = function.__name__
+        raise TypeError(f"np.{name} computes arrays, not {self!r}; {numpy_advice(name)}")
 
     def __repr__(self) -> str:
         return f"<Value {self.op} {self.name!r} shape={self.shape} dtype={self.dtype}>"

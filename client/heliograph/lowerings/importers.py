@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import heliograph as hg
+
+#: The options of `session.compile`.
+_OPTIONS = frozenset(hg.CompileOptions.__annotations__) | {
+    "devices", "weights", "variables", "on_loss", "journal_bytes", "timeout",
+}  # fmt: skip
 
 
 def lazy_names(
@@ -52,3 +57,12 @@ def check_session(session: object, call: str) -> None:
     raise hg.InvalidArgumentError(
         f"{call} takes a session, and {type(session).__name__} is given", advice=advice
     )
+
+
+def check_options(given: Collection[str]) -> None:
+    """Check names of options of `session.compile` before it is called, which may be at the first
+    run. Raises InvalidArgumentError."""
+    if unknown := sorted(set(given) - _OPTIONS):
+        raise hg.InvalidArgumentError(
+            f"there is no option {unknown[0]!r:.80}", advice=f"options: {', '.join(sorted(_OPTIONS))}"
+        )

@@ -48,7 +48,10 @@ def read(source: Source) -> tuple[ModelProto, Path | None]:
             )
         data = path.read_bytes()
     except (OSError, ValueError) as error:
-        raise hg.InvalidModelError(f"cannot read {str(path)!r:.200}: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise hg.InvalidModelError(
+            f"cannot read {str(path)!r:.200}: {why}", advice="name the file of an ONNX model"
+        ) from None
     return _parsed(data, str(path)), path.parent
 
 

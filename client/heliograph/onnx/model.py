@@ -12,7 +12,7 @@ import numpy as np
 from onnx import ModelProto, TypeProto, ValueInfoProto
 
 import heliograph as hg
-from heliograph.lowerings.importers import check_session
+from heliograph.lowerings.importers import check_options, check_session
 from heliograph.onnx import checks
 from heliograph.onnx.elements import name_of, numpy_dtype, storage_of
 from heliograph.onnx.errors import NeedsValue
@@ -24,10 +24,6 @@ from heliograph.onnx.tensors import Tensors
 #: The most elements of an input whose values a graph is made for.
 MOST_FIXED = 4096
 Shapes = Mapping[str, Sequence[int] | int]
-#: The options of `session.compile`.
-_OPTIONS = frozenset(hg.CompileOptions.__annotations__) | {
-    "devices", "weights", "variables", "on_loss", "journal_bytes", "timeout",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +111,7 @@ class Model:
         `session.compile`.
         """
         check_session(session, "model.compile()")
-        if unknown := sorted(options.keys() - _OPTIONS):
-            raise hg.InvalidArgumentError(
-                f"there is no option {unknown[0]!r:.80}", advice=f"options: {', '.join(sorted(_OPTIONS))}"
-            )
+        check_options(options)
         if seed is not None and not (isinstance(seed, (int, np.integer)) and 0 <= seed < 2**63):
             raise hg.InvalidArgumentError(f"seed is {seed!r:.80}; it must be from 0 to 2^63 - 1")
         batches, is_strict = None, bool(shapes)
@@ -232,7 +225,8 @@ class Model:
             elif strict:
                 raise hg.InvalidArgumentError(
                     f"the shape of input {name!r:.80} is not known: {_argument(info).shape}",
-                    advice="give the shape of this input, or the sizes of its symbols",
+                    advice="give its shape, or the sizes of its symbols: shapes={NAME: SIZES}; on the "
+                    "command line --shape NAME=SIZES, or --input NAME=FILE.npy",
                 )
         return found
 

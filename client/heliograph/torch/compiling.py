@@ -18,7 +18,7 @@ import torch
 import torch.fx
 
 import heliograph as hg
-from heliograph.lowerings.importers import check_session
+from heliograph.lowerings.importers import check_options, check_session
 from heliograph.torch.exporting import decompositions
 from heliograph.torch.parts import LOST, Open, Part, Shared
 from heliograph.torch.saved import SavedTensor, saved_outputs
@@ -45,6 +45,8 @@ def backend(session: hg.Session, **options: Any) -> Compiled:
 
 
 def _backend(open_session: Open, options: Mapping[str, Any]) -> Compiled:
+    check_options(options)
+
     def compiled(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Compiled:
         from torch._dynamo.backends.common import aot_autograd
         from torch._functorch.partitioners import min_cut_rematerialization_partition

@@ -33,7 +33,8 @@ _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a data type of torch. Raises UnsupportedError if there is none."""
     if dtype not in DTYPES:
-        raise hg.UnsupportedError(f"there is no data type for {dtype}")
+        known = ", ".join(str(one) for one in DTYPES)
+        raise hg.UnsupportedError(f"there is no data type for {dtype}", advice=f"there are: {known}")
     return DTYPES[dtype]
 
 

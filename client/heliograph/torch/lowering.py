@@ -21,7 +21,7 @@ from heliograph.lowerings.arrays import cast
 from heliograph.lowerings.names import Names
 from heliograph.torch import ops
 from heliograph.torch.elements import dtype_name, plain
-from heliograph.torch.errors import label, refusal
+from heliograph.torch.errors import label, refusal, source_of
 from heliograph.torch.node import Node
 from heliograph.torch.rules import MUTABLE, RANDOM, REFUSED, Rule, find
 
@@ -187,7 +187,8 @@ class Lowering:
         found = find(target)
         if found is None:
             raise refusal(node, _no_rule(target))
-        return self._by_rule(node, found, _complete(target, args, options))
+        with self.graph.built_at(source_of(node)):
+            return self._by_rule(node, found, _complete(target, args, options))
 
     def _by_rule(self, node: torch.fx.Node, rule: Rule, arguments: Sequence[Item]) -> Item:
         given = arguments if rule.host else [self._lifted_all(one) for one in arguments]

@@ -12,7 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 
 import heliograph as hg
-from heliograph.lowerings.importers import check_session
+from heliograph.lowerings.importers import check_options, check_session
 from heliograph.torch.calls import CallForm
 from heliograph.torch.elements import dtype_name, torch_dtype
 from heliograph.torch.lowering import SEED, Item, Lowering
@@ -117,9 +117,10 @@ class Model:
             options: Arguments of `session.compile`, such as devices and memory.
 
         Raises UnsupportedError, naming the node and its line, InvalidArgumentError for shapes that
-        are not known, and the errors of `session.compile`.
+        are not known and for an unknown option, and the errors of `session.compile`.
         """
         check_session(session, "model.compile()")
+        check_options(options)
         plan = TorchPlan(self, session, dict(options))
         if shapes or not self._symbols:
             plan.prepare(self.declared(shapes or {}))

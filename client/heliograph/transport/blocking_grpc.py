@@ -642,12 +642,13 @@ class GrpcShell(BlockingShell):
         self._is_closing.set()
         self._ring()
         self._unwatch()
+        if was_open:
+            # Before the connection ends, which the server would take for a break.
+            seconds = handshake.CLOSE_SECONDS if self.core.is_attached else GOODBYE_SECONDS
+            self._say_goodbye(self.info.session, seconds)
         if self._socket is not None:
             # Callers that read it find the session closed.
             self._socket.end()
-        if was_open:
-            seconds = handshake.CLOSE_SECONDS if self.core.is_attached else GOODBYE_SECONDS
-            self._say_goodbye(self.info.session, seconds)
         self._stream.cancel()
         self._bulk.close()
         self._channel.close()

@@ -234,6 +234,9 @@ def forget_traceback(error: Any) -> None:
 
 #: gRPC's words if the other side never spoke HTTP/2. Without them a connection was there and broke.
 _NO_CONNECTION = "failed to connect"
+#: gRPC's words if a certificate has the host's name as its common name, which gRPC accepts at first,
+#: and others as alternative names, of which alone a call may be to one.
+_WRONG_NAME = "does not match SSL server name"
 #: The server's message while its devices start, and the pause before the next request.
 STARTING = "the server is starting its devices"
 START_SECONDS = 0.25
@@ -251,8 +254,9 @@ def open_error(
         if cause:
             return UnavailableError(f"no server answers at {address}: {cause}", advice=advice)
     is_silent = isinstance(found, DeadlineExceededError) and address.is_tls
-    may_be_tls = (is_silent or isinstance(found, UnavailableError)) and not is_typed(error)
-    if may_be_tls and (distrusted := _why_no_trust(address, credentials)) is not None:
+    is_misnamed = isinstance(found, UnauthenticatedError) and _WRONG_NAME in found.message
+    may_be_tls = (is_silent or is_misnamed or isinstance(found, UnavailableError)) and not is_typed(error)
+    if may_be_tls and (distrusted := _why_no_trust(address, credentials, is_misnamed)) is not None:
         return distrusted
     if isinstance(found, UnavailableError | ProtocolError | InternalError):
         if is_typed(error):
@@ -271,15 +275,21 @@ def open_error(
     return found
 
 
-def _why_no_trust(address: Address, credentials: Credentials) -> HeliographError | None:
-    """Return the error if TLS or a certificate, on either side, is the reason."""
+def _why_no_trust(address: Address, credentials: Credentials, is_misnamed: bool) -> HeliographError | None:
+    """Return the error if TLS or a certificate, on either side, is the reason.
+
+    `is_misnamed`: gRPC has found that the certificate is for other names."""
     if address.scheme not in ("grpc", "grpcs"):
         return None
     # Imported only when needed, which is rare.
     from heliograph.transport import tls
 
-    is_tls = address.is_tls
-    why = tls.why_no_tls(address, credentials) if is_tls else tls.why_no_plaintext(address)
+    if is_misnamed:
+        why: tls.TlsDiagnosis | None = tls.wrong_name(address)
+    elif address.is_tls:
+        why = tls.why_no_tls(address, credentials)
+    else:
+        why = tls.why_no_plaintext(address)
     if why is None:
         return None
     kind = UnauthenticatedError if why.is_ours else UnavailableError

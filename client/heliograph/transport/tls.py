@@ -231,7 +231,6 @@ def _verified(credentials: Credentials) -> int:
 def _certificate(
     error: ssl.SSLCertVerificationError, address: Address, credentials: Credentials
 ) -> TlsDiagnosis:
-    name = address.tls_name or address.host
     trusted = credentials.ca or "the system's authorities"
     another = "name the authority's file: ca=FILE, or $HELIOGRAPH_CA"
     code = error.verify_code
@@ -248,13 +247,18 @@ def _certificate(
     if code in _NO_ISSUER:
         return TlsDiagnosis(f"its certificate's authority is not among {trusted}", another)
     if code in _WRONG_NAME:
-        tunnel = f"grpcs://{address.host_port}?tls_name=NAME"
-        return TlsDiagnosis(
-            f"its certificate is not for {name!r}",
-            f"use a name that is in it; through a tunnel, add the name to the URL: {tunnel}",
-        )
+        return wrong_name(address)
     return TlsDiagnosis(
         f"its certificate is not accepted: {error.verify_message}", "have a new certificate issued"
+    )
+
+
+def wrong_name(address: Address) -> TlsDiagnosis:
+    """Diagnose a certificate for other names."""
+    tunnel = f"grpcs://{address.host_port}?tls_name=NAME"
+    return TlsDiagnosis(
+        f"its certificate is not for {(address.tls_name or address.host)!r}",
+        f"use a name that is in it; through a tunnel, add the name to the URL: {tunnel}",
     )
 
 

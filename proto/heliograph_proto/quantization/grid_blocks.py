@@ -87,7 +87,7 @@ IQ3_XXS: Final = Rule(0.25, 0.5, 15)
 IQ3_S: Final = Rule(1.0, 2.0, 15)
 
 
-def _factors(xp: Any, scale: Array, small: Array, rule: Rule) -> Array:
+def _factors(scale: Array, small: Array, rule: Rule) -> Array:
     """Return the factors of parts [n, parts]."""
     return scale * (F32(rule.first) + small.astype(F32) * F32(rule.step))
 
@@ -112,7 +112,7 @@ def from_iq2_xxs(xp: Any, blocks: Array) -> Array:
     words = _words(xp, rest)
     places = words[:, ::2].copy().view(xp.uint8)
     signs = even_signs(_bits(xp, words[:, 1::2], (0, 7, 14, 21), 7).astype(xp.uint8))
-    factors = _factors(xp, halves(xp, scale), words[:, 1::2] >> xp.uint32(28), IQ2)
+    factors = _factors(halves(xp, scale), words[:, 1::2] >> xp.uint32(28), IQ2)
     return _signed(xp, grids.IQ2_XXS, places, signs, factors)
 
 
@@ -121,14 +121,14 @@ def from_iq2_xs(xp: Any, blocks: Array) -> Array:
     scale, both, scales = fields(blocks, 2, 64, 8)
     numbers = _shorts(xp, both)
     signs = even_signs((numbers >> xp.uint16(9)).astype(xp.uint8))
-    factors = _factors(xp, halves(xp, scale), unpacked(xp, scales, 4, 1), IQ2)
+    factors = _factors(halves(xp, scale), unpacked(xp, scales, 4, 1), IQ2)
     return _signed(xp, grids.IQ2_XS, numbers & xp.uint16(511), signs, factors)
 
 
 def from_iq2_s(xp: Any, blocks: Array) -> Array:
     """Decode blocks [n, 82] to f32 [n, 256]."""
     scale, low, signs, high, scales = fields(blocks, 2, 32, 32, 8, 8)
-    factors = _factors(xp, halves(xp, scale), unpacked(xp, scales, 4, 1), IQ2)
+    factors = _factors(halves(xp, scale), unpacked(xp, scales, 4, 1), IQ2)
     return _signed(xp, grids.IQ2_S, _wide(low, unpacked(xp, high, 2, 1)), signs, factors)
 
 
@@ -137,14 +137,14 @@ def from_iq3_xxs(xp: Any, blocks: Array) -> Array:
     scale, places, rest = fields(blocks, 2, 64, 32)
     words = _words(xp, rest)
     signs = even_signs(_bits(xp, words, (0, 7, 14, 21), 7).astype(xp.uint8))
-    factors = _factors(xp, halves(xp, scale), words >> xp.uint32(28), IQ3_XXS)
+    factors = _factors(halves(xp, scale), words >> xp.uint32(28), IQ3_XXS)
     return _signed(xp, grids.IQ3_XXS, places, signs, factors)
 
 
 def from_iq3_s(xp: Any, blocks: Array) -> Array:
     """Decode blocks [n, 110] to f32 [n, 256]."""
     scale, low, high, signs, scales = fields(blocks, 2, 64, 8, 32, 4)
-    factors = _factors(xp, halves(xp, scale), unpacked(xp, scales, 4, 1), IQ3_S)
+    factors = _factors(halves(xp, scale), unpacked(xp, scales, 4, 1), IQ3_S)
     return _signed(xp, grids.IQ3_S, _wide(low, unpacked(xp, high, 1, 1)), signs, factors)
 
 
@@ -153,7 +153,7 @@ def from_iq1_s(xp: Any, blocks: Array) -> Array:
     scale, low, rest = fields(blocks, 2, 32, 16)
     numbers = _shorts(xp, rest)
     places = _wide(low, _bits(xp, numbers, (0, 3, 6, 9), 3))
-    factors = _factors(xp, halves(xp, scale), _bits(xp, numbers, (12,), 3), IQ1)
+    factors = _factors(halves(xp, scale), _bits(xp, numbers, (12,), 3), IQ1)
     return _shifted(xp, places, (numbers >> xp.uint16(15)).repeat(4, axis=-1), factors)
 
 
@@ -168,7 +168,7 @@ def from_iq1_m(xp: Any, blocks: Array) -> Array:
     """Decode blocks [n, 56] to f32 [n, 256]."""
     low, high, scales = fields(blocks, 32, 16, 8)
     above = unpacked(xp, high, 4, 1)
-    factors = _factors(xp, scale_of_iq1_m(xp, blocks), _bits(xp, _shorts(xp, scales), (0, 3, 6, 9), 3), IQ1)
+    factors = _factors(scale_of_iq1_m(xp, blocks), _bits(xp, _shorts(xp, scales), (0, 3, 6, 9), 3), IQ1)
     return _shifted(xp, _wide(low, above & xp.uint8(7)), above >> xp.uint8(3), factors)
 
 
@@ -252,7 +252,7 @@ def _scales(xp: Any, x: Array, factors: Array, rule: Rule) -> tuple[Array, Array
     inverse = xp.where(scale == 0, F32(0), F32(1) / scale)
     small = xp.rint((factors * inverse - F32(rule.first)) / F32(rule.step))
     small = xp.clip(small, 0, rule.most).astype(xp.uint8)
-    return head, small, _factors(xp, scale, small, rule)
+    return head, small, _factors(scale, small, rule)
 
 
 def _signs_of(xp: Any, x: Array, *, even: bool) -> Array:

@@ -137,7 +137,7 @@ class ReloadedFile(Generic[T]):
         return False
 
     def _log(self, problem: str) -> None:
-        named = "" if problem.startswith(self._named()) else f"{self._named()}: "
+        named = "" if self._named() in problem else f"{self._named()}: "
         logger.error("%s%s; the previous content stays in use", named, problem)
 
     def _named(self) -> str:

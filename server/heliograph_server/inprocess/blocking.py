@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -366,7 +367,8 @@ class LocalShell(BlockingShell):
         self.core.speaks_bytes = True
         self._sending = threading.Lock()
         self._dirty = False
-        self._bell: SimpleQueue[None] = SimpleQueue()
+        #: True for commands that go at once, False for others.
+        self._bell: SimpleQueue[bool] = SimpleQueue()
         #: True while a caller sends that waits for its run, and may as well do it.
         self._waits = False
         self._transport.session.attach(self.apply, self._ended, at_once=self._may_run)
@@ -377,15 +379,18 @@ class LocalShell(BlockingShell):
         self._lose(error)
 
     def _may_run(self) -> bool:
-        # Nothing interrupts a thread that sends, but handlers of the program's own.
-        return self._waits and not runs_handlers()
+        return self._waits
 
     def _ring_once(self, waits: bool) -> None:
-        undisturbed(partial(self._send, waits))
+        if runs_handlers():
+            # One that waits for the session would wait for this thread, which sends with locks held.
+            self._bell.put(True)
+        else:
+            undisturbed(partial(self._send, waits))
 
     def _ring(self) -> None:
-        """Send the queued commands in this thread, unless another one is sending."""
-        undisturbed(self._send)
+        """Send the queued commands, in this thread if no other one is sending."""
+        self._ring_once(False)
 
     def _send(self, waits: bool = False) -> None:
         here: list[Callable[[], None]] | None = [] if waits and self._computes else None
@@ -410,21 +415,20 @@ class LocalShell(BlockingShell):
     def release(self, handle: int) -> None:
         # A destructor may run while this thread holds any lock of the core, so it must not send.
         self.core.release(handle)
-        self._bell.put(None)
+        self._bell.put(False)
 
     def let_go(self, pending: Pending) -> None:
         # As in `release`.
         self.core.flow(pending)
-        self._bell.put(None)
+        self._bell.put(False)
 
     def _sweep(self) -> None:
         while self.core.lost is None:
-            self._bell.get()
-            try:
-                while self._bell.get(timeout=handshake.GATHER_SECONDS) is None:
-                    pass
-            except Empty:
-                self._ring()
+            at_once = self._bell.get()
+            with suppress(Empty):
+                while not at_once:
+                    at_once = self._bell.get(timeout=handshake.GATHER_SECONDS)
+            self._ring()
 
     def _start_upload(self, upload: StartUpload) -> Transfer:
         transfer = Transfer(lambda: None)
@@ -458,7 +462,7 @@ class LocalShell(BlockingShell):
             raise
 
     def _disconnect(self, was_open: bool) -> None:
-        self._bell.put(None)
+        self._bell.put(False)
         self._transport.close()
         if self._sweeper is not threading.current_thread():
             self._sweeper.join(handshake.CLOSE_SECONDS)

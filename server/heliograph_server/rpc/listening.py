@@ -52,7 +52,8 @@ def _add_port(server: aio.Server, address: Address, credentials: grpc.ServerCred
     if port == 0:
         raise ConfigurationError(
             f"cannot listen at {address}: {why_not_bound(address)}",
-            advice="stop the other server, or choose another address: --listen grpc://127.0.0.1:0",
+            advice="stop the other server if there is one, or choose another address: "
+            "--listen grpc://127.0.0.1:0",
         )
     return port
 

@@ -104,6 +104,14 @@ def test_a_certificate_of_another_host_is_said(daemon: ThreadDaemon, authority: 
     assert "tls_name=NAME" in caught.value.advice
 
 
+def test_a_name_that_is_the_common_name_alone_is_another_host_too(authority: Authority) -> None:
+    pair = authority.server("127.0.0.1", file="common", common_name="localhost")
+    with daemon_with_tls(authority, pair=pair) as made:
+        with pytest.raises(UnavailableError, match="its certificate is not for 'localhost'") as caught:
+            hg.connect(made.url.replace("127.0.0.1", "localhost"), ca=authority.ca)
+        assert "tls_name=NAME" in caught.value.advice
+
+
 def test_a_name_is_expected_where_the_address_is_a_tunnels(authority: Authority) -> None:
     pair = authority.server("gpu.example", file="tunnel")
     with daemon_with_tls(authority, pair=pair) as made:

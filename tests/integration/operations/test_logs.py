@@ -179,6 +179,7 @@ def test_a_daemon_writes_json_lines_without_secrets(stderr: Path, monkeypatch: p
     assert compiled["session"] == 1 and compiled["level"] == "info"
     assert [line["message"] for line in lines][-1] == "stopped"
     text = stderr.read_text()
+    assert "its connection broke" not in text, "of a session that its client has closed"
     assert SECRET not in text and token.hex() not in text and repr(token) not in text
 
 

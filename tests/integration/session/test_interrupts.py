@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from daemon_urls import DaemonUrls
 from paths import SUPPORT
 
 import heliograph as hg
+from heliograph_backends.cpu.backend import CpuDevice
 
 INTERRUPTS, SECONDS = 30, 60.0
 
@@ -75,4 +77,30 @@ def test_a_signal_handler_may_use_the_session_that_its_thread_waits_for(
             interrupt.join()
         finally:
             signal.signal(signal.SIGUSR1, previous)
+    assert answers == [1.0]
+
+
+def test_a_signal_handler_may_use_a_session_of_this_process_while_its_first_run_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[float] = []
+    main, stream = threading.get_ident(), CpuDevice.stream
+
+    def opened(device: CpuDevice) -> Any:
+        signal.pthread_kill(main, signal.SIGUSR1)
+        return stream(device)
+
+    def handle(*_: object) -> None:
+        answers.append(float(plan.submit(a=zeros).result(timeout=SECONDS)["b"][0]))
+
+    g, zeros = hg.Graph(), np.zeros(4, np.float32)
+    g.output("b", g.input("a", (4,), "f32") + 1)
+    monkeypatch.setattr(CpuDevice, "stream", opened)
+    previous = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with hg.connect("local:") as session:
+            plan = session.compile(g)
+            assert plan.run(a=zeros, timeout=SECONDS)["b"][0] == 1
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
     assert answers == [1.0]

@@ -73,11 +73,20 @@ def test_an_int_is_a_shape_of_one_dimension() -> None:
         (np.add.reduce, "np.add.reduce computes arrays"),
         (np.arctan, "use hg.atan"),
         (np.cbrt, r"dir\(hg\)"),
+        (np.sum, "np.sum computes arrays, not <Value .*; use hg.sum"),
+        (np.linalg.norm, "np.norm computes arrays"),
+        (lambda x: np.concatenate([x, x]), "use hg.concat"),
+        (lambda x: np.where(x > 0, x, 0), "use hg.where"),
     ],
 )
 def test_a_function_of_numpy_names_ours(function: Callable[[object], object], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         function(hg.Graph().input("x", (4, 3), "f32"))
+
+
+def test_functions_of_numpy_tell_the_shape_of_a_value() -> None:
+    x = hg.Graph().input("x", (4, 3), "f32")
+    assert (np.shape(x), np.ndim(x), np.size(x), np.size(x, 1)) == ((4, 3), 2, 12, 3)  # type: ignore
 
 
 def test_every_operator_takes_an_array_on_its_left() -> None:
@@ -104,6 +113,8 @@ def test_counts_of_one_are_singular_and_a_value_has_no_truth_value() -> None:
 def test_mistakes_of_a_run_say_what_to_do() -> None:
     with hg.connect("local:") as session:
         g = plus_one()
+        with pytest.raises(hg.InvalidArgumentError, match="given to runs as an input, or .* g.bound_weight"):
+            g.input("w", (4, 3), "f32") + session.put(X)  # type: ignore[operator]
         with pytest.raises(hg.InvalidArgumentError, match="compile takes a graph"):
             session.compile(g.input("z", (), "f32"))  # type: ignore[arg-type]
         plan = session.compile(plus_one())

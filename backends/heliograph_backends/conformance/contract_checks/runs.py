@@ -100,13 +100,6 @@ def _powers(random: np.random.Generator) -> Recipe:
     return made
 
 
-def _compute_together(it: LoadedRecipe, meeting: threading.Barrier) -> None:
-    """Compute when the work of the other stream has begun, too, if it does so soon."""
-    with suppress(threading.BrokenBarrierError):
-        meeting.wait(0.2)
-    it.compute()
-
-
 @CASES
 def in_order(bench: Bench, random: np.random.Generator) -> None:
     """Queued runs see the writes of those before them."""

@@ -220,14 +220,14 @@ def _time_of_product(session: hg.Session, device: str, size: int, dtype: str, se
     plan = session.compile(g, device, weights={"w": right})
     left = session.put(random.standard_normal((size, size)).astype(x.dtype.numpy), device)
     try:
-        return _step_seconds(session, plan, {"x": left}, seconds)
+        return _step_seconds(plan, {"x": left}, seconds)
     finally:
         plan.free()
         left.free()
         right.free()
 
 
-def _step_seconds(session: hg.Session, plan: hg.Plan, inputs: dict[str, Any], seconds: float) -> float:
+def _step_seconds(plan: hg.Plan, inputs: dict[str, Any], seconds: float) -> float:
     """The time of a run among many in one message, so that the connection does not count."""
     plan.loop(inputs, steps=1, fetch=()).result()
     steps, took = 1, 0.0
@@ -247,7 +247,7 @@ def _add(measure: _Measure, connect: Connect, device: str, seconds: float) -> Ro
         x = g.input("x", (size,), "f32")
         g.output("y", x + 1.0)
         plan = session.compile(g, device)
-        each = _step_seconds(session, plan, {"x": session.empty(size, "f32", device)}, seconds)
+        each = _step_seconds(plan, {"x": session.empty(size, "f32", device)}, seconds)
     return measure.row(8.0 * size / each, f"x + 1 of {size_text(4 * size)}, which reads and writes each byte")
 
 
@@ -278,7 +278,7 @@ def _transformer(measure: _Measure, connect: Connect, device: str, seconds: floa
         }
         plan = session.compile(g, device, weights=tensors)
         given = session.put(random.standard_normal((TOKENS, WIDTH)).astype(np.float32), device)
-        each = _step_seconds(session, plan, {"x": given}, seconds)
+        each = _step_seconds(plan, {"x": given}, seconds)
     return measure.row(TOKENS / each, f"{TOKENS} positions, width {WIDTH}, {HEADS} heads, inner {INNER}, f32")
 
 

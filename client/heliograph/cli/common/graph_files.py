@@ -71,9 +71,10 @@ def read_graph(arguments: argparse.Namespace) -> hg.Graph:
         raise hg.InvalidArgumentError("--weights is for graphs; an ONNX model names its files itself")
     model = hg.onnx.load(arguments.graph)
     shapes: dict[str, Sequence[int] | int] = {}
-    for one in getattr(arguments, "input", []):
-        name, _, value = one.partition("=")
-        if value and not value.startswith("@") and any(name == known.name for known in model.inputs):
+    files = named_inputs(getattr(arguments, "input", ()))
+    check_names([one.name for one in model.inputs], files, "input")
+    for name, value in files.items():
+        if not value.startswith("@"):
             shapes[name] = npy.shape_of(value)
     for one in arguments.shape:
         name, _, sizes = one.rpartition("=")
@@ -87,8 +88,8 @@ def read_graph(arguments: argparse.Namespace) -> hg.Graph:
     return model.graph(shapes)
 
 
-def read_inputs(graph: contract.Graph, given: Sequence[str]) -> dict[str, Array]:
-    """Read the elements of the given inputs, each "NAME=VALUE". Raises InvalidInputError."""
+def named_inputs(given: Sequence[str]) -> dict[str, str]:
+    """Return the values of the given inputs, each "NAME=VALUE". Raises InvalidInputError."""
     found: dict[str, str] = {}
     for one in given:
         name, equals, value = one.partition("=")
@@ -97,7 +98,13 @@ def read_inputs(graph: contract.Graph, given: Sequence[str]) -> dict[str, Array]
         if name in found:
             raise hg.InvalidInputError(f"input {name!r} is given twice")
         found[name] = value
-    check_names(graph.inputs, found, "input")
+    return found
+
+
+def read_inputs(graph: contract.Graph, given: Sequence[str]) -> dict[str, Array]:
+    """Read the elements of the given inputs, each "NAME=VALUE". Raises InvalidInputError."""
+    found = named_inputs(given)
+    check_names([leaf.name for leaf in graph.inputs], found, "input")
     bounds = index_bounds(graph)
     return {
         leaf.name: _elements(leaf, found[leaf.name], bounds.get(value))

@@ -30,16 +30,7 @@ def read(path: str, leaf: Leaf) -> Array:
     """Read the elements of a leaf from a file, in the storage of its type. Raises
     InvalidInputError."""
     what = f"{leaf.kind.value} {leaf.name!r} is {leaf.type}"
-    advice = "write one with numpy.save(path, array)"
-    if not Path(path).is_file():
-        raise InvalidInputError(f"{what}: {path} is not a file", advice=advice)
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InvalidInputError(f"{what}: {path} is not a .npy file: {error}", advice=advice) from None
-    if not isinstance(found, np.ndarray):
-        found.close()
-        raise InvalidInputError(f"{what}: {path} is an archive of arrays", advice=advice)
+    found = _mapped(path, f"{what}: ")
     if leaf.type.dtype.name == "bf16" and found.dtype == np.float32:
         found = _as_bits(found, what)
     return checked(leaf, found)
@@ -47,14 +38,22 @@ def read(path: str, leaf: Leaf) -> Array:
 
 def shape_of(path: str) -> tuple[int, ...]:
     """Return the shape of the array in a file. Raises InvalidInputError."""
+    return tuple(_mapped(path).shape)
+
+
+def _mapped(path: str, begin: str = "") -> Array:
+    """Return the array in a file, mapped. The message of an InvalidInputError begins with `begin`."""
+    advice = "write one with numpy.save(path, array)"
+    if not Path(path).is_file():
+        raise InvalidInputError(f"{begin}{path} is not a file", advice=advice)
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise InvalidInputError(f"{path} is not a .npy file: {error}") from None
+        raise InvalidInputError(f"{begin}{path} is not a .npy file: {error}", advice=advice) from None
     if not isinstance(found, np.ndarray):
         found.close()
-        raise InvalidInputError(f"{path} is an archive of arrays")
-    return tuple(found.shape)
+        raise InvalidInputError(f"{begin}{path} is an archive of arrays", advice=advice)
+    return found
 
 
 def _as_bits(array: Array, what: str) -> Array:

@@ -74,8 +74,3 @@ class Picture:
     #: By value that is copied in each run, and the place of the device that it is copied to: words
     #: about it.
     copies: Mapping[tuple[int, int], str] = field(default_factory=dict)
-
-    @property
-    def total_time(self) -> float:
-        """The time of all nodes."""
-        return sum(node.time for node in self.nodes)

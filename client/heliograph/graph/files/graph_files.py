@@ -25,8 +25,9 @@ from heliograph_proto.errors import HeliographError, InvalidArgumentError, Inval
 SUFFIX = ".hgraph"
 WEIGHTS_SUFFIX = ".safetensors"
 _OF_WEIGHTS = (
-    "it holds weights and no graph: build the graph in Python, with session.server_weights(FILE) or arrays "
-    "for its weights, write it by hg.save(graph, 'model.hgraph'), and name that file"
+    "it holds weights and no graph: `heliograph generate` runs language models of GGUF files; else build the "
+    "graph in Python, with session.server_weights(FILE) or arrays for its weights, write it by "
+    "hg.save(graph, 'model.hgraph'), and name that file"
 )
 
 

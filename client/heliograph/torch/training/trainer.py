@@ -17,6 +17,7 @@ import torch.utils._pytree as pytree
 
 import heliograph as hg
 from heliograph._base.kept_plans import MOST_PLANS, KeptPlans
+from heliograph.lowerings.importers import check_options
 from heliograph.torch.compiling import session_of
 from heliograph.torch.elements import as_tensor, feed_of
 from heliograph.torch.training.clipping import BOUND, Clip, checked_clip
@@ -135,6 +136,7 @@ class Trainer:
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise hg.InvalidArgumentError(f"{type(module).__name__} is no torch.nn.Module")
+        check_options(options)
         self._module = WithLoss(module, loss, _targets(loss) if targets is None else targets)
         self._alone = Alone(module)
         self._optimizer = made(optimizer, module)
