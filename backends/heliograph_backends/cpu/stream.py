@@ -69,7 +69,10 @@ class CpuStream(Stream):
 
     def _run_here(self, work: Callable[[], None], done: Done) -> None:
         try:
-            self._run_one(work, done)
+            if self._closed:
+                report_done(done, CancelledError("the stream was closed"))
+            else:
+                self._run_one(work, done)
         finally:
             with self._lock:
                 self._taken -= 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,8 @@ from heliograph.transport.log_lines import LocalLog, LogSource
 from heliograph.transport.shared_memory import mapped
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address, Credentials, parse_address
+from heliograph_proto.codec.inline_forms import InlineRun
+from heliograph_proto.commands import Command
 from heliograph_proto.devices import ProbeResult
 from heliograph_proto.errors import CancelledError, HeliographError, InternalError, UnsupportedError
 from heliograph_proto.graph import Graph
@@ -360,7 +362,8 @@ class LocalShell(BlockingShell):
         computes: bool = False,
     ) -> None:
         """`transport`: an open session. With `computes`, callers that wait for a run do it
-        themselves, so that a timeout or an interrupt ends it only between two nodes."""
+        themselves, so that a timeout ends it only between two nodes: for threads that nothing
+        interrupts."""
         self._computes = computes
         self._transport = transport or LocalTransport.open(address, timeout, credentials)
         super().__init__(address, self._transport.info)
@@ -393,24 +396,31 @@ class LocalShell(BlockingShell):
         self._ring_once(False)
 
     def _send(self, waits: bool = False) -> None:
-        here: list[Callable[[], None]] | None = [] if waits and self._computes else None
-        self._dirty = True
-        while self._dirty and self._sending.acquire(blocking=False):
-            try:
-                self._dirty, self._waits = False, waits
-                with self._lock:
-                    commands = self.core.take(self.info.limits.message_bytes)
-                if commands:
-                    self._dirty = True
-                    try:
-                        self._transport.session.submit(commands, here)
-                    except Exception as error:
-                        self._lose(typed(error, "sending commands"))
-            finally:
-                self._sending.release()
-        # Others may send meanwhile.
-        for work in here or ():
-            work()
+        here: list[Callable[[], None]] = []
+        computes, self._dirty = waits and self._computes, True
+        try:
+            while self._dirty and self._sending.acquire(blocking=False):
+                try:
+                    self._dirty, self._waits = False, waits
+                    with self._lock:
+                        commands = self.core.take(self.info.limits.message_bytes)
+                    if commands:
+                        self._dirty = True
+                        # What comes later is other threads' work.
+                        mine, computes = here if computes else None, False
+                        self._submit(commands, mine)
+                finally:
+                    self._sending.release()
+        finally:
+            # Others may send meanwhile.
+            for work in here:
+                work()
+
+    def _submit(self, commands: Sequence[Command | InlineRun], here: list[Callable[[], None]] | None) -> None:
+        try:
+            self._transport.session.submit(commands, here)
+        except Exception as error:
+            self._lose(typed(error, "sending commands"))
 
     def release(self, handle: int) -> None:
         # A destructor may run while this thread holds any lock of the core, so it must not send.

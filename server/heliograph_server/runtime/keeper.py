@@ -52,17 +52,19 @@ class KeptBytes:
     charged_bytes: int = 0
 
     def read(self, offset_bytes: int, size_bytes: int) -> Iterator[memoryview]:
-        """Yield a part of the bytes; those beyond the end are left out."""
+        """Yield a part of the bytes; those beyond the end are left out.
+
+        Raises UnknownHandleError once the file is removed: a slow reader does not keep its memory.
+        """
         end = min(self.size_bytes, offset_bytes + size_bytes)
-        # A file that is removed meanwhile is read to its end.
-        pieces, starts = self.pieces, self.starts
-        if offset_bytes >= end:
-            return
-        for number in range(bisect_right(starts, offset_bytes) - 1, len(pieces)):
-            begin = starts[number]
-            if begin >= end:
-                return
-            yield pieces[number][max(0, offset_bytes - begin) : end - begin]
+        number = bisect_right(self.starts, offset_bytes) - 1
+        while offset_bytes < end:
+            if not self.pieces:
+                raise UnknownHandleError("the file was removed while it was read")
+            begin, piece = self.starts[number], self.pieces[number]
+            yield piece[offset_bytes - begin : end - begin]
+            offset_bytes = begin + len(piece)
+            number += 1
 
 
 @dataclass(slots=True, eq=False)

@@ -64,10 +64,15 @@ class CommandWork:
         if isinstance(task, RunTask) and not isinstance(task.plan.plan.plan, MultiDevicePlan):
             self.is_queued = True
             self.device_lock.run_queued()
-        if here is not None and (mine := self.queue.stream.submit_here(self.run, done)) is not None:
-            here.append(mine)
+        # One that waits for its client would keep the client's own thread.
+        if here is None or self.state.waits_for_client:
+            mine = None
         else:
+            mine = self.queue.stream.submit_here(self.run, done)
+        if here is None or mine is None:
             self.queue.stream.submit(self.run, done)
+        else:
+            here.append(mine)
 
     def done_at_once(self) -> bool:
         """Perform short work on the submitting thread, which holds the session's lock. False if it

@@ -143,3 +143,28 @@ def test_a_buffer_of_weights_is_cleared(weights: Weights) -> None:
     weights.client.recompute(1)
     weights.check()
     weights.check_bytes()
+
+
+def test_a_graph_that_reads_weights_in_their_own_order_does_not_hinder_one_that_writes_them(
+    weights: Weights,
+) -> None:
+    client = weights.client
+    places = client.array(np.array([7, 0], np.int32))
+    rows = client.tensor(F32, (DEPTH, 2), weights.tensors[0], places, op="get_rows")
+    start = weights.tensors[0].data - weights.theirs[1] + 2 * DEPTH * (ROWS - 2)
+    across = client.tensor(F32, (DEPTH, 4), weights.in_their_buffer(F16, (DEPTH, 4), at=start), op="cpy")
+    client.compute(rows, across, uid=2)
+    new = RANDOM.standard_normal((1, DEPTH)).astype(np.float32)
+    matrix = weights.tensors[0]
+    written = weights.in_their_buffer(
+        F16, (DEPTH, ROWS), client.array(new), client.array(np.array([7], np.int64)), matrix,
+        op="set_rows", at=matrix.data - weights.theirs[1], view_src=matrix.id,
+    )  # fmt: skip
+    client.compute(written, uid=3)
+    weights.values[0][7] = new[0].astype(np.float16)
+    for _ in range(2):
+        for graph in (1, 2, 3):
+            client.recompute(graph)
+        weights.check()
+        weights.check_bytes()
+        assert np.array_equal(client.get(rows)[0, 0], weights.values[0][[7, 0]].astype(np.float32))

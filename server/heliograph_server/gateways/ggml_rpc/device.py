@@ -50,9 +50,8 @@ class _KnownGraph:
     """A graph that was computed."""
 
     packed: bytes
-    #: Buffers that it uses, and those among them whose memory is its weights.
+    #: Buffers that it uses.
     buffers: frozenset[int] = frozenset()
-    weights: frozenset[int] = frozenset()
     #: None: it is compiled again when it is needed.
     runs: tuple[_Run, ...] | None = None
 
@@ -281,7 +280,6 @@ class RpcDevice:
                 self._session.free(*run.handles)
             raise
         known.runs, known.buffers = tuple(runs), frozenset(used)
-        known.weights = frozenset[int]().union(*(one.weights for one in found))
 
     def _bound(self, message: wire.GraphMessage) -> tuple[list[BoundGraph], Set[int]]:
         """Return the graphs of ours, and the buffers that they write. Raises RefusedError."""
@@ -298,8 +296,10 @@ class RpcDevice:
         Graphs that know it otherwise are compiled again.
         """
         news = weights - self._ordered
+        # Graphs that read such a buffer as it was may have copies in the client's order.
+        changed = news | ((written - self._written) & self._ordered)
         for known in self._graphs.values():
-            if known.weights & written or known.buffers & news:
+            if known.buffers & changed:
                 self._release(known)
         self._written |= written
         self._ordered |= weights

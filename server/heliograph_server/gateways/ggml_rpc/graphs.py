@@ -1,5 +1,4 @@
-"""A client's graph of addresses as graphs of ours, each with the memory that its variables are.
-Pure."""
+"""A client's graph of addresses as graphs of ours, each with the memory of its leaves. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class BoundGraph:
     """A graph and its memory."""
 
     graph: Graph
-    #: The region of each leaf, a variable.
+    #: The region of each leaf, a variable or a weight.
     leaves: dict[int, tuple[Region, TensorType]]
     #: The region that each of these outputs is copied to after the run.
     copied: dict[int, tuple[Region, TensorType]]

@@ -197,6 +197,7 @@ class GatewaySession:
         """Write bytes, of one piece at most. Waits while much is in flight."""
         if not self._may_wait:
             self.flush()
+        self._check()
         if not self._held and self._memory.write(tensor, offset, data):
             return
         command = c.SetTensor(tensor, offset, data)

@@ -154,6 +154,9 @@ class Dispatcher:
             while True:
                 now = time.monotonic()
                 if batch := self._queue.take(now):
+                    if self._queue.looks_again() < math.inf:
+                        # This thread was the one that looked after those that are left.
+                        self._changed.notify()
                     return batch
                 again = self._queue.looks_again()
                 if self._closed and again == math.inf:

@@ -68,7 +68,9 @@ class Spaces:
         taken, before = self._taken, self._taken_before
         self._taken, self._taken_before = 0, taken
         del self._free[max(taken, before) :]
-        return min(taken, MOST_AHEAD) - len(self._free)
+        # As many as may wait, and no more.
+        room = max(0, self._room_bytes()) // SPACE_BYTES
+        return min(taken, self._used, room, MOST_AHEAD) - len(self._free)
 
     def add(self, pages: mmap.mmap) -> None:
         """Have pages wait, if there is room."""
