@@ -188,7 +188,7 @@ class HostBuffer(Buffer):
 
     def set_usage(self, usage: Usage) -> None:
         """Set the usage. Plans may change the order of weights from then on, unless one holds the
-        bytes now."""
+        bytes now or an array of them was given."""
         super().set_usage(usage)
         with self._lock:
             may = self._reorders and self._order is None and not self._plain_holders
@@ -252,10 +252,12 @@ class HostBuffer(Buffer):
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
         """Return an array of `type.dtype.storage`: bf16 as bits, rows of blocks as bytes.
 
-        The bytes of a buffer that is not plain stay in their own order from then on.
+        The bytes stay in their own order from then on: someone may read the array at any time.
         """
-        if self._order is None:
-            return array_over(self.memory, type, offset_bytes, strides)
+        with self._lock:
+            if self._order is None:
+                self._reorders = False
+                return array_over(self.memory, type, offset_bytes, strides)
         extent = Tensor(type, self, offset_bytes, strides).extent_bytes
         held = self.hold(offset_bytes, offset_bytes + extent)
         return array_over(held.memory, type, offset_bytes - held.start, strides)

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a prompt's continuation as it comes, and its figures to stderr."""
     prompt = given(lambda: standard_input().read()) if arguments.prompt is None else arguments.prompt
-    if not prompt:
+    if arguments.prompt is None and not prompt:
         raise hg.InvalidArgumentError("there is no prompt", advice="give --prompt TEXT, or standard input")
     with hg.connect(arguments.server) as session:
         llm = load_model(session, arguments)

@@ -150,6 +150,7 @@ class Value(Symbol):
     ) -> Any:
         """NumPy asks here for its other functions, such as np.sum(value): those of shapes work."""
         if function in (np.shape, np.ndim, np.size):
+            options = {name: one for name, one in options.items() if name != "a"}
             return function(np.broadcast_to(False, self.shape), *operands[1:], **options)
         name = function.__name__
         raise TypeError(f"np.{name} computes arrays, not {self!r}; {numpy_advice(name)}")

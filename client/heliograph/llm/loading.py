@@ -116,9 +116,9 @@ def load(
         options: Arguments of `session.compile`, such as `devices` and `memory`.
 
     Raises UnsupportedError for an architecture or a type that Heliograph lacks, and for a device
-    that lacks what `activations` asks for, which it names,
-    InvalidModelError for a broken file and for an adapter that does not fit, InvalidArgumentError
-    for what is no session, and the errors of `session.compile`.
+    that lacks what `activations` asks for, which it names, InvalidModelError for a broken file and
+    for an adapter that does not fit, InvalidArgumentError for what is no session, and the errors of
+    `session.compile`.
     """
     if not isinstance(session, hg.aio.Session):
         check_session(session, "hg.llm.load()")

@@ -406,10 +406,11 @@ class LocalShell(BlockingShell):
                         commands = self.core.take(self.info.limits.message_bytes)
                     if commands:
                         self._dirty = True
-                        # What comes later is other threads' work.
+                        # Other threads' work comes later.
                         mine, computes = here if computes else None, False
                         self._submit(commands, mine)
                 finally:
+                    self._waits = False
                     self._sending.release()
         finally:
             # Others may send meanwhile.

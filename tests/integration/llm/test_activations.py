@@ -95,11 +95,12 @@ def test_decoded_rows_are_those_of_a_prompt_to_the_bit(session: hg.Session, tmp_
 
 
 def test_embeddings_take_rounded_rows_too(session: hg.Session, tmp_path: Path) -> None:
-    path = write_encoder(tmp_path / "m.gguf", "bert")
+    path = write_encoder(tmp_path / "m.gguf", "bert", stored=GGMLQuantizationType.Q8_0)
     wide, rounded, by_default = (
         hg.llm.load(session, path, activations=which).embed("a text") for which in ("f32", "q8", "auto")
     )
     assert (wide * rounded).sum() > 0.999 and (rounded == by_default).all()
+    assert (wide != rounded).any()
 
 
 def test_another_precision_is_refused_by_name(session: hg.Session, tmp_path: Path) -> None:

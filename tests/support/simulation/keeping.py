@@ -141,11 +141,10 @@ class SimulatedKeeping:
             except HeliographError:
                 return
             is_torn = self.world.chance(0.1)
+            piece = data[:LEAST_PIECE_BYTES] if is_torn else data
             try:
-                if is_torn and data.nbytes > LEAST_PIECE_BYTES:
-                    coming.take(data[:LEAST_PIECE_BYTES])
-                elif not is_torn:
-                    coming.take(data)
+                coming.came(piece.nbytes)
+                coming.keep(piece)
             except LimitExceededError:
                 is_torn = True
             self.world.soon(coming.give_up if is_torn else partial(finish, coming))
