@@ -39,6 +39,8 @@ IMPORTED_WITH = (
     "GRPC_", "HELIOGRAPH_KERNEL_CACHE", "HOME", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_",
     "XDG_CACHE_HOME",
 )  # fmt: skip
+#: But for what commands in the process of a test set by themselves, and what changes no daemon's work.
+NOT_IMPORTED_WITH = "GRPC_VERBOSITY"
 PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES = 2**18
 
@@ -71,7 +73,11 @@ def newest_daemon() -> psutil.Process:
 
 
 def _imported_with() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(IMPORTED_WITH)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(IMPORTED_WITH) and name != NOT_IMPORTED_WITH
+    }
 
 
 class ForkedCommand:

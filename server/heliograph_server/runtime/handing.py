@@ -72,7 +72,8 @@ class Handing:
             name = f"heliograph-handing-{change.member}"
             made = threading.Thread(target=self._run, args=(change,), name=name, daemon=True)
             self._threads[change.member] = made
-        made.start()
+            # `close` waits for the threads that it finds.
+            made.start()
 
     def look(self) -> None:
         """Devices were lost, perhaps some that leave."""

@@ -111,8 +111,9 @@ class GgmlRpcServer:
             is_taken = not self._is_ending and len(self._open) < MOST_CONNECTIONS
             if is_taken:
                 self._open[connection] = thread
+                # Who ends waits for the threads that it finds.
+                thread.start()
         if is_taken:
-            thread.start()
             return
         logger.warning("ggml-rpc client %s is refused: %d are connected", name, MOST_CONNECTIONS)
         connection.close()
