@@ -99,7 +99,8 @@ class PictureProcess:
         if status == TOO_LARGE:
             return LimitExceededError(f"the picture has more than {PAGE_BYTES // 2**20} MiB", advice=ADVICE)
         last = errors.decode(errors="replace").rstrip().rpartition("\n")[2][:500]
-        if status < 0 or last.startswith("MemoryError"):
+        # Protobuf has words of its own for memory that it does not get.
+        if status < 0 or last.startswith("MemoryError") or last.endswith("Arena alloc failed"):
             return LimitExceededError(
                 f"the picture takes over {CPU_SECONDS} s of a processor, or too much memory", advice=ADVICE
             )
