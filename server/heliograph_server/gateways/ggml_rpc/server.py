@@ -111,7 +111,7 @@ class GgmlRpcServer:
             is_taken = not self._is_ending and len(self._open) < MOST_CONNECTIONS
             if is_taken:
                 self._open[connection] = thread
-                # Who ends waits for the threads that it finds.
+                # The end waits for the threads that it finds.
                 thread.start()
         if is_taken:
             return
