@@ -185,16 +185,15 @@ class Daemon:
             "keep": KEEP_THREADS,
             "direct": DIRECT_THREADS,
         }
-        self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
-        self._movers = self._pools[-4]
+        self._pools = {name: ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()}
         self._keeping = KeeperService(
-            self.keeper, self._pools[-2], config.limits.chunk_bytes, lambda: self._config.quota
+            self.keeper, self._pools["keep"], config.limits.chunk_bytes, lambda: self._config.quota
         )
         self._turns = CompileTurns()
         self._server: aio.Server | None = None
         self._sockets = CommandSockets()
         self._memory = MemoryService(self._slot, self._sockets)
-        self._transfers = DirectTransfers(self._pools[-1])
+        self._transfers = DirectTransfers(self._pools["direct"])
         self._direct = DirectPort(self._sockets, self._transfers.take, config.silence_seconds)
         self.health = Health(SERVICES, config.health_listen)
         #: Files that are read again when they change, and on SIGHUP.
@@ -221,7 +220,7 @@ class Daemon:
         self._traces = Traces(config.traces)
         #: The listeners for clients of other systems.
         self.gateways = Gateways(config, self._slot, self._turns)
-        self.operators = Operators(self._slot, self.draining, self._pools[1])
+        self.operators = Operators(self._slot, self.draining, self._pools["close"])
         self.dashboard = Dashboard(config, self._slot, self.draining, self.gateways.models)
 
     def __repr__(self) -> str:
@@ -264,7 +263,7 @@ class Daemon:
         self.host = await asyncio.wrap_future(_in_own_thread(self._open_host))
         self._peers = LoopPeers(
             asyncio.get_running_loop(),
-            self._movers,
+            self._pools["move"],
             self._config.pool_silence_seconds,
             shown=self._shown,
             lease_seconds=self._config.pool_lease_seconds,
@@ -304,39 +303,40 @@ class Daemon:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
-        hashers, closers, askers, listeners, readers, relays, *others = self._pools
-        leavers, preparers, takers, movers, decoders, *_ = others
+        pools = self._pools
         assert self.access is not None
-        requests = Requests(self._slot, decoders)
+        requests = Requests(self._slot, pools["decode"])
         facts = lambda: self._facts  # noqa: E731
         compile_seconds = lambda: self._config.compile_seconds  # noqa: E731
         hidden = () if self._config.compression else packing.features()
-        peers = PeerService(self._slot, movers, takers, lambda address: self._shown(address), self._direct)
+        peers = PeerService(
+            self._slot, pools["move"], pools["take"], lambda address: self._shown(address), self._direct
+        )
         self._peer_service = peers
         for service in (
             SessionService(
                 self._slot,
-                askers,
-                closers,
-                leavers,
-                preparers,
+                pools["ask"],
+                pools["close"],
+                pools["leave"],
+                pools["prepare"],
                 self._memory.offer,
                 self._direct.offer,
                 hidden,
             ),
-            DeviceService(self._slot, askers, listeners, facts),
-            PlanService(self._slot, self._turns, listeners, compile_seconds),
-            BulkService(self._slot, hashers, relays),
-            ModelService(self._slot, readers),
-            CommandService(self._slot, closers, decoders, self._sockets),
+            DeviceService(self._slot, pools["ask"], pools["listen"], facts),
+            PlanService(self._slot, self._turns, pools["listen"], compile_seconds),
+            BulkService(self._slot, pools["bulk"], pools["relay"]),
+            ModelService(self._slot, pools["read"]),
+            CommandService(self._slot, pools["close"], pools["decode"], self._sockets),
             peers,
             self._keeping,
             AdminService(
                 self._slot,
                 self.draining,
                 self.operators,
-                askers,
-                closers,
+                pools["ask"],
+                pools["close"],
                 self.access.why_not,
                 self.audit,
                 self._keeping.status,
@@ -394,7 +394,7 @@ class Daemon:
         for address in self.addresses:
             unbind(address)
         await asyncio.to_thread(self._turns.close)
-        for pool in self._pools:
+        for pool in self._pools.values():
             await asyncio.to_thread(pool.shutdown)
         await self.health.stop()
 

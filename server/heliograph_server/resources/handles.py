@@ -127,6 +127,11 @@ class HandleStorage:
         if not here:
             self.weights.pop(tensor.span, None)
 
+    def tell_weights(self, tensor: TensorHandle) -> None:
+        """Tell the buffer that a tensor here was written, if it has weights of plans."""
+        if self.weights and self.buffer is not None:
+            self.buffer.written(*tensor.span)
+
     def poison(
         self, start: int, end: int, error: HeliographError, tensor: TensorHandle, sequence: int
     ) -> None:

@@ -438,9 +438,8 @@ def init_tensor(tensor: TensorHandle) -> None:
 def tell_weights(state: CommandState) -> None:
     """Tell the buffers of weights that a command wrote to, also after a failure."""
     for target in state.targets if state.writes else ():
-        storage = target.storage
-        if storage is not None and storage.weights and storage.buffer is not None:
-            storage.buffer.written(*target.span)
+        if target.storage is not None:
+            target.storage.tell_weights(target)
 
 
 def _is_quick(task: WriteTask | ReadTask) -> bool:

@@ -65,14 +65,12 @@ class CommandWork:
             self.is_queued = True
             self.device_lock.run_queued()
         # One that waits for its client would keep the client's own thread.
-        if here is None or self.state.waits_for_client:
-            mine = None
-        else:
+        if here is not None and not self.state.waits_for_client:
             mine = self.queue.stream.submit_here(self.run, done)
-        if here is None or mine is None:
-            self.queue.stream.submit(self.run, done)
-        else:
-            here.append(mine)
+            if mine is not None:
+                here.append(mine)
+                return
+        self.queue.stream.submit(self.run, done)
 
     def done_at_once(self) -> bool:
         """Perform short work on the submitting thread, which holds the session's lock. False if it

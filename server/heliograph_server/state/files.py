@@ -51,6 +51,14 @@ def aligned_bytes(size_bytes: int) -> memoryview:
     return host_bytes(space[start : start + size_bytes])
 
 
+def lent(memory: Memory, give: Callable[[], None]) -> memoryview:
+    """Return all bytes of memory. `give` is called when nothing has a part of them any more, but
+    not at the end of the process."""
+    space = memory[:]
+    weakref.finalize(space, give).atexit = False
+    return space.data
+
+
 class Copies:
     """Memory of copies, which waits for the next snapshot: memory that is new to the process is
     slow, above all in a virtual machine whose host took it back. Thread-safe.
@@ -95,9 +103,7 @@ class Copies:
                 missing -= self._older.pop().nbytes
         if memory is None:
             memory = np.frombuffer(aligned_bytes(size_bytes), np.uint8)
-        space = memory[:]
-        weakref.finalize(space, self._give, memory).atexit = False
-        return space.data
+        return lent(memory, partial(self._give, memory))
 
     def _give(self, memory: Memory) -> None:
         # Without the lock, which this thread may have.

@@ -9,13 +9,14 @@ the one before the last. After each burst of files as many wait as it took, for 
 from __future__ import annotations
 
 import mmap
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
 from heliograph_proto.errors import LimitExceededError
+from heliograph_server.state.files import lent
 
 #: The size of a space: that of the pieces in which snapshots hold a storage.
 SPACE_BYTES = 4 * 2**20
@@ -55,11 +56,9 @@ class Spaces:
     def lend(self, pages: mmap.mmap) -> memoryview:
         """Return a space in these pages. They wait for another one when nothing has its bytes any
         more."""
-        space = np.frombuffer(pages, np.uint8)
-        weakref.finalize(space, self._give, pages).atexit = False
         self._used += 1
         self._taken += 1
-        return space.data
+        return lent(np.frombuffer(pages, np.uint8), partial(self._give, pages))
 
     def end_burst(self) -> int:
         """Note the end of a burst of files. Return how many spaces are to be made for the next."""

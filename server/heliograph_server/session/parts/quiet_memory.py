@@ -86,5 +86,4 @@ class QuietMemory:
         storage = tensor.storage
         assert storage is not None
         storage.version += 1
-        if storage.weights:
-            storage.buffer.written(*tensor.span)
+        storage.tell_weights(tensor)
